@@ -1,0 +1,56 @@
+"""What an actor sees of its links: one inbox to be handed mail from, and a way to send.
+
+Two implementations: `common.link.sockets.SocketMail` (ZeroMQ) and `common.link.memory.MemoryMail`
+(tests). Links are at most once: mail can be lost with its peer, never doubled, never reordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from common.messages.address import Address
+
+M = TypeVar("M")
+
+Deliver = Callable[[Any, Address], None]
+"""Called on the loop with each message of the inbox's union and the address of its sender."""
+
+PeerLost = Callable[[Address], None]
+"""Called on the loop when an outbox stayed undrained for too long; its mail has been dropped."""
+
+
+class Mail(Protocol):
+    """All links of one actor."""
+
+    @property
+    def address(self) -> Address:
+        """The owner's own inbox, to be put into messages as a place to answer to."""
+        ...
+
+    def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
+        """Start handing over mail; before this nothing is read."""
+        ...
+
+    def send(self, to: Address, message: Any) -> None:
+        """Send without ever blocking; what a peer cannot take yet waits in its outbox, merged.
+
+        Raises `MessageTooLarge` when the encoded message is over the receiver's size limit.
+        """
+        ...
+
+    def forget(self, peer: Address) -> None:
+        """Close the link to a peer that is known to be gone and drop what waits for it."""
+        ...
+
+    async def close(self, linger_s: float) -> None:
+        """Send what still waits, for `linger_s` at most, then close every socket."""
+        ...
+
+
+class Mergeable(Protocol):
+    """A message that can absorb a later one to the same peer while both wait in an outbox."""
+
+    def merged(self, later: Any) -> Any:
+        """Return one message that says what both said, or None if these two do not merge."""
+        ...

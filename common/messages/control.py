@@ -1,0 +1,80 @@
+"""Mail that any station may get: aborts, and the heartbeat that is also the registration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from common.messages.address import Address, AttemptId
+from common.messages.arrays import Int64s
+
+PROTOCOL_VERSION = 1
+
+ServiceName: TypeAlias = Literal["tokenizer", "compute", "detokenizer"]
+AbortReason: TypeAlias = Literal["client_gone", "stop_string", "lost", "unknown", "superseded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End this attempt; idempotent, and right also for an attempt that has not arrived yet."""
+
+    TAG: ClassVar[str] = "abort"
+    attempt: AttemptId
+    reason: AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The model that a worker serves; an itinerary stays within one revision.
+
+    Lengths are 0 where the worker does not decide them (tokenizer and detokenizer).
+    """
+
+    name: str
+    revision: str
+    vocab_size: int
+    max_model_len: int = 0
+    max_input_length: int = 0
+    max_output_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a worker is: requests running and waiting against its capacity, KV in use (0..1)."""
+
+    num_running: int
+    num_waiting: int
+    capacity: int
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAlive:
+    """Worker to router, twice a second: registration, heartbeat and inventory in one.
+
+    `progress` grows whenever work is done; a worker with open attempts whose progress stands
+    still for longer than `stall_after_s` counts as hung. `open_counters` are this router's
+    attempts that the worker has state for. `boot_s` is the worker's uptime.
+    """
+
+    TAG: ClassVar[str] = "worker_alive"
+    service: ServiceName
+    address: Address
+    protocol_version: int
+    model: ModelCard
+    load: Load
+    beat: int
+    progress: int
+    stall_after_s: float
+    draining: bool
+    uptime_s: float
+    open_counters: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class RouterAlive:
+    """Router to worker: the answer to a heartbeat, which renews the router's lease there."""
+
+    TAG: ClassVar[str] = "router_alive"
+    router: Address
+    beat: int

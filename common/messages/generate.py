@@ -1,0 +1,39 @@
+"""The compute service's inbox: prompts as ids, to be continued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from common.messages.address import Address, AttemptId
+from common.messages.arrays import Int32s
+from common.messages.control import Abort, RouterAlive
+from common.messages.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Tokenizer to compute: continue these ids, `num_choices` times over.
+
+    Choice i is the attempt `attempt.counter + i` and draws its noise for choice number
+    `first_choice + i` of the seed. `output_ids` are what an earlier attempt already produced:
+    kept apart from the prompt so that noise, penalties and limits count from the request's start.
+    `header` is a packed `StreamHeader`, handed on unread.
+    """
+
+    TAG: ClassVar[str] = "generate"
+    attempt: AttemptId
+    detokenizer: Address
+    prompt_ids: Int32s
+    output_ids: Int32s
+    sampling: SamplingParams
+    header: bytes
+    admitted_at_s: float
+    num_choices: int = 1
+    first_choice: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    traceparent: str = ""
+
+
+ComputeInbox: TypeAlias = Generate | Abort | RouterAlive

@@ -1,0 +1,30 @@
+"""How the next token is chosen: everything that sampling on the device needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """One request's sampling settings, already validated and resolved by the router.
+
+    temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition_penalty 1 are off.
+    num_logprobs: -1 none, 0 the chosen token's, k also the k most likely.
+    max_tokens 0 in a `Tokenize` means "as much as fits"; in a `Generate` it is resolved.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    num_logprobs: int = -1

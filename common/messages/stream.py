@@ -1,0 +1,27 @@
+"""The stream header: what the detokenizer needs, carried by compute without looking inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.messages.address import Address
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHeader:
+    """Settings of one request's text stream, packed to bytes inside `Generate`.
+
+    `prompt_tail_ids` are the last ids of the prompt, so that the first output token is decoded in
+    its context. `accepted_ids` (a retry's journal) are output ids that the client has already;
+    their text is replayed for stop strings and suppressed.
+    """
+
+    reply: Address
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    num_logprobs: int = -1
+    prompt_tail_ids: tuple[int, ...] = ()
+    accepted_ids: tuple[int, ...] = ()
+    accepted_characters: int = 0
+    traceparent: str = ""

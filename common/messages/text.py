@@ -1,0 +1,94 @@
+"""The router's inbox: text for clients, answers to queries, refusals, heartbeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from common.messages.address import AttemptId
+from common.messages.arrays import Int32s, Int64s
+from common.messages.control import WorkerAlive
+from common.messages.failure import Failure, Usage
+from common.messages.tokens import EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One token that could have been chosen, with its logprob."""
+
+    token_id: int
+    text: str
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The chosen token with its logprob, and the most likely candidates, best first."""
+
+    chosen: Candidate
+    top: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnded:
+    """The terminal of one attempt; `stop` is the stop string or stop token id that ended it."""
+
+    row: int
+    reason: EndReason
+    usage: Usage
+    stop: str | int | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextGenerated:
+    """Detokenizer to router: new text of many attempts, one row each, as columns.
+
+    Row r covers output ids `first_index[r] .. + num_tokens[r]` of attempt `counters[r]`; their ids
+    are the next `num_tokens[r]` of `token_ids` and their text `texts[r]`, which may be empty while
+    characters are held back. `logprobs` has an entry per row, empty where none were asked for.
+    """
+
+    TAG: ClassVar[str] = "text_generated"
+    counters: Int64s
+    first_index: Int32s
+    num_tokens: Int32s
+    token_ids: Int32s
+    texts: tuple[str, ...]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    ended: tuple[TextEnded, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRefused:
+    """Tokenizer to router: these attempts end before they reach compute."""
+
+    TAG: ClassVar[str] = "attempt_refused"
+    attempt: AttemptId
+    num_choices: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Tokenizer to router: the answer to a `TokenizeQuery`."""
+
+    TAG: ClassVar[str] = "tokenized"
+    query: AttemptId
+    ids: Int32s
+    token_strs: tuple[str, ...] = ()
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenized:
+    """Detokenizer to router: the answer to a `DetokenizeQuery`."""
+
+    TAG: ClassVar[str] = "detokenized"
+    query: AttemptId
+    text: str
+    failure: Failure | None = None
+
+
+RouterInbox: TypeAlias = TextGenerated | AttemptRefused | Tokenized | Detokenized | WorkerAlive

@@ -1,0 +1,104 @@
+"""The tokenizer's inbox: prompts in the client's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from common.messages.address import Address, AttemptId, Itinerary
+from common.messages.arrays import Int32s
+from common.messages.control import Abort, RouterAlive
+from common.messages.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation for the chat template; its JSON texts were parsed once, by the router."""
+
+    TAG: ClassVar[str] = "chat"
+    messages_json: bytes
+    tools_json: bytes = b""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs_json: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A plain text, with or without the tokenizer's special tokens around it."""
+
+    TAG: ClassVar[str] = "text"
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class IdsPrompt:
+    """A prompt that is token ids already."""
+
+    TAG: ClassVar[str] = "ids"
+    ids: Int32s
+
+
+PromptSource: TypeAlias = ChatPrompt | TextPrompt | IdsPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """How many tokens one request may have, as the compute service of its itinerary says."""
+
+    max_model_len: int
+    max_input_length: int
+    max_output_length: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """The client's wishes for the text stream; the tokenizer makes the stream header of them."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Router to tokenizer: make ids of this prompt and send them on to compute.
+
+    `num_choices` attempts start at `attempt.counter`. `output_ids` and `accepted_characters` are
+    a retry's journal and empty at first. Times are Unix seconds, fixed at admission.
+    """
+
+    TAG: ClassVar[str] = "tokenize"
+    attempt: AttemptId
+    itinerary: Itinerary
+    prompt: PromptSource
+    sampling: SamplingParams
+    stream: StreamSettings
+    limits: TokenLimits
+    admitted_at_s: float
+    output_ids: Int32s
+    accepted_characters: int = 0
+    num_choices: int = 1
+    first_choice: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    prompt_field: str = "prompt"
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeQuery:
+    """Router to tokenizer: make ids of this prompt and send them back (`/tokenize`)."""
+
+    TAG: ClassVar[str] = "tokenize_query"
+    query: AttemptId
+    reply: Address
+    prompt: PromptSource
+    prompt_field: str = "prompt"
+    return_token_strs: bool = False
+    traceparent: str = ""
+
+
+TokenizerInbox: TypeAlias = Tokenize | TokenizeQuery | Abort | RouterAlive

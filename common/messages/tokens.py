@@ -1,0 +1,75 @@
+"""The detokenizer's inbox: tokens of one engine step, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from common.messages.address import Address, AttemptId
+from common.messages.arrays import Float32s, Int32s, Int64s
+from common.messages.control import Abort, RouterAlive
+from common.messages.failure import Failure, Usage
+
+# stop: EOS, a stop token or a stop string; length: a limit; aborted: by the router or a stop
+# string; failed: this request's fault or this engine's; refused: never started; moved: draining.
+EndReason: TypeAlias = Literal["stop", "length", "aborted", "failed", "refused", "moved"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    """The stream header of a row whose attempt sends its first token in this message."""
+
+    row: int
+    header: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """The terminal of a row's attempt; it repeats the header, should the first mail be lost."""
+
+    row: int
+    header: bytes
+    reason: EndReason
+    usage: Usage
+    stop_token_id: int | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensGenerated:
+    """Compute to detokenizer, once a step: the new tokens of all its attempts.
+
+    Row r belongs to attempt (`routers[router_index[r]]`, `counters[r]`) and covers output indices
+    `first_index[r] .. + num_tokens[r]`. Logprobs come only for rows with `num_top[r] >= 0`: one
+    `chosen_logprobs` entry a token, and `num_top[r]` entries of `top_ids`/`top_logprobs` a token.
+    """
+
+    TAG: ClassVar[str] = "tokens_generated"
+    step_id: int
+    routers: tuple[str, ...]
+    router_index: Int32s
+    counters: Int64s
+    first_index: Int32s
+    num_tokens: Int32s
+    token_ids: Int32s
+    num_top: Int32s
+    chosen_logprobs: Float32s
+    top_ids: Int32s
+    top_logprobs: Float32s
+    opened: tuple[StreamOpened, ...] = ()
+    ended: tuple[StreamEnded, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeQuery:
+    """Router to detokenizer: make text of these ids and send it back (`/detokenize`, echo)."""
+
+    TAG: ClassVar[str] = "detokenize_query"
+    query: AttemptId
+    reply: Address
+    ids: Int32s
+    skip_special_tokens: bool = False
+    traceparent: str = ""
+
+
+DetokenizerInbox: TypeAlias = TokensGenerated | DetokenizeQuery | Abort | RouterAlive

@@ -1,0 +1,39 @@
+"""Settings of the compute service."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from common.config import Settings
+
+
+class ComputeSettings(Settings):
+    """The `[compute]` table; names are the ones people know from other servers.
+
+    Zero means "chosen from the model and the device" wherever zero makes no sense itself.
+    """
+
+    device: Literal["auto", "cpu", "cuda", "sim"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    max_model_len: int = 0  # default: the model's own
+    max_num_seqs: int = 256  # sequences running at once
+    max_waiting: int = 1024  # requests queued before refusing
+    max_prefill_tokens: int = 0  # prompt tokens per step; default 512 on cpu, 8192 elsewhere
+    max_batched_token_mem: int = 0  # KV capacity in tokens; default: from free memory
+    swap_space: float = 0.0  # GiB of host memory for preemption by swap
+    gpu_memory_utilization: float = 0.9
+    max_input_length: int = 0  # default: max_model_len - 1
+    max_output_length: int = 0  # default: max_model_len - 1
+    page_tokens: int = 16
+    prefix_cache: bool = True
+    schedule: Literal["decode_first", "prefill_first", "static_batch"] = "decode_first"
+    static_batch_window_s: float = 0.05
+    in_flight_steps: int = 1  # 0 is lockstep, for comparison
+    num_threads: int = 0  # torch threads on the CPU; default: all cores but one
+    warmup: bool = True
+    grace_s: float = 30.0
+    sim_step_base_s: float = 0.005
+    sim_step_per_token_s: float = 0.0
+    sim_step_per_prefill_token_s: float = 0.0
+    sim_output: Literal["cycle", "echo"] = "cycle"

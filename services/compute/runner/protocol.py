@@ -1,0 +1,66 @@
+"""The runner: the device, seen from the engine. Variants are files beside this one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from services.compute.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share one page table: pages of `page_tokens` positions, `page_bytes` in all."""
+
+    kind: Literal["full", "window", "mla", "state"]
+    num_layers: int
+    page_tokens: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What the runner can do and how much it holds; fixed once it is loaded and warmed up."""
+
+    vocab_size: int  # width of the logits: ids at or above it must not come in
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    kv_groups: tuple[KVGroup, ...]
+    num_pages: int  # device pages, shared by all groups in this version
+    num_host_pages: int  # swap space
+    max_num_seqs: int  # slots
+    max_step_tokens: int  # T of one plan
+    stall_after_s: float  # the longest a healthy step may take
+
+
+class Ticket(Protocol):
+    """A step on its way through the device; opaque to the engine."""
+
+
+class Runner(Protocol):
+    """Executes step plans in the order given; forward and sample do not wait for the device.
+
+    Where the device is the CPU, `forward` computes before it returns and nothing overlaps.
+    """
+
+    def spec(self) -> RunnerSpec: ...
+
+    def forward(self, plan: StepPlan) -> Any:
+        """Apply the plan's transfers and deltas and launch its forward pass; return a ticket."""
+        ...
+
+    def sample(self, ticket: Any) -> Any:
+        """Launch the sampling of the plan's samples; return the ticket."""
+        ...
+
+    def result(self, ticket: Any) -> StepResult:
+        """Wait for the step's tokens: the one wait there is."""
+        ...
+
+    def ready(self, ticket: Any) -> bool:
+        """Whether `result` would return at once."""
+        ...
+
+    def close(self) -> None:
+        """Release the device."""
+        ...

@@ -1,0 +1,115 @@
+"""The scheduler, seen from the engine: requests in, plans out, results in, events out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.messages.address import Address, AttemptId
+from common.messages.failure import Failure, Usage
+from common.messages.sampling import SamplingParams
+from common.messages.tokens import EndReason
+from services.compute.step import StepPlan, StepResult, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One `Generate`, as the scheduler takes it: `num_choices` sequences over one prompt."""
+
+    attempt: AttemptId
+    detokenizer: Address
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    sampling: SamplingParams
+    header: bytes
+    num_choices: int = 1
+    first_choice: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a sequence ended; the one terminal of its attempt."""
+
+    reason: EndReason
+    usage: Usage
+    stop_token_id: int | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEvent:
+    """News of one sequence: tokens that are certain now, its end, or both.
+
+    `opened` marks the first event of the attempt. Events of one attempt never overlap or leave
+    a gap: first_index continues where the one before ended (len(output_ids) at the start).
+    """
+
+    attempt: AttemptId
+    detokenizer: Address
+    header: bytes
+    first_index: int
+    token_ids: tuple[int, ...]
+    num_logprobs: int = -1
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    opened: bool = False
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counts for heartbeats and metrics."""
+
+    num_waiting: int
+    num_running: int
+    num_swapped: int
+    pages_total: int
+    pages_free: int  # never used or evictable at once
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    generated_tokens_total: int
+    preemptions_total: int
+
+
+class Scheduler(Protocol):
+    """Continuous batching over paged KV: synchronous, pure, given the clock.
+
+    The engine calls `plan` for step n+1 before `commit` of step n; a plan may be committed only in
+    the order planned. Events of aborts and refusals wait in the scheduler until `take_events`.
+    """
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Queue a request; what can never run becomes a `refused` event."""
+        ...
+
+    def abort(self, attempt: AttemptId, now_s: float) -> bool:
+        """End one attempt, known or not yet known; its pages are free before the next plan."""
+        ...
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Plan the next step, or None if nothing can run before a result is committed or added."""
+        ...
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        """Take a step's result: advance sequences, end those that stopped, publish pages."""
+        ...
+
+    def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> None:
+        """The step broke: end every sequence that was in it with this failure."""
+        ...
+
+    def take_events(self) -> list[SequenceEvent]:
+        """Hand over the events since the last call, in order."""
+        ...
+
+    def open_attempts(self, router: str) -> list[int]:
+        """Counters of this router's attempts that have state here (waiting or running)."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether any sequence is waiting, running or swapped."""
+        ...
+
+    def stats(self) -> SchedulerStats: ...

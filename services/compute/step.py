@@ -1,0 +1,111 @@
+"""The values that pass between scheduler and runner: a step's plan and a step's result.
+
+Plans are pure arrays without object references, so that they can be packed into one copy to the
+device, sent to other ranks or written to a log. No torch here.
+
+Shape legend: R rows, T tokens of all rows, S sampled rows, D page-table entries, K drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.messages.sampling import SamplingParams
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+DEVICE_TOKEN = -1
+"""In `StepPlan.tokens`: this token is the slot's last sampled one and only the device has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDelta:
+    """A sequence takes a slot: its sampling settings become resident on the device.
+
+    `stop_ids` are the ids that end the sequence (EOS unless ignored, stop tokens); they are masked
+    while the output index is below `sampling.min_tokens`. `prompt_ids` and `output_ids` are filled
+    only where a penalty needs them; `output_ids` holds what was produced before this slot was
+    taken (a retry, a preemption). `choice` goes into the noise beside the seed.
+    """
+
+    slot: int
+    epoch: int
+    sampling: SamplingParams
+    choice: int
+    stop_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step for the device: which tokens of which sequences, and whose next token to sample.
+
+    Decode rows (q_len 1, the next token sampled) come first, prefill chunks after them. Row r
+    computes positions q_start[r] .. q_start[r]+q_len[r] of slot row_slot[r]; tokens holds their
+    ids one row after the other. pos_upper[r] is the sequence length after the step, an upper
+    bound while a stop may still be in flight. Sample s takes the logits after the last token of
+    row sample_row[s] and is output number sample_index[s] of its sequence.
+
+    Page-table entries (slot, index, page) are applied before the forward pass, and before them the
+    transfers: swap_out (device page, host page), then swap_in (host page, device page).
+    """
+
+    step_id: int
+    num_decode_rows: int
+    row_slot: Int32Array  # [R]
+    row_epoch: Int32Array  # [R]
+    q_start: Int32Array  # [R]
+    q_len: Int32Array  # [R]
+    pos_upper: Int32Array  # [R]
+    tokens: Int32Array  # [T]
+    sample_row: Int32Array  # [S]
+    sample_index: Int32Array  # [S]
+    page_slot: Int32Array  # [D]
+    page_index: Int32Array  # [D]
+    page_id: Int32Array  # [D]
+    slots: tuple[SlotDelta, ...] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.row_slot)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Logprobs of one sampled token: its own, and the most likely ids with theirs, best first.
+
+    They are of the raw model distribution, before temperature, penalties and cuts (as vLLM's).
+    """
+
+    chosen: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the device says of a step: sample s produced tokens[s, :n_valid[s]].
+
+    A sample whose logits were not finite has nonfinite[s] set and no valid token.
+    """
+
+    step_id: int
+    tokens: Int32Array  # [S, K+1]
+    n_valid: Int32Array  # [S]
+    nonfinite: BoolArray  # [S]
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by s
