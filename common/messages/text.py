@@ -59,6 +59,18 @@ class TextGenerated:
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     ended: tuple[TextEnded, ...] = ()
 
+    def merged(self, later: object) -> TextGenerated | None:
+        """Join a later message to the same router into this one while both wait."""
+        from common.messages import text_rows  # its builder makes this very class
+
+        return text_rows.merged(self, later) if isinstance(later, TextGenerated) else None
+
+    def check(self) -> None:
+        """Raise `MalformedMessage` unless the columns agree; called where mail is received."""
+        from common.messages import text_rows
+
+        text_rows.check(self)
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptRefused:

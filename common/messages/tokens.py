@@ -59,6 +59,18 @@ class TokensGenerated:
     opened: tuple[StreamOpened, ...] = ()
     ended: tuple[StreamEnded, ...] = ()
 
+    def merged(self, later: object) -> TokensGenerated | None:
+        """Join a later message to the same detokenizer into this one while both wait."""
+        from common.messages import token_rows  # its builder makes this very class
+
+        return token_rows.merged(self, later) if isinstance(later, TokensGenerated) else None
+
+    def check(self) -> None:
+        """Raise `MalformedMessage` unless the columns agree; called where mail is received."""
+        from common.messages import token_rows
+
+        token_rows.check(self)
+
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeQuery:

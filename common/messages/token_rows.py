@@ -1,0 +1,271 @@
+"""Rows of a `TokensGenerated`: how compute builds one, how the detokenizer reads it.
+
+The columns are for the wire; everybody else thinks in rows, one per attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from common.messages.address import AttemptId
+from common.messages.arrays import float32s, int32s, int64s
+from common.messages.columns import require, require_attempts, require_columns, require_rows
+from common.messages.failure import Failure, Usage
+from common.messages.tokens import EndReason, StreamEnded, StreamOpened, TokensGenerated
+
+
+class TokenScores(Protocol):
+    """Logprobs of one token: its own, and the most likely ids with theirs, best first."""
+
+    @property
+    def chosen(self) -> float: ...
+    @property
+    def top_ids(self) -> Sequence[int]: ...
+    @property
+    def top_logprobs(self) -> Sequence[float]: ...
+
+
+class TokenLogprobs(NamedTuple):
+    """Logprobs of one token of a row, as read from the wire (float32 precision)."""
+
+    chosen: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class TokenRow(NamedTuple):
+    """New tokens of one attempt: output indices `first_index .. + len(token_ids)`.
+
+    `logprobs` has one entry a token, or is None where none were asked for. `header` is the packed
+    stream header that comes with an attempt's first tokens; `ended` is its terminal.
+    """
+
+    attempt: AttemptId
+    first_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    header: bytes | None
+    ended: StreamEnded | None
+
+
+class TokenRows:
+    """Builds the one `TokensGenerated` that a detokenizer gets for a step."""
+
+    __slots__ = (
+        "_chosen",
+        "_counters",
+        "_ended",
+        "_first_index",
+        "_num_tokens",
+        "_num_top",
+        "_opened",
+        "_router_index",
+        "_routers",
+        "_step_id",
+        "_token_ids",
+        "_top_ids",
+        "_top_logprobs",
+    )
+
+    def __init__(self, step_id: int) -> None:
+        self._step_id = step_id
+        self._routers: dict[str, int] = {}
+        self._router_index = int32s()
+        self._counters = int64s()
+        self._first_index = int32s()
+        self._num_tokens = int32s()
+        self._token_ids = int32s()
+        self._num_top = int32s()
+        self._chosen = float32s()
+        self._top_ids = int32s()
+        self._top_logprobs = float32s()
+        self._opened: list[StreamOpened] = []
+        self._ended: list[StreamEnded] = []
+
+    def __len__(self) -> int:
+        return len(self._counters)
+
+    def add(
+        self,
+        attempt: AttemptId,
+        first_index: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenScores] | None = None,
+        header: bytes | None = None,
+    ) -> None:
+        """Add a row; `header` goes with an attempt's first row, `logprobs` with every token."""
+        if header is not None:
+            self._opened.append(StreamOpened(len(self._counters), header))
+        routers = self._routers
+        self._router_index.append(routers.setdefault(attempt.router, len(routers)))
+        self._counters.append(attempt.counter)
+        self._first_index.append(first_index)
+        self._num_tokens.append(len(token_ids))
+        self._token_ids.extend(token_ids)
+        if logprobs:
+            self._add_logprobs(len(token_ids), logprobs)
+        else:
+            self._num_top.append(-1)
+
+    def end(
+        self,
+        header: bytes,
+        reason: EndReason,
+        usage: Usage,
+        stop_token_id: int | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        """Make the row added last the terminal of its attempt; such a row may have no tokens."""
+        row = len(self._counters) - 1
+        self._ended.append(StreamEnded(row, header, reason, usage, stop_token_id, failure))
+
+    def build(self) -> TokensGenerated:
+        """Return the message; the builder must not be used afterwards."""
+        return TokensGenerated(
+            step_id=self._step_id,
+            routers=tuple(self._routers),
+            router_index=self._router_index,
+            counters=self._counters,
+            first_index=self._first_index,
+            num_tokens=self._num_tokens,
+            token_ids=self._token_ids,
+            num_top=self._num_top,
+            chosen_logprobs=self._chosen,
+            top_ids=self._top_ids,
+            top_logprobs=self._top_logprobs,
+            opened=tuple(self._opened),
+            ended=tuple(self._ended),
+        )
+
+    def _add_logprobs(self, num_tokens: int, logprobs: Sequence[TokenScores]) -> None:
+        num_top = len(logprobs[0].top_ids)
+        if len(logprobs) != num_tokens:
+            raise ValueError(f"{len(logprobs)} logprob entries for {num_tokens} tokens")
+        self._num_top.append(num_top)
+        for scores in logprobs:
+            if len(scores.top_ids) != num_top or len(scores.top_logprobs) != num_top:
+                raise ValueError("tokens of one row differ in their number of top logprobs")
+            self._chosen.append(scores.chosen)
+            self._top_ids.extend(scores.top_ids)
+            self._top_logprobs.extend(scores.top_logprobs)
+
+
+def rows(message: TokensGenerated) -> Iterator[TokenRow]:
+    """Read a message row by row, in order."""
+    ids = tuple(message.token_ids)
+    headers = {opened.row: opened.header for opened in message.opened}
+    endings = {ended.row: ended for ended in message.ended}
+    routers = message.routers
+    has_logprobs = len(message.chosen_logprobs) > 0
+    token = chosen = top = 0
+    columns = zip(
+        message.router_index,
+        message.counters,
+        message.first_index,
+        message.num_tokens,
+        message.num_top,
+        strict=True,
+    )
+    for row, (router, counter, first_index, count, num_top) in enumerate(columns):
+        logprobs: tuple[TokenLogprobs, ...] | None = None
+        if has_logprobs and num_top >= 0:
+            logprobs = _logprobs(message, chosen, top, count, num_top)
+            chosen += count
+            top += count * num_top
+        yield TokenRow(
+            AttemptId(routers[router], counter),
+            first_index,
+            ids[token : token + count],
+            logprobs,
+            headers.get(row),
+            endings.get(row),
+        )
+        token += count
+
+
+def _logprobs(
+    message: TokensGenerated, chosen: int, top: int, count: int, num_top: int
+) -> tuple[TokenLogprobs, ...]:
+    ends = [top + i * num_top for i in range(count + 1)]
+    return tuple(
+        TokenLogprobs(
+            message.chosen_logprobs[chosen + i],
+            tuple(message.top_ids[ends[i] : ends[i + 1]]),
+            tuple(message.top_logprobs[ends[i] : ends[i + 1]]),
+        )
+        for i in range(count)
+    )
+
+
+def merged(earlier: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
+    """Say in one message what two said: contiguous rows of one attempt become one row.
+
+    Rows that do not follow on (a gap is the receiver's to judge) stay apart, in order.
+    """
+    out: list[TokenRow] = []
+    last: dict[AttemptId, int] = {}
+    for message in (earlier, later):
+        for row in rows(message):
+            at = last.get(row.attempt)
+            joined = None if at is None else _joined(out[at], row)
+            if joined is None or at is None:
+                last[row.attempt] = len(out)
+                out.append(row)
+            else:
+                out[at] = joined
+    builder = TokenRows(later.step_id)
+    for row in out:
+        builder.add(row.attempt, row.first_index, row.token_ids, row.logprobs, row.header)
+        if (end := row.ended) is not None:
+            builder.end(end.header, end.reason, end.usage, end.stop_token_id, end.failure)
+    return builder.build()
+
+
+def _joined(row: TokenRow, later: TokenRow) -> TokenRow | None:
+    contiguous = row.first_index + len(row.token_ids) == later.first_index
+    if row.ended is not None or later.header is not None or not contiguous:
+        return None
+    if not later.token_ids:
+        return row._replace(ended=later.ended)
+    if not row.token_ids:
+        return later._replace(header=row.header)
+    if _num_top(row) != _num_top(later):
+        return None
+    return TokenRow(
+        row.attempt,
+        row.first_index,
+        row.token_ids + later.token_ids,
+        None if row.logprobs is None else row.logprobs + (later.logprobs or ()),
+        row.header,
+        later.ended,
+    )
+
+
+def _num_top(row: TokenRow) -> int:
+    return -1 if row.logprobs is None else len(row.logprobs[0].top_ids)
+
+
+def check(message: TokensGenerated) -> None:
+    """Raise `MalformedMessage` unless the columns agree, so that reading them cannot fail."""
+    num_rows = len(message.counters)
+    columns = ("router_index", "first_index", "num_tokens", "num_top")
+    require_columns(message, columns, num_rows)
+    num_scored = num_scored_top = 0
+    if num_rows:
+        require_attempts(message.counters, message.first_index, len(message.token_ids))
+        require(min(message.router_index) >= 0, "router_index is negative")
+        require(max(message.router_index) < len(message.routers), "router_index without a router")
+        require(min(message.num_tokens) >= 0, "num_tokens is negative")
+        require(min(message.num_top) >= -1, "num_top is below -1")
+        if max(message.num_top) >= 0:
+            pairs = zip(message.num_tokens, message.num_top, strict=True)
+            scored = [(count, top) for count, top in pairs if top >= 0]
+            num_scored = sum(count for count, _ in scored)
+            num_scored_top = sum(count * top for count, top in scored)
+    require(sum(message.num_tokens) == len(message.token_ids), "token_ids against num_tokens")
+    require(num_scored == len(message.chosen_logprobs), "chosen_logprobs against num_top")
+    require(num_scored_top == len(message.top_ids), "top_ids against num_top")
+    require(num_scored_top == len(message.top_logprobs), "top_logprobs against num_top")
+    require_rows("opened", [opened.row for opened in message.opened], num_rows)
+    require_rows("ended", [ended.row for ended in message.ended], num_rows)
