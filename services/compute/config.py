@@ -29,11 +29,11 @@ class ComputeSettings(Settings):
     prefix_cache: bool = True
     schedule: Literal["decode_first", "prefill_first", "static_batch"] = "decode_first"
     static_batch_window_s: float = 0.05
-    in_flight_steps: int = 1  # 0 is lockstep, for comparison
+    in_flight_steps: int = 1  # steps launched ahead of the last result
+    lockstep: bool = False  # wait for the routers' answer to each step, as a serial server does
     num_threads: int = 0  # torch threads on the CPU; default: all cores but one
     warmup: bool = True
     grace_s: float = 30.0
     sim_step_base_s: float = 0.005
     sim_step_per_token_s: float = 0.0
     sim_step_per_prefill_token_s: float = 0.0
-    sim_output: Literal["cycle", "echo"] = "cycle"

@@ -9,6 +9,7 @@ Shape legend: R rows, T tokens of all rows, S sampled rows, D page-table entries
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import nan
 from typing import TypeAlias
 
 import numpy as np
@@ -101,7 +102,8 @@ class TokenLogprobs:
 class StepResult:
     """What the device says of a step: sample s produced tokens[s, :n_valid[s]].
 
-    A sample whose logits were not finite has nonfinite[s] set and no valid token.
+    A sample whose logits were not finite has nonfinite[s] set and no valid token. The device times
+    are on the host's monotonic clock, NaN where the device does not tell them.
     """
 
     step_id: int
@@ -109,3 +111,5 @@ class StepResult:
     n_valid: Int32Array  # [S]
     nonfinite: BoolArray  # [S]
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by s
+    device_start_s: float = nan
+    device_end_s: float = nan

@@ -31,6 +31,7 @@ class RunnerSpec:
     max_num_seqs: int  # slots
     max_step_tokens: int  # T of one plan
     stall_after_s: float  # the longest a healthy step may take
+    overlaps: bool = True  # forward returns before the device has computed
 
 
 class Ticket(Protocol):
@@ -40,7 +41,8 @@ class Ticket(Protocol):
 class Runner(Protocol):
     """Executes step plans in the order given; forward and sample do not wait for the device.
 
-    Where the device is the CPU, `forward` computes before it returns and nothing overlaps.
+    Where the device is the CPU, `forward` computes before it returns and nothing overlaps; such a
+    runner says so in its spec, and the engine then takes each result before it plans on.
     """
 
     def spec(self) -> RunnerSpec: ...

@@ -1,0 +1,151 @@
+"""The engine: plans a step ahead of the device, takes the step before, hands on what is certain.
+
+It knows the scheduler and the runner and neither mail nor text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+from common.errors import FatalError
+from common.messages.failure import Failure
+from services.compute.runner.protocol import Runner
+from services.compute.scheduler.protocol import Scheduler
+from services.compute.step import StepPlan
+from services.compute.step_timer import StepTimer, step_kind
+
+BROKEN_STEP = Failure(500, "engine_step_failed", "The model's step failed; see the server's log.")
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What the loop did, in steps and host seconds; `device_idle_s` counts gaps between steps
+    while there was work."""
+
+    num_steps: int = 0
+    plan_s: float = 0.0
+    launch_s: float = 0.0
+    wait_s: float = 0.0
+    commit_s: float = 0.0
+    device_busy_s: float = 0.0
+    device_idle_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step that is on the device."""
+
+    plan: StepPlan
+    ticket: Any
+    kind: tuple[int, int]
+    launched_s: float
+
+
+class Engine:
+    """One device's loop body, split where the actor has to turn its own loop.
+
+    `in_flight_steps` is how many launched steps may be without a result when the next is planned;
+    a runner that does not overlap gets 0, since waiting there would only delay its tokens.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        in_flight_steps: int,
+        clock: Callable[[], float],
+        on_step_error: Callable[[Exception], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._depth = in_flight_steps if runner.spec().overlaps else 0
+        self._clock = clock
+        self._on_step_error = on_step_error
+        self._in_flight: deque[_Launched] = deque()
+        self._timer = StepTimer()
+        self._device_end_s = 0.0
+        self.stats = EngineStats()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps launched and not yet taken."""
+        return len(self._in_flight)
+
+    def launch_delay_s(self) -> float:
+        """How long planning can still wait for newcomers without the device running dry."""
+        if not self._in_flight:
+            return 0.0
+        newest = self._in_flight[-1]
+        if len(self._in_flight) <= self._depth and self._depth > 0:
+            return self._timer.launch_at_s(newest.kind, newest.launched_s) - self._clock()
+        return 0.0
+
+    def launch(self) -> bool:
+        """Plan the next step and put it on the device; False when there is none to plan yet."""
+        if len(self._in_flight) > self._depth:
+            return False
+        began_s = self._clock()
+        plan = self._scheduler.plan(began_s)
+        planned_s = self._clock()
+        if plan is None:
+            return False
+        try:
+            ticket = self._runner.sample(self._runner.forward(plan))
+        except FatalError:
+            raise
+        except Exception as error:  # the step's fault: its requests fail, the others go on
+            self._on_step_error(error)
+            self._scheduler.fail_step(plan, BROKEN_STEP, self._clock())
+            return True
+        launched_s = self._clock()
+        kind = step_kind(plan.num_decode_rows, plan.num_tokens - plan.num_decode_rows)
+        self._in_flight.append(_Launched(plan, ticket, kind, launched_s))
+        if self._runner.spec().overlaps:
+            self._timer.host_took(launched_s - began_s)
+        self.stats.plan_s += planned_s - began_s
+        self.stats.launch_s += launched_s - planned_s
+        return True
+
+    def collect(self, force: bool) -> bool:
+        """Take the oldest step's result, waiting for it only if `force`; False if none was taken."""
+        if not self._in_flight:
+            return False
+        oldest = self._in_flight[0]
+        if not force and not self._runner.ready(oldest.ticket):
+            return False
+        self._in_flight.popleft()
+        began_s = self._clock()
+        try:
+            result = self._runner.result(oldest.ticket)
+        except FatalError:
+            raise
+        except Exception as error:
+            self._on_step_error(error)
+            self._scheduler.fail_step(oldest.plan, BROKEN_STEP, self._clock())
+            return True
+        waited_s = self._clock()
+        self._scheduler.commit(oldest.plan, result, waited_s)
+        self.stats.wait_s += waited_s - began_s
+        self.stats.commit_s += self._clock() - waited_s
+        self.stats.num_steps += 1
+        self._learn(oldest, result.device_start_s, result.device_end_s, waited_s)
+        return True
+
+    def rest(self) -> None:
+        """Say that there is no work: the gap until the next step is nobody's fault."""
+        self._device_end_s = 0.0
+
+    def _learn(self, step: _Launched, start_s: float, end_s: float, seen_s: float) -> None:
+        """Account for the device's time, as it tells it or as the host saw it."""
+        if isnan(end_s):
+            self._timer.ended(step.kind, step.launched_s, seen_s)
+            return
+        self._timer.ended(step.kind, step.launched_s, end_s)
+        self.stats.device_busy_s += end_s - start_s
+        if self._device_end_s > 0.0:
+            self.stats.device_idle_s += max(0.0, start_s - self._device_end_s)
+        self._device_end_s = end_s
