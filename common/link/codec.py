@@ -1,0 +1,142 @@
+"""The wire form of mail: one MessagePack head and a little-endian frame per array column.
+
+The head is `[protocol version, destination's incarnation, sender's endpoint, sender's incarnation,
+tag, fields…]`. Fields go by position: fields with defaults may be missing at the end (an older
+sender), further ones are passed over (a newer sender of the same protocol version).
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import msgpack
+
+from common.errors import MalformedMessage
+from common.link.frames import Frames, Inline
+from common.link.shapes import Shapes
+from common.messages.address import Address
+from common.messages.control import PROTOCOL_VERSION
+
+T = TypeVar("T")
+
+_FIRST_FIELD = 5
+_MAX_ITEMS = 1 << 18  # ids of a journal as long as any model's context
+_MAX_NAME_CHARACTERS = 512  # an ipc path has 107 bytes, a host name 255
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message with where it was meant to go and where it came from."""
+
+    version: int
+    to_incarnation: str
+    sender: Address
+    message: Any
+
+
+class Codec:
+    """Writes any message, and reads those of one inbox's closed union."""
+
+    def __init__(self, inbox: Any) -> None:
+        """Take the union type of an inbox, such as `ComputeInbox`, or one message class."""
+        is_union = typing.get_origin(inbox) in (typing.Union, types.UnionType)
+        members = typing.get_args(inbox) if is_union else (inbox,)
+        self._reads = {
+            tag: read for tag, (_, _, read) in _shapes().tagged(members, _FIRST_FIELD).items()
+        }
+
+    def encode(self, message: Any, to: Address, sender: Address) -> list[bytes]:
+        """Return the frames of any message, also of another inbox's union.
+
+        Raises `MalformedMessage` for what the wire cannot carry (text with lone surrogates,
+        integers over 64 bits).
+        """
+        columns: list[bytes] = []
+        cls: Any = type(message)
+        tag, write = _writer(cls)
+        fields = write(message, Frames(columns))
+        head = (
+            PROTOCOL_VERSION,
+            to.incarnation,
+            sender.endpoint,
+            sender.incarnation,
+            tag,
+            *fields,
+        )
+        return [_packed(head), *columns]
+
+    def decode(self, frames: typing.Sequence[bytes]) -> Envelope:
+        """Read and validate; raises `MalformedMessage` and nothing else, whatever comes."""
+        if not frames:
+            raise MalformedMessage("no frames")
+        head = _unpacked(frames[0])
+        if type(head) is not list or len(head) < _FIRST_FIELD:
+            raise MalformedMessage("the head is no list of an envelope and fields")
+        version, *names = head[:_FIRST_FIELD]
+        if type(version) is not int or version != PROTOCOL_VERSION:
+            raise MalformedMessage(f"protocol version {version!r:.20}, ours is {PROTOCOL_VERSION}")
+        for name in names:
+            if type(name) is not str or len(name) > _MAX_NAME_CHARACTERS:
+                raise MalformedMessage(f"envelope: a short str expected, got {name!r:.40}")
+        to_incarnation, endpoint, incarnation, tag = names
+        read = self._reads.get(tag)
+        if read is None:
+            raise MalformedMessage(f"tag {tag!r:.40} is none of {sorted(self._reads)}")
+        columns = Frames(list(frames[1:]))
+        try:
+            message = read(head, columns)
+            columns.finish()
+        except MalformedMessage as error:
+            raise MalformedMessage(f"{tag}: {error}") from None
+        return Envelope(version, to_incarnation, Address(endpoint, incarnation), message)
+
+
+def pack(value: Any) -> bytes:
+    """Write a plain dataclass, such as `StreamHeader`, into one piece."""
+    write, _ = _shapes().record(type(value), 0)
+    assert write is not None
+    return _packed(write(value, Inline([])))
+
+
+def unpack(cls: type[T], data: bytes) -> T:
+    """Read what `pack` wrote; raises `MalformedMessage` and nothing else, whatever comes."""
+    _, read = _shapes().record(cls, 0)
+    value: T = read(_unpacked(data), Inline([]))
+    return value
+
+
+@cache
+def _shapes() -> Shapes:
+    return Shapes()
+
+
+@cache
+def _writer(cls: Any) -> tuple[str, Any]:
+    write, _ = _shapes().record(cls, _FIRST_FIELD)
+    tag: str = cls.TAG
+    return tag, write
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(value, use_bin_type=True)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise MalformedMessage(f"cannot be put on the wire: {error}") from error
+    return packed
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            max_array_len=_MAX_ITEMS,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"no MessagePack: {type(error).__name__} {error!s:.80}") from None

@@ -1,0 +1,363 @@
+"""Turns the type hints of the message dataclasses into functions that write and read the wire.
+
+Every function here is made once, when a codec is. Writing trusts the sender (its types are checked
+by mypy); reading trusts nothing and raises `MalformedMessage` with the path of the fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from array import array
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias, Union
+
+from common.errors import MalformedMessage
+from common.link.frames import Frames, wrong
+
+Write: TypeAlias = Callable[[Any, Frames], Any]
+"""Makes what MessagePack is to pack; array columns go into the frames."""
+
+Read: TypeAlias = Callable[[Any, Frames], Any]
+"""Makes the value from what MessagePack has unpacked; raises `MalformedMessage`."""
+
+MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
+_SWAP = sys.byteorder == "big"
+_SCALARS = (int, float, str, bytes, bool)
+
+
+class Shapes:
+    """Makes and remembers the writers and readers of types."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[type, int], tuple[Write | None, Read]] = {}
+
+    def shape(self, hint: Any) -> tuple[Write | None, Read]:
+        """Return (write, read) of a type; a write of None means "as it is"."""
+        if hint in _SCALARS:
+            return None, _SCALAR_READS[hint]
+        origin = typing.get_origin(hint)
+        arguments = typing.get_args(hint)
+        if origin is typing.Annotated:
+            return _column(arguments[1])
+        if origin is Literal:
+            return None, _choice(arguments)
+        if origin is tuple:
+            return self._sequence(arguments)
+        if origin in (Union, types.UnionType):
+            return self._union(arguments)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            return self.record(hint, 0)
+        raise TypeError(f"no wire form for {hint!r}")
+
+    def record(self, cls: type, start: int) -> tuple[Write | None, Read]:
+        """Return (write, read) of a dataclass whose fields begin at place `start` of its list."""
+        key = (cls, start)
+        if key not in self._records:
+            self._records[key] = self._make_record(cls, start)
+        return self._records[key]
+
+    def _make_record(self, cls: type, start: int) -> tuple[Write | None, Read]:
+        # `array[int]` cannot be subscripted before Python 3.12; only its metadata matters here.
+        names = {"array": Sequence}
+        hints = typing.get_type_hints(cls, localns=names, include_extras=True)
+        fields = dataclasses.fields(cls)
+        shapes = [self.shape(hints[field.name]) for field in fields]
+        writes = [(place, write) for place, (write, _) in enumerate(shapes) if write is not None]
+        return (
+            _record_write([field.name for field in fields], writes),
+            _record_read(cls, fields, [read for _, read in shapes], start),
+        )
+
+    def _sequence(self, arguments: tuple[Any, ...]) -> tuple[Write | None, Read]:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            item = arguments[0]
+            write, read = self.shape(item)
+            if item in (int, str, bytes):
+                return None, _scalar_sequence_read(item)
+            return _sequence_write(write), _sequence_read(read)
+        shapes = [self.shape(argument) for argument in arguments]
+        if any(write is not None for write, _ in shapes):
+            raise TypeError(f"no wire form for tuple{arguments!r}")
+        return None, _fixed_read([read for _, read in shapes])
+
+    def _union(self, arguments: tuple[Any, ...]) -> tuple[Write | None, Read]:
+        records = [a for a in arguments if dataclasses.is_dataclass(a)]
+        plain = [a for a in arguments if a not in records and a is not type(None)]
+        reads: dict[type, Read] = {}
+        write: Write | None = None
+        if type(None) in arguments:
+            reads[type(None)] = _none
+        for argument in plain:
+            if argument not in _SCALARS:
+                raise TypeError(f"no wire form for {argument!r} in a union")
+            reads[argument] = _SCALAR_READS[argument]
+        if len(records) == 1:
+            write, reads[list] = self.shape(records[0])
+        elif records:
+            tagged = self.tagged(records, 1)
+            write, reads[list] = _tagged_write(tagged), _tagged_read(tagged)
+        return _optional_write(write), _union_read(reads)
+
+    def tagged(self, records: Sequence[Any], start: int) -> dict[str, tuple[type, Any, Read]]:
+        """Return the (class, write, read) of each tag; `start` is the place of the first field."""
+        table: dict[str, tuple[type, Any, Read]] = {}
+        for cls in records:
+            tag = cls.TAG
+            if tag in table:
+                raise TypeError(f"tag {tag!r} stands for two messages")
+            table[tag] = (cls, *self.record(cls, start))
+        return table
+
+
+def _at(place: str, error: MalformedMessage) -> MalformedMessage:
+    return MalformedMessage(f"{place}: {error}")
+
+
+# --- scalars
+
+
+def _read_int(value: Any, frames: Frames) -> int:
+    if type(value) is not int:
+        raise wrong("int", value)
+    if not MIN_INT <= value <= MAX_INT:
+        raise MalformedMessage(f"int {value} needs more than 64 bits")
+    return value
+
+
+def _read_float(value: Any, frames: Frames) -> float:
+    if type(value) is float:
+        if value != value:
+            raise MalformedMessage("float expected, got NaN")
+        return value
+    if type(value) is int:
+        return float(value)
+    raise wrong("float", value)
+
+
+def _read_str(value: Any, frames: Frames) -> str:
+    if type(value) is not str:
+        raise wrong("str", value)
+    return value
+
+
+def _read_bytes(value: Any, frames: Frames) -> bytes:
+    if type(value) is not bytes:
+        raise wrong("bytes", value)
+    return value
+
+
+def _read_bool(value: Any, frames: Frames) -> bool:
+    if type(value) is not bool:
+        raise wrong("bool", value)
+    return value
+
+
+def _none(value: Any, frames: Frames) -> None:
+    return None
+
+
+_SCALAR_READS: dict[Any, Read] = {
+    int: _read_int,
+    float: _read_float,
+    str: _read_str,
+    bytes: _read_bytes,
+    bool: _read_bool,
+}
+
+
+def _choice(values: tuple[Any, ...]) -> Read:
+    kinds = {type(value) for value in values}
+    allowed = frozenset(values)
+
+    def read(value: Any, frames: Frames) -> Any:
+        if type(value) not in kinds or value not in allowed:
+            raise wrong(f"one of {sorted(allowed)}", value)
+        return value
+
+    return read
+
+
+# --- array columns
+
+
+def _column(code: str) -> tuple[Write, Read]:
+    item_bytes = array(code).itemsize
+
+    def write(value: Any, frames: Frames) -> Any:
+        if type(value) is not array or value.typecode != code:
+            raise TypeError(f"an array of type {code!r} expected, got {value!r:.40}")
+        if _SWAP:
+            value = value[:]
+            value.byteswap()
+        return frames.append(value.tobytes())
+
+    def read(value: Any, frames: Frames) -> Any:
+        data = frames.take(value)
+        if len(data) % item_bytes:
+            raise MalformedMessage(f"{len(data)} bytes are no whole number of {item_bytes}")
+        column = array(code, data)
+        if _SWAP:
+            column.byteswap()
+        return column
+
+    return write, read
+
+
+# --- tuples
+
+
+def _sequence_write(write: Write | None) -> Write | None:
+    if write is None:
+        return None
+    each = write
+
+    def write_all(value: Any, frames: Frames) -> Any:
+        return [each(item, frames) for item in value] if value else value
+
+    return write_all
+
+
+def _sequence_read(read: Read) -> Read:
+    def read_all(value: Any, frames: Frames) -> Any:
+        if type(value) is not list:
+            raise wrong("list", value)
+        if not value:
+            return ()
+        items: list[Any] = []
+        try:
+            for item in value:
+                items.append(read(item, frames))  # noqa: PERF401 (the length tells the place)
+        except MalformedMessage as error:
+            raise _at(f"[{len(items)}]", error) from None
+        return tuple(items)
+
+    return read_all
+
+
+def _scalar_sequence_read(kind: type) -> Read:
+    only = {kind}
+
+    def read_all(value: Any, frames: Frames) -> Any:
+        if type(value) is not list:
+            raise wrong("list", value)
+        if value:
+            if set(map(type, value)) != only:
+                raise MalformedMessage(f"list of {kind.__name__} expected, got another type in it")
+            if kind is int and (min(value) < MIN_INT or max(value) > MAX_INT):
+                raise MalformedMessage("an int in the list needs more than 64 bits")
+        return tuple(value)
+
+    return read_all
+
+
+def _fixed_read(reads: list[Read]) -> Read:
+    def read_all(value: Any, frames: Frames) -> Any:
+        if type(value) is not list or len(value) != len(reads):
+            raise wrong(f"list of {len(reads)}", value)
+        return tuple([read(item, frames) for read, item in zip(reads, value, strict=True)])
+
+    return read_all
+
+
+# --- unions
+
+
+def _optional_write(write: Write | None) -> Write | None:
+    if write is None:
+        return None
+    some = write
+
+    def write_if_record(value: Any, frames: Frames) -> Any:
+        return some(value, frames) if dataclasses.is_dataclass(value) else value
+
+    return write_if_record
+
+
+def _union_read(reads: dict[type, Read]) -> Read:
+    if float in reads and int not in reads:
+        reads[int] = _read_float
+    wanted = " or ".join(kind.__name__ for kind in reads)
+
+    def read(value: Any, frames: Frames) -> Any:
+        some = reads.get(type(value))
+        if some is None:
+            raise wrong(wanted, value)
+        return some(value, frames)
+
+    return read
+
+
+def _tagged_write(table: dict[str, tuple[type, Any, Read]]) -> Write:
+    by_class = {cls: (tag, write) for tag, (cls, write, _) in table.items()}
+
+    def write_tagged(value: Any, frames: Frames) -> Any:
+        tag, write = by_class[type(value)]
+        return [tag, *write(value, frames)]
+
+    return write_tagged
+
+
+def _tagged_read(table: dict[str, tuple[type, Any, Read]]) -> Read:
+    def read(value: Any, frames: Frames) -> Any:
+        tag = value[0] if value else None
+        entry = table.get(tag) if type(tag) is str else None
+        if entry is None:
+            raise wrong(f"a tag of {sorted(table)}", tag)
+        return entry[2](value, frames)
+
+    return read
+
+
+# --- records
+
+
+def _record_write(names: list[str], writes: list[tuple[int, Write]]) -> Write:
+    getter = attrgetter(*names)
+    fields_of: Callable[[Any], tuple[Any, ...]] = getter
+    if len(names) == 1:
+        fields_of = lambda value: (getter(value),)  # noqa: E731
+
+    def write_plain(value: Any, frames: Frames) -> Any:
+        return fields_of(value)
+
+    def write_record(value: Any, frames: Frames) -> Any:
+        fields = list(fields_of(value))
+        for place, write in writes:
+            fields[place] = write(fields[place], frames)
+        return fields
+
+    return write_record if writes else write_plain
+
+
+def _record_read(
+    cls: type, fields: tuple[dataclasses.Field[Any], ...], reads: list[Read], start: int
+) -> Read:
+    names = [field.name for field in fields]
+    missing = dataclasses.MISSING
+    num_required = sum(f.default is missing and f.default_factory is missing for f in fields)
+    check: Callable[[Any], None] | None = getattr(cls, "check", None)
+
+    def read_record(value: Any, frames: Frames) -> Any:
+        if type(value) is not list:
+            raise wrong(f"the fields of {cls.__name__}", value)
+        num_fields = len(value) - start
+        if num_fields < num_required:
+            raise MalformedMessage(f"{cls.__name__} without {names[max(num_fields, 0)]}")
+        if num_fields > len(names):
+            frames.surplus = True
+        items: list[Any] = []
+        try:
+            for read, item in zip(reads, value[start:] if start else value, strict=False):
+                items.append(read(item, frames))
+        except MalformedMessage as error:
+            raise _at(names[len(items)], error) from None
+        record = cls(*items)
+        if check is not None:
+            check(record)
+        return record
+
+    return read_record
