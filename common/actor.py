@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from common.link.mail import Mail
 from common.messages.address import Address
@@ -11,9 +11,13 @@ from common.messages.address import Address
 class Actor(Protocol):
     """A service's actor: it only translates messages; pure domain objects decide.
 
-    Handlers run on the loop, one at a time, to completion. The runner (`common.lifecycle.run`)
-    calls them in this order: start, then receive/peer_lost/tick in any order, drain once,
-    receive/peer_lost/tick until `drained`, stop.
+    Handlers run on the loop, one at a time, to completion. The runner
+    (`common.lifecycle.run_service`) calls them in this order: start, then receive/peer_lost/tick
+    in any order, drain once, receive/peer_lost/tick until `drained`, stop.
+
+    An exception out of a handler is logged and ends only that handling; `FatalError` ends the
+    process. A task that the actor started itself is its own: what it raises is to be raised again
+    from the next `tick`. `now_s` is `time.monotonic()`.
     """
 
     async def start(self, mail: Mail) -> None:
@@ -43,4 +47,17 @@ class Actor(Protocol):
 
     async def stop(self) -> None:
         """End what still runs (with `moved` terminals where they apply) and release resources."""
+        ...
+
+
+@runtime_checkable
+class ReportsReady(Protocol):
+    """An actor that is not ready as soon as it has started: it waits for others."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can serve now: registered with a router or, for a router, serving.
+
+        Asked on every tick; the beacon that health checks read is lit as long as it is true.
+        """
         ...

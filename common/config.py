@@ -1,20 +1,62 @@
-"""Settings: one TOML file and the environment, read once into frozen structures."""
+"""Settings: one TOML file and the environment, read once into frozen structures.
+
+What is set comes, later over earlier, from the defaults in the code, the file, the environment
+(`SLIPSTREAM_<TABLE>__<FIELD>`) and the overrides of the caller. It knows no service: each keeps
+its own settings beside its code and gives their type to `load`.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from common.errors import ConfigError
+
+ENV_PREFIX = "SLIPSTREAM_"
+CONFIG_VARIABLE = "SLIPSTREAM_CONFIG"  # path of the file, where no --config is given
+LAUNCHER_FD_VARIABLE = "SLIPSTREAM_LAUNCHER_FD"  # a pipe that ends with the launcher
+LISTEN_FD_VARIABLE = "SLIPSTREAM_LISTEN_FD"  # the listening HTTP socket, for routers
+SHARED_TABLES = ("model", "links", "telemetry")
+SERVICE_TABLES = ("router", "tokenizer", "compute", "detokenizer")
+TABLES = SHARED_TABLES + SERVICE_TABLES
+DEMO_MODEL = "models/demo"
+
+Tables: TypeAlias = dict[str, dict[str, Any]]
+"""Values as written, by table and field."""
 
 
 class Settings(BaseModel):
-    """A frozen group of settings that belongs to one owner; unknown keys are errors."""
+    """A frozen group of settings that belongs to one owner; unknown keys are errors.
+
+    Where a field is a tuple, one string with commas is taken for its items.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_commas(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        split = dict(values)
+        for name, field in cls.model_fields.items():
+            value = split.get(name)
+            if get_origin(field.annotation) is tuple and isinstance(value, str):
+                split[name] = [item.strip() for item in value.split(",") if item.strip()]
+        return split
 
 
 class ModelSettings(Settings):
     """The `[model]` table: which model all services serve."""
 
-    path: str = "models/demo"  # a Hugging Face folder or a hub id
+    path: str = DEMO_MODEL  # a Hugging Face folder or a hub id
     served_name: str = ""  # default: the folder's name or the hub id
     revision: str = ""
 
@@ -36,3 +78,174 @@ class TelemetrySettings(Settings):
     log_level: str = "info"
     log_format: str = "auto"  # auto: console on a terminal, JSON in a pipe
     traces: str = "none"  # none, console, or the URL of an OTLP/HTTP collector
+    trace_sample_ratio: float = Field(1.0, ge=0.0, le=1.0)  # of the traces that begin here
+
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig(Generic[S]):
+    """All that one service is told: the shared tables, its own, and which of its kind it is.
+
+    `name` is unique on its host (`compute-0`). `listen_fd` is an inherited listening socket.
+    `launcher_fd` a pipe that ends with the launcher. In `model`, `served_name` is never empty here
+    and the demo's path is where it really lies; `links.run_dir` exists and is private.
+    """
+
+    service: str
+    name: str
+    model: ModelSettings
+    links: LinkSettings
+    telemetry: TelemetrySettings
+    own: S
+    listen_fd: int | None = None
+    launcher_fd: int | None = None
+
+
+def load(
+    settings_type: type[S],
+    service: str,
+    path: str | Path | None,
+    env: Mapping[str, str],
+    name: str = "",
+    overrides: Tables | None = None,
+) -> ServiceConfig[S]:
+    """Read what concerns one service; ConfigError says everything that is wrong.
+
+    `path` None stands for the file that SLIPSTREAM_CONFIG names, if any.
+    """
+    path = path or env.get(CONFIG_VARIABLE) or None
+    layers = [
+        (f"{path}: ", read_file(path) if path else {}),
+        ("", read_environment(env)),
+        ("option ", overrides or {}),
+    ]
+    types: dict[str, type[Settings]] = {
+        "model": ModelSettings,
+        "links": LinkSettings,
+        "telemetry": TelemetrySettings,
+        service: settings_type,
+    }
+    groups, complaints = {}, []
+    for table, kind in types.items():
+        group, wrong = _group(kind, table, layers)
+        groups[table] = group
+        complaints += wrong
+    if complaints:
+        raise ConfigError("\n".join(complaints))
+    model, links, telemetry = groups["model"], groups["links"], groups["telemetry"]
+    own = groups[service]
+    assert isinstance(model, ModelSettings) and isinstance(links, LinkSettings)
+    assert isinstance(telemetry, TelemetrySettings) and isinstance(own, settings_type)
+    return ServiceConfig(
+        service=service,
+        name=name or service,
+        model=resolved_model(model),
+        links=links,
+        telemetry=telemetry,
+        own=own,
+        listen_fd=_descriptor(env, LISTEN_FD_VARIABLE),
+        launcher_fd=_descriptor(env, LAUNCHER_FD_VARIABLE),
+    )
+
+
+def read_file(path: str | Path) -> Tables:
+    """Read a settings file; ConfigError if it is missing, no TOML, or has an unknown table."""
+    try:
+        with open(path, "rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the settings file: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    for table, values in tables.items():
+        if table not in TABLES:
+            raise ConfigError(f"{path}: [{table}]: no such table{_near(table, TABLES)}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: {table}: is a table; write [{table}] and its keys below")
+    return tables
+
+
+def read_environment(env: Mapping[str, str]) -> Tables:
+    """Take our variables out of an environment; ConfigError for a name that means nothing."""
+    tables: Tables = {}
+    for variable, value in env.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        if variable in (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE):
+            continue
+        table, separator, field = variable[len(ENV_PREFIX) :].lower().partition("__")
+        if not separator or not field:
+            raise ConfigError(
+                f"{variable}: not a setting; they are named {ENV_PREFIX}TABLE__FIELD, "
+                f"for example {ENV_PREFIX}ROUTER__PORT"
+            )
+        if table not in TABLES:
+            raise ConfigError(f"{variable}: no table [{table}]{_near(table, TABLES)}")
+        tables.setdefault(table, {})[field] = value
+    return tables
+
+
+def resolved_model(model: ModelSettings) -> ModelSettings:
+    """Find the embedded demo wherever it is installed, and give the model its served name."""
+    path = model.path
+    if path == DEMO_MODEL and not Path(path).is_dir():
+        path = str(Path(__file__).resolve().parents[1] / DEMO_MODEL)
+    is_hub_id = _is_hub_id(path) and not Path(path).is_dir()
+    served_name = model.served_name or (path if is_hub_id else Path(path).name)
+    return model.model_copy(update={"path": path, "served_name": served_name})
+
+
+def _is_hub_id(path: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None and not path.startswith(".")
+
+
+def _group(
+    kind: type[S], table: str, layers: list[tuple[str, Tables]]
+) -> tuple[S | None, list[str]]:
+    """Validate one table; the complaints name where each bad value was written."""
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for prefix, tables in layers:
+        for field, value in tables.get(table, {}).items():
+            values[field] = value
+            origin[field] = f"{prefix}[{table}] {field}"
+            if not prefix:
+                origin[field] = f"{ENV_PREFIX}{table}__{field}".upper()
+    try:
+        return kind.model_validate(values), []
+    except ValidationError as error:
+        complaints = []
+        for problem in error.errors(include_url=False, include_context=False):
+            field = str(problem["loc"][0]) if problem["loc"] else ""
+            where = origin.get(field, f"[{table}] {field}".rstrip())
+            if problem["type"] == "extra_forbidden":
+                known = list(kind.model_fields)
+                complaints.append(f"{where}: no such setting{_near(field, known)}")
+            elif problem["type"] == "missing":
+                complaints.append(f"{where}: must be set")
+            else:
+                given = repr(problem["input"])
+                given = given if len(given) <= 60 else given[:57] + "..."
+                complaints.append(f"{where}: {_plain(problem['msg'])} (it is {given})")
+        return None, complaints
+
+
+def _plain(message: str) -> str:
+    text = message.removeprefix("Value error, ").replace("Input should be", "should be")
+    return " ".join(text.split())
+
+
+def _near(name: str, known: list[str] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+
+
+def _descriptor(env: Mapping[str, str], variable: str) -> int | None:
+    text = env.get(variable, "")
+    if not text:
+        return None
+    if not text.isdigit():
+        raise ConfigError(f"{variable}: should be a file descriptor (it is {text!r})")
+    return int(text)

@@ -3,6 +3,7 @@
 SlipstreamError
 ├── ConfigError              the operator's settings cannot work: what, where, what to do
 ├── ModelError               a model folder is missing, broken or of an unknown kind
+├── FatalError               this process cannot go on; its supervisor starts it anew
 └── LinkError                something about mail between processes
     ├── MalformedMessage     mail that does not parse or contradicts itself
     ├── MessageTooLarge      mail over the receiver's size limit
@@ -22,6 +23,10 @@ class ConfigError(SlipstreamError):
 
 class ModelError(SlipstreamError):
     """A model folder that is missing, broken or of a kind that is not supported."""
+
+
+class FatalError(SlipstreamError):
+    """This process cannot go on (a lost device): raised in a handler, it ends it with status 1."""
 
 
 class LinkError(SlipstreamError):

@@ -1,0 +1,212 @@
+"""The life of a service process: start, readiness, signals, drain, stop.
+
+It owns the event loop and the order of things; what the actor does with its mail it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import uvloop
+
+from common.actor import Actor, ReportsReady
+from common.beacon import Beacon
+from common.errors import FatalError
+from common.link.mail import Mail
+from common.messages.address import Address
+
+TICK_S = 0.1
+LINGER_S = 5.0  # for mail that still waits, on an orderly exit
+STOP_S = 10.0  # for an actor's own clearing up
+EXIT_FATAL = 1
+EXIT_CONFIG = 78  # EX_CONFIG: starting it again would change nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a service's life is tied to.
+
+    `run_dir` is where the beacon goes (empty: none). `grace_s` bounds the drain. EOF on
+    `launcher_fd` says that the launcher is gone. `on_tick` is called with every tick, after the
+    actor's own.
+    """
+
+    run_dir: str = ""
+    grace_s: float = 30.0
+    launcher_fd: int | None = None
+    on_tick: Callable[[], None] | None = None
+
+
+def run_service(name: str, actor: Actor, mail: Callable[[], Mail], watch: Watch) -> int:
+    """Run one actor in this process until it is told to end; returns the exit status.
+
+    `mail` is called on the loop. The status is 0 after SIGTERM, SIGINT or the launcher's end,
+    128 + the signal's number when a second signal cut the drain short, and 1 after a FatalError.
+    """
+    return uvloop.run(_Life(name, actor, watch).run(mail))
+
+
+class _Life:
+    """One run of one actor."""
+
+    def __init__(self, name: str, actor: Actor, watch: Watch) -> None:
+        self._actor = actor
+        self._watch = watch
+        self._log = structlog.get_logger()
+        self._beacon = Beacon(watch.run_dir, name) if watch.run_dir else None
+        self._reports_ready = isinstance(actor, ReportsReady)
+        self._wake = asyncio.Event()  # something below changed
+        self._starting: asyncio.Task[None] | None = None
+        self._draining = False
+        self._urgent = 0  # the second signal's number
+        self._fatal: FatalError | None = None
+
+    async def run(self, mail_of: Callable[[], Mail]) -> int:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._loop_error)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        if self._watch.launcher_fd is not None:
+            loop.add_reader(self._watch.launcher_fd, self._launcher_spoke)
+        mail = mail_of()
+        try:
+            if await self._start(mail):
+                mail.open(self._receive, self._peer_lost)
+                await self._serve()
+        finally:
+            if self._beacon is not None:
+                self._beacon.put_out()
+            await self._stop(mail)
+        if self._fatal is not None:
+            return EXIT_FATAL
+        return 128 + self._urgent if self._urgent else 0
+
+    async def _start(self, mail: Mail) -> bool:
+        """Start the actor; False when a signal or a fatal error came first."""
+        started_s = time.monotonic()
+        self._starting = asyncio.ensure_future(self._actor.start(mail))
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+            return False
+        except FatalError as error:
+            self._die(error)
+            return False
+        finally:
+            self._starting = None
+        self._log.info("started", seconds=round(time.monotonic() - started_s, 3))
+        return True
+
+    async def _serve(self) -> None:
+        """Tick until a signal, then drain within the grace time."""
+        if not self._draining:
+            await self._tick_until(lambda: self._draining, float("inf"))
+        if self._fatal is not None:
+            return
+        if self._beacon is not None:
+            self._beacon.put_out()
+        self._log.info("draining", grace_s=self._watch.grace_s)
+        self._guarded("drain", self._actor.drain)
+        deadline_s = time.monotonic() + self._watch.grace_s
+        await self._tick_until(lambda: bool(self._urgent) or self._actor.drained, deadline_s)
+
+    async def _tick_until(self, done: Callable[[], bool], deadline_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        next_s = time.monotonic()
+        while self._fatal is None and not done():
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                return
+            if now_s >= next_s:
+                self._tick(now_s)
+                next_s = max(next_s + TICK_S, now_s + TICK_S / 2)  # no burst after a long step
+            self._wake.clear()
+            timer = loop.call_later(max(0.0, next_s - now_s), self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
+
+    def _tick(self, now_s: float) -> None:
+        self._guarded("tick", self._actor.tick, now_s)
+        if self._watch.on_tick is not None:
+            self._guarded("on_tick", self._watch.on_tick)
+        if self._beacon is not None and not self._draining:
+            ready = not self._reports_ready or bool(getattr(self._actor, "ready", True))
+            self._guarded("beacon", self._beacon.show, ready, now_s)
+
+    async def _stop(self, mail: Mail) -> None:
+        hurry = bool(self._urgent) or self._fatal is not None
+        try:
+            await asyncio.wait_for(self._actor.stop(), 1.0 if hurry else STOP_S)
+        except Exception as error:
+            self._log.error("stop failed", exc_info=error)
+        try:
+            await mail.close(0.0 if self._urgent else LINGER_S)
+        except Exception as error:
+            self._log.error("closing the links failed", exc_info=error)
+        self._log.info("stopped")
+
+    def _receive(self, message: object, sender: Address) -> None:
+        try:
+            self._actor.receive(message, sender)
+        except FatalError as error:
+            self._die(error)
+        except Exception as error:
+            tag = getattr(message, "TAG", type(message).__name__)
+            self._log.error("message failed", tag=tag, sender=sender.endpoint, exc_info=error)
+
+    def _peer_lost(self, peer: Address) -> None:
+        self._guarded("peer_lost", self._actor.peer_lost, peer)
+
+    def _guarded(self, what: str, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            call(*arguments)
+        except FatalError as error:
+            self._die(error)
+        except Exception as error:
+            self._log.error(f"{what} failed", exc_info=error)
+
+    def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if isinstance(error, FatalError):
+            self._die(error)
+            return
+        self._log.error(
+            "callback failed",
+            where=str(context.get("message", "")),
+            exc_info=error if isinstance(error, BaseException) else None,
+        )
+
+    def _die(self, error: FatalError) -> None:
+        self._log.critical("fatal", error=str(error), exc_info=error.__cause__ or None)
+        self._fatal = error
+        self._wake.set()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._draining:
+            self._urgent = int(number)
+            self._wake.set()
+            return
+        self._begin_drain(number.name)
+
+    def _launcher_spoke(self) -> None:
+        fd = self._watch.launcher_fd
+        if fd is None or os.read(fd, 512):
+            return
+        asyncio.get_running_loop().remove_reader(fd)
+        if not self._draining:
+            self._begin_drain("the launcher is gone")
+
+    def _begin_drain(self, why: str) -> None:
+        self._log.info("told to end", why=why)
+        self._draining = True
+        self._wake.set()
+        if self._starting is not None:
+            self._starting.cancel()

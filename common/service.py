@@ -1,0 +1,99 @@
+"""What every service's `__main__` does: settings, logs, traces, links, then its actor's life."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from common.actor import Actor
+from common.config import ServiceConfig, Settings, load
+from common.errors import ConfigError, InboxTaken, ModelError
+from common.lifecycle import EXIT_CONFIG, EXIT_FATAL, Watch, run_service
+from common.link.mail import Mail
+from common.run_dir import private_run_dir
+from common.telemetry import log, trace
+
+S = TypeVar("S", bound=Settings)
+
+
+def service_main(
+    service: str,
+    settings_type: type[S],
+    inbox: Any,
+    make: Callable[[ServiceConfig[S]], Actor],
+) -> int:
+    """Run one service as this process until it is told to end; returns the exit status.
+
+    `service` names the table of `settings_type` in the file, `inbox` is the union of the messages
+    that the actor takes. `make` and the actor's `start` may raise `ConfigError` or `ModelError` for
+    what cannot work; the status is then 78 and a launcher gives up instead of trying again. Where
+    the settings have a `grace_s`, it bounds the drain.
+    """
+    arguments = _arguments(service)
+    try:
+        config = load(settings_type, service, arguments.config, os.environ, arguments.name)
+        log.configure(config.name, service, config.telemetry)
+        with _run_dir(config) as config, _traces(config):
+            return _run(config, inbox, make(config))
+    except (ConfigError, ModelError) as error:
+        sys.stderr.write(f"slipstream {service}: {error}\n")
+        return EXIT_CONFIG
+    except InboxTaken as error:
+        sys.stderr.write(f"slipstream {service}: {error}\n")
+        return EXIT_FATAL
+
+
+def _run(config: ServiceConfig[S], inbox: Any, actor: Actor) -> int:
+    # ZeroMQ is loaded after the settings were read: a mistake in them is told at once.
+    from common.link.sockets import SocketMail
+
+    def bind() -> Mail:
+        mail = SocketMail.bind(config.links, config.name, inbox)
+        log.describe_process(incarnation=mail.address.incarnation)
+        return mail
+
+    watch = Watch(
+        run_dir=config.links.run_dir,
+        grace_s=float(getattr(config.own, "grace_s", 30.0)),
+        launcher_fd=config.launcher_fd,
+        on_tick=trace.flush,
+    )
+    return run_service(config.name, actor, bind, watch)
+
+
+@contextlib.contextmanager
+def _run_dir(config: ServiceConfig[S]) -> Iterator[ServiceConfig[S]]:
+    with private_run_dir(config.links.run_dir) as run_dir:
+        links = config.links.model_copy(update={"run_dir": run_dir})
+        yield replace(config, links=links)
+
+
+@contextlib.contextmanager
+def _traces(config: ServiceConfig[S]) -> Iterator[None]:
+    trace.configure(config.name, config.service, config.telemetry)
+    try:
+        yield
+    finally:
+        trace.shutdown()
+
+
+def _arguments(service: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m services.{service}",
+        description=f"Run the {service} service alone. `slipstream serve` runs all four.",
+        epilog="Every setting can also come from the environment: SLIPSTREAM_TABLE__FIELD.",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="settings, as TOML (default: $SLIPSTREAM_CONFIG)"
+    )
+    parser.add_argument(
+        "--name",
+        default=service,
+        help="name of this instance, unique in its run_dir (default: %(default)s)",
+    )
+    return parser.parse_args()

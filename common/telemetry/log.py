@@ -1,0 +1,130 @@
+"""Structured logs on standard error: for people on a terminal, JSON in a pipe.
+
+    log = structlog.get_logger()
+    log.info("registered", router=endpoint)
+
+A line below the level costs one attribute look-up. What a request is about is bound where it is
+known: `for_request(request_id, traceparent).warning(...)`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+from common.config import TelemetrySettings
+from common.errors import ConfigError
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+FORMATS = ("auto", "console", "json")
+
+_process: dict[str, str] = {}  # fields of every line of this process
+
+
+def configure(
+    name: str, service: str, settings: TelemetrySettings, stream: TextIO | None = None
+) -> None:
+    """Set up this process's logs, those of libraries included; ConfigError for unknown words."""
+    level = LEVELS.get(settings.log_level.lower())
+    if level is None:
+        raise ConfigError(
+            f"[telemetry] log_level: should be one of {', '.join(LEVELS)} "
+            f"(it is {settings.log_level!r})"
+        )
+    if settings.log_format not in FORMATS:
+        raise ConfigError(
+            f"[telemetry] log_format: should be one of {', '.join(FORMATS)} "
+            f"(it is {settings.log_format!r})"
+        )
+    stream = stream or sys.stderr
+    console = settings.log_format == "console" or (
+        settings.log_format == "auto" and stream.isatty()
+    )
+    _process.clear()
+    _process.update(service=service, name=name)
+    structlog.configure(
+        processors=_console(stream) if console else _json(),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: _Lines(stream),
+        cache_logger_on_first_use=True,
+    )
+    logging.captureWarnings(True)
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[_FromLibraries()], force=True)
+
+
+def describe_process(**fields: str) -> None:
+    """Add fields to every JSON line of this process from now on (its incarnation)."""
+    _process.update(fields)
+
+
+def for_request(request_id: str, traceparent: str = "") -> FilteringBoundLogger:
+    """Return a logger whose lines name the request and, where there is one, its trace."""
+    logger: FilteringBoundLogger = structlog.get_logger()
+    fields = {"request_id": request_id}
+    if len(traceparent) >= 35:
+        fields["trace_id"] = traceparent[3:35]
+    return logger.bind(**fields)
+
+
+def _json() -> list[Processor]:
+    return [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _with_process,
+        structlog.processors.JSONRenderer(default=str),
+    ]
+
+
+def _console(stream: TextIO) -> list[Processor]:
+    return [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(),
+            pad_event_to=0,
+            pad_level=False,
+            exception_formatter=structlog.dev.plain_traceback,
+        ),
+    ]
+
+
+def _with_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    for field, value in _process.items():
+        event.setdefault(field, value)
+    return event
+
+
+class _Lines:
+    """Writes lines; a reader that has gone away is no reason for a service to fail."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass
+
+    debug = info = warning = warn = error = exception = critical = fatal = log = msg
+
+
+class _FromLibraries(logging.Handler):
+    """Takes what libraries log by the standard module."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            structlog.get_logger().log(
+                min(50, max(10, record.levelno // 10 * 10)),
+                record.getMessage(),
+                logger=record.name,
+                exc_info=record.exc_info or None,
+            )
+        except Exception:
+            self.handleError(record)
