@@ -28,6 +28,11 @@ class Mail(Protocol):
         """The owner's own inbox, to be put into messages as a place to answer to."""
         ...
 
+    @property
+    def inbox_empty(self) -> bool:
+        """Whether all mail that had come was handed over; only then is it fair to judge leases."""
+        ...
+
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
         """Start handing over mail; before this nothing is read."""
         ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from common.messages.columns import MAX_COUNTER, require
+
 
 def new_incarnation() -> str:
     """Make the name of one life of one process: 64 random bits in hexadecimal."""
@@ -32,6 +34,10 @@ class AttemptId:
 
     router: str
     counter: int
+
+    def check(self) -> None:
+        """Raise `MalformedMessage` unless the counter fits a 64-bit column with room to add to."""
+        require(0 <= self.counter < MAX_COUNTER, "an attempt's counter is out of range")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class WorkerAlive:
 
     `progress` grows whenever work is done; a worker with open attempts whose progress stands
     still for longer than `stall_after_s` counts as hung. `open_counters` are this router's
-    attempts that the worker has state for. `boot_s` is the worker's uptime.
+    attempts that the worker has state for. `lease_s` is the longest silence that is normal for
+    it: more than two seconds where a step can hold the loop for longer, as on a CPU.
     """
 
     TAG: ClassVar[str] = "worker_alive"
@@ -69,6 +70,7 @@ class WorkerAlive:
     draining: bool
     uptime_s: float
     open_counters: Int64s
+    lease_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

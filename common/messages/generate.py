@@ -7,6 +7,7 @@ from typing import ClassVar, TypeAlias
 
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import Int32s
+from common.messages.columns import require_choices
 from common.messages.control import Abort, RouterAlive
 from common.messages.sampling import SamplingParams
 
@@ -34,6 +35,10 @@ class Generate:
     priority: int = 0
     cache_salt: str = ""
     traceparent: str = ""
+
+    def check(self) -> None:
+        """Raise `MalformedMessage` unless the choices are countable."""
+        require_choices(self.num_choices, self.first_choice)
 
 
 ComputeInbox: TypeAlias = Generate | Abort | RouterAlive

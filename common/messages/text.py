@@ -7,6 +7,7 @@ from typing import ClassVar, TypeAlias
 
 from common.messages.address import AttemptId
 from common.messages.arrays import Int32s, Int64s
+from common.messages.columns import require_choices
 from common.messages.control import WorkerAlive
 from common.messages.failure import Failure, Usage
 from common.messages.tokens import EndReason
@@ -80,6 +81,10 @@ class AttemptRefused:
     attempt: AttemptId
     num_choices: int
     failure: Failure
+
+    def check(self) -> None:
+        """Raise `MalformedMessage` unless the choices are countable."""
+        require_choices(self.num_choices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import ClassVar, TypeAlias
 
 from common.messages.address import Address, AttemptId, Itinerary
 from common.messages.arrays import Int32s
+from common.messages.columns import require_choices
 from common.messages.control import Abort, RouterAlive
 from common.messages.sampling import SamplingParams
 
@@ -86,6 +87,10 @@ class Tokenize:
     cache_salt: str = ""
     prompt_field: str = "prompt"
     traceparent: str = ""
+
+    def check(self) -> None:
+        """Raise `MalformedMessage` unless the choices are countable."""
+        require_choices(self.num_choices, self.first_choice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,131 @@
+"""A worker's side of registration: which routers to beat, and which of them still live.
+
+Registration and heartbeat are one message, so all there is to know of a router is when it last
+said something. The caller builds and sends the `WorkerAlive`; the clock is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.leases import LEASE_S, Leases
+from common.messages.address import Address
+from common.messages.control import RouterAlive
+
+BEAT_INTERVAL_S = 0.5  # four beats to a lease
+
+
+class Beat(NamedTuple):
+    """A heartbeat to send now: `beat` numbers it, so that its answer can be told."""
+
+    to: Address
+    beat: int
+
+
+@dataclass(slots=True)
+class _Router:
+    """A router's inbox; `incarnation` is empty until it has answered."""
+
+    incarnation: str = ""
+    sent_s: float | None = None
+    outstanding: int | None = None
+
+
+class Heartbeats:
+    """The routers of one worker.
+
+    Endpoints come from names that are resolved again and again; a router is known by its
+    incarnation as soon as it has answered, and no longer than its lease.
+    """
+
+    def __init__(self, interval_s: float = BEAT_INTERVAL_S, lease_s: float = LEASE_S) -> None:
+        self._interval_s = interval_s
+        self._lease_s = lease_s
+        self._leases: Leases[str] = Leases(lease_s)
+        self._routers: dict[str, _Router] = {}  # by endpoint
+        self._addresses: dict[str, Address] = {}  # by incarnation
+        self._beats = 0
+
+    def resolved(self, endpoints: Iterable[str], now_s: float) -> None:
+        """Take the endpoints that the routers' names stand for now; live routers stay."""
+        wanted = dict.fromkeys(endpoints)
+        for endpoint in [e for e in self._routers if e not in wanted]:
+            if not self._leases.is_live(self._routers[endpoint].incarnation, now_s):
+                del self._routers[endpoint]
+        for endpoint in wanted:
+            self._routers.setdefault(endpoint, _Router())
+
+    def due(self, now_s: float) -> list[Beat]:
+        """Return the heartbeats to send now and count them as sent.
+
+        A router gets one every `interval_s` and none while one is unanswered, unless that one must
+        be taken for lost.
+        """
+        beats = []
+        for endpoint, router in self._routers.items():
+            waited_s = self._lease_s if router.outstanding is not None else self._interval_s
+            if router.sent_s is not None and now_s - router.sent_s < waited_s:
+                continue
+            self._beats += 1
+            router.sent_s = now_s
+            router.outstanding = self._beats
+            known = self._addresses.get(router.incarnation)
+            beats.append(Beat(known or Address(endpoint, ""), self._beats))
+        return beats
+
+    def answered(self, answer: RouterAlive, now_s: float) -> None:
+        """Take a router's answer: it is registered with and its lease is renewed."""
+        address = answer.router
+        for router in self._routers.values():
+            if router.outstanding == answer.beat:
+                router.outstanding = None
+                router.incarnation = address.incarnation
+                break
+        self._addresses[address.incarnation] = address
+        self._leases.grant(address.incarnation, now_s)
+
+    def expect(self, router: str, now_s: float) -> None:
+        """Begin a lease for the router of an attempt, if it has none: it must be heard of soon."""
+        if router not in self._leases:
+            self._leases.grant(router, now_s)
+
+    def heard(self, router: str, now_s: float) -> None:
+        """Renew the lease of a router incarnation: any mail from it will do."""
+        self._leases.heard(router, now_s)
+
+    def lost(self, peer: Address) -> None:
+        """Note that mail to this router did not get through: beat it again when it is time."""
+        for endpoint, router in self._routers.items():
+            named = peer.incarnation and router.incarnation == peer.incarnation
+            if named or endpoint == peer.endpoint:
+                router.outstanding = None
+
+    def expired(self, now_s: float, inbox_empty: bool = True) -> list[str]:
+        """Return and forget the router incarnations whose attempts must end; call it each tick."""
+        gone = [lapse.peer for lapse in self._leases.judge(now_s, inbox_empty)]
+        for incarnation in gone:
+            self._addresses.pop(incarnation, None)
+            for router in self._routers.values():
+                if router.incarnation == incarnation:
+                    router.incarnation = ""
+                    router.outstanding = None
+        return gone
+
+    def is_live(self, router: str, now_s: float) -> bool:
+        """Whether this router incarnation may still be sent to."""
+        return self._leases.is_live(router, now_s)
+
+    def live(self, now_s: float) -> list[Address]:
+        """Return the routers that have answered and whose lease runs."""
+        return [
+            address
+            for incarnation, address in self._addresses.items()
+            if self._leases.is_live(incarnation, now_s)
+        ]
+
+    @property
+    def registered(self) -> bool:
+        """Whether at least one router has answered and was not given up since."""
+        return bool(self._addresses)

@@ -1,0 +1,124 @@
+"""Who is alive: leases that any mail renews, judged by a clock that the caller brings.
+
+Knows no sockets and no messages; routers keep one for their workers, workers for their routers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+LEASE_S = 2.0
+MAX_LAG_S = 0.5
+
+P = TypeVar("P", bound=Hashable)
+
+
+class Lapse(NamedTuple, Generic[P]):
+    """A peer that was given up: `dead` was silent for its lease, `hung` made no progress."""
+
+    peer: P
+    reason: Literal["dead", "hung"]
+
+
+@dataclass(slots=True)
+class _Lease:
+    heard_s: float
+    lease_s: float
+    progress: int = -1
+    moved_s: float = 0.0
+    stall_after_s: float = 0.0  # 0: nothing is open there, so nothing can stall
+
+
+class Leases(Generic[P]):
+    """The peers that are believed to live.
+
+    Judging is only fair right after the inbox was read empty, and not at all when the judge's own
+    loop stood still: after a lag of `max_lag_s` between two judgements all leases start again.
+    """
+
+    def __init__(self, lease_s: float = LEASE_S, max_lag_s: float = MAX_LAG_S) -> None:
+        self._lease_s = lease_s
+        self._max_lag_s = max_lag_s
+        self._leases: dict[P, _Lease] = {}
+        self._judged_s: float | None = None
+
+    def __contains__(self, peer: P) -> bool:
+        return peer in self._leases
+
+    def __iter__(self) -> Iterator[P]:
+        return iter(tuple(self._leases))
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def grant(self, peer: P, now_s: float, lease_s: float = 0.0) -> None:
+        """Begin a peer's lease or renew it; `lease_s` is its own length, 0 leaves it as it is."""
+        lease = self._leases.get(peer)
+        if lease is None:
+            self._leases[peer] = _Lease(now_s, lease_s or self._lease_s, moved_s=now_s)
+            return
+        lease.heard_s = now_s
+        if lease_s:
+            lease.lease_s = lease_s
+
+    def heard(self, peer: P, now_s: float) -> None:
+        """Renew the lease of a peer that has one: any mail from it will do."""
+        lease = self._leases.get(peer)
+        if lease is not None:
+            lease.heard_s = now_s
+
+    def report(
+        self, peer: P, progress: int, num_open: int, stall_after_s: float, now_s: float
+    ) -> None:
+        """Note how far a peer says it is; with work open it must get on within its own bound."""
+        lease = self._leases[peer]
+        was_idle = lease.stall_after_s == 0.0
+        lease.stall_after_s = stall_after_s if num_open else 0.0
+        if was_idle or progress != lease.progress:
+            lease.progress = progress
+            lease.moved_s = now_s
+
+    def is_live(self, peer: P, now_s: float) -> bool:
+        """Whether a peer has a lease that has not run out; for use before each send to it."""
+        lease = self._leases.get(peer)
+        return lease is not None and now_s - lease.heard_s <= lease.lease_s
+
+    def forget(self, peer: P) -> None:
+        """End a lease, if there is one."""
+        self._leases.pop(peer, None)
+
+    def judge(self, now_s: float, inbox_empty: bool = True) -> list[Lapse[P]]:
+        """Return and forget the peers whose time is up; call it with every tick.
+
+        With mail still unread nobody is judged. Nor is anybody after a lag of the judge itself:
+        then every lease starts again.
+        """
+        lagged = self._judged_s is not None and now_s - self._judged_s >= self._max_lag_s
+        self._judged_s = now_s
+        if lagged:
+            self.restart(now_s)
+        if lagged or not inbox_empty:
+            return []
+        lapses = [
+            Lapse(peer, reason)
+            for peer, lease in self._leases.items()
+            if (reason := _verdict(lease, now_s)) is not None
+        ]
+        for lapse in lapses:
+            del self._leases[lapse.peer]
+        return lapses
+
+    def restart(self, now_s: float) -> None:
+        """Let every lease begin anew."""
+        for lease in self._leases.values():
+            lease.heard_s = lease.moved_s = now_s
+
+
+def _verdict(lease: _Lease, now_s: float) -> Literal["dead", "hung"] | None:
+    if now_s - lease.heard_s > lease.lease_s:
+        return "dead"
+    if lease.stall_after_s and now_s - lease.moved_s > lease.stall_after_s:
+        return "hung"
+    return None
