@@ -21,6 +21,7 @@ class StreamHeader:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     num_logprobs: int = -1
+    min_tokens: int = 0  # no stop string ends the stream before this many output tokens
     prompt_tail_ids: tuple[int, ...] = ()
     accepted_ids: tuple[int, ...] = ()
     accepted_characters: int = 0

@@ -38,7 +38,8 @@ class TokenRow(NamedTuple):
     """New tokens of one attempt: output indices `first_index .. + len(token_ids)`.
 
     `logprobs` has one entry a token, or is None where none were asked for. `header` is the packed
-    stream header that comes with an attempt's first tokens; `ended` is its terminal.
+    stream header that comes with an attempt's first tokens, together with the numbers of prompt
+    tokens and of those among them that were cached; `ended` is its terminal.
     """
 
     attempt: AttemptId
@@ -47,6 +48,8 @@ class TokenRow(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None
     header: bytes | None
     ended: StreamEnded | None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class TokenRows:
@@ -93,10 +96,14 @@ class TokenRows:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenScores] | None = None,
         header: bytes | None = None,
+        prompt: tuple[int, int] = (0, 0),
     ) -> None:
-        """Add a row; `header` goes with an attempt's first row, `logprobs` with every token."""
+        """Add a row; `header` goes with an attempt's first row, `logprobs` with every token.
+
+        `prompt` goes with the header: the numbers of prompt tokens and of cached ones among them.
+        """
         if header is not None:
-            self._opened.append(StreamOpened(len(self._counters), header))
+            self._opened.append(StreamOpened(len(self._counters), header, *prompt))
         routers = self._routers
         self._router_index.append(routers.setdefault(attempt.router, len(routers)))
         self._counters.append(attempt.counter)
@@ -154,7 +161,7 @@ class TokenRows:
 def rows(message: TokensGenerated) -> Iterator[TokenRow]:
     """Read a message row by row, in order."""
     ids = tuple(message.token_ids)
-    headers = {opened.row: opened.header for opened in message.opened}
+    openings = {opened.row: opened for opened in message.opened}
     endings = {ended.row: ended for ended in message.ended}
     routers = message.routers
     has_logprobs = len(message.chosen_logprobs) > 0
@@ -173,13 +180,16 @@ def rows(message: TokensGenerated) -> Iterator[TokenRow]:
             logprobs = _logprobs(message, chosen, top, count, num_top)
             chosen += count
             top += count * num_top
+        opened = openings.get(row)
         yield TokenRow(
             AttemptId(routers[router], counter),
             first_index,
             ids[token : token + count],
             logprobs,
-            headers.get(row),
+            None if opened is None else opened.header,
             endings.get(row),
+            0 if opened is None else opened.prompt_tokens,
+            0 if opened is None else opened.cached_tokens,
         )
         token += count
 
@@ -216,7 +226,8 @@ def merged(earlier: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
                 out[at] = joined
     builder = TokenRows(later.step_id)
     for row in out:
-        builder.add(row.attempt, row.first_index, row.token_ids, row.logprobs, row.header)
+        prompt = (row.prompt_tokens, row.cached_tokens)
+        builder.add(row.attempt, row.first_index, row.token_ids, row.logprobs, row.header, prompt)
         if (end := row.ended) is not None:
             builder.end(end.header, end.reason, end.usage, end.stop_token_id, end.failure)
     return builder.build()
@@ -229,7 +240,8 @@ def _joined(row: TokenRow, later: TokenRow) -> TokenRow | None:
     if not later.token_ids:
         return row._replace(ended=later.ended)
     if not row.token_ids:
-        return later._replace(header=row.header)
+        prompt = (row.prompt_tokens, row.cached_tokens)
+        return later._replace(header=row.header, prompt_tokens=prompt[0], cached_tokens=prompt[1])
     if _num_top(row) != _num_top(later):
         return None
     return TokenRow(
@@ -239,6 +251,8 @@ def _joined(row: TokenRow, later: TokenRow) -> TokenRow | None:
         None if row.logprobs is None else row.logprobs + (later.logprobs or ()),
         row.header,
         later.ended,
+        row.prompt_tokens,
+        row.cached_tokens,
     )
 
 

@@ -17,10 +17,15 @@ EndReason: TypeAlias = Literal["stop", "length", "aborted", "failed", "refused",
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """The stream header of a row whose attempt sends its first token in this message."""
+    """The stream header of a row whose attempt sends its first token in this message.
+
+    The prompt's counts come along for the usage of a stream that a stop string ends.
+    """
 
     row: int
     header: bytes
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

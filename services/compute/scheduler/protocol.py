@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +57,8 @@ class SequenceEvent:
     logprobs: tuple[TokenLogprobs, ...] = ()
     opened: bool = False
     ending: Ending | None = None
+    prompt_tokens: int = 0  # with `opened`
+    cached_tokens: int = 0  # with `opened`
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,10 @@ class Scheduler(Protocol):
 
     def take_events(self) -> list[SequenceEvent]:
         """Hand over the events since the last call, in order."""
+        ...
+
+    def end_all(self, matches: Callable[[Request], bool], reason: EndReason, now_s: float) -> None:
+        """End every sequence of the requests that match, each with its one terminal event."""
         ...
 
     def open_attempts(self, router: str) -> list[int]:

@@ -1,0 +1,1 @@
+"""Incremental decoding: one Protocol, one file for each family of `tokenizers` decoders."""

@@ -1,0 +1,33 @@
+"""Ids to text, piece by piece, for one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class TextDecoder(Protocol):
+    """The state of one stream of ids; text that later ids could still change is kept back.
+
+    What `push` and `flush` return, joined, is what decoding all the ids at once gives.
+    """
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take more ids and return the text that is certain now."""
+        ...
+
+    def flush(self) -> str:
+        """End the stream and return the rest."""
+        ...
+
+
+class Decoding(Protocol):
+    """What a vocabulary's decoder does; makes one `TextDecoder` per stream."""
+
+    def stream(self, skip_special_tokens: bool) -> TextDecoder:
+        """Start a stream at the beginning of a text."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that this token stands for, alone and inside a text."""
+        ...

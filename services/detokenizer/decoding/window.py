@@ -1,0 +1,73 @@
+"""Any other decoder of the `tokenizers` library: decode a short window and take the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_PENDING_IDS = 16  # the longest wait for a character: no script needs more than 4 byte tokens
+
+
+class WindowDecoding:
+    """Decoders whose rule for a token depends on its neighbours (WordPiece, Metaspace, …)."""
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: Set[int]) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = special_ids
+
+    def stream(self, skip_special_tokens: bool) -> WindowStream:
+        """Start a stream; special tokens are left out of it or written out."""
+        return WindowStream(
+            self._tokenizer, self._special_ids if skip_special_tokens else frozenset()
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the token's text as the decoder gives it alone."""
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text.encode()
+
+
+class WindowStream:
+    """One stream: a context that has been shown, and ids behind it that have not.
+
+    The window's first token is decoded as if it began a text, in both decodings of a difference,
+    so that what the decoder does at a beginning cancels out.
+    """
+
+    __slots__ = ("_context", "_pending", "_skipped", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, skipped: Set[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take more ids and return the text that is certain now."""
+        parts = []
+        for token_id in ids:
+            if token_id not in self._skipped:
+                self._pending.append(token_id)
+                parts.append(self._take(final=len(self._pending) > MAX_PENDING_IDS))
+        return "".join(parts)
+
+    def flush(self) -> str:
+        """Return what the waiting ids decode to as they are."""
+        return self._take(final=True)
+
+    def _take(self, final: bool) -> str:
+        if not self._pending:
+            return ""
+        shown = self._decode(self._context)
+        text = self._decode(self._context + self._pending)
+        if text.endswith(REPLACEMENT) and not final:
+            return ""
+        self._context = (self._context + self._pending)[-len(self._pending) - 4 :]
+        self._pending = []
+        return text[len(shown) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text

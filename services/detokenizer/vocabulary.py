@@ -1,0 +1,84 @@
+"""A model folder's vocabulary, seen from the ids: which decoding it needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from common.errors import ModelError
+from services.detokenizer.decoding.byte_fallback import ByteFallbackDecoding
+from services.detokenizer.decoding.byte_level import ByteLevelDecoding
+from services.detokenizer.decoding.protocol import Decoding
+from services.detokenizer.decoding.window import WindowDecoding
+
+
+class Vocabulary:
+    """The tokenizer of one model, for turning ids into text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self.decoding = choose_decoding(tokenizer, self.special_ids)
+
+    @classmethod
+    def load(cls, folder: Path) -> Vocabulary:
+        """Read `tokenizer.json`; ModelError when it is missing or not one."""
+        path = folder / "tokenizer.json"
+        try:
+            return cls(Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception for every cause
+            raise ModelError(f"{path}: not a readable tokenizer.json: {error}") from error
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """Decode a whole text at once."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+def choose_decoding(tokenizer: Tokenizer, special_ids: frozenset[int]) -> Decoding:
+    """Pick the fastest decoding that is exact for this tokenizer's decoder."""
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    tokens = {token_id: token for token, token_id in tokenizer.get_vocab(True).items()}
+    steps = _steps(decoder)
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return ByteLevelDecoding(tokens, special_ids)
+    fallback = _byte_fallback(steps)
+    if fallback is not None:
+        replacements, stripped, has_byte_tokens = fallback
+        return ByteFallbackDecoding(tokens, special_ids, replacements, stripped, has_byte_tokens)
+    return WindowDecoding(tokenizer, special_ids)
+
+
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [step for inner in decoder["decoders"] for step in _steps(inner)]
+    return [decoder]
+
+
+def _byte_fallback(
+    steps: list[dict[str, Any]],
+) -> tuple[tuple[tuple[str, str], ...], int, bool] | None:
+    """Read Replace*, ByteFallback?, Fuse, Strip? as (replacements, stripped, has byte tokens)."""
+    rest = list(steps)
+    replacements = []
+    while rest and rest[0]["type"] == "Replace" and "String" in rest[0]["pattern"]:
+        step = rest.pop(0)
+        replacements.append((step["pattern"]["String"], step["content"]))
+    has_byte_tokens = bool(rest) and rest[0]["type"] == "ByteFallback"
+    if has_byte_tokens:
+        rest.pop(0)
+    if not rest or rest.pop(0)["type"] != "Fuse":
+        return None
+    stripped = 0
+    if rest and rest[0]["type"] == "Strip" and rest[0]["content"] == " " and not rest[0]["stop"]:
+        stripped = rest.pop(0)["start"]
+    return (tuple(replacements), stripped, has_byte_tokens) if not rest else None
