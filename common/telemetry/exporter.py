@@ -1,12 +1,14 @@
 """The exporter: a small process that takes a service's spans from a pipe and passes them on.
 
-`python -m common.telemetry.exporter TARGET` reads frames (see `common.telemetry.spans`) from
-standard input until it ends, which it does with the service. TARGET is `console` or the URL of an
-OTLP/HTTP collector. It may wait and retry as long as it likes: nobody waits for it.
+`python -m common.telemetry.exporter TARGET RESOURCE` reads frames (see `common.telemetry.spans`)
+from standard input until it ends, which it does with the service. TARGET is `console` or the URL
+of an OTLP/HTTP collector, RESOURCE the service's attributes as JSON. It may wait and retry as long
+as it likes: nobody waits for it.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -16,19 +18,36 @@ from collections.abc import Callable
 from typing import BinaryIO
 from urllib.parse import urlsplit, urlunsplit
 
+import msgpack
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from common.telemetry import names
+from common.telemetry.spans import SpanRow
+
 TIMEOUT_S = 5.0
 RETRY_AFTER_S = (0.5, 2.0)
 COMPLAIN_EVERY_S = 60.0
+SCOPE = InstrumentationScope("slipstream")
 
 
 def main() -> int:
     """Pass on every frame, then end."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when its input does
-    target = sys.argv[1]
-    passed_on = print_spans if target == "console" else Collector(target).post
+    target, resource = sys.argv[1], json.loads(sys.argv[2])
+    collector = None if target == "console" else Collector(target)
     while (frame := read_frame(sys.stdin.buffer)) is not None:
-        passed_on(frame)
+        rows = [SpanRow(*row) for row in msgpack.unpackb(frame)]
+        if collector is None:
+            name = resource.get(names.SERVICE_INSTANCE_ID, "?")
+            sys.stderr.write("".join(f"{line_of(row, name)}\n" for row in rows))
+            sys.stderr.flush()
+        else:
+            collector.post(otlp_of(rows, resource))
     return 0
 
 
@@ -42,8 +61,24 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return data if len(data) == length else None
 
 
+def otlp_of(rows: list[SpanRow], resource: dict[str, str]) -> bytes:
+    """Encode spans as an OTLP ExportTraceServiceRequest in protobuf."""
+    about = Resource(resource)
+    data: bytes = encode_spans([_span(row, about) for row in rows]).SerializeToString()
+    return data
+
+
+def line_of(row: SpanRow, name: str) -> str:
+    """Say in one line what a span was."""
+    fields = " ".join(f"{key}={value}" for key, value in row.attributes.items())
+    return (
+        f"span {name} {row.name} {(row.end_ns - row.start_ns) / 1e6:.2f} ms "
+        f"trace_id={row.trace_id.hex()} span_id={row.span_id.hex()} {fields}"
+    ).rstrip()
+
+
 class Collector:
-    """Posts frames to an OTLP/HTTP collector; what it refuses for good is said and dropped."""
+    """Posts requests to an OTLP/HTTP collector; what it refuses for good is said and dropped."""
 
     def __init__(self, url: str, sleep: Callable[[float], None] = time.sleep) -> None:
         parts = urlsplit(url)
@@ -52,12 +87,12 @@ class Collector:
         self._sleep = sleep
         self._complained_s = -COMPLAIN_EVERY_S
 
-    def post(self, frame: bytes) -> bool:
-        """Send one frame, three times at most; returns whether it was taken."""
+    def post(self, body: bytes) -> bool:
+        """Send one request, three times at most; returns whether it was taken."""
         why = ""
         for wait_s in (*RETRY_AFTER_S, 0.0):
             request = urllib.request.Request(
-                self.url, data=frame, headers={"Content-Type": "application/x-protobuf"}
+                self.url, data=body, headers={"Content-Type": "application/x-protobuf"}
             )
             try:
                 with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
@@ -81,36 +116,30 @@ class Collector:
             sys.stderr.write(f"traces: {self.url} does not take spans: {why}\n")
 
 
-def print_spans(frame: bytes) -> None:
-    """Print the spans of one frame, a line each, to standard error."""
-    sys.stderr.write("".join(line + "\n" for line in span_lines(frame)))
-    sys.stderr.flush()
+def _span(row: SpanRow, resource: Resource) -> ReadableSpan:
+    parent = None
+    if row.parent_id:
+        parent = _context(row.trace_id, row.parent_id, row.flags, row.parent_is_remote)
+    return ReadableSpan(
+        name=row.name,
+        context=_context(row.trace_id, row.span_id, row.flags),
+        parent=parent,
+        resource=resource,
+        attributes=row.attributes,
+        events=[Event(name, fields, at_ns) for name, at_ns, fields in row.events],
+        links=[Link(_context(trace, span), fields) for trace, span, fields in row.links],
+        kind=SpanKind(row.kind),
+        status=Status(StatusCode(row.status), row.description or None),
+        start_time=row.start_ns,
+        end_time=row.end_ns,
+        instrumentation_scope=SCOPE,
+    )
 
 
-def span_lines(frame: bytes) -> list[str]:
-    """Say in one line what each span of a frame was."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-    lines = []
-    for resource_spans in ExportTraceServiceRequest.FromString(frame).resource_spans:
-        about = {item.key: item.value.string_value for item in resource_spans.resource.attributes}
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                milliseconds = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
-                fields = " ".join(f"{item.key}={_value(item.value)}" for item in span.attributes)
-                lines.append(
-                    f"span {about.get('service.instance.id', '?')} {span.name} "
-                    f"{milliseconds:.2f} ms trace_id={span.trace_id.hex()} "
-                    f"span_id={span.span_id.hex()} {fields}".rstrip()
-                )
-    return lines
-
-
-def _value(value: object) -> object:
-    which = value.WhichOneof("value")  # type: ignore[attr-defined]
-    if which == "array_value":
-        return [_value(item) for item in value.array_value.values]  # type: ignore[attr-defined]
-    return getattr(value, which) if which else None
+def _context(trace_id: bytes, span_id: bytes, flags: int = 1, remote: bool = True) -> SpanContext:
+    return SpanContext(
+        int.from_bytes(trace_id, "big"), int.from_bytes(span_id, "big"), remote, TraceFlags(flags)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Spans of this process, and the trace context that travels round the ring as a `traceparent`.
 
-With traces off a span costs a microsecond and still carries the caller's context on. With traces
-on, ended spans wait in a bounded queue; the service's tick encodes them and hands them to a child
+With traces off a span costs 3 us and still carries the caller's context on. With traces on it
+costs 25 us; ended spans wait in a bounded queue and the service's tick hands them to a child
 process that talks to the collector (`common.telemetry.exporter`), because a thread beside the
 engine's would cost it 5 ms a wake.
 """
@@ -66,7 +66,7 @@ def configure(name: str, service: str, settings: TelemetrySettings) -> None:
         names.SERVICE_NAME: f"slipstream-{service}",
         names.SERVICE_INSTANCE_ID: name,
     }
-    queue = SpanQueue(settings.traces)
+    queue = SpanQueue(settings.traces, resource)
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(settings.trace_sample_ratio)),
         resource=Resource(resource),  # not Resource.create: its detectors run in threads

@@ -1,0 +1,100 @@
+"""Logs are JSON in a pipe and readable on a terminal, and cannot break a service."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from common.config import TelemetrySettings
+from common.errors import ConfigError
+from common.telemetry import log
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    logging.captureWarnings(False)
+    root.handlers[:], root.level = handlers, level
+
+
+def lines_of(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def configured(**settings: str) -> io.StringIO:
+    stream = io.StringIO()
+    log.configure("compute-0", "compute", TelemetrySettings(**settings), stream)
+    return stream
+
+
+def test_a_pipe_gets_json_that_names_the_process() -> None:
+    stream = configured()
+    log.describe_process(incarnation="ab12")
+    structlog.get_logger().info("started", seconds=1.5)
+    (line,) = lines_of(stream)
+    assert line["event"] == "started"
+    assert line["level"] == "info"
+    assert (line["service"], line["name"], line["incarnation"]) == ("compute", "compute-0", "ab12")
+    assert str(line["timestamp"]).endswith("Z")
+
+
+def test_a_requests_lines_carry_its_id_and_its_trace() -> None:
+    stream = configured()
+    log.for_request("req-1", TRACEPARENT).warning("slow")
+    log.for_request("req-2").warning("slow")
+    first, second = lines_of(stream)
+    assert first["request_id"] == "req-1"
+    assert first["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert "trace_id" not in second
+
+
+def test_lines_below_the_level_are_not_written() -> None:
+    stream = configured(log_level="warning")
+    structlog.get_logger().info("quiet")
+    structlog.get_logger().warning("loud")
+    assert [line["event"] for line in lines_of(stream)] == ["loud"]
+
+
+def test_the_console_form_is_for_reading() -> None:
+    stream = configured(log_format="console")
+    structlog.get_logger().info("registered", router="ipc://r")
+    assert "registered" in stream.getvalue()
+    assert "router=ipc://r" in stream.getvalue()
+    assert "{" not in stream.getvalue()
+
+
+def test_a_failure_is_logged_with_its_traceback() -> None:
+    stream = configured()
+    structlog.get_logger().error("broken", exc_info=ValueError("why"))
+    (line,) = lines_of(stream)
+    assert "ValueError: why" in str(line["exception"])
+
+
+def test_what_libraries_log_comes_through() -> None:
+    stream = configured()
+    logging.getLogger("aiohttp.server").warning("odd %s", "request")
+    logging.getLogger("aiohttp.server").info("chatter")
+    (line,) = lines_of(stream)
+    assert (line["event"], line["logger"]) == ("odd request", "aiohttp.server")
+
+
+def test_a_reader_that_is_gone_is_no_reason_to_fail() -> None:
+    stream = configured()
+    stream.close()
+    structlog.get_logger().info("nobody reads this")
+
+
+@pytest.mark.parametrize("settings", [{"log_level": "loud"}, {"log_format": "xml"}])
+def test_unknown_words_are_refused(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="should be one of"):
+        configured(**settings)
