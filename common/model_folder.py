@@ -1,0 +1,123 @@
+"""Where a model's files are, and what its folder says of it before anything is loaded.
+
+All workers describe a folder with the same function, so that the same files give the same model
+revision on every host. No torch here, and no tokenizer: only JSON and file sizes are looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from common.errors import ModelError
+from common.messages.control import ModelCard
+
+DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model")
+
+# What decides how a request is answered: read whole for the revision, small beside the weights.
+_HASHED_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+)
+_REVISION_DIGITS = 16
+
+
+def locate(path: str, revision: str = "", *, download: bool = False) -> Path:
+    """Return the folder that `path`, a folder or a hub id, means.
+
+    A hub id is looked up in the local hub cache; with `download` what is missing is fetched, with
+    progress bars. Raises ModelError when there is no such folder and nothing is cached.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{path} is a file; give the folder that holds config.json")
+    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+        raise ModelError(f"there is no folder {path}; check the model's path")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                path,
+                revision=revision or None,
+                allow_patterns=list(DOWNLOAD_PATTERNS),
+                local_files_only=not download,
+            )
+        )
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"{path} is neither a folder nor a model in the hub cache; "
+            f"give a folder, or download it first with `hf download {path}` ({error})"
+        ) from error
+
+
+def read_json(folder: Path, name: str, *, required: bool = False) -> dict[str, Any]:
+    """Read a JSON object from the folder; {} when an optional file is missing."""
+    file = folder / name
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ModelError(
+            f"{file} is missing; a Hugging Face model folder with a {name} is needed"
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} must hold a JSON object")
+    return value
+
+
+def describe(path: str | Path, served_name: str = "") -> ModelCard:
+    """Make the card of the model in a folder: its name, revision, vocabulary and context length.
+
+    `max_model_len` is the model's own (`max_position_embeddings`), 0 where it names none. Raises
+    ModelError when config.json is missing or has no vocabulary size.
+    """
+    folder = Path(path)
+    config = read_json(folder, "config.json", required=True)
+    text_config = config.get("text_config")
+    if isinstance(text_config, dict):  # models with images keep the language model's part in here
+        config = {**config, **text_config}
+    vocab_size = config.get("vocab_size")
+    if not isinstance(vocab_size, int) or vocab_size <= 0:
+        raise ModelError(
+            f"{folder / 'config.json'} has no vocab_size; "
+            "is this the folder of a text generation model?"
+        )
+    max_model_len = config.get("max_position_embeddings")
+    return ModelCard(
+        name=served_name or folder.resolve().name,
+        revision=revision_of(folder),
+        vocab_size=vocab_size,
+        max_model_len=max_model_len if isinstance(max_model_len, int) else 0,
+    )
+
+
+def revision_of(folder: Path) -> str:
+    """Hash what decides a model's answers: settings, tokenizer, templates, and weights by size.
+
+    Weights enter by file name and size only: reading them would cost a start a minute per 100 GB.
+    """
+    digest = hashlib.sha256()
+    templates = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    for file in [*(folder / name for name in _HASHED_FILES), *templates]:
+        if file.is_file():
+            data = file.read_bytes()
+            digest.update(f"{file.name} {len(data)}\n".encode())
+            digest.update(data)
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return digest.hexdigest()[:_REVISION_DIGITS]

@@ -1,0 +1,55 @@
+"""`python -m services.tokenizer`: one tokenizer as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+
+from common.config import ServiceConfig
+from common.errors import ConfigError, ModelError
+from common.messages.tokenize import TokenizerInbox
+from common.model_folder import describe, locate
+from common.service import service_main
+from services.tokenizer.actor import TokenizerActor
+from services.tokenizer.config import TokenizerSettings
+from services.tokenizer.job import EncoderSettings
+from services.tokenizer.pool import Pool, PoolSettings
+from services.tokenizer.process import Exited, Process, Reported, WorkerProcess
+
+
+def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
+    """Put the actor together; ConfigError when the model folder cannot be used."""
+    own = config.own
+    try:
+        folder = locate(config.model.path, config.model.revision)
+        card = describe(folder, config.model.served_name)
+    except ModelError as error:
+        raise ConfigError(f"[model] path: {error}") from error
+    encoder = EncoderSettings(
+        folder=str(folder),
+        max_prompt_bytes=own.max_prompt_bytes,
+        template_timeout_s=own.template_timeout_s,
+        template_memory_mb=own.template_memory_mb,
+    )
+    settings_json = json.dumps(asdict(encoder))
+
+    def spawn(reported: Reported, exited: Exited) -> Process:
+        return WorkerProcess(settings_json, reported, exited)
+
+    pool_settings = PoolSettings(
+        num_processes=own.pool_size or _default_pool_size(),
+        template_timeout_s=own.template_timeout_s,
+        encode_timeout_s=own.encode_timeout_s,
+    )
+    routers = config.links.routers
+    return TokenizerActor(own, card, Pool(pool_settings, spawn), lambda: routers)
+
+
+def _default_pool_size() -> int:
+    return 4 if (os.cpu_count() or 1) >= 16 else 2
+
+
+if __name__ == "__main__":
+    sys.exit(service_main("tokenizer", TokenizerSettings, TokenizerInbox, make))

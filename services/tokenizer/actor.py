@@ -1,0 +1,309 @@
+"""The tokenizer's actor: prompts in, ids out to compute; refusals and answers back to routers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from opentelemetry.trace import Span, Status, StatusCode
+
+from common.errors import LinkError
+from common.heartbeat import Heartbeats
+from common.link.mail import Mail
+from common.messages.address import Address, AttemptId
+from common.messages.arrays import int32s
+from common.messages.control import (
+    PROTOCOL_VERSION,
+    Abort,
+    Load,
+    ModelCard,
+    RouterAlive,
+    WorkerAlive,
+)
+from common.messages.failure import Failure
+from common.messages.text import AttemptRefused, Tokenized
+from common.messages.tokenize import IdsPrompt, Tokenize, TokenizeQuery, TokenizerInbox
+from common.telemetry import names
+from common.telemetry.trace import context_from, traceparent_of, tracer
+from services.tokenizer.config import TokenizerSettings
+from services.tokenizer.forward import generates
+from services.tokenizer.job import Job, Outcome, size_of
+from services.tokenizer.limits import check_ids, resolve_max_tokens
+from services.tokenizer.pool import Pool
+from services.tokenizer.work import Work, WorkTable
+
+_STALL_MARGIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where the actor has the time from: Unix seconds for spans, monotonic ones for leases."""
+
+    unix_s: Callable[[], float] = time.time
+    monotonic_s: Callable[[], float] = time.monotonic
+
+
+class TokenizerActor:
+    """One tokenizer: a table of open requests, a pool that works on them, leases of the routers."""
+
+    def __init__(
+        self,
+        settings: TokenizerSettings,
+        card: ModelCard,
+        pool: Pool,
+        routers: Callable[[], Sequence[str]],
+        clocks: Clocks | None = None,
+    ) -> None:
+        """`routers` returns the inbox endpoints of the routers as they are resolved now."""
+        self._settings = settings
+        self._card = card
+        self._pool = pool
+        self._routers = routers
+        self._clocks = clocks or Clocks()
+        self._work = WorkTable(settings.max_pending_requests, settings.max_pending_bytes)
+        self._spans: dict[Work, Span] = {}
+        self._heartbeats = Heartbeats()
+        self._mail: Mail | None = None
+        self._started_s = self._clocks.monotonic_s()
+        self._draining = False
+        self._log = structlog.get_logger()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a router knows of this tokenizer."""
+        return self._heartbeats.registered
+
+    @property
+    def drained(self) -> bool:
+        """Whether no request is in work."""
+        return not self._work
+
+    @property
+    def num_open(self) -> int:
+        """Requests in work."""
+        return len(self._work)
+
+    async def start(self, mail: Mail) -> None:
+        """Start the pool; ModelError when the model folder cannot be used."""
+        self._mail = mail
+        self._started_s = self._clocks.monotonic_s()
+        await self._pool.start()
+
+    async def stop(self) -> None:
+        """Refuse what is still in work, so that routers place it elsewhere, and end the pool."""
+        failure = Failure(
+            status=503,
+            code="draining",
+            message="the tokenizer shut down before it came to this prompt",
+            retryable=True,
+        )
+        for work in list(self._spans):
+            self._work.close(work)
+            self._fail(work, failure)
+        await self._pool.stop()
+
+    def drain(self) -> None:
+        """Refuse new prompts from now on."""
+        self._draining = True
+
+    def receive(self, message: TokenizerInbox, sender: Address) -> None:
+        """Handle one message; any mail renews its sender's lease."""
+        now_s = self._clocks.monotonic_s()
+        self._heartbeats.heard(sender.incarnation, now_s)
+        match message:
+            case Tokenize() | TokenizeQuery():
+                self._take(message, now_s)
+            case Abort(attempt=attempt):
+                work = self._work.abort(attempt, now_s)
+                if work is not None:
+                    self._drop(work)
+            case RouterAlive():
+                self._heartbeats.answered(message, now_s)
+
+    def peer_lost(self, peer: Address) -> None:
+        """End the requests of a router that does not take its mail.
+
+        Compute's are the router's to notice: this tokenizer has no state left for them.
+        """
+        self._heartbeats.lost(peer)
+        self._lose(peer.incarnation)
+
+    def tick(self, now_s: float) -> None:
+        """Watch the pool, end the requests of routers whose lease ran out, and beat."""
+        self._pool.tick()
+        self._work.expire(now_s)
+        for router in self._heartbeats.expired(now_s):
+            self._lose(router)
+        self._heartbeats.resolved(self._routers(), now_s)
+        for to, beat in self._heartbeats.due(now_s):
+            self._send(to, self._alive(to.incarnation, beat, now_s))
+
+    def _take(self, message: Tokenize | TokenizeQuery, now_s: float) -> None:
+        size = size_of(message.prompt)
+        work = Work(message, size)
+        parent = context_from(message.traceparent)
+        span = tracer().start_span(names.SPAN_TOKENIZE, parent, attributes=_attributes(work))
+        self._spans[work] = span
+        failure = self._refusal(message, size)
+        if failure is not None:
+            self._fail(work, failure)
+            return
+        if not self._work.open(work, now_s):
+            self._drop(work)
+            return
+        self._heartbeats.expect(work.first.router, now_s)
+        # A retry renders the date of its admission, so that it continues the same prompt.
+        render_s, want_strs = self._clocks.unix_s(), False
+        if isinstance(message, Tokenize):
+            render_s = message.admitted_at_s
+        else:
+            want_strs = message.return_token_strs
+        if isinstance(message.prompt, IdsPrompt) and not want_strs:
+            self._done(work, Outcome(message.prompt.ids))
+            return
+        job = Job(message.prompt, render_s, want_strs)
+        try:
+            work.job = self._pool.submit(job, lambda outcome: self._done(work, outcome))
+        except UnicodeEncodeError as error:
+            self._work.close(work)
+            self._fail(work, _not_unicode(error))
+
+    def _refusal(self, message: Tokenize | TokenizeQuery, size: int) -> Failure | None:
+        if self._draining:
+            return Failure(
+                status=503,
+                code="draining",
+                message="the tokenizer is shutting down",
+                retryable=True,
+            )
+        if size > self._settings.max_prompt_bytes:
+            return Failure(
+                status=413,
+                code="prompt_too_large",
+                message=f"{message.prompt_field} is {size} bytes; "
+                f"at most {self._settings.max_prompt_bytes} are accepted",
+                field=message.prompt_field,
+            )
+        return self._work.refusal(size)
+
+    def _done(self, work: Work, outcome: Outcome) -> None:
+        self._work.close(work)
+        message = work.message
+        failure = outcome.failure
+        if failure is None:
+            vocab_size = self._card.vocab_size
+            if isinstance(message, Tokenize):
+                vocab_size = message.limits.vocab_size
+            failure = check_ids(outcome.ids, vocab_size, message.prompt_field)
+        if failure is not None:
+            self._fail(work, failure)
+        elif isinstance(message, Tokenize):
+            self._forward(work, message, outcome)
+        else:
+            self._end_span(work, len(outcome.ids))
+            self._send(message.reply, Tokenized(message.query, outcome.ids, outcome.strs))
+
+    def _forward(self, work: Work, message: Tokenize, outcome: Outcome) -> None:
+        sampling = resolve_max_tokens(
+            message.sampling, message.limits, len(outcome.ids), message.prompt_field
+        )
+        if isinstance(sampling, Failure):
+            self._fail(work, sampling)
+            return
+        traceparent = traceparent_of(self._spans[work]) or message.traceparent
+        try:
+            for generate in generates(work, message, outcome.ids, sampling, traceparent):
+                self._links.send(message.itinerary.compute, generate)
+                first = generate.attempt.counter
+                work.aborted.update(range(first, first + generate.num_choices))  # not ours now
+        except LinkError as error:
+            self._fail(work, _too_large(str(error)))
+            return
+        self._end_span(work, len(outcome.ids))
+
+    def _fail(self, work: Work, failure: Failure) -> None:
+        message = work.message
+        if failure.field is None and failure.status < 500:
+            failure = Failure(failure.status, failure.code, failure.message, message.prompt_field)
+        span = self._spans.pop(work)
+        span.set_attribute(names.ERROR_TYPE, failure.code)
+        span.set_status(Status(StatusCode.ERROR, failure.message))
+        span.end()
+        if isinstance(message, TokenizeQuery):
+            self._send(message.reply, Tokenized(message.query, int32s(), failure=failure))
+            return
+        for offset, num_choices in work.live_runs():
+            first = AttemptId(work.first.router, work.first.counter + offset)
+            self._send(message.itinerary.reply, AttemptRefused(first, num_choices, failure))
+
+    def _drop(self, work: Work) -> None:
+        """Forget a request that nobody waits for any more."""
+        if work.job:
+            self._pool.cancel(work.job)
+        self._spans.pop(work).end()
+
+    def _lose(self, router: str) -> None:
+        for work in self._work.lose_router(router):
+            self._drop(work)
+
+    def _end_span(self, work: Work, num_tokens: int) -> None:
+        span = self._spans.pop(work)
+        span.set_attribute(names.USAGE_INPUT_TOKENS, num_tokens)
+        span.end()
+
+    def _alive(self, router: str, beat: int, now_s: float) -> WorkerAlive:
+        settings = self._settings
+        num_running = self._pool.num_running
+        stall_after_s = settings.template_timeout_s + settings.encode_timeout_s + _STALL_MARGIN_S
+        return WorkerAlive(
+            service="tokenizer",
+            address=self._links.address,
+            protocol_version=PROTOCOL_VERSION,
+            model=self._card,
+            load=Load(
+                num_running=num_running,
+                num_waiting=max(0, len(self._work) - num_running),
+                capacity=settings.max_pending_requests,
+            ),
+            beat=beat,
+            progress=self._pool.num_finished,
+            stall_after_s=stall_after_s,
+            draining=self._draining,
+            uptime_s=now_s - self._started_s,
+            open_counters=self._work.open_counters(router),
+        )
+
+    def _send(self, to: Address, message: object) -> None:
+        try:
+            self._links.send(to, message)
+        except LinkError as error:
+            self._log.error("mail not sent", tag=getattr(message, "TAG", ""), error=str(error))
+
+    @property
+    def _links(self) -> Mail:
+        if self._mail is None:
+            raise RuntimeError("the actor has not been started")
+        return self._mail
+
+
+def _attributes(work: Work) -> dict[str, str]:
+    first = work.first
+    return {names.ATTEMPT: f"{first.router}:{first.counter}", names.STAGE: "tokenizer"}
+
+
+def _too_large(why: str) -> Failure:
+    return Failure(
+        status=413,
+        code="prompt_too_large",
+        message=f"the tokenized prompt cannot be sent on: {why}",
+    )
+
+
+def _not_unicode(error: UnicodeEncodeError) -> Failure:
+    return Failure(
+        status=400,
+        code="invalid_unicode",
+        message=f"the prompt is not valid Unicode: half of a surrogate pair at {error.start}",
+    )

@@ -1,0 +1,151 @@
+"""The tokenizer's part of a Hugging Face model folder: vocabulary, special tokens, chat templates.
+
+It reads files as transformers does, so that the same folder gives the same ids and the same text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from common.errors import ModelError
+from common.model_folder import read_json
+
+DEFAULT_TEMPLATE = "default"
+TOOL_TEMPLATE = "tool_use"
+_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_ADDED_TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFolder:
+    """What one folder says.
+
+    `special_tokens` are the named ones ("bos_token": "<s>"), as chat templates see them.
+    `added_tokens` are to be in the vocabulary even if tokenizer.json does not list them.
+    `templates` holds chat templates by name; it is empty for a model that was not made to chat.
+    """
+
+    path: Path
+    special_tokens: dict[str, str]
+    added_tokens: tuple[AddedToken, ...]
+    templates: dict[str, str]
+
+    def template_for(self, has_tools: bool) -> str | None:
+        """Choose the template as transformers does; None when there is none to choose."""
+        if has_tools and TOOL_TEMPLATE in self.templates:
+            return self.templates[TOOL_TEMPLATE]
+        return self.templates.get(DEFAULT_TEMPLATE)
+
+
+def read_folder(path: Path) -> TokenizerFolder:
+    """Read a folder's tokenizer settings; ModelError names the file that does not fit."""
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(
+            f"{path / 'tokenizer.json'} is missing; save the tokenizer in the fast format "
+            "(tokenizer.save_pretrained of transformers writes it)"
+        )
+    config = read_json(path, "tokenizer_config.json")
+    named = dict(config)
+    if "added_tokens_decoder" not in config:  # older folders: the map is the authority
+        named.update(read_json(path, "special_tokens_map.json"))
+    special = _special_tokens(named)
+    return TokenizerFolder(
+        path=path,
+        special_tokens={name: _text(token) for name, token in special.items()},
+        added_tokens=_added_tokens(config, named, special),
+        templates=_templates(path, config),
+    )
+
+
+def load_tokenizer(folder: TokenizerFolder) -> Tokenizer:
+    """Load the vocabulary and add the tokens that only tokenizer_config.json names."""
+    file = folder.path / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{file} cannot be loaded: {error}") from error
+    # What a folder may ask for here is meant for training batches and would cut or pad prompts.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    known = {str(token.content) for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = [token for token in folder.added_tokens if token.content not in known]
+    if missing:
+        tokenizer.add_tokens(missing)
+    return tokenizer
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:
+    tokens: dict[str, Any] = {}
+    extra = config.get("extra_special_tokens")
+    custom = [name for name in config if name.endswith("_token") and name not in _TOKEN_NAMES]
+    for name in (*_TOKEN_NAMES, *custom):
+        value = config.get(name)
+        if isinstance(value, str) or (isinstance(value, dict) and "content" in value):
+            tokens[name] = value
+    if isinstance(extra, dict):
+        tokens.update(extra)
+    return tokens
+
+
+def _added_tokens(
+    config: dict[str, Any], named: dict[str, Any], special: dict[str, Any]
+) -> tuple[AddedToken, ...]:
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise ModelError("tokenizer_config.json: added_tokens_decoder must be an object")
+    tokens = [_added_token(decoder[index]) for index in sorted(decoder, key=int)]
+    extra = named.get("extra_special_tokens") or named.get("additional_special_tokens") or ()
+    unnamed = extra if isinstance(extra, list) else ()
+    seen = {token.content for token in tokens}
+    for value in (*special.values(), *unnamed):
+        if _text(value) not in seen:
+            seen.add(_text(value))
+            tokens.append(_added_token(value))
+    return tuple(tokens)
+
+
+def _added_token(value: Any) -> AddedToken:
+    if isinstance(value, dict):
+        flags = {name: bool(value[name]) for name in _ADDED_TOKEN_FIELDS if name in value}
+        return AddedToken(_text(value), **{"special": True, **flags})
+    return AddedToken(_text(value), special=True)
+
+
+def _text(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    files = {
+        file.stem: file.read_text("utf-8")
+        for file in sorted((path / "additional_chat_templates").glob("*.jinja"))
+    }
+    single = path / "chat_template.jinja"
+    if single.is_file():
+        files[DEFAULT_TEMPLATE] = single.read_text("utf-8")
+    if files:  # files of their own take the place of what the settings hold
+        return files
+    value = config.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT_TEMPLATE: value}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in value}
+    except (TypeError, KeyError) as error:
+        raise ModelError(
+            f"{path / 'tokenizer_config.json'}: chat_template must be a text or a list of "
+            "objects with a name and a template"
+        ) from error

@@ -1,0 +1,146 @@
+"""Which requests this tokenizer has open, for whom, and which were aborted before they came."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from common.messages.address import AttemptId
+from common.messages.arrays import int64s
+from common.messages.failure import Failure
+from common.messages.tokenize import Tokenize, TokenizeQuery
+
+TOMBSTONE_S = 60.0
+MAX_TOMBSTONES = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One request in work: the message, its size in bytes, and what of it is not wanted any more.
+
+    A request with several choices is several attempts; `aborted` holds their counters.
+    """
+
+    message: Tokenize | TokenizeQuery
+    size: int
+    job: int = 0
+    aborted: set[int] = field(default_factory=set)
+
+    @property
+    def first(self) -> AttemptId:
+        """The id of the request's first attempt, or of the query."""
+        message = self.message
+        return message.attempt if isinstance(message, Tokenize) else message.query
+
+    @property
+    def counters(self) -> range:
+        """The counters of all its attempts."""
+        message = self.message
+        num_choices = message.num_choices if isinstance(message, Tokenize) else 1
+        return range(self.first.counter, self.first.counter + num_choices)
+
+    def live_runs(self) -> list[tuple[int, int]]:
+        """Return (offset of the first choice, number of choices) of what was not aborted."""
+        runs: list[tuple[int, int]] = []
+        for offset, counter in enumerate(self.counters):
+            if counter in self.aborted:
+                continue
+            if runs and runs[-1][0] + runs[-1][1] == offset:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((offset, 1))
+        return runs
+
+
+class WorkTable:
+    """Every request in work, bounded in number and bytes, and the tombstones of early aborts."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._by_attempt: dict[AttemptId, Work] = {}
+        self._work: dict[Work, None] = {}  # in the order of arrival
+        self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()  # until when
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def refusal(self, size: int) -> Failure | None:
+        """Say why a request of so many bytes cannot be taken now; another replica may take it."""
+        if len(self._work) < self._max_requests and self.num_bytes + size <= self._max_bytes:
+            return None
+        return Failure(
+            status=503,
+            code="overloaded",
+            message="the tokenizer has as many prompts in work as it may; try again shortly",
+            retryable=True,
+        )
+
+    def open(self, work: Work, now_s: float) -> bool:
+        """Enter a request; False when it is known already or was aborted before it came."""
+        router = work.first.router
+        attempts = [AttemptId(router, counter) for counter in work.counters]
+        if any(attempt in self._by_attempt for attempt in attempts):
+            return False
+        for attempt in attempts:
+            if self._tombstones.get(attempt, 0.0) > now_s:
+                work.aborted.add(attempt.counter)
+        if len(work.aborted) == len(attempts):
+            return False
+        for attempt in attempts:
+            self._by_attempt[attempt] = work
+        self._work[work] = None
+        self.num_bytes += work.size
+        return True
+
+    def close(self, work: Work) -> None:
+        """Take out a request that has come to its end; idempotent."""
+        if work not in self._work:
+            return
+        del self._work[work]
+        self.num_bytes -= work.size
+        router = work.first.router
+        for counter in work.counters:
+            del self._by_attempt[AttemptId(router, counter)]
+
+    def abort(self, attempt: AttemptId, now_s: float) -> Work | None:
+        """End an attempt; returns its request if that has no live attempt left (now closed)."""
+        work = self._by_attempt.get(attempt)
+        if work is None:
+            self._bury(attempt, now_s)
+            return None
+        work.aborted.add(attempt.counter)
+        if len(work.aborted) < len(work.counters):
+            return None
+        self.close(work)
+        return work
+
+    def lose_router(self, router: str) -> list[Work]:
+        """Close and return every request of a router's incarnation."""
+        lost = [work for work in self._work if work.first.router == router]
+        for work in lost:
+            self.close(work)
+        return lost
+
+    def open_counters(self, router: str) -> array[int]:
+        """The live attempts of a router, for its heartbeat; queries are not attempts."""
+        return int64s(
+            counter
+            for work in self._work
+            if work.first.router == router and isinstance(work.message, Tokenize)
+            for counter in work.counters
+            if counter not in work.aborted
+        )
+
+    def expire(self, now_s: float) -> None:
+        """Drop tombstones that have had their time."""
+        while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
+            self._tombstones.popitem(last=False)
+
+    def _bury(self, attempt: AttemptId, now_s: float) -> None:
+        self._tombstones.pop(attempt, None)  # to the end again, for its new time
+        self._tombstones[attempt] = now_s + TOMBSTONE_S
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
