@@ -1,0 +1,114 @@
+"""A worker's place in the fleet: heartbeats to every router, and leases on the routers in turn.
+
+All three kinds of worker have one; what they are busy with they tell it on every tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from common.errors import LinkError
+from common.heartbeat import Heartbeats
+from common.link.mail import Mail
+from common.link.resolve import Resolver
+from common.messages.address import Address
+from common.messages.arrays import int64s
+from common.messages.control import (
+    PROTOCOL_VERSION,
+    Load,
+    ModelCard,
+    RouterAlive,
+    ServiceName,
+    WorkerAlive,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What a worker says of itself now; `open_counters` gives a router's attempts that are here."""
+
+    load: Load
+    progress: int
+    stall_after_s: float
+    draining: bool
+    open_counters: Callable[[str], Sequence[int]]
+
+
+class Registration:
+    """Keeps one worker registered with every router that its settings name."""
+
+    def __init__(self, service: ServiceName, routers: tuple[str, ...]) -> None:
+        self._service = service
+        self._routers = routers
+        self._heartbeats = Heartbeats()
+        self._resolver = Resolver()
+        self._mail: Mail | None = None
+        self._model = ModelCard("", "", 0)
+        self._started_s = 0.0
+        self._log = structlog.get_logger()
+
+    def start(self, mail: Mail, model: ModelCard, now_s: float) -> None:
+        """Take the links and the card of the model that is served from now on."""
+        self._mail = mail
+        self._model = model
+        self._started_s = now_s
+
+    @property
+    def registered(self) -> bool:
+        """Whether a router has answered and was not given up since."""
+        return self._heartbeats.registered
+
+    def heard(self, sender: Address, now_s: float) -> None:
+        """Renew the lease of whoever sent mail, if it is a router."""
+        self._heartbeats.heard(sender.incarnation, now_s)
+
+    def answered(self, answer: RouterAlive, now_s: float) -> None:
+        """Take a router's answer to a heartbeat."""
+        self._heartbeats.answered(answer, now_s)
+
+    def expect(self, router: str, now_s: float) -> None:
+        """Begin a lease for the router of an attempt that came by another way."""
+        self._heartbeats.expect(router, now_s)
+
+    def lost(self, peer: Address) -> None:
+        """Note that mail to this peer did not get through."""
+        self._heartbeats.lost(peer)
+
+    def tick(self, now_s: float, state: WorkerState) -> list[str]:
+        """Send the heartbeats that are due; return the routers whose attempts must end."""
+        mail = self._mail
+        if mail is None:
+            return []
+        expired = self._heartbeats.expired(now_s, mail.inbox_empty)
+        endpoints = [found for name in self._routers for found in self._resolver.endpoints(name)]
+        self._heartbeats.resolved(endpoints, now_s)
+        for to, beat in self._heartbeats.due(now_s):
+            try:
+                mail.send(to, self._alive(mail.address, to.incarnation, beat, now_s, state))
+            except LinkError as error:
+                self._log.error("heartbeat not sent", router=to.endpoint, error=str(error))
+        return expired
+
+    def stop(self) -> None:
+        """Stop resolving names."""
+        self._resolver.close()
+
+    def _alive(
+        self, address: Address, router: str, beat: int, now_s: float, state: WorkerState
+    ) -> WorkerAlive:
+        return WorkerAlive(
+            service=self._service,
+            address=address,
+            protocol_version=PROTOCOL_VERSION,
+            model=self._model,
+            load=state.load,
+            beat=beat,
+            progress=state.progress,
+            stall_after_s=state.stall_after_s,
+            draining=state.draining,
+            uptime_s=now_s - self._started_s,
+            open_counters=int64s(state.open_counters(router)),
+        )

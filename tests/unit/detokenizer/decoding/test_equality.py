@@ -1,0 +1,116 @@
+"""Whatever the ids and however they are split: the pieces joined are the whole decoded at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE, WordPiece
+
+from services.detokenizer.decoding.byte_fallback import ByteFallbackDecoding
+from services.detokenizer.decoding.byte_level import ByteLevelDecoding
+from services.detokenizer.decoding.protocol import Decoding
+from services.detokenizer.decoding.window import WindowDecoding
+from services.detokenizer.vocabulary import Vocabulary
+from tests.unit.detokenizer.vocabularies import mistral_v1, tekken
+
+TEKKEN, MISTRAL = Vocabulary(tekken()), Vocabulary(mistral_v1())
+
+BYTE_IDS = st.integers(3, 258)  # Mistral's byte tokens
+MISTRAL_IDS = st.lists(st.one_of(st.integers(0, 32_000), BYTE_IDS), max_size=24)
+TEKKEN_IDS = st.lists(
+    st.one_of(st.integers(0, 131_071), st.integers(1_000, 1_255), st.integers(0, 20)), max_size=24
+)
+UNICODE = st.text(
+    st.one_of(st.characters(codec="utf-8"), st.sampled_from("日本語中文한국어👍🏽👩‍👩‍👧🇫🇷é́ \n▁")),
+    max_size=24,
+)
+
+
+def streamed(decoding: Decoding, ids: list[int], skip: bool, cut: int) -> str:
+    stream = decoding.stream(skip)
+    return stream.push(ids[:cut]) + "".join(stream.push([i]) for i in ids[cut:]) + stream.flush()
+
+
+@given(TEKKEN_IDS, st.booleans(), st.integers(0, 24))
+def test_byte_level_pieces_join_to_the_whole(ids: list[int], skip: bool, cut: int) -> None:
+    assert streamed(TEKKEN.decoding, ids, skip, cut) == TEKKEN.decode(ids, skip)
+
+
+@given(MISTRAL_IDS, st.booleans(), st.integers(0, 24))
+def test_byte_fallback_pieces_join_to_the_whole(ids: list[int], skip: bool, cut: int) -> None:
+    assert streamed(MISTRAL.decoding, ids, skip, cut) == MISTRAL.decode(ids, skip)
+
+
+@given(UNICODE)
+def test_any_text_in_bytes_survives_the_byte_fallback(text: str) -> None:
+    ids = [3 + byte for byte in text.encode()]
+    assert streamed(MISTRAL.decoding, [1, 28725, *ids], True, 0) == "," + text
+
+
+@given(UNICODE)
+def test_any_text_in_bytes_survives_the_byte_level(text: str) -> None:
+    single = {TEKKEN.decoding.token_bytes(i): i for i in range(1_000, 1_256)}
+    ids = [single[bytes([byte])] for byte in text.encode()]
+    assert streamed(TEKKEN.decoding, ids, True, 0) == text
+
+
+def test_each_kind_of_decoder_gets_its_decoding() -> None:
+    assert isinstance(TEKKEN.decoding, ByteLevelDecoding)
+    assert isinstance(MISTRAL.decoding, ByteFallbackDecoding)
+    assert isinstance(Vocabulary(metaspace()).decoding, WindowDecoding)
+
+
+def metaspace() -> Tokenizer:
+    tokens = {
+        token: i for i, token in enumerate(["<unk>", "▁a", "▁bc", "d", "▁", "e▁f", "é", "▁▁"])
+    }
+    tokenizer = Tokenizer(BPE(tokens, [], unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<unk>"])
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    tokens = {token: i for i, token in enumerate(["[UNK]", "play", "##ing", "##s", "now", "##ed"])}
+    tokenizer = Tokenizer(WordPiece(tokens, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["[UNK]"])
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [metaspace, word_piece])
+@given(ids=st.lists(st.integers(0, 7), max_size=20), skip=st.booleans(), cut=st.integers(0, 20))
+def test_other_decoders_go_through_a_window(make, ids, skip, cut) -> None:
+    vocabulary = Vocabulary(make())
+    assert streamed(vocabulary.decoding, ids, skip, cut) == vocabulary.decode(ids, skip)
+
+
+def test_an_unfinished_character_waits_for_its_last_byte() -> None:
+    single = {TEKKEN.decoding.token_bytes(i): i for i in range(1_000, 1_256)}
+    stream = TEKKEN.decoding.stream(True)
+    pieces = [stream.push([single[bytes([byte])]]) for byte in "né👍".encode()]
+    assert pieces == ["n", "", "é", "", "", "", "👍"]
+
+
+def test_a_run_of_bytes_is_shown_when_it_has_ended() -> None:
+    stream = MISTRAL.decoding.stream(True)
+    pieces = [stream.push([3 + byte]) for byte in "👍".encode()]
+    assert pieces == ["", "", "", ""]
+    assert stream.push([28725]) == "👍,"
+
+
+def test_the_first_word_loses_its_space_only_at_the_beginning_of_a_text() -> None:
+    hello = mistral_v1().token_to_id("▁Hello")
+    assert MISTRAL.decoding.stream(True).push([hello]) == "Hello"
+    behind_a_prompt = MISTRAL.decoding.stream(True)
+    behind_a_prompt.push([1, hello])
+    assert behind_a_prompt.push([hello]) == " Hello"
+
+
+def test_ids_outside_the_vocabulary_are_no_text() -> None:
+    assert TEKKEN.decoding.stream(False).push([-1, 10**6]) == ""
+    assert MISTRAL.decoding.stream(False).push([-1, 10**6]) == ""
+    assert TEKKEN.decoding.token_bytes(10**6) == b""
+    assert MISTRAL.decoding.token_bytes(-1) == b""

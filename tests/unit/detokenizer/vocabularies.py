@@ -1,0 +1,62 @@
+"""Real vocabularies for decoding: a byte-level one of 130,000 tokens and a byte-fallback one.
+
+They come as data files of the `mistral-common` distribution, which is installed without its
+dependencies and never imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
+
+import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers.models import BPE
+
+from services.detokenizer.decoding.byte_level import printable_alphabet
+
+DATA = "mistral_common/data"
+
+
+def data_file(name: str) -> Path:
+    """Return the path of one of the distribution's data files."""
+    return Path(str(distribution("mistral-common").locate_file(f"{DATA}/{name}")))
+
+
+@cache
+def tekken() -> Tokenizer:
+    """Byte-level: Tekken, 1,000 special tokens and 130,072 byte strings."""
+    data = json.loads(data_file("tekken_240718.json").read_text())
+    num_special = data["config"]["default_num_special_tokens"]
+    size = data["config"]["default_vocab_size"] - num_special
+    letter = {byte: character for character, byte in printable_alphabet().items()}
+    tokens = {f"<special_{i}>": i for i in range(num_special)}
+    for entry in data["vocab"][:size]:
+        raw = base64.b64decode(entry["token_bytes"])
+        tokens["".join(letter[byte] for byte in raw)] = num_special + entry["rank"]
+    tokenizer = Tokenizer(BPE(tokens, []))
+    tokenizer.add_special_tokens([f"<special_{i}>" for i in range(num_special)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@cache
+def mistral_v1() -> Tokenizer:
+    """Byte-fallback: the 32,000 pieces of Mistral's first SentencePiece model."""
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(data_file("tokenizer.model.v1")))
+    tokens = {pieces.id_to_piece(i): i for i in range(pieces.vocab_size())}
+    tokenizer = Tokenizer(BPE(tokens, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
