@@ -33,6 +33,13 @@ class Mail(Protocol):
         """Whether all mail that had come was handed over; only then is it fair to judge leases."""
         ...
 
+    def resolve(self, endpoint: str) -> tuple[str, ...]:
+        """Return the literal endpoints that a router's name stands for, as far as known now.
+
+        Never waits; asks anew once a second. `ConfigError` for what is no endpoint.
+        """
+        ...
+
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
         """Start handing over mail; before this nothing is read."""
         ...

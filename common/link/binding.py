@@ -1,0 +1,169 @@
+"""An inbox being bound: where it is, that nobody else has it, and what others must call it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from common.config import LinkSettings
+from common.errors import ConfigError, InboxTaken
+from common.link.curve import Keys
+from common.link.resolve import (
+    MAX_IPC_PATH_BYTES,
+    TcpPlace,
+    is_any,
+    is_loopback,
+    literal_now,
+    own_host,
+    sendable,
+    tcp_place,
+)
+from common.run_dir import private_run_dir
+
+HIGH_WATER_MARK = 1000  # messages; a last resort, outboxes are the flow control
+HEARTBEAT_MS = 300
+HEARTBEAT_TIMEOUT_MS = 900
+
+
+@dataclass(frozen=True, slots=True)
+class BoundInbox:
+    """A bound PULL socket, the endpoint that peers use, and the lock on an ipc path."""
+
+    socket: zmq.Socket[bytes]
+    endpoint: str
+    lock: int | None
+
+    def close(self) -> None:
+        """Close the socket and let go of the lock."""
+        self.socket.close(0)
+        if self.lock is not None:
+            os.close(self.lock)
+
+
+def bind_inbox(
+    context: zmq.Context[Any], settings: LinkSettings, name: str, keys: Keys | None
+) -> BoundInbox:
+    """Bind an inbox as `settings.bind` says.
+
+    Raises `ConfigError` for a place that cannot be bound or must not be without keys, and
+    `InboxTaken` where another process owns it.
+    """
+    endpoint = expand(settings.bind, settings.run_dir, name)
+    inbox = _inbox_socket(context, settings, keys)
+    try:
+        if endpoint.startswith("ipc://"):
+            return _bind_ipc(inbox, endpoint, settings)
+        return _bind_tcp(inbox, endpoint, settings, keys)
+    except BaseException:
+        inbox.close(0)
+        raise
+
+
+def expand(endpoint: str, run_dir: str, name: str) -> str:
+    """Fill `{run_dir}` and `{name}` in; ConfigError where one is needed and not given."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        raise ConfigError(f"the instance name {name!r} may hold letters, digits and . _ - only")
+    if "{run_dir}" in endpoint:
+        if not run_dir:
+            raise ConfigError(f"[links] run_dir is empty, but {endpoint!r} needs it")
+        endpoint = endpoint.replace("{run_dir}", os.path.abspath(run_dir))
+    return endpoint.replace("{name}", name)
+
+
+def require_keys(place: TcpPlace, keys: Keys | None) -> None:
+    """Raise `ConfigError` for a tcp place that others can reach while there are no keys."""
+    if keys is None and not is_loopback(place.host):
+        raise ConfigError(
+            f"[links] {place} can be reached from other hosts, so it needs keys: run "
+            "`slipstream keys DIR` once per deployment and set curve_dir = DIR everywhere"
+        )
+
+
+def _inbox_socket(
+    context: zmq.Context[Any], settings: LinkSettings, keys: Keys | None
+) -> zmq.Socket[bytes]:
+    inbox: zmq.Socket[bytes] = context.socket(zmq.PULL)
+    inbox.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    inbox.setsockopt(zmq.MAXMSGSIZE, settings.max_message_bytes)
+    inbox.setsockopt(zmq.LINGER, 0)
+    inbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    inbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    if keys is not None:
+        keys.protect_inbox(inbox)
+    return inbox
+
+
+def _bind_ipc(inbox: zmq.Socket[bytes], endpoint: str, settings: LinkSettings) -> BoundInbox:
+    path = Path(endpoint.removeprefix("ipc://"))
+    num_bytes = len(os.fsencode(path))
+    if not path.is_absolute() or num_bytes > MAX_IPC_PATH_BYTES:
+        raise ConfigError(
+            f"[links] bind: {path} has {num_bytes} bytes; an ipc path is absolute and has at most "
+            f"{MAX_IPC_PATH_BYTES}. Set a shorter run_dir"
+        )
+    with private_run_dir(str(path.parent)):
+        lock = _lock(path)
+    try:
+        inbox.bind(endpoint)  # libzmq replaces the socket file that a dead owner left
+    except zmq.ZMQError as error:
+        os.close(lock)
+        raise ConfigError(f"[links] bind: cannot bind {endpoint}: {error}") from error
+    return BoundInbox(inbox, settings.advertise or endpoint, lock)
+
+
+def _lock(path: Path) -> int:
+    """Lock the name beside an ipc socket: without it a second bind would steal the inbox."""
+    lock_path = path.with_suffix(".lock")
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise InboxTaken(f"{path} belongs to another process that is running") from error
+    return descriptor
+
+
+def _bind_tcp(
+    inbox: zmq.Socket[bytes], endpoint: str, settings: LinkSettings, keys: Keys | None
+) -> BoundInbox:
+    place = tcp_place(endpoint)
+    if place is None:
+        raise ConfigError(
+            f"[links] bind: {endpoint!r} is neither ipc:///PATH nor tcp://ADDRESS:PORT"
+        )
+    place = literal_now(place)
+    require_keys(place, keys)
+    if ":" in place.host:
+        inbox.setsockopt(zmq.IPV6, 1)
+    try:
+        inbox.bind(str(place._replace(port="*")) if place.port == "0" else str(place))
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise InboxTaken(f"{place} belongs to another process that is running") from error
+        raise ConfigError(f"[links] bind: cannot bind {place}: {error}") from error
+    bound = tcp_place(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
+    assert bound is not None
+    return BoundInbox(inbox, _advertised(bound, settings), None)
+
+
+def _advertised(bound: TcpPlace, settings: LinkSettings) -> str:
+    if settings.advertise:
+        place = tcp_place(settings.advertise)
+        if place is None:
+            raise ConfigError(f"[links] advertise: {settings.advertise!r} is no tcp://HOST:PORT")
+        place = literal_now(place)
+        endpoint = str(place._replace(port=bound.port) if place.port in ("0", "*") else place)
+    elif is_any(bound.host):
+        towards = settings.routers[0] if settings.routers else ""
+        endpoint = str(bound._replace(host=own_host(towards)))
+    else:
+        endpoint = str(bound)
+    if not sendable(endpoint):
+        raise ConfigError(f"[links] {endpoint} is no address that peers can connect to")
+    return endpoint

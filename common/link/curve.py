@@ -1,0 +1,163 @@
+"""CURVE: keys of a deployment, and who may speak to an inbox.
+
+One server key pair per deployment, which every inbox has; a client key pair per service. ZeroMQ
+asks the authenticator about every client; it answers on the actor's own loop, without a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from common.errors import ConfigError
+
+SERVICES = ("router", "tokenizer", "compute", "detokenizer")
+_SERVER = "server"
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq asks; its name is part of ZeroMQ RFC 27
+_DOMAIN = b"slipstream"
+_KEY_CHARACTERS = 40  # 32 bytes in Z85
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that one service needs, as Z85 text; `clients` are all public keys let in."""
+
+    server_public: bytes
+    server_secret: bytes
+    client_public: bytes
+    client_secret: bytes
+    clients: frozenset[bytes]
+
+    def protect_inbox(self, inbox: zmq.Socket[bytes]) -> None:
+        """Make an inbox a CURVE server that lets nobody in unasked; before it is bound."""
+        inbox.setsockopt(zmq.CURVE_SERVER, 1)
+        inbox.setsockopt(zmq.CURVE_SECRETKEY, self.server_secret)
+        inbox.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        inbox.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def protect_link(self, link: zmq.Socket[bytes]) -> None:
+        """Make a link speak CURVE with this service's client key; before it is connected."""
+        link.setsockopt(zmq.CURVE_SERVERKEY, self.server_public)
+        link.setsockopt(zmq.CURVE_PUBLICKEY, self.client_public)
+        link.setsockopt(zmq.CURVE_SECRETKEY, self.client_secret)
+
+
+def create_keys(folder: str | Path) -> list[Path]:
+    """Make the keys of a new deployment and return the files; ConfigError if some are there.
+
+    The folder gets mode 0700 and every file 0600. A host needs the server's pair, the public
+    keys of all services and the secret ones of the services that run there.
+    """
+    folder = Path(folder)
+    paths = []
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+        for name in (_SERVER, *SERVICES):
+            public, secret = zmq.curve_keypair()
+            for suffix, key in (("public", public), ("secret", secret)):
+                path = folder / f"{name}.{suffix}"
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(key + b"\n")
+                paths.append(path)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{error.filename} is there already; new keys would lock out every running service. "
+            "Choose an empty folder"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot write keys to {folder}: {error}") from error
+    return paths
+
+
+def load_keys(folder: str | Path, service: str) -> Keys:
+    """Read what one service needs; ConfigError says which file is missing or wrong."""
+    folder = Path(folder)
+    clients = frozenset(
+        _read(path) for path in sorted(folder.glob("*.public")) if path.stem != _SERVER
+    )
+    return Keys(
+        server_public=_read(folder / f"{_SERVER}.public"),
+        server_secret=_read_secret(folder / f"{_SERVER}.secret"),
+        client_public=_read(folder / f"{service}.public"),
+        client_secret=_read_secret(folder / f"{service}.secret"),
+        clients=clients,
+    )
+
+
+def service_of(name: str) -> str:
+    """Return the service whose keys an instance uses: `compute` for `compute-0`."""
+    for service in SERVICES:
+        if name == service or name.startswith(f"{service}-"):
+            return service
+    raise ConfigError(
+        f"[links] curve_dir: there are no keys for the instance name {name!r}; "
+        f"it must begin with one of {', '.join(SERVICES)}"
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"[links] curve_dir: cannot read {path}: {error.strerror}; "
+            "`slipstream keys DIR` makes the keys of a deployment"
+        ) from error
+    if len(key) != _KEY_CHARACTERS:
+        raise ConfigError(f"[links] curve_dir: {path} holds no key of {_KEY_CHARACTERS} characters")
+    return key
+
+
+def _read_secret(path: Path) -> bytes:
+    key = _read(path)
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"[links] curve_dir: {path} is open to others; chmod 600 {path}")
+    return key
+
+
+class Authenticator:
+    """Answers libzmq's question whether a client's key is one of ours (ZAP, RFC 27)."""
+
+    def __init__(self, context: zmq.Context[Any], keys: Keys, refused: Callable[[], None]) -> None:
+        self._allowed = {z85.decode(key) for key in keys.clients}
+        self._refused = refused
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(_ZAP_ENDPOINT)
+        self._loop = asyncio.get_running_loop()
+        self._fd = self._socket.getsockopt(zmq.FD)
+        self._loop.add_reader(self._fd, self._answer_all)
+        self._loop.call_soon(self._answer_all)
+
+    def close(self) -> None:
+        """Stop answering; whoever asks now is let in by nobody."""
+        self._loop.remove_reader(self._fd)
+        self._socket.close(0)
+
+    def _answer_all(self) -> None:
+        """Answer until no question is left: the descriptor tells of the first one only."""
+        while not self._socket.closed and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._socket.send_multipart(self._answer(self._socket.recv_multipart(zmq.NOBLOCK)))
+
+    def _answer(self, question: list[bytes]) -> list[bytes]:
+        version, request_id, domain, _address, _identity, mechanism, *credentials = question
+        known = (
+            version == b"1.0"
+            and domain == _DOMAIN
+            and mechanism == b"CURVE"
+            and len(credentials) == 1
+            and credentials[0] in self._allowed
+        )
+        if not known:
+            self._refused()
+        status = (b"200", b"OK") if known else (b"400", b"unknown key")
+        return [b"1.0", request_id, *status, b"", b""]

@@ -1,0 +1,86 @@
+"""One link to one peer: a PUSH socket and the outbox before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from common.link.binding import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HIGH_WATER_MARK
+from common.link.curve import Keys
+from common.link.outbox import Outbox
+from common.messages.address import Address
+
+_RECONNECT_MS = 100
+_MAX_RECONNECT_MS = 1000
+
+
+class Peer:
+    """A PUSH socket to one address. It never blocks and queues nothing for a dead peer."""
+
+    __slots__ = ("address", "fd", "outbox", "socket", "used_s", "watched")
+
+    def __init__(self, address: Address, socket: zmq.Socket[bytes], outbox: Outbox) -> None:
+        self.address = address
+        self.socket = socket
+        self.outbox = outbox
+        self.fd = int(socket.getsockopt(zmq.FD))
+        self.watched = False
+        self.used_s = 0.0
+
+    def push(self, frames: list[bytes]) -> bool:
+        """Hand a message to libzmq; False when it cannot take it now.
+
+        `send` looks at news from the I/O thread only now and then (every few million ticks), EVENTS
+        always does: so what send refuses is tried again if EVENTS says that it may be.
+        """
+        while not self._push_once(frames):
+            if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+                return False
+        return True
+
+    def _push_once(self, frames: list[bytes]) -> bool:
+        socket = self.socket
+        last = len(frames) - 1
+        for place, frame in enumerate(frames):
+            try:
+                socket.send(frame, zmq.NOBLOCK if place == last else zmq.NOBLOCK | zmq.SNDMORE)
+            except zmq.Again:
+                self._finish_dropped(frames, place)
+                return False
+        return True
+
+    def _finish_dropped(self, frames: list[bytes], place: int) -> None:
+        """End a message whose pipe went away in the middle.
+
+        libzmq has rolled its first frames back and swallows what follows up to the last one, which
+        must therefore come before the message is tried anew.
+        """
+        last = len(frames) - 1
+        if 0 < place < last:
+            for rest in range(place + 1, last + 1):
+                self.socket.send(
+                    frames[rest], zmq.NOBLOCK if rest == last else zmq.NOBLOCK | zmq.SNDMORE
+                )
+
+
+def connect(context: zmq.Context[Any], to: Address, outbox: Outbox, keys: Keys | None) -> Peer:
+    """Open a link; `to.endpoint` must be literal. Raises `zmq.ZMQError` if libzmq refuses it."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
+    try:
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # else mail queues for whoever never answers
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
+        if "[" in to.endpoint:
+            socket.setsockopt(zmq.IPV6, 1)
+        if keys is not None:
+            keys.protect_link(socket)
+        socket.connect(to.endpoint)
+    except BaseException:
+        socket.close(0)
+        raise
+    return Peer(to, socket, outbox)

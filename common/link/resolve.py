@@ -1,0 +1,154 @@
+"""Endpoints: what they may look like, and names turned into literal addresses.
+
+libzmq gets literal addresses only: its own resolver stalls every link of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import NamedTuple
+
+from common.errors import ConfigError
+
+RESOLVE_INTERVAL_S = 1.0
+MAX_IPC_PATH_BYTES = 107  # sun_path less the final zero; libzmq refuses more
+_ANY = ("*", "0.0.0.0", "::")
+
+
+class TcpPlace(NamedTuple):
+    """Host and port of a tcp endpoint; IPv6 hosts without their brackets."""
+
+    host: str
+    port: str
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+
+def tcp_place(endpoint: str) -> TcpPlace | None:
+    """Take a tcp endpoint apart; None if it is none."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not (port == "*" or _is_port(port)):
+        return None
+    return TcpPlace(host.removeprefix("[").removesuffix("]"), port)
+
+
+def is_literal(host: str) -> bool:
+    """Whether a host is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a literal host can be reached from this machine only."""
+    return is_literal(host) and ipaddress.ip_address(host).is_loopback
+
+
+def is_any(host: str) -> bool:
+    """Whether a host to bind to means every interface."""
+    return host in _ANY
+
+
+def sendable(endpoint: str) -> bool:
+    """Whether an endpoint is safe to hand to libzmq: an ipc path or a literal tcp address."""
+    if endpoint.startswith("ipc:///"):
+        return len(endpoint.removeprefix("ipc://").encode(errors="replace")) <= MAX_IPC_PATH_BYTES
+    place = tcp_place(endpoint)
+    return place is not None and is_literal(place.host) and _is_port(place.port)
+
+
+def literal_now(place: TcpPlace) -> TcpPlace:
+    """Resolve a host once, blocking; ConfigError if it has no address. For starting up only."""
+    if is_literal(place.host) or is_any(place.host):
+        return place
+    try:
+        found = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"[links] {place}: cannot resolve {place.host}: {error}") from error
+    return TcpPlace(str(found[0][4][0]), place.port)
+
+
+def own_host(towards: str) -> str:
+    """Find this host's address as a peer sees it; `towards` is a router's endpoint or empty.
+
+    A connected UDP socket tells which interface leads there; no packet is sent.
+    """
+    place = tcp_place(towards)
+    try:
+        if place is not None:
+            host = literal_now(place).host
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((host, 9))
+                return str(probe.getsockname()[0])
+        return socket.gethostbyname(socket.gethostname())
+    except (OSError, ConfigError):
+        return "127.0.0.1"
+
+
+class Resolver:
+    """Remembers what names stand for and asks again every second, without waiting for answers.
+
+    Must be used on a running loop. An answer that fails leaves the last one standing.
+    """
+
+    def __init__(self, interval_s: float = RESOLVE_INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._endpoints: dict[str, tuple[str, ...]] = {}
+        self._asked_s: dict[str, float] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def endpoints(self, endpoint: str) -> tuple[str, ...]:
+        """Return the literal endpoints of a name, all its addresses; none before the first answer.
+
+        ConfigError for what is no endpoint at all.
+        """
+        place = tcp_place(endpoint)
+        if place is None or is_literal(place.host):
+            if not sendable(endpoint):
+                raise ConfigError(
+                    f"[links] {endpoint!r} is no inbox: ipc:///PATH (at most "
+                    f"{MAX_IPC_PATH_BYTES} bytes) or tcp://HOST:PORT is needed"
+                )
+            return (endpoint,)
+        self._ask(endpoint, place)
+        return self._endpoints.get(endpoint, ())
+
+    def close(self) -> None:
+        """Stop waiting for answers."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+
+    def _ask(self, endpoint: str, place: TcpPlace) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        asked_s = self._asked_s.get(endpoint)
+        if endpoint in self._tasks or (asked_s is not None and now_s - asked_s < self._interval_s):
+            return
+        self._asked_s[endpoint] = now_s
+        self._tasks[endpoint] = loop.create_task(self._answer(endpoint, place))
+
+    async def _answer(self, endpoint: str, place: TcpPlace) -> None:
+        try:
+            # Under uvloop this runs on libuv's threads, which never hold the interpreter.
+            found = await asyncio.get_running_loop().getaddrinfo(
+                place.host, None, type=socket.SOCK_STREAM
+            )
+        except OSError:
+            return  # the name may come back; meanwhile its last addresses are the best there is
+        finally:
+            self._tasks.pop(endpoint, None)
+        hosts = dict.fromkeys(str(address[4][0]) for address in found)
+        self._endpoints[endpoint] = tuple(str(TcpPlace(host, place.port)) for host in hosts)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) < 65536

@@ -1,0 +1,326 @@
+"""The links of one actor over ZeroMQ: its bound inbox and a PUSH to each peer, on its own loop.
+
+A ZeroMQ descriptor is edge-triggered: it tells of a change once, and any call on its socket may
+use the telling up. So whoever reads goes on, or comes back, until EVENTS says that nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import structlog
+import zmq
+
+from common.config import LinkSettings
+from common.errors import ConfigError, MessageTooLarge
+from common.link import curve
+from common.link.binding import bind_inbox, expand, require_keys
+from common.link.codec import Codec
+from common.link.mail import Deliver, PeerLost
+from common.link.outbox import PATIENCE_S, Outbox
+from common.link.peer import Peer, connect
+from common.link.reception import LinkStats, Reception
+from common.link.resolve import Resolver, sendable, tcp_place
+from common.messages.address import Address, new_incarnation
+
+_MAX_SOCKETS = 4096  # libzmq's default of 1023 is fewer than a large fleet's links
+_MAX_FRAMES = 64  # no message has so many; MAXMSGSIZE bounds each frame only
+_BUDGET = 512  # messages a turn: beyond, timers and outboxes have their go
+_BUDGET_S = 0.002
+_SWEEP_S = 0.1
+_IDLE_S = 300.0  # a link unused for so long is closed; the next mail opens it anew
+
+
+class SocketMail:
+    """`common.link.mail.Mail` over ZeroMQ; made, used and closed on one running loop."""
+
+    def __init__(self, settings: LinkSettings, name: str, union: Any) -> None:
+        """As `bind`."""
+        self._loop = asyncio.get_running_loop()
+        self._log = structlog.get_logger()
+        self._settings = settings
+        self._stats = LinkStats()
+        self._keys: curve.Keys | None = None
+        self._authenticator: curve.Authenticator | None = None
+        if settings.curve_dir:
+            self._keys = curve.load_keys(settings.curve_dir, curve.service_of(name))
+        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
+        try:
+            self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+            if self._keys is not None:  # before bind: until it runs, libzmq lets anybody in
+                self._authenticator = curve.Authenticator(self._context, self._keys, self._refused)
+            self._inbox = bind_inbox(self._context, settings, name, self._keys)
+        except BaseException:
+            if self._authenticator is not None:
+                self._authenticator.close()
+            self._context.destroy(0)
+            raise
+        self._inbox_fd = int(self._inbox.socket.getsockopt(zmq.FD))
+        self._address = Address(self._inbox.endpoint, new_incarnation())
+        self._codec = Codec(union)
+        self._reception = Reception(self._codec, self._address, self._stats)
+        self._resolver = Resolver()
+        self._peers: dict[Address, Peer] = {}
+        self._inbox_empty = False
+        self._drain_handle: asyncio.Handle | None = None
+        self._sweep_handle: asyncio.TimerHandle | None = None
+        self._deliver: Deliver | None = None
+        self._peer_lost: PeerLost | None = None
+        self._outboxes_empty: asyncio.Event | None = None  # while closing
+        self._closed = False
+        self.budget = _BUDGET
+        self.patience_s = PATIENCE_S
+
+    @classmethod
+    def bind(cls, settings: LinkSettings, name: str, inbox: Any) -> SocketMail:
+        """Bind the inbox of the instance `name`, whose messages are the union `inbox`.
+
+        Raises `ConfigError` for settings that cannot work and `InboxTaken` where another process
+        has this inbox. To be called on the running loop that the mail is for.
+        """
+        return cls(settings, name, inbox)
+
+    @property
+    def address(self) -> Address:
+        """The endpoint that peers connect to, and this life's incarnation."""
+        return self._address
+
+    @property
+    def inbox_empty(self) -> bool:
+        """Whether the last look at the inbox found nothing left in it."""
+        return self._inbox_empty
+
+    def stats(self) -> LinkStats:
+        """Return the counters as they are now."""
+        stats = self._stats.copy()
+        stats.num_waiting = self._num_waiting()
+        stats.num_merged += sum(peer.outbox.num_merged for peer in self._peers.values())
+        return stats
+
+    def resolve(self, endpoint: str) -> tuple[str, ...]:
+        """Return the literal endpoints of a router's name as known now; asks every second.
+
+        ConfigError for what is no endpoint, or one that needs keys that are not there.
+        """
+        expanded = endpoint
+        if "{run_dir}" in endpoint:
+            expanded = expand(endpoint, self._settings.run_dir, "router")
+        return self._resolver.endpoints(expanded)
+
+    def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
+        """Start handing over mail."""
+        self._deliver = deliver
+        self._peer_lost = peer_lost
+        self._loop.add_reader(self._inbox_fd, self._drain)
+        self._drain_soon()
+
+    # --- the inbox
+
+    def _drain_soon(self) -> None:
+        if self._drain_handle is None and not self._closed:
+            self._drain_handle = self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        """Hand over what has come, within a budget; then come back until EVENTS is empty."""
+        if self._drain_handle is not None:
+            self._drain_handle.cancel()
+            self._drain_handle = None
+        self._inbox_empty = False
+        try:
+            self._inbox_empty = self._drain_some()
+        finally:
+            # Also after an exception of the actor's: what is left in the socket tells nobody.
+            if not self._inbox_empty:
+                self._drain_soon()
+
+    def _drain_some(self) -> bool:
+        """Return whether the inbox is empty."""
+        deadline_s = time.monotonic() + _BUDGET_S
+        for _ in range(self.budget):
+            if self._deliver is None:
+                return True
+            frames = self._receive()
+            if frames is None:
+                return not int(self._inbox.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+            envelope = self._reception.accept(frames)
+            if envelope is not None:
+                self._deliver(envelope.message, envelope.sender)
+            if time.monotonic() >= deadline_s:
+                return False
+        return False
+
+    def _receive(self) -> list[bytes] | None:
+        socket = self._inbox.socket
+        try:
+            frames = [socket.recv(zmq.NOBLOCK)]
+        except zmq.Again:
+            return None
+        while socket.getsockopt(zmq.RCVMORE):
+            frame = socket.recv(zmq.NOBLOCK)
+            if len(frames) < _MAX_FRAMES:  # a frame too many makes it malformed; read it off
+                frames.append(frame)
+        return frames
+
+    # --- the links
+
+    def send(self, to: Address, message: Any) -> None:
+        """Send without ever blocking; what a peer cannot take yet waits in its outbox, merged.
+
+        Raises `MessageTooLarge`, and `MalformedMessage` for what the wire cannot carry. Mail to an
+        address that no link can be opened to counts as mail to a peer that is lost.
+        """
+        frames = self._codec.encode(message, to, self._address)
+        num_bytes = sum(map(len, frames))
+        if num_bytes > self._settings.max_message_bytes:
+            raise MessageTooLarge(
+                f"{type(message).__name__} of {num_bytes} bytes; the limit of [links] "
+                f"max_message_bytes is {self._settings.max_message_bytes}"
+            )
+        peer = self._peers.get(to) or self._connect(to)
+        if peer is None:
+            return
+        now_s = time.monotonic()
+        peer.used_s = now_s
+        if not peer.outbox and peer.push(frames):
+            self._stats.num_sent += 1
+            return
+        peer.outbox.put(message, frames, num_bytes, now_s)
+        self._watch(peer)
+
+    def _connect(self, to: Address) -> Peer | None:
+        if self._closed:
+            return None
+        try:
+            place = tcp_place(to.endpoint)
+            if not sendable(to.endpoint):
+                raise ConfigError(f"{to.endpoint!r:.80} is no address to connect to")
+            if place is not None:
+                require_keys(place, self._keys)
+            outbox = Outbox(self._settings.max_message_bytes)
+            peer = connect(self._context, to, outbox, self._keys)
+        except (ConfigError, zmq.ZMQError) as error:
+            self._log.warning("no link", peer=to.endpoint[:120], error=str(error))
+            self._stats.num_dropped += 1
+            self._loop.call_soon(self._tell_lost, to)
+            return None
+        self._peers[to] = peer
+        self._sweep_soon()
+        return peer
+
+    def _watch(self, peer: Peer) -> None:
+        """Read the link's descriptor while something waits for it."""
+        self._sweep_soon()
+        if not peer.watched:
+            peer.watched = True
+            self._loop.add_reader(peer.fd, self._flush, peer)
+            self._loop.call_soon(self._flush, peer)
+
+    def _unwatch(self, peer: Peer) -> None:
+        if peer.watched:
+            peer.watched = False
+            self._loop.remove_reader(peer.fd)
+        if self._outboxes_empty is not None and not self._num_waiting():
+            self._outboxes_empty.set()
+
+    def _flush(self, peer: Peer) -> None:
+        """Send what waits, within a budget; `push` ends only when EVENTS says that it must."""
+        if peer.socket.closed:
+            return
+        outbox = peer.outbox
+        for _ in range(self.budget):
+            if not outbox:
+                self._unwatch(peer)
+                return
+            first = outbox.first
+            if first.frames is None:
+                first.frames = self._codec.encode(first.message, peer.address, self._address)
+            if not peer.push(first.frames):
+                return
+            outbox.sent(time.monotonic())
+            self._stats.num_sent += 1
+        self._loop.call_soon(self._flush, peer)
+
+    def _sweep_soon(self) -> None:
+        if self._sweep_handle is None and not self._closed:
+            self._sweep_handle = self._loop.call_later(_SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Give up peers whose mail does not leave, and close links that are not used."""
+        self._sweep_handle = None
+        now_s = time.monotonic()
+        for peer in list(self._peers.values()):
+            if peer.outbox.overdue(now_s, self.patience_s):
+                self._flush(peer)  # it may be we who stood still, not the peer
+            if peer.outbox.overdue(now_s, self.patience_s):
+                self._log.warning(
+                    "peer lost: its mail does not leave",
+                    peer=peer.address.endpoint,
+                    num_waiting=len(peer.outbox),
+                )
+                self.forget(peer.address)
+                self._stats.num_peers_lost += 1
+                self._tell_lost(peer.address)
+            elif not peer.outbox and now_s - peer.used_s > _IDLE_S:
+                self.forget(peer.address)
+        if self._peers:
+            self._sweep_soon()
+
+    def _tell_lost(self, peer: Address) -> None:
+        if self._peer_lost is not None and not self._closed:
+            self._peer_lost(peer)
+
+    def forget(self, peer: Address) -> None:
+        """Close the link to a peer at once and drop what waits for it."""
+        link = self._peers.pop(peer, None)
+        if link is not None:
+            self._unwatch(link)
+            self._stats.num_dropped += len(link.outbox)
+            self._stats.num_merged += link.outbox.num_merged
+            link.socket.close(0)
+
+    # --- the end
+
+    async def close(self, linger_s: float) -> None:
+        """Send what still waits, for `linger_s` at most, then close every socket."""
+        if self._closed:
+            return
+        deadline_s = time.monotonic() + linger_s
+        self._stop_reading()
+        await self._empty_outboxes(linger_s)
+        self._closed = True
+        if self._sweep_handle is not None:
+            self._sweep_handle.cancel()
+        self._resolver.close()
+        self._inbox.close()
+        linger_ms = max(0, int((deadline_s - time.monotonic()) * 1000))
+        for peer in self._peers.values():
+            self._unwatch(peer)
+            self._stats.num_dropped += len(peer.outbox)
+            peer.socket.close(linger_ms)
+        self._peers.clear()
+        if self._authenticator is not None:
+            self._authenticator.close()
+        # Waits until libzmq has sent what it had taken; the loop, and the actor's end, go on.
+        await self._loop.run_in_executor(None, self._context.term)
+
+    def _stop_reading(self) -> None:
+        self._loop.remove_reader(self._inbox_fd)
+        self._deliver = None
+        if self._drain_handle is not None:
+            self._drain_handle.cancel()
+            self._drain_handle = None
+
+    async def _empty_outboxes(self, linger_s: float) -> None:
+        if self._num_waiting():
+            self._outboxes_empty = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._outboxes_empty.wait(), linger_s)
+
+    def _num_waiting(self) -> int:
+        return sum(len(peer.outbox) for peer in self._peers.values())
+
+    def _refused(self) -> None:
+        self._stats.num_refused_keys += 1
