@@ -121,3 +121,18 @@ def revision_of(folder: Path) -> str:
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
     return digest.hexdigest()[:_REVISION_DIGITS]
+
+
+def eos_token_ids(path: str | Path) -> tuple[int, ...]:
+    """Return the ids that end a text: `eos_token_id` of generation_config.json, else of config.json.
+
+    Either may hold one id or a list of them.
+    """
+    folder = Path(path)
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(folder, name).get("eos_token_id")
+        if isinstance(value, int):
+            return (value,)
+        if isinstance(value, list) and all(isinstance(item, int) for item in value):
+            return tuple(dict.fromkeys(value))
+    return ()

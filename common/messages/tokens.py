@@ -63,12 +63,15 @@ class TokensGenerated:
     top_logprobs: Float32s
     opened: tuple[StreamOpened, ...] = ()
     ended: tuple[StreamEnded, ...] = ()
+    answer_to: Address | None = None  # who waits until the step's text is written (lockstep)
 
     def merged(self, later: object) -> TokensGenerated | None:
         """Join a later message to the same detokenizer into this one while both wait."""
         from common.messages import token_rows  # its builder makes this very class
 
-        return token_rows.merged(self, later) if isinstance(later, TokensGenerated) else None
+        if not isinstance(later, TokensGenerated) or self.answer_to or later.answer_to:
+            return None
+        return token_rows.merged(self, later)
 
     def check(self) -> None:
         """Raise `MalformedMessage` unless the columns agree; called where mail is received."""

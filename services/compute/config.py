@@ -34,6 +34,6 @@ class ComputeSettings(Settings):
     num_threads: int = 0  # torch threads on the CPU; default: all cores but one
     warmup: bool = True
     grace_s: float = 30.0
-    sim_step_base_s: float = 0.005
-    sim_step_per_token_s: float = 0.0
-    sim_step_per_prefill_token_s: float = 0.0
+    sim_step_base_s: float = 0.005  # the virtual device's step: this much at least,
+    sim_step_per_row_s: float = 0.0  # this much for each decode row
+    sim_step_per_token_s: float = 0.0  # and this much for each prompt token

@@ -75,18 +75,28 @@ class Engine:
         """Steps launched and not yet taken."""
         return len(self._in_flight)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another step may be launched before the oldest is taken."""
+        return len(self._in_flight) <= self._depth
+
     def launch_delay_s(self) -> float:
         """How long planning can still wait for newcomers without the device running dry."""
-        if not self._in_flight:
+        if not self._in_flight or not self.has_room:
             return 0.0
         newest = self._in_flight[-1]
-        if len(self._in_flight) <= self._depth and self._depth > 0:
-            return self._timer.launch_at_s(newest.kind, newest.launched_s) - self._clock()
-        return 0.0
+        return self._timer.launch_at_s(newest.kind, newest.launched_s) - self._clock()
+
+    def result_delay_s(self) -> float:
+        """How long until the oldest step's result is expected."""
+        if not self._in_flight:
+            return 0.0
+        oldest = self._in_flight[0]
+        return self._timer.end_s(oldest.kind, oldest.launched_s) - self._clock()
 
     def launch(self) -> bool:
         """Plan the next step and put it on the device; False when there is none to plan yet."""
-        if len(self._in_flight) > self._depth:
+        if not self.has_room:
             return False
         began_s = self._clock()
         plan = self._scheduler.plan(began_s)
@@ -111,7 +121,7 @@ class Engine:
         return True
 
     def collect(self, force: bool) -> bool:
-        """Take the oldest step's result, waiting for it only if `force`; False if none was taken."""
+        """Take the oldest step's result, waiting for it only if `force`; False if there is none."""
         if not self._in_flight:
             return False
         oldest = self._in_flight[0]
@@ -134,6 +144,12 @@ class Engine:
         self.stats.num_steps += 1
         self._learn(oldest, result.device_start_s, result.device_end_s, waited_s)
         return True
+
+    def forget(self) -> None:
+        """Start the statistics again, after the warm-up."""
+        self.stats = EngineStats()
+        self._timer = StepTimer()
+        self._device_end_s = 0.0
 
     def rest(self) -> None:
         """Say that there is no work: the gap until the next step is nobody's fault."""

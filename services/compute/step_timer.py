@@ -21,11 +21,13 @@ class StepTimer:
         self._host_s = 0.001
         self._last_end_s = 0.0
 
+    def end_s(self, kind: tuple[int, int], launched_s: float) -> float:
+        """Return when a step of this kind that was launched then is expected to end."""
+        return max(launched_s, self._last_end_s) + self._duration_s.get(kind, 0.0)
+
     def launch_at_s(self, kind: tuple[int, int], launched_s: float) -> float:
         """Return when to plan the step after one of this kind that was launched then."""
-        duration_s = self._duration_s.get(kind, 0.0)
-        start_s = max(launched_s, self._last_end_s)
-        return start_s + duration_s - self._host_s - MARGIN_S
+        return self.end_s(kind, launched_s) - self._host_s - MARGIN_S
 
     def ended(self, kind: tuple[int, int], launched_s: float, end_s: float) -> None:
         """Learn from a step that ended then (or was seen to have ended, which is no earlier)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -13,7 +14,7 @@ from common.link.mail import Mail
 from common.messages.address import Address
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
-from common.messages.text import Detokenized
+from common.messages.text import Detokenized, StepMark
 from common.messages.text_rows import TextRows
 from common.messages.token_rows import rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
@@ -121,8 +122,12 @@ class DetokenizerActor:
                 self._spans.begin(row.attempt, row.header)
             for outcome in self._streams.take(row, compute, now_s):
                 self._note(outcome, mails)
+        mark = None
+        if message.answer_to is not None:
+            mark = StepMark(message.answer_to, message.step_id)
         for reply, builder in mails.items():
-            self._send(reply, builder.build())
+            text = builder.build()
+            self._send(reply, text if mark is None else replace(text, mark=mark))
 
     def _note(self, outcome: Outcome, mails: dict[Address, TextRows]) -> None:
         match outcome:

@@ -10,13 +10,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
+from pathlib import Path
 
 import numpy as np
 
+from common.model_folder import describe, eos_token_ids
+from services.compute.config import ComputeSettings
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.step import SlotDelta, StepPlan, StepResult, TokenLogprobs
 
 LOG_HALF = log(0.5)
+DEFAULT_MODEL_LEN = 4096  # for a folder that does not name its model's
+DEFAULT_KV_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +141,25 @@ class SimRunner:
         return logprobs
 
 
-def sim_spec(
-    vocab_size: int,
-    max_model_len: int,
-    *,
-    max_num_seqs: int,
-    num_pages: int,
-    page_tokens: int = 16,
-    max_step_tokens: int = 8192,
-    eos_token_ids: tuple[int, ...] = (),
-) -> RunnerSpec:
-    """Describe a virtual device of this size."""
-    return RunnerSpec(
-        vocab_size=vocab_size,
+def load(folder: Path, settings: ComputeSettings) -> SimRunner:
+    """Make the virtual device for the model in a folder, of which only its sizes matter."""
+    card = describe(folder)
+    max_model_len = settings.max_model_len or card.max_model_len or DEFAULT_MODEL_LEN
+    kv_tokens = settings.max_batched_token_mem or min(
+        settings.max_num_seqs * max_model_len, DEFAULT_KV_TOKENS
+    )
+    spec = RunnerSpec(
+        vocab_size=card.vocab_size,
         max_model_len=max_model_len,
-        eos_token_ids=eos_token_ids,
-        kv_groups=(KVGroup("full", 1, page_tokens, 0),),
-        num_pages=num_pages,
+        eos_token_ids=eos_token_ids(folder),
+        kv_groups=(KVGroup("full", 1, settings.page_tokens, 0),),
+        num_pages=max(1, kv_tokens // settings.page_tokens),
         num_host_pages=0,
-        max_num_seqs=max_num_seqs,
-        max_step_tokens=max_step_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_step_tokens=settings.max_num_seqs + (settings.max_prefill_tokens or 8192),
         stall_after_s=5.0,
     )
+    latency = LatencyModel(
+        settings.sim_step_base_s, settings.sim_step_per_row_s, settings.sim_step_per_token_s
+    )
+    return SimRunner(spec, latency)

@@ -40,9 +40,12 @@ class Ending:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceEvent:
-    """News of one sequence: tokens that are certain now, its end, or both.
+    """News of one sequence: tokens that are certain now, its end, or both. Treat it as frozen.
+
+    There is one a row and step, and Python makes a frozen one in 0.72 us, this one in 0.15 us:
+    at 256 rows that is half of the budget for plan and commit.
 
     `opened` marks the first event of the attempt. Events of one attempt never overlap or leave
     a gap: first_index continues where the one before ended (len(output_ids) at the start).

@@ -1,0 +1,255 @@
+"""The compute actor: prompts and aborts in, a step's tokens out; between them the step loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from common.errors import FatalError, LinkError
+from common.link.mail import Mail
+from common.messages.address import Address, AttemptId
+from common.messages.control import Abort, Load, ModelCard, RouterAlive
+from common.messages.failure import Failure, Usage
+from common.messages.generate import ComputeInbox, Generate, StepWritten
+from common.registration import Registration, WorkerState
+from services.compute.config import ComputeSettings
+from services.compute.egress import step_mail
+from services.compute.engine import Engine
+from services.compute.runner.protocol import Runner
+from services.compute.scheduler.protocol import Ending, Request, Scheduler, SequenceEvent
+from services.compute.spans import GenerateSpans
+from services.compute.step_loop import StepLoop
+from services.compute.warmup import warm_up
+
+DRAINING = Failure(503, "draining", "This replica is shutting down.", retryable=True)
+
+
+class Device(Protocol):
+    """Loads what the actor runs: done in `start`, so that a broken model is a clear error."""
+
+    def load(self) -> tuple[Runner, Scheduler, ModelCard]:
+        """Load the model and make its runner, scheduler and card; ModelError if it cannot be."""
+        ...
+
+
+class ComputeActor:
+    """One device's actor: mail to scheduler, events to mail, and its place in the fleet."""
+
+    def __init__(
+        self,
+        settings: ComputeSettings,
+        device: Device,
+        registration: Registration,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._device = device
+        self._registration = registration
+        self._clock = clock
+        self._spans = GenerateSpans()
+        self._draining = False
+        self._step_id = 0
+        self._task: asyncio.Task[None] | None = None
+        self._log = structlog.get_logger()
+
+    async def start(self, mail: Mail) -> None:
+        """Load the model, warm up and start the step loop; ModelError for a folder that is bad."""
+        began_s = self._clock()
+        self._mail = mail
+        self._runner, self._scheduler, card = self._device.load()
+        self._engine = Engine(
+            self._scheduler,
+            self._runner,
+            0 if self._settings.lockstep else self._settings.in_flight_steps,
+            self._clock,
+            self._step_failed,
+        )
+        if self._settings.warmup:
+            warm_up(self._engine, self._scheduler)
+        loaded_s = self._clock()
+        spec = self._runner.spec()
+        kv_tokens = spec.num_pages * spec.kv_groups[0].page_tokens
+        self._log.info(
+            "model loaded",
+            model=card.name,
+            seconds=round(loaded_s - began_s, 2),
+            kv_tokens=kv_tokens,
+            max_model_len=spec.max_model_len,
+            max_num_seqs=spec.max_num_seqs,
+        )
+        self._registration.start(mail, card, loaded_s)
+        self._steps = StepLoop(self._engine, self._scheduler, self._send, self._settings.lockstep)
+        self._task = asyncio.get_running_loop().create_task(self._steps.run())
+        self._task.add_done_callback(self._loop_ended)
+        # From here on a collection would stop the device's loop for milliseconds: the loop
+        # collects by hand when there is no work.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def receive(self, message: ComputeInbox, sender: Address) -> None:
+        """Handle one message; any mail of a router renews its lease."""
+        now_s = self._clock()
+        self._registration.heard(sender, now_s)
+        match message:
+            case Generate():
+                self._generate(message, now_s)
+            case Abort(attempt=attempt):
+                self._scheduler.abort(attempt, now_s)
+            case RouterAlive():
+                self._registration.answered(message, now_s)
+                return
+            case StepWritten():
+                self._steps.answered()
+        self._steps.wake()
+
+    def peer_lost(self, peer: Address) -> None:
+        """End the attempts of a router or towards a detokenizer that takes no mail."""
+        self._registration.lost(peer)
+        self._drop_router(peer.incarnation, self._clock())
+        self._scheduler.end_all(
+            lambda request: request.detokenizer == peer, "aborted", self._clock()
+        )
+        self._steps.wake()
+
+    def tick(self, now_s: float) -> None:
+        """Beat, and end the attempts of routers whose lease ran out."""
+        stats = self._scheduler.stats()
+        used = stats.pages_total - stats.pages_free
+        state = WorkerState(
+            load=Load(
+                num_running=stats.num_running,
+                num_waiting=stats.num_waiting + stats.num_swapped,
+                capacity=self._runner.spec().max_num_seqs,
+                kv_usage=used / stats.pages_total if stats.pages_total else 0.0,
+            ),
+            progress=self._engine.stats.num_steps,
+            stall_after_s=self._runner.spec().stall_after_s,
+            draining=self._draining,
+            open_counters=self._scheduler.open_attempts,
+        )
+        for router in self._registration.tick(now_s, state):
+            self._drop_router(router, now_s)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self._draining = True
+
+    @property
+    def drained(self) -> bool:
+        """Whether every sequence has ended."""
+        return not self._scheduler.has_work()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a router knows of this replica."""
+        return self._registration.registered
+
+    @property
+    def num_open(self) -> int:
+        """Sequences with state here."""
+        stats = self._scheduler.stats()
+        return stats.num_running + stats.num_waiting + stats.num_swapped
+
+    async def stop(self) -> None:
+        """Commit what is in flight, end the rest as moved, and release the device."""
+        self._registration.stop()
+        if self._task is None:  # it never came to serving
+            return
+        self._task.remove_done_callback(self._loop_ended)
+        self._steps.close()
+        if not self._task.done():
+            await self._task
+        while self._engine.collect(force=True):
+            pass
+        self._scheduler.end_all(lambda request: True, "moved", self._clock())
+        self._send(self._scheduler.take_events())
+        stats = self._engine.stats
+        self._log.info(
+            "engine stopped",
+            steps=stats.num_steps,
+            plan_s=round(stats.plan_s, 4),
+            launch_s=round(stats.launch_s, 4),
+            wait_s=round(stats.wait_s, 4),
+            commit_s=round(stats.commit_s, 4),
+            device_busy_s=round(stats.device_busy_s, 4),
+            device_idle_s=round(stats.device_idle_s, 4),
+        )
+        self._runner.close()
+        gc.enable()
+
+    def _generate(self, message: Generate, now_s: float) -> None:
+        request = Request(
+            attempt=message.attempt,
+            detokenizer=message.detokenizer,
+            prompt_ids=tuple(message.prompt_ids),
+            output_ids=tuple(message.output_ids),
+            sampling=message.sampling,
+            header=message.header,
+            num_choices=message.num_choices,
+            first_choice=message.first_choice,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            traceparent=message.traceparent,
+        )
+        if self._draining:
+            self._send([_refused(request, choice) for choice in range(request.num_choices)])
+            return
+        self._registration.expect(message.attempt.router, now_s)
+        self._spans.begin(request, now_s)
+        self._scheduler.add(request, now_s)
+
+    def _send(self, events: list[SequenceEvent]) -> int:
+        """Send a step's events; returns how many answers the routers will give (in lockstep)."""
+        now_s = self._clock()
+        for event in events:
+            self._spans.note(event, now_s)
+        self._step_id += 1
+        num_answers = 0
+        for detokenizer, message in step_mail(self._step_id, events):
+            if self._settings.lockstep:
+                message = replace(message, answer_to=self._mail.address)
+                num_answers += len(message.routers)
+            try:
+                self._mail.send(detokenizer, message)
+            except LinkError as error:
+                self._log.error("tokens not sent", to=detokenizer.endpoint, error=str(error))
+        return num_answers
+
+    def _drop_router(self, router: str, now_s: float) -> None:
+        for counter in self._scheduler.open_attempts(router):
+            self._scheduler.abort(AttemptId(router, counter), now_s)
+        self._steps.wake()
+
+    def _step_failed(self, error: Exception) -> None:
+        self._log.error("step failed", exc_info=error)
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        """Take the process down with the loop: without it nothing is served here."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        fatal = FatalError("the step loop ended")
+        fatal.__cause__ = error
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "the step loop ended", "exception": fatal}
+        )
+
+
+def _refused(request: Request, choice: int) -> SequenceEvent:
+    usage = Usage(len(request.prompt_ids), 0, len(request.output_ids))
+    return SequenceEvent(
+        attempt=AttemptId(request.attempt.router, request.attempt.counter + choice),
+        detokenizer=request.detokenizer,
+        header=request.header,
+        first_index=len(request.output_ids),
+        token_ids=(),
+        opened=True,
+        ending=Ending("refused", usage, failure=DRAINING),
+    )

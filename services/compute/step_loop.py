@@ -1,0 +1,120 @@
+"""The loop that turns the engine: one turn of asyncio a step, sleep only when there is no work."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+from services.compute.engine import Engine
+from services.compute.scheduler.protocol import Scheduler, SequenceEvent
+
+TIMER_S = 0.0015  # libuv's timers count in milliseconds; what is nearer than this is not slept for
+COLLECT_INTERVAL_S = 10.0  # of cyclic garbage, and only when there is nothing else to do
+ANSWER_TIMEOUT_S = 2.0  # in lockstep, for a router's answer that was lost
+
+Send = Callable[[list[SequenceEvent]], int]
+"""Sends a step's events; returns how many answers to it will come (in lockstep only)."""
+
+
+class StepLoop:
+    """Plans, launches, collects and sends until closed.
+
+    In lockstep it also waits until the routers have written a step's text before it plans the
+    next: what a server does that makes text between two steps, kept for comparison.
+    """
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, send: Send, lockstep: bool) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._send = send
+        self._lockstep = lockstep
+        self._unanswered = 0
+        self._closing = False
+        self._collected_s = 0.0
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Say that there is news: a request, an abort."""
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    def answered(self) -> None:
+        """Take one answer to the step sent last."""
+        self._unanswered -= 1
+        self.wake()
+
+    def close(self) -> None:
+        """Make `run` return after the turn that it is in."""
+        self._closing = True
+        self.wake()
+
+    async def run(self) -> None:
+        """Turn until closed; the results of launched steps are then still to be collected."""
+        while not self._closing:
+            await asyncio.sleep(0)  # mail in, frames out, timers
+            await self._deliver()
+            if not self._engine.num_in_flight and not self._scheduler.has_work():
+                self._engine.rest()
+                self._collect_garbage()
+                await self._sleep(None)
+                continue
+            await self._sleep_until_near(self._engine.launch_delay_s())
+            launched = self._engine.launch()
+            if launched and self._engine.has_room:
+                continue
+            if not self._engine.num_in_flight:
+                await self._sleep(TIMER_S)  # the policy waits for company, or for its window
+            elif launched or not await self._sleep_until_near(self._engine.result_delay_s()):
+                await self._collect(launched)
+
+    async def _collect(self, launched: bool) -> None:
+        if launched:  # mail that comes while the device works is for the next plan
+            await self._sleep_until_near(self._engine.result_delay_s(), wakeable=False)
+        self._engine.collect(force=True)
+        await self._deliver()
+
+    async def _deliver(self) -> None:
+        events = self._scheduler.take_events()
+        if not events:
+            return
+        num_answers = self._send(events)
+        if self._lockstep:
+            self._unanswered += num_answers
+            deadline_s = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
+            while self._unanswered > 0 and asyncio.get_running_loop().time() < deadline_s:
+                await self._sleep(0.1)
+            self._unanswered = 0
+
+    async def _sleep_until_near(self, delay_s: float, wakeable: bool = True) -> bool:
+        """Sleep most of a delay; whether news cut it short."""
+        if delay_s <= TIMER_S:
+            return False
+        return await self._sleep(delay_s - TIMER_S, wakeable)
+
+    async def _sleep(self, delay_s: float | None, wakeable: bool = True) -> bool:
+        """Sleep so long, or for good; whether news ended it."""
+        loop = asyncio.get_running_loop()
+        sleeper: asyncio.Future[None] = loop.create_future()
+        woken = True
+
+        def time_is_up() -> None:
+            nonlocal woken
+            if not sleeper.done():
+                woken = False
+                sleeper.set_result(None)
+
+        timer = None if delay_s is None else loop.call_later(delay_s, time_is_up)
+        self._sleeper = sleeper if wakeable else None
+        await sleeper
+        self._sleeper = None
+        if timer is not None:
+            timer.cancel()
+        return woken
+
+    def _collect_garbage(self) -> None:
+        """Make up for the automatic collection, which is off."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._collected_s > COLLECT_INTERVAL_S:
+            self._collected_s = now_s
+            gc.collect()
