@@ -124,9 +124,9 @@ def revision_of(folder: Path) -> str:
 
 
 def eos_token_ids(path: str | Path) -> tuple[int, ...]:
-    """Return the ids that end a text: `eos_token_id` of generation_config.json, else of config.json.
+    """Return the ids that end a text, from generation_config.json or else config.json.
 
-    Either may hold one id or a list of them.
+    `eos_token_id` in either may hold one id or a list of them.
     """
     folder = Path(path)
     for name in ("generation_config.json", "config.json"):
