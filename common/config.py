@@ -115,29 +115,14 @@ def load(
 
     `path` None stands for the file that SLIPSTREAM_CONFIG names, if any.
     """
-    path = path or env.get(CONFIG_VARIABLE) or None
-    layers = [
-        (f"{path}: ", read_file(path) if path else {}),
-        ("", read_environment(env)),
-        ("option ", overrides or {}),
-    ]
-    types: dict[str, type[Settings]] = {
-        "model": ModelSettings,
-        "links": LinkSettings,
-        "telemetry": TelemetrySettings,
-        service: settings_type,
-    }
-    groups, complaints = {}, []
-    for table, kind in types.items():
-        group, wrong = _group(kind, table, layers)
-        groups[table] = group
-        complaints += wrong
-    if complaints:
+    layers = layers_of(path, env, overrides)
+    complaints: list[str] = []
+    model = _group(ModelSettings, "model", layers, complaints)
+    links = _group(LinkSettings, "links", layers, complaints)
+    telemetry = _group(TelemetrySettings, "telemetry", layers, complaints)
+    own = _group(settings_type, service, layers, complaints)
+    if model is None or links is None or telemetry is None or own is None:
         raise ConfigError("\n".join(complaints))
-    model, links, telemetry = groups["model"], groups["links"], groups["telemetry"]
-    own = groups[service]
-    assert isinstance(model, ModelSettings) and isinstance(links, LinkSettings)
-    assert isinstance(telemetry, TelemetrySettings) and isinstance(own, settings_type)
     return ServiceConfig(
         service=service,
         name=name or service,
@@ -148,6 +133,41 @@ def load(
         listen_fd=_descriptor(env, LISTEN_FD_VARIABLE),
         launcher_fd=_descriptor(env, LAUNCHER_FD_VARIABLE),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Values from one place; `prefix` names it in complaints, empty for the environment."""
+
+    prefix: str
+    tables: Tables
+
+    def name_of(self, table: str, field: str) -> str:
+        """Say where a value was written."""
+        if not self.prefix:
+            return f"{ENV_PREFIX}{table}__{field}".upper()
+        return f"{self.prefix}[{table}] {field}"
+
+
+def layers_of(
+    path: str | Path | None, env: Mapping[str, str], overrides: Tables | None = None
+) -> list[Layer]:
+    """Read the file and the environment; later layers go over earlier ones."""
+    path = path or env.get(CONFIG_VARIABLE) or None
+    return [
+        Layer(f"{path}: ", read_file(path) if path else {}),
+        Layer("", read_environment(env)),
+        Layer("option ", overrides or {}),
+    ]
+
+
+def validated(kind: type[S], table: str, layers: list[Layer]) -> S:
+    """Make the settings of one table; ConfigError says everything that is wrong in it."""
+    complaints: list[str] = []
+    group = _group(kind, table, layers, complaints)
+    if group is None:
+        raise ConfigError("\n".join(complaints))
+    return group
 
 
 def read_file(path: str | Path) -> Tables:
@@ -201,35 +221,33 @@ def _is_hub_id(path: str) -> bool:
     return re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None and not path.startswith(".")
 
 
-def _group(
-    kind: type[S], table: str, layers: list[tuple[str, Tables]]
-) -> tuple[S | None, list[str]]:
-    """Validate one table; the complaints name where each bad value was written."""
+def _group(kind: type[S], table: str, layers: list[Layer], complaints: list[str]) -> S | None:
+    """Validate one table; complaints are added, and name where each bad value was written."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for prefix, tables in layers:
-        for field, value in tables.get(table, {}).items():
+    for layer in layers:
+        for field, value in layer.tables.get(table, {}).items():
             values[field] = value
-            origin[field] = f"{prefix}[{table}] {field}"
-            if not prefix:
-                origin[field] = f"{ENV_PREFIX}{table}__{field}".upper()
+            origin[field] = layer.name_of(table, field)
     try:
-        return kind.model_validate(values), []
+        return kind.model_validate(values)
     except ValidationError as error:
-        complaints = []
         for problem in error.errors(include_url=False, include_context=False):
             field = str(problem["loc"][0]) if problem["loc"] else ""
             where = origin.get(field, f"[{table}] {field}".rstrip())
             if problem["type"] == "extra_forbidden":
-                known = list(kind.model_fields)
-                complaints.append(f"{where}: no such setting{_near(field, known)}")
+                said = f"no such setting{_near(field, list(kind.model_fields))}"
             elif problem["type"] == "missing":
-                complaints.append(f"{where}: must be set")
+                said = "must be set"
             else:
-                given = repr(problem["input"])
-                given = given if len(given) <= 60 else given[:57] + "..."
-                complaints.append(f"{where}: {_plain(problem['msg'])} (it is {given})")
-        return None, complaints
+                said = f"{_plain(problem['msg'])} (it is {_short(problem['input'])})"
+            complaints.append(f"{where}: {said}")
+        return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _plain(message: str) -> str:

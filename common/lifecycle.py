@@ -18,14 +18,13 @@ import uvloop
 from common.actor import Actor, ReportsReady
 from common.beacon import Beacon
 from common.errors import FatalError
+from common.exit_status import EXIT_FATAL, EXIT_SIGNALLED
 from common.link.mail import Mail
 from common.messages.address import Address
 
 TICK_S = 0.1
 LINGER_S = 5.0  # for mail that still waits, on an orderly exit
 STOP_S = 10.0  # for an actor's own clearing up
-EXIT_FATAL = 1
-EXIT_CONFIG = 78  # EX_CONFIG: starting it again would change nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class _Life:
             await self._stop(mail)
         if self._fatal is not None:
             return EXIT_FATAL
-        return 128 + self._urgent if self._urgent else 0
+        return EXIT_SIGNALLED + self._urgent if self._urgent else 0
 
     async def _start(self, mail: Mail) -> bool:
         """Start the actor; False when a signal or a fatal error came first."""

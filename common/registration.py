@@ -13,7 +13,6 @@ import structlog
 from common.errors import LinkError
 from common.heartbeat import Heartbeats
 from common.link.mail import Mail
-from common.link.resolve import Resolver
 from common.messages.address import Address
 from common.messages.arrays import int64s
 from common.messages.control import (
@@ -44,7 +43,6 @@ class Registration:
         self._service = service
         self._routers = routers
         self._heartbeats = Heartbeats()
-        self._resolver = Resolver()
         self._mail: Mail | None = None
         self._model = ModelCard("", "", 0)
         self._started_s = 0.0
@@ -83,7 +81,7 @@ class Registration:
         if mail is None:
             return []
         expired = self._heartbeats.expired(now_s, mail.inbox_empty)
-        endpoints = [found for name in self._routers for found in self._resolver.endpoints(name)]
+        endpoints = [found for name in self._routers for found in mail.resolve(name)]
         self._heartbeats.resolved(endpoints, now_s)
         for to, beat in self._heartbeats.due(now_s):
             try:
@@ -91,10 +89,6 @@ class Registration:
             except LinkError as error:
                 self._log.error("heartbeat not sent", router=to.endpoint, error=str(error))
         return expired
-
-    def stop(self) -> None:
-        """Stop resolving names."""
-        self._resolver.close()
 
     def _alive(
         self, address: Address, router: str, beat: int, now_s: float, state: WorkerState

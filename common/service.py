@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from common.actor import Actor
 from common.config import ServiceConfig, Settings, load
 from common.errors import ConfigError, InboxTaken, ModelError
-from common.lifecycle import EXIT_CONFIG, EXIT_FATAL, Watch, run_service
+from common.exit_status import EXIT_CONFIG, EXIT_FATAL
+from common.lifecycle import Watch, run_service
 from common.link.mail import Mail
 from common.run_dir import private_run_dir
 from common.telemetry import log, trace

@@ -1,0 +1,76 @@
+"""The listening socket, bound once by the launcher and inherited by every router."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+
+from common.errors import ConfigError
+
+BACKLOG = 1024
+PROBE_S = 2.0
+
+
+class Front:
+    """The address at which the API is to be reached; bound and listening while this is open.
+
+    ConfigError says in plain words why that does not work.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            found = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"--host {host}: no such address here ({error})") from error
+        family, _, _, _, address = found[0]
+        try:
+            self._socket = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(_why(error, host, port)) from error
+        self._socket.setblocking(False)
+        bound_host, self.port = self._socket.getsockname()[:2]
+        self.host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound_host, bound_host)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor for routers to inherit."""
+        return self._socket.fileno()
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    async def ready(self) -> bool:
+        """Whether a router behind it says that the service is ready."""
+        request = "GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        try:
+            async with asyncio.timeout(PROBE_S):
+                reader, writer = await asyncio.open_connection(self.host, self.port)
+                try:
+                    writer.write(request.encode("ascii"))
+                    status = await reader.readline()
+                finally:
+                    writer.close()
+        except (OSError, ValueError):  # a timeout is an OSError too
+            return False
+        return status.split()[1:2] == [b"200"]
+
+    def close(self) -> None:
+        """Leave the socket to the routers, so that it is gone when they are."""
+        self._socket.close()
+
+
+def _why(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is taken; stop what listens there or choose another --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host} is not for this user; choose a --port above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {host}: not an address of this machine"
+    return f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}"

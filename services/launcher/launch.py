@@ -1,0 +1,109 @@
+"""One launch of the whole server on this machine, from the plan to the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from common.config import LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, SERVICE_TABLES
+from common.errors import ConfigError
+from common.run_dir import private_run_dir
+from common.telemetry import log
+from services.launcher.child import Child, service_command
+from services.launcher.front import Front
+from services.launcher.model import find_model
+from services.launcher.options import DEFAULT_HOST, DEFAULT_PORT
+from services.launcher.plan import Plan, environment_of, tables_of_run
+from services.launcher.ring import Ring
+from services.launcher.settings_file import toml_text
+
+QUESTION = "What is the capital of France?"
+
+
+def launch(plan: Plan, env: Mapping[str, str]) -> int:
+    """Serve until told to end; returns the exit status.
+
+    Raises ConfigError or ModelError for what is known to fail before a process is started.
+    """
+    log_format = plan.telemetry.log_format
+    if log_format == "auto":
+        log_format = "console" if sys.stderr.isatty() else "json"
+    log.configure("launcher", "launcher", plan.telemetry)
+    with contextlib.ExitStack() as stack:
+        front = Front(plan.value("router", "host", DEFAULT_HOST), _port(plan))
+        stack.callback(front.close)
+        model = find_model(plan.model, with_weights=plan.needs_weights)
+        run_dir = stack.enter_context(private_run_dir())
+        config = os.path.join(run_dir, "slipstream.toml")
+        Path(config).write_text(toml_text(tables_of_run(plan, model, run_dir, log_format)))
+        read_fd, write_fd = os.pipe()  # its writing end goes with us, which the services notice
+        stack.callback(os.close, read_fd)
+        stack.callback(os.close, write_fd)
+        children = _children(plan, env, config, (read_fd, front.fd))
+        write = _writer(log_format, config, max(len(child.name) for child in children))
+
+        def announce(seconds: float) -> None:
+            key = bool(plan.value("router", "api_keys").strip("[]()"))
+            sys.stdout.write(banner(front.url, model.served_name, seconds, key))
+            sys.stdout.flush()
+
+        async def supervise() -> int:
+            return await Ring(children, run_dir, plan.grace_s, write).run(front, announce)
+
+        return asyncio.run(supervise())
+
+
+def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
+    """Say where the API is, with a command that works."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
+    return (
+        f"\nSlipstream serves {model} at {url}/v1 (ready after {seconds:.1f} s). Ask it:\n"
+        f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+        f"    -d '{body}'\n"
+        "\nCtrl-C ends it.\n\n"
+    )
+
+
+def _port(plan: Plan) -> int:
+    text = plan.value("router", "port", str(DEFAULT_PORT))
+    if not text.isdigit() or int(text) > 65535:
+        raise ConfigError(f"[router] port: should be a number from 0 to 65535 (it is {text})")
+    return int(text)
+
+
+def _children(plan: Plan, env: Mapping[str, str], config: str, fds: tuple[int, int]) -> list[Child]:
+    """Describe all processes; `fds` are the launcher's pipe and the listening socket."""
+    root = str(Path(__file__).resolve().parents[2])
+    pipe, listening = fds
+    children = []
+    # Compute first: it takes longest to start.
+    for service in sorted(SERVICE_TABLES, key=lambda service: service != "compute"):
+        for name in plan.counts.names(service):
+            inherited = environment_of(name, plan, env, root)
+            inherited[LAUNCHER_FD_VARIABLE] = str(pipe)
+            passed: tuple[int, ...] = (pipe,)
+            if service == "router":
+                inherited[LISTEN_FD_VARIABLE] = str(listening)
+                passed = fds
+            command = service_command(service, name, config)
+            children.append(Child(name, command, inherited, passed))
+    return children
+
+
+def _writer(log_format: str, config: str, width: int) -> Callable[[str, str], None]:
+    """Return what passes the children's lines on: prefixed for people, untouched for machines."""
+
+    def write(name: str, line: str) -> None:
+        line = line.replace(f"{config}: ", "")  # a file of ours, which the user never saw
+        prefix = f"{name:<{width}} | " if log_format == "console" else ""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{prefix}{line}\n")
+            sys.stderr.flush()
+
+    return write

@@ -1,0 +1,84 @@
+"""Finds the model that `slipstream serve` was asked for, and downloads it where it is not here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from common.config import ModelSettings, resolved_model
+from common.errors import ModelError
+from common.model_folder import DOWNLOAD_PATTERNS
+
+# Weights in other layouts that lie beside the ones that are read; some repositories have them all.
+IGNORED = ("consolidated*", "original/*", "*/*.safetensors")
+
+
+def find_model(model: ModelSettings, *, with_weights: bool) -> ModelSettings:
+    """Return settings whose path is a complete local folder; ModelError says what is wrong.
+
+    A hub id is downloaded with progress bars, without weights where none are needed. Pickled
+    weights (.bin, .pt) are neither fetched nor read.
+    """
+    model = resolved_model(model)
+    folder = Path(model.path).expanduser()
+    if not folder.is_dir():
+        if not _may_be_hub_id(model.path):
+            raise ModelError(f"there is no folder {model.path}; check the model's path")
+        folder = _download(model.path, model.revision, with_weights)
+    folder = folder.absolute()
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json; is it the folder of a model?")
+    if with_weights and not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder} has no *.safetensors; weights in other formats are never loaded "
+            "(--load-format dummy serves random weights)"
+        )
+    return model.model_copy(update={"path": str(folder)})
+
+
+def _may_be_hub_id(path: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
+
+
+def _download(hub_id: str, revision: str, with_weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    patterns = [kind for kind in DOWNLOAD_PATTERNS if with_weights or kind != "*.safetensors"]
+    try:
+        return Path(
+            snapshot_download(
+                hub_id,
+                revision=revision or None,
+                allow_patterns=patterns,
+                ignore_patterns=list(IGNORED),
+            )
+        )
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{hub_id} is gated: accept its terms at https://huggingface.co/{hub_id} and give a "
+            "token, by `hf auth login` or in HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{hub_id} has no revision {revision}") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelError(
+            f"{hub_id} is neither a folder here nor a model on the hub (a private one needs a "
+            "token, by `hf auth login` or in HF_TOKEN)"
+        ) from error
+    except OSError as error:  # the hub's client raises its own subclasses for the network
+        raise ModelError(
+            f"{hub_id} is no folder here, and it could not be fetched from the hub: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    root = error.__cause__ or error
+    text = str(root).strip() or type(root).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,113 @@
+"""What is to be launched: the settings of all services, merged, and how many of each."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.config import (
+    ENV_PREFIX,
+    ModelSettings,
+    Tables,
+    TelemetrySettings,
+    layers_of,
+    validated,
+)
+from services.launcher.counts import Counts
+
+DEFAULT_GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Settings as the user gave them, and counts; nothing has been started."""
+
+    tables: Tables
+    counts: Counts
+    model: ModelSettings
+    telemetry: TelemetrySettings
+
+    def value(self, table: str, field: str, default: str = "") -> str:
+        """Return a setting as text, or the default where the user gave none."""
+        return str(self.tables.get(table, {}).get(field, default))
+
+    @property
+    def grace_s(self) -> float:
+        """The longest grace time of any service."""
+        given = [values["grace_s"] for values in self.tables.values() if "grace_s" in values]
+        try:
+            return max([DEFAULT_GRACE_S, *(float(value) for value in given)])
+        except ValueError:
+            return DEFAULT_GRACE_S  # the service itself will say what is wrong with it
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the model's weights are going to be read."""
+        dummy = self.value("compute", "load_format") == "dummy"
+        return not dummy and self.value("compute", "device") != "sim"
+
+
+def make_plan(config: str | None, env: Mapping[str, str], options: Tables, counts: Counts) -> Plan:
+    """Merge the settings file, the environment and the command line, later over earlier.
+
+    Raises ConfigError for what cannot be read, and for mistakes in the shared tables; those in a
+    service's own table are found by the service.
+    """
+    layers = layers_of(config, env, options)
+    tables: Tables = {}
+    for layer in layers:
+        for table, values in layer.tables.items():
+            tables.setdefault(table, {}).update(values)
+    return Plan(
+        tables,
+        counts,
+        validated(ModelSettings, "model", layers),
+        validated(TelemetrySettings, "telemetry", layers),
+    )
+
+
+def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: str) -> Tables:
+    """Complete the user's settings with what only the launcher knows of this run."""
+    tables = {table: dict(values) for table, values in plan.tables.items()}
+    tables["model"] = model.model_dump()
+    tables.setdefault("telemetry", {})["log_format"] = log_format
+    tables.setdefault("links", {}).update(
+        bind="ipc://{run_dir}/{name}.sock",
+        advertise="",
+        run_dir=run_dir,
+        routers=[f"ipc://{run_dir}/{name}.sock" for name in plan.counts.names("router")],
+        curve_dir="",  # nobody else can enter the folder
+    )
+    if plan.counts.compute > 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        threads = max(1, (cores - 1) // plan.counts.compute)
+        tables.setdefault("compute", {}).setdefault("num_threads", threads)
+    return tables
+
+
+def environment_of(name: str, plan: Plan, env: Mapping[str, str], root: str) -> dict[str, str]:
+    """Return the environment of one service: ours are in the settings file, the rest stays.
+
+    `root` is the folder that holds the packages. The working folder is kept out of Python's path:
+    it may well hold another `common`. Several compute processes get a GPU each, in turn.
+    """
+    kept = {key: value for key, value in env.items() if not key.startswith(ENV_PREFIX)}
+    kept["PYTHONSAFEPATH"] = "1"
+    if os.path.basename(root) not in ("site-packages", "dist-packages"):
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH", ""))))
+    service, _, index = name.rpartition("-")
+    on_gpu = plan.value("compute", "device", "auto") in ("auto", "cuda")
+    if service == "compute" and plan.counts.compute > 1 and on_gpu:
+        gpus = gpus_in(env)
+        if gpus:
+            kept["CUDA_VISIBLE_DEVICES"] = gpus[int(index) % len(gpus)]
+    return kept
+
+
+def gpus_in(env: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if "CUDA_VISIBLE_DEVICES" in env:
+        return [gpu for gpu in env["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+    return [str(index) for index in range(len(glob.glob("/dev/nvidia[0-9]*")))]
