@@ -1,0 +1,190 @@
+"""The router's actor: mail in, decisions by the domain objects, mail and events out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from common.link.mail import Mail
+from common.messages.address import Address, AttemptId
+from common.messages.control import Abort, RouterAlive, WorkerAlive
+from common.messages.text import AttemptRefused, Detokenized, TextGenerated, Tokenized
+from services.router.admission import Admission, AdmissionLimits
+from services.router.config import RouterSettings
+from services.router.dispatch import DRAINING, Dispatch
+from services.router.fleet import Fleet
+from services.router.least_load import LeastLoad
+from services.router.placement import Placement
+from services.router.round_robin import RoundRobin
+from services.router.server import HttpServer
+from services.router.stream import Flushes, SlowClientLimits
+
+MISSING_CHECK_S = 0.5  # a heartbeat's interval
+MAX_ABORTS_PER_BEAT = 256
+
+PLACEMENTS: dict[str, Callable[[], Placement]] = {
+    "round_robin": RoundRobin,
+    "least_load": LeastLoad,
+}
+
+
+class RouterActor:
+    """HTTP in, mail round the ring, events out."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        listen_fd: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.port = 0  # known once started
+        self._settings = settings
+        self._listen_fd = listen_fd
+        self._clock = clock
+        self._fleet = Fleet(PLACEMENTS[settings.placement](), settings.lease_s)
+        self._missing_checked_at_s = 0.0
+        self._log = structlog.get_logger()
+
+    async def start(self, mail: Mail) -> None:
+        """Build the parts around the links and listen for clients."""
+        settings = self._settings
+        self._mail = mail
+        self._dispatch = Dispatch(
+            mail,
+            self._fleet,
+            Admission(
+                AdmissionLimits(
+                    settings.max_in_flight,
+                    settings.max_in_flight_tokens,
+                    settings.max_in_flight_per_client,
+                    settings.requests_per_s_per_client,
+                )
+            ),
+            settings.query_timeout_s,
+            self._clock,
+        )
+        limits = SlowClientLimits(
+            settings.slow_client_buffer_bytes,
+            settings.slow_client_max_bytes,
+            settings.slow_client_timeout_s,
+        )
+        self._flushes = Flushes(asyncio.get_running_loop(), limits, self._clock())
+        self._server = HttpServer(self._dispatch, self._flushes, settings)
+        self.port = await self._server.start(self._listen_fd)
+        self._log.info("listening", host=settings.host, port=self.port)
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """The tables, for those who look on."""
+        return self._dispatch
+
+    @property
+    def ready(self) -> bool:
+        """Whether new work is taken."""
+        return self._dispatch.ready
+
+    def receive(self, message: Any, sender: Address) -> None:
+        """Handle one message of `RouterInbox`."""
+        dispatch = self._dispatch
+        match message:
+            case TextGenerated():
+                doomed = dispatch.inflight.text(message)
+                if doomed:
+                    self._log.warning("rows lost", sender=sender.endpoint, attempts=len(doomed))
+                    dispatch.abort(doomed)
+            case WorkerAlive():
+                self._heartbeat(message, sender)
+                return
+            case AttemptRefused():
+                dispatch.abort(dispatch.inflight.refused(message))
+            case Tokenized() | Detokenized():
+                dispatch.queries.answered(message)
+        self._fleet.heard(sender.incarnation, self._clock())
+
+    def peer_lost(self, peer: Address) -> None:
+        """End what a worker has that takes no mail any more."""
+        self._lose(peer.incarnation, "takes no mail")
+
+    def tick(self, now_s: float) -> None:
+        """Judge leases, probe silent workers, look for lost attempts, try slow clients again."""
+        self._server.status.ticked_at_s = time.monotonic()
+        self._flushes.tick(now_s)
+        for lapse in self._fleet.judge(now_s, self._mail.inbox_empty):
+            self._lose(lapse.peer, lapse.reason)
+        for worker in self._fleet.to_probe(now_s):
+            self._mail.send(worker.address, RouterAlive(self._mail.address, 0))
+        if now_s - self._missing_checked_at_s >= MISSING_CHECK_S:
+            self._missing_checked_at_s = now_s
+            doomed = self._dispatch.inflight.fail_missing(self._fleet.beaten_since_s)
+            if doomed:
+                self._log.warning("attempts at no stage", attempts=len(doomed))
+                self._dispatch.abort(doomed)
+
+    def drain(self) -> None:
+        """Refuse new requests; those that run go on."""
+        self._dispatch.draining = True
+
+    @property
+    def drained(self) -> bool:
+        """Whether the last request has been answered."""
+        return self._dispatch.idle
+
+    async def stop(self) -> None:
+        """Fail what still runs, let the last events leave, and close every connection."""
+        dispatch = self._dispatch
+        dispatch.draining = True
+        dispatch.abort(dispatch.inflight.fail_all(DRAINING))
+        dispatch.queries.fail_all(DRAINING)
+        await self._server.stop()
+
+    def _heartbeat(self, message: WorkerAlive, sender: Address) -> None:
+        """Register or renew a worker, answer it, and compare its attempts with the table."""
+        if message.address.incarnation != sender.incarnation:
+            self._log.warning("heartbeat in another's name", sender=sender.endpoint)
+            return
+        now_s = self._clock()
+        incarnation = message.address.incarnation
+        is_new = self._fleet.worker(incarnation) is None
+        for replaced in self._fleet.alive(message, now_s):
+            self._lose(replaced, "replaced")
+        self._mail.send(message.address, RouterAlive(self._mail.address, message.beat))
+        worker = self._fleet.worker(incarnation)
+        if worker is None:
+            return
+        if is_new:
+            self._log.info(
+                "worker registered",
+                service=message.service,
+                endpoint=message.address.endpoint,
+                model=message.model.name,
+                revision=message.model.revision,
+            )
+        dispatch = self._dispatch
+        listed = dispatch.inflight.listed(incarnation, message.open_counters, now_s)
+        unknown = frozenset(counter for counter in listed if counter not in dispatch.queries)
+        # Listed twice, because what ended a moment ago may still be in the first list.
+        again = sorted(unknown & worker.unknown)[:MAX_ABORTS_PER_BEAT]
+        worker.unknown = unknown
+        for counter in again:
+            attempt = AttemptId(self._mail.address.incarnation, counter)
+            self._mail.send(message.address, Abort(attempt, "unknown"))
+
+    def _lose(self, incarnation: str, why: str) -> None:
+        """Forget a worker and end its attempts; the issue on failover will retry them."""
+        worker = self._fleet.worker(incarnation)
+        self._fleet.remove(incarnation)
+        doomed = self._dispatch.inflight.lose_worker(incarnation)
+        self._log.warning(
+            "worker lost",
+            why=why,
+            endpoint=worker.address.endpoint if worker else "",
+            attempts=len(doomed),
+        )
+        self._dispatch.abort(doomed)
+        self._dispatch.queries.lose_worker(incarnation)
+        if worker is not None and why != "hung":
+            self._mail.forget(worker.address)

@@ -1,0 +1,35 @@
+"""Settings of the router service."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from common.config import Settings
+
+
+class RouterSettings(Settings):
+    """The `[router]` table. Zero switches a per-client limit off."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)  # 0 picks a free one
+    api_keys: tuple[str, ...] = ()  # none: everybody may ask
+    placement: Literal["round_robin", "least_load"] = "least_load"
+
+    max_body_bytes: int = Field(8 << 20, ge=1024)  # 8 MiB parse in 80 ms, which stops the loop
+    body_timeout_s: float = Field(30.0, gt=0)  # for a client to send its request
+    keep_alive_s: float = Field(75.0, gt=0)
+    query_timeout_s: float = Field(30.0, gt=0)  # for /tokenize and /detokenize
+
+    max_in_flight: int = Field(1024, ge=1)  # requests
+    max_in_flight_tokens: int = Field(16 << 20, ge=1)  # prompts (estimated) and what they may make
+    max_in_flight_per_client: int = Field(0, ge=0)
+    requests_per_s_per_client: float = Field(0.0, ge=0)
+
+    slow_client_buffer_bytes: int = Field(256 << 10, ge=4096)  # unsent; beyond it deltas merge
+    slow_client_max_bytes: int = Field(4 << 20, ge=4096)  # merged; beyond it the client is dropped
+    slow_client_timeout_s: float = Field(30.0, gt=0)  # behind for longer, the client is dropped
+
+    lease_s: float = Field(2.0, gt=0)  # a worker that was not heard of for longer is gone
+    grace_s: float = Field(30.0, ge=0)

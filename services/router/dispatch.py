@@ -1,0 +1,237 @@
+"""From a Job to mail: places it, enters it into the table, and sends it round the ring.
+
+What the HTTP side sees of the router; it knows no HTTP itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterable
+
+from common.errors import LinkError, MessageTooLarge
+from common.link.mail import Mail
+from common.messages.address import AttemptId
+from common.messages.arrays import int32s
+from common.messages.control import Abort, AbortReason
+from common.messages.failure import Failure
+from common.messages.sampling import SamplingParams
+from common.messages.text import Detokenized, Tokenized
+from common.messages.tokenize import (
+    IdsPrompt,
+    PromptSource,
+    TextPrompt,
+    Tokenize,
+    TokenizeQuery,
+    TokenLimits,
+)
+from common.messages.tokens import DetokenizeQuery
+from services.router.admission import Admission, Ticket
+from services.router.errors import ApiError, bad_field
+from services.router.fleet import Fleet, Group, Way
+from services.router.inflight import Doomed, Entry, InFlight, Sink
+from services.router.job import Job
+from services.router.openai_completions import check_ids
+from services.router.queries import Queries
+
+DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
+NO_WORKER = "no {} is available; try again"
+
+
+class Dispatch:
+    """Brings jobs onto the ring and takes them off again."""
+
+    def __init__(
+        self,
+        mail: Mail,
+        fleet: Fleet,
+        admission: Admission,
+        query_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fleet = fleet
+        self.inflight = InFlight()
+        self.queries = Queries()
+        self.draining = False
+        self.num_handlers = 0  # HTTP requests being answered
+        self._mail = mail
+        self.admission = admission
+        self._query_timeout_s = query_timeout_s
+        self._clock = clock
+
+    @property
+    def ready(self) -> bool:
+        """Whether new work is taken."""
+        return not self.draining and self.fleet.ready
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is open: no request, no question, no HTTP handler."""
+        return not (len(self.inflight) or len(self.queries) or self.num_handlers)
+
+    def group(self, model: str) -> Group:
+        """Find the workers of a model; ApiError 404 if it is not served, 503 if it cannot be now.
+
+        An empty `model` stands for the only one there is.
+        """
+        if self.draining:
+            raise ApiError(DRAINING, 1.0)
+        groups = self.fleet.groups()
+        if not model and groups:
+            model = groups[0].card.name
+        group = self.fleet.group(model)
+        if group is None and groups:
+            message = f"the model {model[:100]!r} does not exist; /v1/models lists those that do"
+            raise ApiError(Failure(404, "model_not_found", message, "model"))
+        missing = self.fleet.missing if group is None else group.missing
+        if group is None or missing:
+            message = NO_WORKER.format(" and no ".join(missing))
+            raise ApiError(Failure(503, "no_worker", message, None, True), 1.0)
+        return group
+
+    def admit(self, client: str, job: Job, group: Group) -> Ticket:
+        """Check a job against the model and the bounds; ApiError 400, 429 or 503."""
+        _check_vocabulary(job, group.card.vocab_size)
+        cost = job.cost_tokens(group.card.max_model_len)
+        return self.admission.admit(client, cost, self._clock())
+
+    def release(self, ticket: Ticket) -> None:
+        """Give back what `admit` gave."""
+        self.admission.release(ticket)
+
+    def submit(self, job: Job, group: Group, sink: Sink, traceparent: str = "") -> Entry:
+        """Send a job round the ring; its choices go to the sink until `close`.
+
+        Every prompt of a batch is placed by itself, so a batch uses all replicas; all within one
+        model revision, so that they answer alike.
+        """
+        now_s, wall_s = self._clock(), time.time()
+        count = job.num_choices
+        entry = self.inflight.open(sink, job.num_all_choices)
+        for number, prompt in enumerate(job.prompts):
+            way = self.fleet.way(group, self._mail.address, now_s)
+            choices = entry.choices[number * count : (number + 1) * count]
+            first = self.inflight.attempt(choices, way.itinerary, now_s)[0].counter
+            message = Tokenize(
+                attempt=AttemptId(self._mail.address.incarnation, first),
+                itinerary=way.itinerary,
+                prompt=prompt,
+                sampling=_seeded(job),
+                stream=job.stream,
+                limits=_limits(way),
+                admitted_at_s=wall_s,
+                output_ids=int32s(),
+                num_choices=count,
+                priority=job.priority,
+                cache_salt=job.cache_salt,
+                prompt_field=job.field_of(number),
+                traceparent=traceparent,
+            )
+            try:
+                self._mail.send(way.itinerary.tokenizer, message)
+            except LinkError as error:
+                self.close(entry)
+                raise _unsendable(error, job.field_of(number)) from error
+        return entry
+
+    def close(self, entry: Entry, reason: AbortReason = "client_gone") -> None:
+        """Take a request off the ring, in whatever state it is."""
+        self.abort(self.inflight.close(entry, reason))
+
+    def abort(self, doomed: Iterable[Doomed]) -> None:
+        """Tell the stages that may work on these attempts to stop.
+
+        Compute ends an attempt downstream, too, so the detokenizer is told only where compute is
+        gone, and the tokenizer only as long as it may still have the attempt.
+        """
+        for each in doomed:
+            way = each.itinerary
+            message = Abort(AttemptId(self._mail.address.incarnation, each.counter), each.reason)
+            compute = self.fleet.worker(way.compute.incarnation)
+            stages = [way.detokenizer if compute is None else way.compute]
+            if not each.past_tokenizer:
+                stages.append(way.tokenizer)
+            for stage in stages:
+                if self.fleet.worker(stage.incarnation) is not None:
+                    self._mail.send(stage, message)
+
+    async def tokenize(
+        self, group: Group, prompt: PromptSource, field: str, with_strings: bool
+    ) -> Tokenized:
+        """Ask a tokenizer for the ids of a prompt."""
+        worker = self.fleet.place(group, "tokenizer", self._clock())
+        query = self._query_id()
+        message = TokenizeQuery(query, self._mail.address, prompt, field, with_strings)
+        try:
+            self._mail.send(worker.address, message)
+        except LinkError as error:
+            raise _unsendable(error, field) from error
+        answer: Tokenized = await self.queries.answer(
+            query.counter, worker.address.incarnation, self._query_timeout_s
+        )
+        return answer
+
+    async def detokenize(self, group: Group, ids: IdsPrompt, field: str) -> str:
+        """Ask a detokenizer for the text of ids."""
+        check_ids(list(ids.ids), field, group.card.vocab_size or 1 << 31)
+        worker = self.fleet.place(group, "detokenizer", self._clock())
+        query = self._query_id()
+        message = DetokenizeQuery(query, self._mail.address, ids.ids)
+        try:
+            self._mail.send(worker.address, message)
+        except LinkError as error:
+            raise _unsendable(error, field) from error
+        answer: Detokenized = await self.queries.answer(
+            query.counter, worker.address.incarnation, self._query_timeout_s
+        )
+        return answer.text
+
+    async def prompt_texts(self, job: Job, group: Group) -> list[str]:
+        """Return the text of every prompt of a completion, for `echo`."""
+        texts = []
+        for number, prompt in enumerate(job.prompts):
+            if isinstance(prompt, TextPrompt):
+                texts.append(prompt.text)
+            elif isinstance(prompt, IdsPrompt):
+                texts.append(await self.detokenize(group, prompt, job.field_of(number)))
+        return texts
+
+    def _query_id(self) -> AttemptId:
+        return AttemptId(self._mail.address.incarnation, self.inflight.take_counters(1))
+
+
+def _seeded(job: Job) -> SamplingParams:
+    """Draw 63 random bits where the client gave no seed: they go with the request everywhere."""
+    if job.has_seed:
+        return job.sampling
+    return dataclasses.replace(job.sampling, seed=secrets.randbits(63))
+
+
+def _limits(way: Way) -> TokenLimits:
+    card = way.card
+    return TokenLimits(
+        max_model_len=card.max_model_len,
+        max_input_length=card.max_input_length,
+        max_output_length=card.max_output_length,
+        vocab_size=card.vocab_size,
+    )
+
+
+def _check_vocabulary(job: Job, vocab_size: int) -> None:
+    """Refuse ids that the model does not have (`vocab_size` 0: unknown)."""
+    if not vocab_size:
+        return
+    for number, prompt in enumerate(job.prompts):
+        if isinstance(prompt, IdsPrompt) and max(prompt.ids) >= vocab_size:
+            check_ids(list(prompt.ids), job.field_of(number), vocab_size)
+    check_ids(list(job.sampling.stop_token_ids), "stop_token_ids", vocab_size)
+    for token_id, _ in job.sampling.logit_bias:
+        if token_id >= vocab_size:
+            raise bad_field("logit_bias", f"{token_id} is no token id; there are {vocab_size}")
+
+
+def _unsendable(error: LinkError, field: str) -> ApiError:
+    if isinstance(error, MessageTooLarge):
+        return ApiError(Failure(413, "request_too_large", f"{field}: is too large", field))
+    return bad_field(field, f"cannot be sent on: {error}")

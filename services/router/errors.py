@@ -1,0 +1,98 @@
+"""What a client is told when its request is refused: a status, and OpenAI's error body."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.messages.failure import Failure
+
+MAX_LISTED_ERRORS = 3
+MAX_INPUT_CHARACTERS = 60
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """A request that ends with an error response; `retry_after_s` becomes a header."""
+
+    def __init__(self, failure: Failure, retry_after_s: float | None = None) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.retry_after_s = retry_after_s
+
+
+def bad_field(field: str, message: str, code: str = "invalid_value") -> ApiError:
+    """Make the 400 that names the field at fault."""
+    return ApiError(Failure(400, code, f"{field}: {message}", field))
+
+
+def unsupported(field: str, why: str = "") -> ApiError:
+    """Make the 400 for a field that this server cannot honour, so it is not silently ignored."""
+    detail = f"; {why}" if why else ""
+    return bad_field(field, f"is not supported by this server{detail}", "unsupported_parameter")
+
+
+def shown(value: Any) -> str:
+    """Render an input for a message, cut short: a 4 KB body has made 23 MB of errors elsewhere."""
+    if isinstance(value, (dict, list)):
+        kind = "object" if isinstance(value, dict) else "array"
+        return f"{kind} of {len(value)}"
+    text = json.dumps(value[:MAX_INPUT_CHARACTERS] if isinstance(value, str) else value)
+    if len(text) > MAX_INPUT_CHARACTERS:
+        return text[: MAX_INPUT_CHARACTERS - 3] + "..."
+    return text
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """Turn pydantic's complaints into one 400 that names the first field and lists a few."""
+    problems = error.errors(include_url=False, include_context=False)
+    lines = []
+    for problem in problems[:MAX_LISTED_ERRORS]:
+        message = problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+        given = "" if problem["type"] == "missing" else f" (it is {shown(problem['input'])})"
+        if problem["type"] == "missing":
+            message = "is required"
+        lines.append(f"{_path(problem['loc'])}: {message}{given}")
+    if len(problems) > MAX_LISTED_ERRORS:
+        lines.append(f"and {len(problems) - MAX_LISTED_ERRORS} more")
+    code = "missing_required_parameter" if problems[0]["type"] == "missing" else "invalid_value"
+    return ApiError(Failure(400, code, "; ".join(lines), _path(problems[0]["loc"])))
+
+
+def error_object(failure: Failure) -> dict[str, Any]:
+    """Build OpenAI's `error` object."""
+    default = "server_error" if failure.status >= 500 else "invalid_request_error"
+    return {
+        "message": failure.message,
+        "type": _TYPES.get(failure.status, default),
+        "param": failure.field,
+        "code": failure.code,
+    }
+
+
+def error_body(failure: Failure) -> bytes:
+    """Build the body of an error response, which is also the payload of an error event."""
+    return json.dumps({"error": error_object(failure)}, ensure_ascii=False).encode()
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path[: 2 * MAX_INPUT_CHARACTERS]

@@ -1,0 +1,244 @@
+"""The workers that this router knows, by their heartbeats; pure, given the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import get_args
+
+from common.leases import Lapse, Leases
+from common.messages.address import Address, Itinerary
+from common.messages.control import (
+    PROTOCOL_VERSION,
+    Load,
+    ModelCard,
+    ServiceName,
+    WorkerAlive,
+)
+from services.router.placement import Candidate, Placement
+
+SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
+MAX_HUNG = 1024  # incarnations remembered as hung
+
+
+class Worker:
+    """One incarnation of one worker and its last word."""
+
+    __slots__ = (
+        "address",
+        "beat_at_s",
+        "draining",
+        "heard_at_s",
+        "load",
+        "model",
+        "num_placed",
+        "previous_beat_at_s",
+        "probed_at_s",
+        "progress",
+        "service",
+        "unknown",
+    )
+
+    def __init__(self, message: WorkerAlive, now_s: float) -> None:
+        self.service = message.service
+        self.address = message.address
+        self.model = message.model
+        self.load: Load = message.load
+        self.draining = message.draining
+        self.progress = message.progress
+        self.heard_at_s = now_s
+        self.beat_at_s = now_s
+        self.previous_beat_at_s = 0.0
+        self.probed_at_s = 0.0
+        self.num_placed = 0  # by this router since the last heartbeat
+        self.unknown: frozenset[int] = frozenset()  # listed last time, not open here
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The workers of one model revision, by service; an itinerary stays within one."""
+
+    card: ModelCard
+    workers: dict[ServiceName, tuple[Worker, ...]]
+
+    @property
+    def missing(self) -> tuple[ServiceName, ...]:
+        """Services of which no worker takes requests."""
+        return tuple(service for service in SERVICES if not self.workers[service])
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An itinerary with the model card of its compute, whose limits count."""
+
+    itinerary: Itinerary
+    card: ModelCard
+
+
+class Fleet:
+    """Registration, leases and placement of all workers."""
+
+    def __init__(self, placement: Placement, lease_s: float) -> None:
+        self._placement = placement
+        self._lease_s = lease_s
+        self._leases: Leases[str] = Leases(lease_s)
+        self._workers: dict[str, Worker] = {}  # by incarnation
+        self._hung: dict[str, int] = {}  # incarnation: the progress it stopped at
+        self._groups: list[Group] | None = None
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def worker(self, incarnation: str) -> Worker | None:
+        """Return a registered worker."""
+        return self._workers.get(incarnation)
+
+    def workers(self) -> Iterable[Worker]:
+        """Iterate over all registered workers."""
+        return self._workers.values()
+
+    def alive(self, message: WorkerAlive, now_s: float) -> list[str]:
+        """Take a heartbeat; return the incarnations that this one replaces.
+
+        A silent worker is given up after `lease_s`, or the time that it declares a step of its own
+        may take, if that is longer. One that hung stays out until its progress moves.
+        """
+        incarnation = message.address.incarnation
+        if message.protocol_version != PROTOCOL_VERSION:
+            return []
+        if self._hung.get(incarnation) == message.progress:
+            return []
+        self._hung.pop(incarnation, None)
+        worker = self._workers.get(incarnation)
+        replaced = []
+        if worker is None:
+            endpoint = message.address.endpoint
+            replaced = [
+                other for other, each in self._workers.items() if each.address.endpoint == endpoint
+            ]
+            for other in replaced:
+                self.remove(other)
+            worker = self._workers[incarnation] = Worker(message, now_s)
+            self._groups = None
+        else:
+            if worker.draining != message.draining or worker.model != message.model:
+                self._groups = None
+            worker.previous_beat_at_s, worker.beat_at_s = worker.beat_at_s, now_s
+            worker.draining, worker.model = message.draining, message.model
+        worker.heard_at_s = now_s
+        worker.load = message.load
+        worker.num_placed = 0
+        self._leases.grant(incarnation, now_s, max(self._lease_s, message.stall_after_s))
+        num_open = len(message.open_counters)
+        self._leases.report(incarnation, message.progress, num_open, message.stall_after_s, now_s)
+        worker.progress = message.progress
+        return replaced
+
+    def heard(self, incarnation: str, now_s: float) -> None:
+        """Renew a worker's lease: any mail from it will do."""
+        worker = self._workers.get(incarnation)
+        if worker is not None:
+            worker.heard_at_s = now_s
+            self._leases.heard(incarnation, now_s)
+
+    def judge(self, now_s: float, inbox_empty: bool = True) -> list[Lapse[str]]:
+        """Remove and return the workers that are dead or hung; call it with every tick."""
+        lapses = self._leases.judge(now_s, inbox_empty)
+        for lapse in lapses:
+            if lapse.reason == "hung":
+                if len(self._hung) >= MAX_HUNG:
+                    del self._hung[next(iter(self._hung))]
+                self._hung[lapse.peer] = self._workers[lapse.peer].progress
+            self.remove(lapse.peer)
+        return lapses
+
+    def remove(self, incarnation: str) -> bool:
+        """Forget a worker; returns whether it was known."""
+        self._leases.forget(incarnation)
+        self._groups = None
+        return self._workers.pop(incarnation, None) is not None
+
+    def to_probe(self, now_s: float) -> list[Worker]:
+        """Return silent workers to be sent something: does their process still take mail?
+
+        A worker in a long step is silent while its sockets live; mail to a dead one stays in the
+        outbox and comes back as `peer_lost`, long before a generous lease ends.
+        """
+        silent = []
+        for worker in self._workers.values():
+            if self._is_silent(worker, now_s) and now_s - worker.probed_at_s >= self._lease_s / 2:
+                worker.probed_at_s = now_s
+                silent.append(worker)
+        return silent
+
+    def beaten_since_s(self, incarnation: str) -> float:
+        """Return when the last but one heartbeat of a worker came; infinity if it is unknown."""
+        worker = self._workers.get(incarnation)
+        return float("inf") if worker is None else worker.previous_beat_at_s
+
+    def groups(self) -> list[Group]:
+        """Return the workers that take requests by model revision, complete or not."""
+        if self._groups is None:
+            cards: dict[tuple[str, str], ModelCard] = {}
+            members: dict[tuple[str, str], list[Worker]] = {}
+            for worker in self._workers.values():
+                key = (worker.model.name, worker.model.revision)
+                members.setdefault(key, [])
+                if worker.service == "compute" or key not in cards:
+                    cards[key] = worker.model
+                if not worker.draining:
+                    members[key].append(worker)
+            self._groups = [
+                Group(cards[key], {name: _of(workers, name) for name in SERVICES})
+                for key, workers in members.items()
+            ]
+        return self._groups
+
+    def group(self, model: str) -> Group | None:
+        """Return the group to serve a model: a complete one, of several the largest."""
+        named = [group for group in self.groups() if group.card.name == model]
+        complete = [group for group in named if not group.missing]
+        return max(complete or named, key=lambda group: len(group.workers["compute"]), default=None)
+
+    @property
+    def ready(self) -> bool:
+        """Whether some model revision has a worker of every service."""
+        return any(not group.missing for group in self.groups())
+
+    @property
+    def missing(self) -> tuple[ServiceName, ...]:
+        """Services that the most complete model revision lacks."""
+        lacks = [group.missing for group in self.groups()]
+        return min(lacks, key=len, default=SERVICES)
+
+    def way(self, group: Group, reply: Address, now_s: float) -> Way:
+        """Place one request within a complete group."""
+        tokenizer = self.place(group, "tokenizer", now_s)
+        compute = self.place(group, "compute", now_s)
+        detokenizer = self.place(group, "detokenizer", now_s)
+        itinerary = Itinerary(tokenizer.address, compute.address, detokenizer.address, reply)
+        return Way(itinerary, compute.model)
+
+    def place(self, group: Group, service: ServiceName, now_s: float) -> Worker:
+        """Choose a worker of one service; silent ones only where all are."""
+        workers = group.workers[service]
+        audible = [worker for worker in workers if not self._is_silent(worker, now_s)]
+        choices = audible or list(workers)
+        candidates = [
+            Candidate(
+                worker.address.incarnation,
+                worker.load.num_running + worker.load.num_waiting + worker.num_placed,
+                worker.load.capacity,
+            )
+            for worker in choices
+        ]
+        chosen = choices[self._placement.choose(service, candidates)]
+        chosen.num_placed += 1
+        return chosen
+
+    def _is_silent(self, worker: Worker, now_s: float) -> bool:
+        return now_s - worker.heard_at_s > self._lease_s
+
+
+def _of(workers: Iterable[Worker], service: ServiceName) -> tuple[Worker, ...]:
+    return tuple(worker for worker in workers if worker.service == service)

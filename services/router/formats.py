@@ -1,0 +1,191 @@
+"""The chunks and bodies of `/v1/chat/completions` and `/v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from common.messages.failure import Usage
+from common.messages.text import TextEnded, TokenLogprob
+from services.router.logprobs import CompletionLogprobs, chat_logprobs
+from services.router.sse import LOGPROBS, TEXT, EventTemplate, event, usage_object
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What all chunks of a response have in common."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One complete choice; `logprobs` is None where none were asked for."""
+
+    text: str
+    logprobs: list[TokenLogprob] | None
+    ended: TextEnded
+
+
+class BodyFormat(Protocol):
+    """How one endpoint writes a complete response."""
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+        """Build the response body."""
+        ...
+
+
+class ChatFormat:
+    """Chat chunks and bodies."""
+
+    def __init__(self, head: ResponseHead, num_choices: int, include_usage: bool = False) -> None:
+        self._head = head
+        self._include_usage = include_usage
+        self._templates = [
+            EventTemplate(self._chunk(index, {"content": TEXT}, LOGPROBS))
+            for index in range(num_choices)
+        ]
+
+    def opening(self, choice: int) -> bytes:
+        """Render the role chunk."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return event(self._chunk(choice, delta))
+
+    def delta(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        """Render a content chunk."""
+        template = self._templates[choice]
+        if logprobs:
+            return template.scored(text, chat_logprobs(logprobs))
+        return template.plain(text)
+
+    def ending(self, choice: int, ended: TextEnded) -> bytes:
+        """Render the chunk with the finish reason."""
+        chunk = self._chunk(choice, {}, finish_reason=ended.reason)
+        chunk["choices"][0].update(_stop_reason(ended))
+        return event(chunk)
+
+    def usage(self, usage: Usage) -> bytes:
+        """Render the usage chunk."""
+        chunk = {**_head(self._head, "chat.completion.chunk"), "choices": []}
+        return event({**chunk, "usage": usage_object(usage)})
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+        """Build a `chat.completion`."""
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": None if answer.logprobs is None else chat_logprobs(answer.logprobs),
+                "finish_reason": answer.ended.reason,
+                **_stop_reason(answer.ended),
+            }
+            for index, answer in enumerate(answers)
+        ]
+        head = _head(self._head, "chat.completion")
+        return {**head, "choices": choices, "usage": usage_object(usage)}
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: Any = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk = {**_head(self._head, "chat.completion.chunk"), "choices": [choice]}
+        return {**chunk, "usage": None} if self._include_usage else chunk
+
+
+class CompletionFormat:
+    """Text completion chunks and bodies; `echoes` come before each choice's own text."""
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        num_choices: int,
+        include_usage: bool = False,
+        echoes: Sequence[str] = (),
+    ) -> None:
+        self._head = head
+        self._include_usage = include_usage
+        self._echoes = echoes
+        self._logprobs = [CompletionLogprobs() for _ in range(num_choices)]
+        self._templates = [
+            EventTemplate(self._chunk(index, TEXT, LOGPROBS)) for index in range(num_choices)
+        ]
+
+    def opening(self, choice: int) -> bytes:
+        """Render the echo of the prompt, if it was asked for."""
+        return self._templates[choice].plain(self._echoes[choice]) if self._echoes else b""
+
+    def delta(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        """Render a text chunk."""
+        template = self._templates[choice]
+        if logprobs:
+            return template.scored(text, self._logprobs[choice].take(logprobs))
+        return template.plain(text)
+
+    def ending(self, choice: int, ended: TextEnded) -> bytes:
+        """Render the chunk with the finish reason."""
+        chunk = self._chunk(choice, "", finish_reason=ended.reason)
+        chunk["choices"][0].update(_stop_reason(ended))
+        return event(chunk)
+
+    def usage(self, usage: Usage) -> bytes:
+        """Render the usage chunk."""
+        chunk = {**_head(self._head, "text_completion"), "choices": []}
+        return event({**chunk, "usage": usage_object(usage)})
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+        """Build a `text_completion`."""
+        echoes = self._echoes or [""] * len(answers)
+        choices = [
+            {
+                "index": index,
+                "text": echoes[index] + answer.text,
+                "logprobs": None
+                if answer.logprobs is None
+                else self._logprobs[index].take(answer.logprobs),
+                "finish_reason": answer.ended.reason,
+                **_stop_reason(answer.ended),
+            }
+            for index, answer in enumerate(answers)
+        ]
+        head = _head(self._head, "text_completion")
+        return {**head, "choices": choices, "usage": usage_object(usage)}
+
+    def _chunk(
+        self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk = {**_head(self._head, "text_completion"), "choices": [choice]}
+        return {**chunk, "usage": None} if self._include_usage else chunk
+
+
+def _head(head: ResponseHead, kind: str) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
+    }
+
+
+def _stop_reason(ended: TextEnded) -> dict[str, Any]:
+    """Say which stop string or stop token matched: not in OpenAI's shape, so only where one did."""
+    return {} if ended.stop is None else {"stop_reason": ended.stop}

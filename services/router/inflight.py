@@ -1,0 +1,297 @@
+"""The in-flight table: requests, their choices, and the attempts at each; pure and synchronous.
+
+It keeps the journal (ids and characters accepted) that a retry on another worker needs, checks
+that rows continue where the ones before ended, and lets exactly one terminal through per choice.
+It knows neither HTTP nor links: what it finds goes to a `Sink`, and who must be told to stop is
+returned as `Doomed`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.messages.address import Itinerary
+from common.messages.arrays import int32s
+from common.messages.control import AbortReason
+from common.messages.failure import Failure
+from common.messages.text import AttemptRefused, TextEnded, TextGenerated, TokenLogprob
+
+LOST = Failure(503, "stream_lost", "part of the answer was lost on its way; try again", None, True)
+WORKER_LOST = Failure(
+    503, "worker_lost", "the server working on this request is gone; try again", None, True
+)
+MOVED = Failure(
+    503, "worker_draining", "the server working on this request is stopping; try again", None, True
+)
+ABORTED = Failure(500, "aborted", "the request was ended by the server")
+FAILED = Failure(500, "internal_error", "the request failed in the server")
+
+
+class Sink(Protocol):
+    """Where the text of one request goes; calls come in the order of the mail."""
+
+    def delta(self, choice: int, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Take new text of a choice, which may be empty."""
+        ...
+
+    def finished(self, choice: int, ended: TextEnded) -> None:
+        """Take the end of a choice (`stop` or `length`); once per choice, the last call for it."""
+        ...
+
+    def failed(self, failure: Failure) -> None:
+        """Take the failure of the whole request; at most once, the last call of all."""
+        ...
+
+
+class Entry:
+    """One request: its sink and its choices that have not ended."""
+
+    __slots__ = ("num_open", "choices", "sink")
+
+    def __init__(self, sink: Sink, num_choices: int) -> None:
+        self.sink = sink
+        self.choices = [Choice(self, index) for index in range(num_choices)]
+        self.num_open = num_choices
+
+
+class Choice:
+    """One answer in the making, with the journal of what was accepted for it."""
+
+    __slots__ = ("attempts", "characters", "ended", "entry", "index", "token_ids")
+
+    def __init__(self, entry: Entry, index: int) -> None:
+        self.entry = entry
+        self.index = index
+        self.attempts: list[Attempt] = []
+        self.token_ids: array[int] = int32s()
+        self.characters = 0
+        self.ended = False
+
+
+class Attempt:
+    """One try at a choice: where it runs, and which output index must come next."""
+
+    __slots__ = ("choice", "counter", "itinerary", "next_index", "past_tokenizer", "seen_at_s")
+
+    def __init__(self, counter: int, choice: Choice, itinerary: Itinerary, now_s: float) -> None:
+        self.counter = counter
+        self.choice = choice
+        self.itinerary = itinerary
+        self.next_index = len(choice.token_ids)
+        self.past_tokenizer = False  # compute has it, as a row or a heartbeat said
+        self.seen_at_s = now_s  # admitted, or last listed in a heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """An attempt that is out of the table while stages may still work on it."""
+
+    counter: int
+    itinerary: Itinerary
+    reason: AbortReason
+    past_tokenizer: bool
+
+
+class InFlight:
+    """Every open attempt of this router, by counter.
+
+    Counters only grow, so one below `next_counter` that is not open has ended: its late rows are
+    passed over without keeping a list of the dead.
+    """
+
+    def __init__(self) -> None:
+        self.next_counter = 0
+        self.num_requests = 0
+        self._attempts: dict[int, Attempt] = {}
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def __contains__(self, counter: int) -> bool:
+        return counter in self._attempts
+
+    def take_counters(self, count: int) -> int:
+        """Reserve consecutive counters and return the first."""
+        first = self.next_counter
+        self.next_counter += count
+        return first
+
+    def open(self, sink: Sink, num_choices: int) -> Entry:
+        """Enter a request; its choices have no attempts yet."""
+        self.num_requests += 1
+        return Entry(sink, num_choices)
+
+    def attempt(
+        self, choices: Iterable[Choice], itinerary: Itinerary, now_s: float
+    ) -> list[Attempt]:
+        """Start one attempt per choice, on consecutive counters, along one itinerary."""
+        chosen = list(choices)
+        first = self.take_counters(len(chosen))
+        started = []
+        for counter, choice in enumerate(chosen, first):
+            attempt = Attempt(counter, choice, itinerary, now_s)
+            choice.attempts.append(attempt)
+            self._attempts[counter] = attempt
+            started.append(attempt)
+        return started
+
+    def text(self, message: TextGenerated) -> list[Doomed]:
+        """Hand rows to their sinks; an attempt with a gap is lost and fails its request."""
+        doomed: list[Doomed] = []
+        attempts = self._attempts
+        token_ids, logprobs = message.token_ids, message.logprobs
+        end = 0
+        columns = zip(
+            message.counters, message.first_index, message.num_tokens, message.texts, strict=True
+        )
+        for row, (counter, first, count, text) in enumerate(columns):
+            start, end = end, end + count
+            attempt = attempts.get(counter)
+            if attempt is None:
+                continue
+            if first != attempt.next_index:
+                if first + count > attempt.next_index:
+                    doomed += self._lose(attempt)
+                continue  # else: seen before
+            choice = attempt.choice
+            if count:
+                choice.token_ids.extend(token_ids[start:end])
+                attempt.next_index = first + count
+            choice.characters += len(text)
+            attempt.past_tokenizer = True
+            choice.entry.sink.delta(choice.index, text, logprobs[row] if logprobs else ())
+        for ended in message.ended:
+            attempt = attempts.get(message.counters[ended.row])
+            if attempt is not None:
+                last = message.first_index[ended.row] + message.num_tokens[ended.row]
+                doomed += self._end(attempt, ended, last)
+        return doomed
+
+    def refused(self, message: AttemptRefused) -> list[Doomed]:
+        """End attempts that the tokenizer refused; their request fails."""
+        doomed: list[Doomed] = []
+        first = message.attempt.counter
+        for counter in range(first, first + message.num_choices):
+            attempt = self._attempts.pop(counter, None)
+            if attempt is not None:
+                attempt.choice.attempts.remove(attempt)
+                doomed += self.fail(attempt.choice.entry, message.failure)
+        return doomed
+
+    def close(self, entry: Entry, reason: AbortReason = "client_gone") -> list[Doomed]:
+        """Take a request out of the table, whatever its state; its sink hears nothing more."""
+        doomed = []
+        for choice in entry.choices:
+            for attempt in choice.attempts:
+                del self._attempts[attempt.counter]
+                doomed.append(
+                    Doomed(attempt.counter, attempt.itinerary, reason, attempt.past_tokenizer)
+                )
+            choice.attempts = []
+            choice.ended = True
+        if entry.num_open:
+            entry.num_open = 0
+            self.num_requests -= 1
+        return doomed
+
+    def fail(
+        self, entry: Entry, failure: Failure, reason: AbortReason = "superseded"
+    ) -> list[Doomed]:
+        """End a request with a failure, once."""
+        if not entry.num_open:
+            return []
+        doomed = self.close(entry, reason)
+        entry.sink.failed(failure)
+        return doomed
+
+    def fail_all(self, failure: Failure) -> list[Doomed]:
+        """End every request with a failure."""
+        return self._fail_where(lambda attempt: True, failure)
+
+    def lose_worker(self, incarnation: str, failure: Failure = WORKER_LOST) -> list[Doomed]:
+        """End what a dead or hung worker was working on.
+
+        A tokenizer's death does not concern attempts that have reached compute.
+        """
+
+        def concerned(attempt: Attempt) -> bool:
+            way = attempt.itinerary
+            if incarnation in (way.compute.incarnation, way.detokenizer.incarnation):
+                return True
+            return way.tokenizer.incarnation == incarnation and not attempt.past_tokenizer
+
+        return self._fail_where(concerned, failure)
+
+    def listed(self, incarnation: str, counters: Collection[int], now_s: float) -> list[int]:
+        """Note which attempts a worker says it has; return those that are not open here."""
+        unknown = []
+        for counter in counters:
+            attempt = self._attempts.get(counter)
+            if attempt is None:
+                unknown.append(counter)
+                continue
+            attempt.seen_at_s = now_s
+            if attempt.itinerary.compute.incarnation == incarnation:
+                attempt.past_tokenizer = True
+        return unknown
+
+    def fail_missing(self, beaten_since_s: Callable[[str], float]) -> list[Doomed]:
+        """End attempts that no stage listed in its last two heartbeats.
+
+        `beaten_since_s(incarnation)` is when the last but one heartbeat of a worker came.
+        """
+
+        def missing(attempt: Attempt) -> bool:
+            way, seen_at_s = attempt.itinerary, attempt.seen_at_s
+            return all(
+                beaten_since_s(stage.incarnation) > seen_at_s
+                for stage in (way.tokenizer, way.compute, way.detokenizer)
+            )
+
+        return self._fail_where(missing, LOST, "lost")
+
+    def per_worker(self) -> dict[str, int]:
+        """Count open attempts by the incarnation of their compute."""
+        counts: dict[str, int] = {}
+        for attempt in self._attempts.values():
+            key = attempt.itinerary.compute.incarnation
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def _fail_where(
+        self,
+        concerned: Callable[[Attempt], bool],
+        failure: Failure,
+        reason: AbortReason = "superseded",
+    ) -> list[Doomed]:
+        doomed: list[Doomed] = []
+        for attempt in [each for each in self._attempts.values() if concerned(each)]:
+            doomed += self.fail(attempt.choice.entry, failure, reason)
+        return doomed
+
+    def _lose(self, attempt: Attempt) -> list[Doomed]:
+        return self.fail(attempt.choice.entry, LOST, "lost")
+
+    def _end(self, attempt: Attempt, ended: TextEnded, last_index: int) -> list[Doomed]:
+        choice = attempt.choice
+        entry = choice.entry
+        if ended.reason in ("stop", "length"):
+            if last_index != attempt.next_index:
+                return self._lose(attempt)
+            self._remove(attempt)
+            choice.ended = True
+            entry.num_open -= 1
+            if not entry.num_open:
+                self.num_requests -= 1
+            entry.sink.finished(choice.index, ended)
+            return []
+        self._remove(attempt)  # it has ended, so it needs no Abort
+        fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
+        return self.fail(entry, ended.failure or fallback)
+
+    def _remove(self, attempt: Attempt) -> None:
+        del self._attempts[attempt.counter]
+        attempt.choice.attempts.remove(attempt)

@@ -1,0 +1,53 @@
+"""One client request, validated and resolved: all that the ring has to know, nothing of HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.messages.sampling import SamplingParams
+from common.messages.tokenize import ChatPrompt, IdsPrompt, PromptSource, StreamSettings
+
+MAX_PROMPTS = 1024
+MAX_ALL_CHOICES = 1024  # prompts x n of one call
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to generate: every prompt, `num_choices` times over.
+
+    `prompt_field` is the request field the prompts came from. A `sampling.seed` counts only where
+    `has_seed`; else each prompt is given one at admission.
+    """
+
+    model: str
+    prompts: tuple[PromptSource, ...]
+    prompt_field: str
+    sampling: SamplingParams
+    has_seed: bool
+    stream: StreamSettings
+    num_choices: int = 1
+    priority: int = 0
+    cache_salt: str = ""
+
+    @property
+    def num_all_choices(self) -> int:
+        """Choices in the response: those of prompt p are p * num_choices and following."""
+        return len(self.prompts) * self.num_choices
+
+    def field_of(self, prompt: int) -> str:
+        """Name the request field of one prompt."""
+        return self.prompt_field if len(self.prompts) == 1 else f"{self.prompt_field}[{prompt}]"
+
+    def cost_tokens(self, max_model_len: int) -> int:
+        """Estimate the tokens that this job may occupy, without tokenizing: 4 bytes a token."""
+        prompt = sum(_estimated_tokens(source) for source in self.prompts)
+        output = self.sampling.max_tokens or max_model_len
+        return prompt + self.num_all_choices * min(output, max_model_len or output)
+
+
+def _estimated_tokens(source: PromptSource) -> int:
+    if isinstance(source, IdsPrompt):
+        return len(source.ids)
+    if isinstance(source, ChatPrompt):
+        return (len(source.messages_json) + len(source.tools_json)) // 4
+    return len(source.text) // 4

@@ -1,0 +1,91 @@
+"""Strict JSON: what Python's parser lets through and other stages would choke on is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from common.messages.failure import Failure
+from services.router.errors import ApiError
+
+MAX_DEPTH = 64
+
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Parse a request body into its object.
+
+    Refused with ApiError 400: invalid UTF-8 or JSON, anything but an object, duplicate keys,
+    NaN and infinities, lone surrogates (they cannot be encoded on the links), nesting over 64.
+    """
+    try:
+        text = body.decode("utf-8")
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+        )
+    except UnicodeDecodeError:
+        raise _invalid("the body is not valid UTF-8") from None
+    except RecursionError:
+        raise _invalid(f"the body is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise _invalid(f"the body is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise _invalid("the body must be a JSON object")
+    _check_depth(value)
+    if _SURROGATE_ESCAPE.search(text):
+        try:
+            dump(value)
+        except UnicodeEncodeError:
+            raise _invalid("the body has a lone surrogate, which is no text") from None
+    return value
+
+
+def dump(value: Any) -> bytes:
+    """Encode parsed JSON again, for the links."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"duplicate key {json.dumps(key[:60])}")
+            seen.add(key)
+    return result
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:60]} is too large")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Walk level by level, containers only: a list of 100,000 ids costs 2 ms."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            children = item.values() if isinstance(item, dict) else item
+            below += [child for child in children if isinstance(child, (dict, list))]
+        if not below:
+            return
+        level = below
+    raise _invalid(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(Failure(400, "invalid_json", message))

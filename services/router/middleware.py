@@ -1,0 +1,119 @@
+"""What every HTTP request goes through: its id, the API key, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import math
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+from aiohttp import web
+
+from common.messages.failure import Failure
+from services.router.dispatch import Dispatch
+from services.router.errors import ApiError, error_body
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+CLIENT: web.RequestKey[str] = web.RequestKey("client", str)
+REQUEST_ID_HEADER = "X-Request-Id"
+OPEN_PATHS = frozenset({"/live", "/ready", "/health"})  # probes have no key
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class ApiKeys:
+    """The keys that may ask; without any, everybody may."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        # Hashes have one length, so that comparing tells nothing of a key's.
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def client(self, authorization: str, remote: str) -> str:
+        """Name the client behind a request; ApiError 401 if no key matches.
+
+        All keys are compared, each in constant time.
+        """
+        if not self._digests:
+            return remote
+        scheme, _, key = authorization.partition(" ")
+        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        matching = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if scheme.lower() != "bearer" or True not in matching:
+            message = "send a valid API key in the header Authorization: Bearer KEY"
+            raise ApiError(Failure(401, "invalid_api_key", message))
+        return f"key-{matching.index(True)}"
+
+
+def make_guard(dispatch: Dispatch, keys: ApiKeys) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Make the one middleware of the application."""
+    log = structlog.get_logger()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request_id = request_id_of(request.headers.get(REQUEST_ID_HEADER, ""))
+        request[REQUEST_ID] = request_id
+        dispatch.num_handlers += 1
+        try:
+            if request.path not in OPEN_PATHS:
+                authorization = request.headers.get("Authorization", "")
+                request[CLIENT] = keys.client(authorization, request.remote or "")
+            response = await handler(request)
+        except ApiError as error:
+            response = error_response(error)
+        except web.HTTPException as error:
+            response = _plain_http_error(error)
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception as error:
+            log.error("request failed", path=request.path, request_id=request_id, exc_info=error)
+            failure = Failure(500, "internal_error", "the server failed on this request")
+            response = error_response(ApiError(failure))
+        finally:
+            dispatch.num_handlers -= 1
+        if not response.prepared:
+            response.headers[REQUEST_ID_HEADER] = request_id
+        return response
+
+    return guard
+
+
+def request_id_of(given: str) -> str:
+    """Take a client's request id if it is harmless, or make one."""
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+
+
+def error_response(error: ApiError) -> web.Response:
+    """Build the response that a refused request gets."""
+    failure = error.failure
+    response = web.Response(
+        status=failure.status, body=error_body(failure), content_type="application/json"
+    )
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and failure.retryable and failure.status in (429, 503):
+        retry_after_s = 1.0
+    if retry_after_s is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    if failure.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if failure.code == "draining":
+        response.force_close()  # the next try shall find another router
+    return response
+
+
+def _plain_http_error(error: web.HTTPException) -> web.Response:
+    """Say in OpenAI's shape what aiohttp's own routing found."""
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{error.method} is not allowed here; {allowed} is"
+        response = error_response(ApiError(Failure(405, "method_not_allowed", message)))
+        response.headers["Allow"] = allowed
+        return response
+    if isinstance(error, web.HTTPNotFound):
+        return error_response(ApiError(Failure(404, "not_found", "there is nothing at this path")))
+    return error_response(ApiError(Failure(error.status, "http_error", error.reason)))

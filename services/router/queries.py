@@ -1,0 +1,60 @@
+"""Questions to a tokenizer or detokenizer that wait for their one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from common.messages.failure import Failure
+from common.messages.text import Detokenized, Tokenized
+from services.router.errors import ApiError
+from services.router.inflight import WORKER_LOST
+
+_NOBODY: tuple[str, None] = ("", None)
+
+
+class Queries:
+    """The table of open questions, by counter; what nobody waits for any more is not in it."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, counter: int) -> bool:
+        return counter in self._open
+
+    async def answer(self, counter: int, worker: str, timeout_s: float) -> Any:
+        """Wait for the answer of a worker (an incarnation); ApiError when it fails or is late."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._open[counter] = (worker, future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await future
+        except TimeoutError:
+            late = Failure(503, "timeout", "no answer in time; try again", None, True)
+            raise ApiError(late, 1.0) from None
+        finally:
+            self._open.pop(counter, None)
+        if isinstance(answer, Failure):
+            raise ApiError(answer, 1.0 if answer.retryable else None)
+        return answer
+
+    def answered(self, message: Tokenized | Detokenized) -> None:
+        """Hand an answer to whoever waits for it; a late one is passed over."""
+        _, future = self._open.get(message.query.counter, _NOBODY)
+        if future is not None and not future.done():
+            future.set_result(message if message.failure is None else message.failure)
+
+    def lose_worker(self, incarnation: str, failure: Failure = WORKER_LOST) -> None:
+        """Fail the questions that a dead worker was asked."""
+        for worker, future in self._open.values():
+            if worker == incarnation and not future.done():
+                future.set_result(failure)
+
+    def fail_all(self, failure: Failure) -> None:
+        """Fail every question."""
+        for _, future in self._open.values():
+            if not future.done():
+                future.set_result(failure)

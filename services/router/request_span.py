@@ -1,0 +1,112 @@
+"""The server span of one generation request, with the GenAI attributes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from aiohttp import web
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from common.messages.failure import Failure, Usage
+from common.telemetry import names, trace
+from services.router.errors import ApiError
+from services.router.job import Job
+from services.router.middleware import REQUEST_ID
+
+
+class RequestSpan:
+    """Opens at the request, closes with the answer, and joins the trace that the client is in."""
+
+    __slots__ = ("_operation", "_span", "_started_at_s")
+
+    def __init__(self, operation: str, request: web.Request) -> None:
+        self._operation = operation
+        self._started_at_s = time.monotonic()
+        context = trace.context_from(request.headers.get("traceparent", ""))
+        self._span: Span = trace.tracer().start_span(
+            operation,
+            context,
+            kind=SpanKind.SERVER,
+            attributes={
+                names.OPERATION_NAME: operation,
+                names.PROVIDER_NAME: names.PROVIDER,
+                names.HTTP_METHOD: request.method,
+                names.HTTP_ROUTE: request.path,
+                names.REQUEST_ID: request[REQUEST_ID],
+            },
+        )
+
+    @property
+    def traceparent(self) -> str:
+        """The span as the parent of what the other stages do; empty without a trace."""
+        return trace.traceparent_of(self._span)
+
+    def asked(self, job: Job, response_id: str) -> None:
+        """Note what was asked for."""
+        if not self._span.is_recording():
+            return
+        sampling = job.sampling
+        self._span.update_name(f"{self._operation} {job.model}")
+        self._span.set_attributes(
+            {
+                names.REQUEST_MODEL: job.model,
+                names.REQUEST_MAX_TOKENS: sampling.max_tokens,
+                names.REQUEST_TEMPERATURE: sampling.temperature,
+                names.REQUEST_TOP_P: sampling.top_p,
+                names.REQUEST_TOP_K: sampling.top_k,
+                names.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
+                names.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
+                names.REQUEST_CHOICE_COUNT: job.num_choices,
+                names.RESPONSE_ID: response_id,
+            }
+        )
+        if job.has_seed:
+            self._span.set_attribute(names.REQUEST_SEED, sampling.seed)
+        if job.stream.stop:
+            self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, job.stream.stop)
+
+    def began(self) -> None:
+        """Note the time to the first mail of a stream."""
+        elapsed_s = time.monotonic() - self._started_at_s
+        self._span.set_attribute(names.TIME_TO_FIRST_TOKEN, elapsed_s)
+
+    def answered(
+        self, usage: Usage, reasons: Sequence[str], failure: Failure | None = None
+    ) -> None:
+        """Note what came of it."""
+        if failure is not None:
+            self._failed(failure)
+        if self._span.is_recording():
+            self._span.set_attributes(
+                {
+                    names.USAGE_INPUT_TOKENS: usage.prompt_tokens,
+                    names.USAGE_OUTPUT_TOKENS: usage.completion_tokens,
+                    names.USAGE_CACHED_TOKENS: usage.cached_tokens,
+                    names.RESPONSE_FINISH_REASONS: list(reasons),
+                    names.HTTP_STATUS: 200,
+                }
+            )
+
+    def __enter__(self) -> RequestSpan:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
+        if isinstance(error, ApiError):
+            self._failed(error.failure)
+            self._span.set_attribute(names.HTTP_STATUS, error.failure.status)
+        elif kind is not None:
+            self._span.set_attribute(names.ERROR_TYPE, kind.__name__)
+            self._span.set_status(Status(StatusCode.ERROR, kind.__name__))
+        self._span.end()
+
+    def _failed(self, failure: Failure) -> None:
+        self._span.set_attribute(names.ERROR_TYPE, failure.code)
+        if failure.status >= 500:
+            self._span.set_status(Status(StatusCode.ERROR, failure.message))

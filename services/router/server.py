@@ -1,0 +1,79 @@
+"""The HTTP server: its routes, its limits, its listening socket."""
+
+from __future__ import annotations
+
+import socket
+
+from aiohttp import web
+
+from services.router.config import RouterSettings
+from services.router.dispatch import Dispatch
+from services.router.generation_handlers import GenerationHandlers
+from services.router.middleware import ApiKeys, make_guard
+from services.router.status_handlers import StatusHandlers
+from services.router.stream import Flushes
+from services.router.token_handlers import TokenHandlers
+
+BACKLOG = 4096  # 100 clients connecting at once must not meet a full queue
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 8190
+LINGER_S = 2.0  # for the rest of a refused request's body
+
+
+class HttpServer:
+    """Owns the application, its runner and the site."""
+
+    def __init__(self, dispatch: Dispatch, flushes: Flushes, settings: RouterSettings) -> None:
+        self.status = StatusHandlers(dispatch)
+        self._settings = settings
+        self._runner: web.AppRunner | None = None
+        generation = GenerationHandlers(dispatch, flushes, settings)
+        tokens = TokenHandlers(dispatch, settings)
+        guard = make_guard(dispatch, ApiKeys(settings.api_keys))
+        self._app = web.Application(middlewares=[guard], client_max_size=settings.max_body_bytes)
+        self._app.add_routes(
+            [
+                web.post("/v1/chat/completions", generation.chat),
+                web.post("/v1/completions", generation.completions),
+                web.get("/v1/models", self.status.models),
+                web.get("/v1/models/{model:.+}", self.status.model),
+                web.post("/tokenize", tokens.tokenize),
+                web.post("/detokenize", tokens.detokenize),
+                web.get("/live", self.status.live),
+                web.get("/ready", self.status.ready),
+                web.get("/health", self.status.health),
+            ]
+        )
+
+    async def start(self, listen_fd: int | None) -> int:
+        """Listen, on an inherited socket if there is one; returns the port."""
+        settings = self._settings
+        runner = web.AppRunner(
+            self._app,
+            handler_cancellation=True,  # a client that leaves ends its handler, and so its pages
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=settings.keep_alive_s,
+            lingering_time=LINGER_S,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            shutdown_timeout=1.0,
+        )
+        await runner.setup()
+        site: web.BaseSite
+        if listen_fd is not None:
+            listener = socket.socket(fileno=listen_fd)
+            listener.setblocking(False)
+            site = web.SockSite(runner, listener, backlog=BACKLOG)
+        else:
+            site = web.TCPSite(runner, settings.host, settings.port, backlog=BACKLOG)
+        await site.start()
+        self._runner = runner
+        address = runner.addresses[0]
+        return int(address[1])
+
+    async def stop(self) -> None:
+        """Stop listening and end every connection."""
+        if self._runner is not None:
+            await self._runner.cleanup()

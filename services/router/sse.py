@@ -1,0 +1,96 @@
+"""Server-sent events as bytes: what never changes in a stream is rendered once, before it."""
+
+from __future__ import annotations
+
+import json
+from json.encoder import encode_basestring
+from typing import Any, Protocol
+
+from common.messages.failure import Failure, Usage
+from common.messages.text import TextEnded, TokenLogprob
+from services.router.errors import error_body
+
+DONE = b"data: [DONE]\n\n"
+
+# Stand for what is filled in later; private-use characters that no model name has.
+TEXT = "\ue000text\ue000"
+LOGPROBS = "\ue000logprobs\ue000"
+
+# Legal inside a JSON string, but line ends to clients that split text the Unicode way.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def json_string(text: str) -> bytes:
+    """Encode a text as a JSON string in UTF-8."""
+    encoded: str = encode_basestring(text)
+    if encoded.isascii():
+        return encoded.encode("ascii")
+    return encoded.translate(_LINE_ENDS).encode("utf-8")
+
+
+def json_bytes(value: Any) -> bytes:
+    """Encode any JSON value compactly."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.translate(_LINE_ENDS).encode("utf-8")
+
+
+def event(value: Any) -> bytes:
+    """Render one event."""
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def error_event(failure: Failure) -> bytes:
+    """Render the event that ends a stream which failed after its first byte."""
+    return b"data: " + error_body(failure) + b"\n\n"
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Build OpenAI's `usage`."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+class EventTemplate:
+    """An event of one choice, cut at the places of its text and of its logprobs."""
+
+    __slots__ = ("_after", "_before", "_between", "_end")
+
+    def __init__(self, chunk: dict[str, Any]) -> None:
+        """Take a chunk with `TEXT` and, after it, `LOGPROBS` in their places."""
+        self._before, rest = event(chunk).split(json_bytes(TEXT))
+        self._between, self._end = rest.split(json_bytes(LOGPROBS))
+        self._after = self._between + b"null" + self._end
+
+    def plain(self, text: str) -> bytes:
+        """Fill in a text without logprobs."""
+        return self._before + json_string(text) + self._after
+
+    def scored(self, text: str, logprobs: Any) -> bytes:
+        """Fill in a text and the logprobs object of its tokens."""
+        return b"".join(
+            (self._before, json_string(text), self._between, json_bytes(logprobs), self._end)
+        )
+
+
+class EventFormat(Protocol):
+    """How one endpoint writes its stream; one object per stream, as text offsets are state."""
+
+    def opening(self, choice: int) -> bytes:
+        """Render what comes before a choice's first text."""
+        ...
+
+    def delta(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        """Render new text."""
+        ...
+
+    def ending(self, choice: int, ended: TextEnded) -> bytes:
+        """Render the end of a choice."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """Render the usage chunk."""
+        ...

@@ -1,0 +1,84 @@
+"""`/live`, `/ready`, `/health` and `/v1/models`: what this router is and knows."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from common.messages.failure import Failure
+from services.router.dispatch import Dispatch
+from services.router.errors import ApiError
+from services.router.fleet import SERVICES, Group
+from services.router.sse import json_bytes
+
+MAX_TICK_AGE_S = 5.0  # ticks come ten times a second
+
+
+class StatusHandlers:
+    """The handlers of probes and of the model list."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self.ticked_at_s = time.monotonic()
+        self._dispatch = dispatch
+        self._created = int(time.time())
+
+    async def live(self, request: web.Request) -> web.Response:
+        """Say whether the loop turns and its ticks come."""
+        age_s = time.monotonic() - self.ticked_at_s
+        status = "ok" if age_s < MAX_TICK_AGE_S else "stuck"
+        return _json({"status": status}, 200 if status == "ok" else 503)
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Say whether new work is taken."""
+        return self._readiness({})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Say whether new work is taken, and what there is of every service."""
+        counts = dict.fromkeys(SERVICES, 0)
+        for worker in self._dispatch.fleet.workers():
+            counts[worker.service] += 1
+        inflight = self._dispatch.inflight
+        return self._readiness(
+            {"workers": counts, "requests": inflight.num_requests, "attempts": len(inflight)}
+        )
+
+    async def models(self, request: web.Request) -> web.Response:
+        """List the models that are served, in OpenAI's shape."""
+        data = {card["id"]: card for card in map(self._card, self._complete_groups())}
+        return _json({"object": "list", "data": list(data.values())})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Describe one model."""
+        name = request.match_info["model"]
+        for group in self._complete_groups():
+            if group.card.name == name:
+                return _json(self._card(group))
+        message = f"the model {name[:100]!r} does not exist; /v1/models lists those that do"
+        raise ApiError(Failure(404, "model_not_found", message, "model"))
+
+    def _readiness(self, more: dict[str, Any]) -> web.Response:
+        dispatch = self._dispatch
+        missing = list(dispatch.fleet.missing)
+        status = "draining" if dispatch.draining else "waiting" if missing else "ok"
+        body = {"status": status, "missing": missing, **more}
+        return _json(body, 200 if dispatch.ready else 503)
+
+    def _complete_groups(self) -> list[Group]:
+        return [group for group in self._dispatch.fleet.groups() if not group.missing]
+
+    def _card(self, group: Group) -> dict[str, Any]:
+        computes = group.workers["compute"]
+        return {
+            "id": group.card.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "slipstream",
+            "root": group.card.name,
+            "max_model_len": max(worker.model.max_model_len for worker in computes),
+        }
+
+
+def _json(value: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=json_bytes(value), status=status, content_type="application/json")

@@ -1,0 +1,242 @@
+"""The sink of a streamed answer: merges what comes and writes it to the client's transport.
+
+The inbox reader calls it straight; no task is woken per token. It writes its own HTTP chunks
+between the response's header and its end, which remain aiohttp's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.messages.failure import Failure, Usage
+from common.messages.text import TextEnded, TokenLogprob
+from services.router.sse import DONE, EventFormat, error_event
+from services.router.usage import UsageTally
+
+LOGPROB_BYTES = 128  # of a token's logprobs while they wait, about
+
+
+class Transport(Protocol):
+    """What is used of an asyncio transport."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def get_write_buffer_size(self) -> int: ...
+
+    def is_closing(self) -> bool: ...
+
+    def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlowClientLimits:
+    """When a client counts as slow, and when it is dropped.
+
+    Above `buffer_bytes` unsent, deltas merge; with more than `max_bytes` merged, or behind for
+    `timeout_s`, the client goes.
+    """
+
+    buffer_bytes: int
+    max_bytes: int
+    timeout_s: float
+
+
+class _Slot:
+    """What waits to be written of one choice."""
+
+    __slots__ = ("ended", "is_open", "is_waiting", "logprobs", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.logprobs: list[TokenLogprob] = []
+        self.ended: TextEnded | None = None
+        self.is_open = False  # the opening was written
+        self.is_waiting = False
+
+
+class Stream:
+    """One streamed response.
+
+    `begun` gets its result at the first mail: None, or the failure that becomes a plain error
+    response as long as no header is out. `done` gets None when all has been written, or the
+    failure that was written as an event.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_failure",
+        "_format",
+        "_include_usage",
+        "_lagging_since_s",
+        "_num_open",
+        "_slots",
+        "_tally",
+        "_transport",
+        "_waiting",
+        "dropped",
+        "done",
+        "flushes",
+        "is_scheduled",
+        "reasons",
+        "begun",
+    )
+
+    def __init__(
+        self,
+        layout: EventFormat,
+        num_choices: int,
+        choices_per_prompt: int,
+        include_usage: bool,
+        flushes: Flushes,
+    ) -> None:
+        self.flushes = flushes
+        self.begun: asyncio.Future[Failure | None] = flushes.loop.create_future()
+        self.done: asyncio.Future[Failure | None] = flushes.loop.create_future()
+        self.is_scheduled = False
+        self.dropped = False
+        self.reasons: list[str] = []
+        self._format = layout
+        self._include_usage = include_usage
+        self._slots = [_Slot() for _ in range(num_choices)]
+        self._num_open = num_choices
+        self._waiting: list[int] = []
+        self._failure: Failure | None = None
+        self._tally = UsageTally(choices_per_prompt)
+        self._transport: Transport | None = None
+        self._chunked = True
+        self._lagging_since_s = -1.0
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens used by the choices that have ended."""
+        return self._tally.total()
+
+    def delta(self, choice: int, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Take new text of a choice; it is written when the batch of mail is through."""
+        slot = self._slots[choice]
+        slot.text += text
+        if logprobs:
+            slot.logprobs.extend(logprobs)
+        if not slot.is_waiting:
+            slot.is_waiting = True
+            self._waiting.append(choice)
+        if not self.is_scheduled:
+            self.flushes.schedule(self)
+
+    def finished(self, choice: int, ended: TextEnded) -> None:
+        """Take the end of a choice."""
+        slot = self._slots[choice]
+        slot.ended = ended
+        if not slot.is_waiting:
+            slot.is_waiting = True
+            self._waiting.append(choice)
+        self._tally.add(choice, ended.usage)
+        self.reasons.append(ended.reason)
+        self._num_open -= 1
+        self.flushes.schedule(self)
+
+    def failed(self, failure: Failure) -> None:
+        """Take the failure of the whole request."""
+        self._failure = failure
+        if not self.begun.done():
+            self.begun.set_result(failure)
+        self.flushes.schedule(self)
+
+    def attach(self, transport: Transport, chunked: bool) -> None:
+        """Begin to write: the response's header has gone out on this transport."""
+        self._transport = transport
+        self._chunked = chunked
+        self.flushes.schedule(self)
+
+    def flush(self, now_s: float, limits: SlowClientLimits) -> bool:
+        """Write what waits, in one piece; returns False while the client is too slow for it."""
+        if not self.begun.done():
+            self.begun.set_result(None)
+        transport = self._transport
+        if transport is None or self.dropped or self.done.done() or transport.is_closing():
+            return True  # not attached yet: `attach` will come back
+        if transport.get_write_buffer_size() > limits.buffer_bytes:
+            return self._lag(transport, now_s, limits)
+        self._lagging_since_s = -1.0
+        data = self._rendered()
+        if data:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if self._failure is not None or not self._num_open:
+            self.done.set_result(self._failure)
+        return True
+
+    def _lag(self, transport: Transport, now_s: float, limits: SlowClientLimits) -> bool:
+        if self._lagging_since_s < 0:
+            self._lagging_since_s = now_s
+        held = sum(len(slot.text) + LOGPROB_BYTES * len(slot.logprobs) for slot in self._slots)
+        if held > limits.max_bytes or now_s - self._lagging_since_s > limits.timeout_s:
+            self.dropped = True
+            transport.abort()  # its handler is cancelled and closes the request
+            return True
+        return False
+
+    def _rendered(self) -> bytes:
+        parts: list[bytes] = []
+        layout = self._format
+        for choice in self._waiting:
+            slot = self._slots[choice]
+            slot.is_waiting = False
+            if not slot.is_open:
+                slot.is_open = True
+                parts.append(layout.opening(choice))
+            if slot.text or slot.logprobs:
+                parts.append(layout.delta(choice, slot.text, slot.logprobs))
+                slot.text = ""
+                if slot.logprobs:
+                    slot.logprobs = []
+            if slot.ended is not None:
+                parts.append(layout.ending(choice, slot.ended))
+        self._waiting.clear()
+        if self._failure is not None:
+            parts += (error_event(self._failure), DONE)
+        elif not self._num_open:
+            if self._include_usage:
+                parts.append(layout.usage(self._tally.total()))
+            parts.append(DONE)
+        return b"".join(parts)
+
+
+class Flushes:
+    """Writes every stream that got mail once, when the batch of mail has been read.
+
+    A stream whose client is behind waits here and is tried again with every tick.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limits: SlowClientLimits, now_s: float = 0.0
+    ) -> None:
+        self.loop = loop
+        self._limits = limits
+        self._now_s = now_s
+        self._scheduled: list[Stream] = []
+        self._lagging: set[Stream] = set()
+
+    def schedule(self, stream: Stream) -> None:
+        """Have a stream written at the end of this turn of the loop."""
+        if stream.is_scheduled:
+            return
+        stream.is_scheduled = True
+        if not self._scheduled:
+            self.loop.call_soon(self._flush)
+        self._scheduled.append(stream)
+
+    def tick(self, now_s: float) -> None:
+        """Try streams again whose clients were behind."""
+        self._now_s = now_s
+        lagging, self._lagging = self._lagging, set()
+        for stream in lagging:
+            self.schedule(stream)
+
+    def _flush(self) -> None:
+        streams, self._scheduled = self._scheduled, []
+        for stream in streams:
+            stream.is_scheduled = False
+            if not stream.flush(self._now_s, self._limits):
+                self._lagging.add(stream)

@@ -1,0 +1,103 @@
+"""`/tokenize` and `/detokenize`: questions to the stages that have the vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.messages.arrays import int32s
+from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
+from services.router.config import RouterSettings
+from services.router.dispatch import Dispatch
+from services.router.errors import bad_field, from_validation, shown
+from services.router.openai_chat import ChatFields, chat_prompt
+from services.router.openai_completions import check_ids
+from services.router.request_body import read_json
+from services.router.sse import json_bytes
+
+
+class TokenizeFields(BaseModel):
+    """A `/tokenize` request: a `prompt`, or `messages` with what chat requests have beside them."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeFields(BaseModel):
+    """A `/detokenize` request."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    model: str | None = None
+    tokens: Any
+
+
+class TokenHandlers:
+    """The handlers of both endpoints."""
+
+    def __init__(self, dispatch: Dispatch, settings: RouterSettings) -> None:
+        self._dispatch = dispatch
+        self._settings = settings
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Answer with the ids of a prompt or a conversation."""
+        body = await self._body(request)
+        try:
+            fields = TokenizeFields.model_validate(body)
+            prompt = _prompt(fields, body)
+        except ValidationError as error:
+            raise from_validation(error) from None
+        group = self._dispatch.group(fields.model or "")
+        field = "prompt" if fields.messages is None else "messages"
+        with_strings = bool(fields.return_token_strs)
+        answer = await self._dispatch.tokenize(group, prompt, field, with_strings)
+        computes = group.workers["compute"]
+        return _json(
+            {
+                "count": len(answer.ids),
+                "max_model_len": max(worker.model.max_model_len for worker in computes),
+                "tokens": list(answer.ids),
+                "token_strs": list(answer.token_strs) if with_strings else None,
+            }
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Answer with the text of ids."""
+        try:
+            fields = DetokenizeFields.model_validate(await self._body(request))
+        except ValidationError as error:
+            raise from_validation(error) from None
+        if not isinstance(fields.tokens, list):
+            raise bad_field(
+                "tokens", f"should be an array of token ids (it is {shown(fields.tokens)})"
+            )
+        check_ids(fields.tokens, "tokens")
+        group = self._dispatch.group(fields.model or "")
+        text = ""
+        if fields.tokens:
+            ids = IdsPrompt(int32s(fields.tokens))
+            text = await self._dispatch.detokenize(group, ids, "tokens")
+        return _json({"prompt": text})
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        settings = self._settings
+        return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
+
+
+def _prompt(fields: TokenizeFields, body: dict[str, Any]) -> PromptSource:
+    if (fields.prompt is None) == (fields.messages is None):
+        raise bad_field("prompt", "give either prompt or messages")
+    if fields.prompt is None:
+        return chat_prompt(ChatFields.model_validate(body))
+    return TextPrompt(fields.prompt, fields.add_special_tokens is not False)
+
+
+def _json(value: dict[str, Any]) -> web.Response:
+    return web.Response(body=json_bytes(value), content_type="application/json")

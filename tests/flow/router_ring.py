@@ -1,0 +1,245 @@
+"""A ring around a real router: scripted workers on the in-memory links, a real HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from common.link.memory import Exchange, MemoryMail
+from common.messages.address import Address
+from common.messages.arrays import int32s, int64s
+from common.messages.control import (
+    PROTOCOL_VERSION,
+    Abort,
+    Load,
+    ModelCard,
+    RouterAlive,
+    ServiceName,
+    WorkerAlive,
+)
+from common.messages.failure import Failure, Usage
+from common.messages.generate import ComputeInbox
+from common.messages.text import (
+    AttemptRefused,
+    Detokenized,
+    RouterInbox,
+    Tokenized,
+    TokenLogprob,
+)
+from common.messages.text_rows import TextRows
+from common.messages.tokenize import Tokenize, TokenizeQuery, TokenizerInbox
+from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, EndReason
+from services.router.actor import RouterActor
+from services.router.config import RouterSettings
+
+CARD = ModelCard("demo", "rev1", 1000, 512, 511, 511)
+INBOXES: dict[str, Any] = {
+    "tokenizer": TokenizerInbox,
+    "compute": ComputeInbox,
+    "detokenizer": DetokenizerInbox,
+}
+
+
+@dataclass
+class Worker:
+    """A scripted worker: keeps what it gets."""
+
+    service: ServiceName
+    mail: MemoryMail
+    card: ModelCard = CARD
+    got: list[Any] = field(default_factory=list)
+    beats: int = 0
+
+    def of(self, kind: type) -> list[Any]:
+        """Return the messages of one kind, in order."""
+        return [message for message in self.got if isinstance(message, kind)]
+
+
+@dataclass
+class Script:
+    """What the ring answers to each `Tokenize`: pieces of text, a token each, then the end."""
+
+    pieces: tuple[str, ...] = ("Hel", "lo")
+    reason: EndReason = "stop"
+    stop: str | int | None = None
+    prompt_tokens: int = 5
+    logprobs: Callable[[int], TokenLogprob] | None = None
+
+
+class Ring:
+    """The router under test, its workers and a client session."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self.exchange = Exchange(auto=True)
+        self.now_s = 100.0
+        self.mail = self.exchange.mail("router", RouterInbox)
+        self.actor = RouterActor(settings, clock=lambda: self.now_s)
+        self.workers: dict[str, Worker] = {}
+        self.script: Script | None = Script()
+        self.session: aiohttp.ClientSession
+
+    def worker(self, name: str, service: ServiceName, card: ModelCard = CARD) -> Worker:
+        """Add a worker; it registers with its first `beat`."""
+        worker = Worker(service, self.exchange.mail(name, INBOXES[service]), card)
+        worker.mail.open(lambda message, sender: self._got(worker, message), lambda peer: None)
+        self.workers[name] = worker
+        return worker
+
+    def beat(self, *names: str, **changes: Any) -> None:
+        """Send a heartbeat of the workers named, or of all."""
+        for name in names or tuple(self.workers):
+            worker = self.workers[name]
+            worker.beats += 1
+            fields: dict[str, Any] = {
+                "service": worker.service,
+                "address": worker.mail.address,
+                "protocol_version": PROTOCOL_VERSION,
+                "model": worker.card,
+                "load": Load(0, 0, 64),
+                "beat": worker.beats,
+                "progress": worker.beats,
+                "stall_after_s": 2.0,
+                "draining": False,
+                "uptime_s": 1.0,
+                "open_counters": int64s(),
+                **changes,
+            }
+            worker.mail.send(self.mail.address, WorkerAlive(**fields))
+
+    async def settle(self, turns: int = 8) -> None:
+        """Let the loop turn until mail and events are through."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Turn the loop until something is true."""
+        for _ in range(1_000_000):
+            if condition():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("it did not happen")
+
+    async def tick(self, seconds: float = 0.1) -> None:
+        """Let time pass at the router."""
+        self.now_s += seconds
+        self.actor.tick(self.now_s)
+        self.exchange.advance(seconds)
+        await self.settle()
+
+    def text(
+        self,
+        counter: int,
+        first_index: int,
+        text: str,
+        num_tokens: int = 1,
+        end: EndReason | Failure | None = None,
+    ) -> None:
+        """Send one row of text, with the attempt's end if given."""
+        rows = TextRows()
+        rows.add(counter, first_index, [7] * num_tokens, text)
+        usage = Usage(5, 0, first_index + num_tokens)
+        if isinstance(end, Failure):
+            rows.end("failed", usage, None, end)
+        elif end is not None:
+            rows.end(end, usage)
+        self.workers["detokenizer"].mail.send(self.mail.address, rows.build())
+
+    def refuse(self, message: Tokenize, failure: Failure) -> None:
+        """Refuse a request at the tokenizer."""
+        refusal = AttemptRefused(message.attempt, message.num_choices, failure)
+        self.workers["tokenizer"].mail.send(self.mail.address, refusal)
+
+    def post(self, path: str, body: Any, **more: Any) -> Any:
+        """Post JSON."""
+        return self.session.post(path, json=body, **more)
+
+    def aborts(self, name: str) -> list[int]:
+        """Return the counters that a worker was told to abort."""
+        return [message.attempt.counter for message in self.workers[name].of(Abort)]
+
+    def is_empty(self) -> bool:
+        """Whether the router has nothing open."""
+        dispatch = self.actor.dispatch
+        admission = dispatch.admission
+        return (
+            dispatch.idle
+            and dispatch.inflight.num_requests == 0
+            and admission.num_requests == 0
+            and admission.num_tokens == 0
+        )
+
+    def _got(self, worker: Worker, message: Any) -> None:
+        worker.got.append(message)
+        if isinstance(message, RouterAlive) or self.script is None:
+            return
+        reply = self.mail.address
+        if isinstance(message, Tokenize):
+            self._generate(message, self.script, reply)
+        elif isinstance(message, TokenizeQuery):
+            ids = int32s([1, 2, 3])
+            strs = ("a", "b", "c") if message.return_token_strs else ()
+            worker.mail.send(reply, Tokenized(message.query, ids, strs))
+        elif isinstance(message, DetokenizeQuery):
+            worker.mail.send(reply, Detokenized(message.query, "text of ids"))
+
+    def _generate(self, message: Tokenize, script: Script, reply: Address) -> None:
+        detokenizer = next(
+            worker
+            for worker in self.workers.values()
+            if worker.mail.address == message.itinerary.detokenizer
+        )
+        first = message.attempt.counter
+        for index, piece in enumerate(script.pieces):
+            rows = TextRows()
+            for counter in range(first, first + message.num_choices):
+                logprobs = (script.logprobs(index),) if script.logprobs else ()
+                rows.add(counter, index, [index], piece, logprobs)
+            detokenizer.mail.send(reply, rows.build())
+        rows = TextRows()
+        for counter in range(first, first + message.num_choices):
+            rows.add(counter, len(script.pieces), [], "")
+            usage = Usage(script.prompt_tokens, 0, len(script.pieces))
+            rows.end(script.reason, usage, script.stop)
+        detokenizer.mail.send(reply, rows.build())
+
+
+@asynccontextmanager
+async def running_router(workers: bool = True, **settings: Any) -> AsyncIterator[Ring]:
+    """Start a router on a free loopback port with one worker of each service."""
+    ring = Ring(RouterSettings(port=0, **settings))
+    await ring.actor.start(ring.mail)
+    ring.mail.open(ring.actor.receive, ring.actor.peer_lost)
+    if workers:
+        ring.worker("tokenizer", "tokenizer")
+        ring.worker("compute", "compute")
+        ring.worker("detokenizer", "detokenizer")
+        ring.beat()
+        await ring.settle()
+    base = f"http://127.0.0.1:{ring.actor.port}"
+    async with aiohttp.ClientSession(base) as session:
+        ring.session = session
+        try:
+            yield ring
+        finally:
+            await session.close()
+            await ring.actor.stop()
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    """Make a chat request."""
+    return {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], **more}
+
+
+def events(data: bytes) -> list[Any]:
+    """Parse a stream of events; the last must be [DONE]."""
+    *parts, end = data.split(b"\n\n")
+    assert end == b""
+    assert all(part.startswith(b"data: ") for part in parts)
+    assert parts[-1] == b"data: [DONE]"
+    return [json.loads(part[6:]) for part in parts[:-1]]
