@@ -159,7 +159,6 @@ class ComputeActor:
 
     async def stop(self) -> None:
         """Commit what is in flight, end the rest as moved, and release the device."""
-        self._registration.stop()
         if self._task is None:  # it never came to serving
             return
         self._task.remove_done_callback(self._loop_ended)

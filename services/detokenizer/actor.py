@@ -110,7 +110,6 @@ class DetokenizerActor:
 
     async def stop(self) -> None:
         """Nothing of a stream is worth keeping: the routers have the journal."""
-        self._registration.stop()
 
     def _take_step(self, message: TokensGenerated, compute: Address, now_s: float) -> None:
         """Turn one engine step's rows into one message for each router."""

@@ -1,0 +1,196 @@
+"""The detokenizer's actor between a compute service and routers, over the in-memory link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.link.codec import pack
+from common.link.memory import Exchange, MemoryMail
+from common.messages.address import Address, AttemptId
+from common.messages.arrays import int32s
+from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
+from common.messages.failure import Usage
+from common.messages.generate import ComputeInbox
+from common.messages.stream import StreamHeader
+from common.messages.text import Detokenized, RouterInbox, TextGenerated
+from common.messages.text_rows import rows
+from common.messages.token_rows import TokenRows
+from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
+from common.registration import Registration
+from services.detokenizer.actor import DetokenizerActor
+from services.detokenizer.config import DetokenizerSettings
+from tests.unit.detokenizer.vocabularies import tekken
+
+CARD = ModelCard("tekken", "r1", 131_072)
+
+
+class Ring:
+    """One detokenizer with a compute service and two routers whose mail the test reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.exchange = Exchange()
+        self.routers = {name: self.exchange.mail(name, RouterInbox) for name in ("r1", "r2")}
+        self.compute = self.exchange.mail("compute", ComputeInbox)
+        self.mail = self.exchange.mail("detokenizer", DetokenizerInbox)
+        registration = Registration("detokenizer", ("mem://r1", "mem://r2"))
+        self.actor = DetokenizerActor(
+            DetokenizerSettings(), folder, CARD, registration, lambda: self.exchange.now_s
+        )
+        self.got: dict[str, list[Any]] = {"r1": [], "r2": [], "compute": []}
+        for name, mail in {**self.routers, "compute": self.compute}.items():
+            mail.open(lambda message, _, name=name: self.got[name].append(message), lambda _: None)
+
+    async def start(self) -> None:
+        await self.actor.start(self.mail)
+        self.mail.open(self.actor.receive, self.actor.peer_lost)
+        self.tick()
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.exchange.advance(seconds)
+        self.actor.tick(self.exchange.now_s)
+        self.exchange.deliver()
+
+    def answer_beats(self, *names: str) -> None:
+        for name in names:
+            beats = [mail for mail in self.got[name] if isinstance(mail, WorkerAlive)]
+            answer = RouterAlive(self.routers[name].address, beats[-1].beat)
+            self.routers[name].send(self.mail.address, answer)
+        self.exchange.deliver()
+
+    def send(self, message: TokensGenerated) -> None:
+        self.compute.send(self.mail.address, message)
+        self.exchange.deliver()
+
+    def texts(self, name: str) -> list[str]:
+        mail = [m for m in self.got[name] if isinstance(m, TextGenerated)]
+        return [row.text for message in mail for row in rows(message)]
+
+    def header(self, router: MemoryMail, **settings: Any) -> bytes:
+        return pack(StreamHeader(reply=router.address, **settings))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tekken")
+    tekken().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture
+async def ring(folder: Path) -> Ring:
+    ring = Ring(folder)
+    await ring.start()
+    ring.answer_beats("r1", "r2")
+    return ring
+
+
+def ids_of(text: str) -> list[int]:
+    tokenizer = tekken()
+    return [tokenizer.token_to_id(character) for character in text]
+
+
+async def test_one_step_becomes_one_message_for_each_router(ring: Ring) -> None:
+    step = TokenRows(1)
+    r1, r2 = ring.routers["r1"], ring.routers["r2"]
+    for counter, router in ((1, r1), (2, r2), (3, r1)):
+        attempt = AttemptId(router.address.incarnation, counter)
+        step.add(attempt, 0, ids_of(f"n{counter}"), header=ring.header(router), prompt=(4, 0))
+    ring.send(step.build())
+    assert ring.texts("r1") == ["n1", "n3"]
+    assert ring.texts("r2") == ["n2"]
+    assert len([m for m in ring.got["r1"] if isinstance(m, TextGenerated)]) == 1
+    assert ring.actor.num_open == 3
+
+
+async def test_a_stop_string_ends_the_stream_for_the_router_and_at_compute(ring: Ring) -> None:
+    router = ring.routers["r1"]
+    attempt = AttemptId(router.address.incarnation, 1)
+    step = TokenRows(1)
+    step.add(attempt, 0, ids_of("abXYc"), header=ring.header(router, stop=("XY",)), prompt=(4, 1))
+    ring.send(step.build())
+    (message,) = (m for m in ring.got["r1"] if isinstance(m, TextGenerated))
+    (row,) = rows(message)
+    assert row.text == "ab"
+    assert row.ended is not None
+    assert (row.ended.reason, row.ended.stop, row.ended.usage) == ("stop", "XY", Usage(4, 1, 4))
+    assert ring.got["compute"] == [Abort(attempt, "stop_string")]
+    late = TokenRows(2)
+    late.add(attempt, 5, ids_of("d"))
+    late.end(ring.header(router), "aborted", Usage(4, 1, 6))
+    ring.send(late.build())
+    assert ring.texts("r1") == ["ab"]
+    assert ring.actor.num_open == 0
+
+
+async def test_heartbeats_tell_each_router_its_own_open_attempts(ring: Ring) -> None:
+    router = ring.routers["r1"]
+    step = TokenRows(1)
+    attempt = AttemptId(router.address.incarnation, 9)
+    step.add(attempt, 0, ids_of("a"), header=ring.header(router))
+    ring.send(step.build())
+    ring.tick(0.6)
+    beats = {
+        name: [m for m in ring.got[name] if isinstance(m, WorkerAlive)][-1] for name in ("r1", "r2")
+    }
+    assert list(beats["r1"].open_counters) == [9]
+    assert list(beats["r2"].open_counters) == []
+
+
+async def test_a_router_that_falls_silent_loses_its_streams_and_no_others(ring: Ring) -> None:
+    step = TokenRows(1)
+    for name in ("r1", "r2"):
+        router = ring.routers[name]
+        attempt = AttemptId(router.address.incarnation, 1)
+        step.add(attempt, 0, ids_of("a"), header=ring.header(router))
+    ring.send(step.build())
+    ring.exchange.kill("r1")
+    for _ in range(8):
+        ring.tick(0.4)
+        ring.answer_beats("r2")
+    assert ring.actor.num_open == 1
+    assert ring.got["compute"] == [Abort(AttemptId("r1.1", 1), "lost")]
+
+
+async def test_an_abort_leaves_no_entry(ring: Ring) -> None:
+    router = ring.routers["r1"]
+    attempt = AttemptId(router.address.incarnation, 1)
+    step = TokenRows(1)
+    step.add(attempt, 0, ids_of("a"), header=ring.header(router))
+    ring.send(step.build())
+    router.send(ring.mail.address, Abort(attempt, "client_gone"))
+    ring.exchange.deliver()
+    assert ring.actor.num_open == 0
+
+
+async def test_queries_are_answered_and_wrong_ids_are_named(ring: Ring) -> None:
+    router = ring.routers["r1"]
+    for counter, ids in ((1, ids_of("hello")), (2, [5, 200_000])):
+        query = AttemptId(router.address.incarnation, counter)
+        router.send(ring.mail.address, DetokenizeQuery(query, router.address, int32s(ids)))
+    ring.exchange.deliver()
+    good, bad = (m for m in ring.got["r1"] if isinstance(m, Detokenized))
+    assert good.text == "hello"
+    assert bad.failure is not None
+    assert (bad.failure.status, bad.failure.field) == (400, "tokens")
+    assert "200000" in bad.failure.message
+
+
+async def test_in_lockstep_the_text_carries_the_mark_of_its_step(ring: Ring) -> None:
+    router = ring.routers["r1"]
+    step = TokenRows(7)
+    attempt = AttemptId(router.address.incarnation, 1)
+    step.add(attempt, 0, ids_of("a"), header=ring.header(router))
+    message = step.build()
+    waiting = Address(ring.compute.address.endpoint, ring.compute.address.incarnation)
+    ring.send(
+        TokensGenerated(
+            **{f: getattr(message, f) for f in message.__slots__ if f != "answer_to"},
+            answer_to=waiting,
+        )
+    )
+    (text,) = (m for m in ring.got["r1"] if isinstance(m, TextGenerated))
+    assert text.mark is not None
+    assert (text.mark.compute, text.mark.step_id) == (waiting, 7)
