@@ -1,0 +1,186 @@
+"""Attention over the paged cache for the rows of one step, in plain torch.
+
+Keys and values are gathered into a workspace, head by head, and multiplied as batched matrices:
+grouped-query heads share them unrepeated, as further query rows.
+
+Shape legend: T tokens, H query heads, K kv heads, G = H / K, D head width, B rows of a group,
+Q queries of a block, L gathered positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.compute.layers.attention_work import AttentionWork
+from services.compute.layers.paged_cache import PagedCache
+
+QUERY_BLOCK = 128
+"""Queries of a chunk taken at once: causal work above the diagonal is skipped by the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    rows: Tensor | slice
+    gather: Tensor
+    mask_by_window: dict[int, Tensor]  # [B, 1, 1, L], added to the scores
+    num_rows: int
+    num_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    start: int
+    end: int
+    first_masked: int  # scores before this position need no mask
+    num_positions: int
+    mask_QL: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    gather: Tensor
+    num_positions: int
+    blocks_by_window: dict[int, tuple[_Block, ...]]
+
+
+class Workspace:
+    """Memory for gathered pages, kept between steps: fresh memory costs more than the copy."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._buffer = torch.empty(0, dtype=dtype, device=device)
+
+    def take(self, num_rows: int, width: int) -> Tensor:
+        """[num_rows, width], with whatever was there."""
+        size = num_rows * width
+        if self._buffer.numel() < size:
+            self._buffer = self._buffer.new_empty(size)
+        return self._buffer[:size].view(num_rows, width)
+
+
+class Attention:
+    """The attention context of one step: handed to the model, called once a layer."""
+
+    def __init__(
+        self, cache: PagedCache, work: AttentionWork, windows: tuple[int, ...], workspace: Workspace
+    ) -> None:
+        """`windows` are the layers' distinct attention windows; 0 sees everything before."""
+        self._cache = cache
+        self._workspace = workspace
+        self._device = cache.device_pages.device
+        self._dtype = cache.device_pages.dtype
+        self.positions_T = self._upload(work.positions)
+        self._keys = self._upload(work.key_slots)
+        self._values = self._keys + cache.kv_heads * cache.page_tokens
+        self._decode = [
+            self._decode_group(work, group, windows) for group in range(len(work.decode))
+        ]
+        self._prefill = [
+            _Prefill(
+                gather=self._upload(row.gather),
+                num_positions=row.num_pages * cache.page_tokens,
+                blocks_by_window={
+                    window: self._blocks(row.start, row.end, row.q_start, window)
+                    for window in windows
+                },
+            )
+            for row in work.prefill
+        ]
+        if len(work.clear_pages):
+            cache.clear(self._upload(work.clear_pages))
+
+    def attend(
+        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, window: int
+    ) -> Tensor:
+        """Store the step's keys and values, and return [T, H * D]; q comes already scaled."""
+        cache = self._cache
+        width = cache.head_dim
+        cache.write(layer, self._keys, k_TKD.reshape(-1, width))
+        cache.write(layer, self._values, v_TKD.reshape(-1, width))
+        out_THD = torch.empty_like(q_THD)
+        for group in self._decode:
+            self._attend_decode(layer, group, window, q_THD, out_THD)
+        for row in self._prefill:
+            self._attend_prefill(layer, row, window, q_THD, out_THD)
+        return out_THD.view(out_THD.shape[0], -1)
+
+    def _attend_decode(
+        self, layer: int, group: _Decode, window: int, q_THD: Tensor, out_THD: Tensor
+    ) -> None:
+        heads, width = self._cache.kv_heads, self._cache.head_dim
+        rows, length = group.num_rows, group.num_positions
+        keys, values = self._gather(layer, group.gather, rows * heads, length)
+        q = q_THD[group.rows].reshape(rows * heads, -1, width)
+        scores = torch.bmm(q, keys.transpose(1, 2)).view(rows, heads, -1, length)
+        scores += group.mask_by_window[window]
+        weights = torch.softmax(scores, dim=-1).view(rows * heads, -1, length)
+        out_THD[group.rows] = torch.bmm(weights, values).view(rows, -1, width)
+
+    def _attend_prefill(
+        self, layer: int, row: _Prefill, window: int, q_THD: Tensor, out_THD: Tensor
+    ) -> None:
+        heads, width = self._cache.kv_heads, self._cache.head_dim
+        keys, values = self._gather(layer, row.gather, heads, row.num_positions)
+        for block in row.blocks_by_window[window]:
+            queries, seen = block.end - block.start, block.num_positions
+            q_THD_block = q_THD[block.start : block.end]
+            q = q_THD_block.transpose(0, 1).reshape(heads, -1, width)  # [K, G * Q, D]
+            scores = torch.bmm(q, keys[:, :seen].transpose(1, 2)).view(-1, queries, seen)
+            scores[:, :, block.first_masked :] += block.mask_QL
+            weights = torch.softmax(scores, dim=-1).view(heads, -1, seen)
+            mixed = torch.bmm(weights, values[:, :seen]).view(-1, queries, width)
+            out_THD[block.start : block.end] = mixed.transpose(0, 1)
+
+    def _gather(
+        self, layer: int, index: Tensor, num_heads: int, num_positions: int
+    ) -> tuple[Tensor, Tensor]:
+        cache = self._cache
+        space = self._workspace.take(index.shape[0], cache.page_tokens * cache.head_dim)
+        cache.gather(layer, index, space)
+        both = space.view(2, num_heads, num_positions, cache.head_dim)
+        return both[0], both[1]
+
+    def _decode_group(self, work: AttentionWork, number: int, windows: tuple[int, ...]) -> _Decode:
+        group = work.decode[number]
+        num_rows = len(group.rows)
+        first = int(group.rows[0])
+        consecutive = int(group.rows[-1]) - first + 1 == num_rows
+        num_positions = group.num_pages * self._cache.page_tokens
+        index = torch.arange(num_positions, device=self._device)
+        lengths = self._upload(group.lengths)[:, None]
+        masks = {}
+        for window in windows:
+            hidden = index >= lengths
+            if window:
+                hidden |= index < lengths - window
+            mask = torch.zeros(num_rows, num_positions, dtype=self._dtype, device=self._device)
+            masks[window] = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
+        return _Decode(
+            rows=slice(first, first + num_rows) if consecutive else self._upload(group.rows),
+            gather=self._upload(group.gather),
+            mask_by_window=masks,
+            num_rows=num_rows,
+            num_positions=num_positions,
+        )
+
+    def _blocks(self, start: int, end: int, q_start: int, window: int) -> tuple[_Block, ...]:
+        blocks = []
+        for block_start in range(start, end, QUERY_BLOCK):
+            block_end = min(end, block_start + QUERY_BLOCK)
+            position = q_start + block_start - start
+            seen = position + block_end - block_start
+            first_masked = 0 if window else position
+            queries = torch.arange(position, seen, device=self._device)[:, None]
+            keys = torch.arange(first_masked, seen, device=self._device)
+            hidden = keys > queries
+            if window:
+                hidden |= keys <= queries - window
+            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+            mask.masked_fill_(hidden, -torch.inf)
+            blocks.append(_Block(block_start, block_end, first_masked, seen, mask))
+        return tuple(blocks)
+
+    def _upload(self, array: object) -> Tensor:
+        return torch.as_tensor(array).to(self._device, non_blocking=True)

@@ -1,0 +1,143 @@
+"""Reading safetensors checkpoints: tensor by tensor from mapped files, whole or sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from common.errors import ModelError
+from common.model_folder import read_json
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with tensors loaded and tensors in all."""
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".masked_bias")
+"""Endings of names that old checkpoints carry and nobody needs."""
+
+
+class SafetensorsWeights:
+    """The tensors of a model folder, copied one at a time into memory of their own.
+
+    Copied even where no cast is needed: mapped tensors are aligned to 8 bytes only, and their
+    pages would be faulted in while requests wait.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+    ) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        self._device = device
+        self._progress = progress
+        self._files: dict[Path, Any] = {}
+        self._where = self._locate()
+        self._left = {name for name in self._where if not name.endswith(BUFFERS)}
+        self._total = len(self._left)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor of this name in memory of its own."""
+        target = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._copy(name, target)
+        return target
+
+    def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
+        """Several matrices in one, each copied straight to its place."""
+        shape = (sum(rows), columns) if columns else (sum(rows),)
+        target = torch.empty(shape, dtype=self._dtype, device=self._device)
+        first = 0
+        for name, count in zip(names, rows, strict=True):
+            self._copy(name, target[first : first + count])
+            first += count
+        return target
+
+    def skip(self, name: str) -> None:
+        """Leave this tensor, which may be there, where it is."""
+        self._left.discard(name)
+
+    def finish(self) -> None:
+        """Close the files; raises ModelError if tensors are left over."""
+        self._files.clear()
+        if self._left:
+            some = ", ".join(sorted(self._left)[:5])
+            raise ModelError(
+                f"{self._folder}: {len(self._left)} tensors do not belong to the architecture that "
+                f"config.json names ({some}); the folder mixes two models, or is quantized in a "
+                "way that is not supported."
+            )
+
+    def _copy(self, name: str, target: Tensor) -> None:
+        path = self._where.get(name)
+        if path is None:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is missing; config.json and the safetensors files "
+                "are not of the same model, or the download is not complete."
+            )
+        source: Tensor = self._open(path).get_tensor(name)
+        if source.shape != target.shape:
+            raise ModelError(
+                f"{path}: tensor {name} is {list(source.shape)}, config.json makes it "
+                f"{list(target.shape)}."
+            )
+        if not source.dtype.is_floating_point or source.dtype.itemsize < 2:
+            raise ModelError(
+                f"{path}: tensor {name} is {source.dtype}; quantized weights are not supported."
+            )
+        target.copy_(source)
+        self._left.discard(name)
+        if self._progress is not None:
+            self._progress(self._total - len(self._left), self._total)
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            try:
+                self._files[path] = safe_open(path, framework="pt", device="cpu")
+            except (OSError, SafetensorError) as error:
+                raise ModelError(
+                    f"{path} is not a readable safetensors file ({error}); download it again."
+                ) from None
+        return self._files[path]
+
+    def _locate(self) -> dict[str, Path]:
+        """Which file holds which tensor."""
+        index_path = self._folder / INDEX_NAME
+        if not index_path.is_file():
+            return self._locate_without_index()
+        weight_map = read_json(self._folder, INDEX_NAME).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelError(f"{index_path} has no weight_map; download it again.")
+        where = {}
+        for name, file_name in weight_map.items():
+            if Path(str(file_name)).name != file_name:
+                raise ModelError(f"{index_path} names a file outside the folder: {file_name!r}.")
+            where[str(name)] = self._folder / str(file_name)
+        return where
+
+    def _locate_without_index(self) -> dict[str, Path]:
+        single = self._folder / SINGLE_NAME
+        paths = [single] if single.is_file() else sorted(self._folder.glob("*.safetensors"))
+        if paths:
+            return {name: path for path in paths for name in self._open(path).keys()}
+        other = sorted(
+            p.name for p in self._folder.glob("*") if p.suffix in (".bin", ".pt", ".pth")
+        )
+        if other:
+            raise ModelError(
+                f"{self._folder} holds {other[0]}, which can run code when it is opened; only "
+                "safetensors are read. Convert it: load the model in transformers and call "
+                "save_pretrained, in an environment that you trust it in."
+            )
+        raise ModelError(
+            f"{self._folder} holds no safetensors file; give a Hugging Face model folder with "
+            "weights, or use --load-format dummy."
+        )

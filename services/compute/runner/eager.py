@@ -1,0 +1,264 @@
+"""The eager runner: step plans as plain torch operations, on the CPU or any torch device.
+
+It knows slots, pages and rows; requests, prefixes and queues are the scheduler's.
+
+Shape legend: R rows, T tokens, S samples.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from common.model_folder import eos_token_ids, read_json
+from services.compute.config import ComputeSettings
+from services.compute.layers.attention import Attention, Workspace
+from services.compute.layers.attention_work import Geometry, plan_attention
+from services.compute.layers.paged_cache import PagedCache
+from services.compute.models.dummy import DummyWeights
+from services.compute.models.loader import Progress, SafetensorsWeights
+from services.compute.models.registry import describe_model
+from services.compute.models.transformer import Transformer
+from services.compute.models.weights import WeightSource
+from services.compute.runner.eager_limits import (
+    Limits,
+    bytes_of_page,
+    choose_device,
+    choose_dtype,
+    choose_limits,
+    prepare_cpu,
+)
+from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.sampling.sampler import Sampled, Sampler
+from services.compute.step import DEVICE_TOKEN, StepPlan, StepResult
+
+CPU_STALL_AFTER_S = 60.0
+CUDA_STALL_AFTER_S = 10.0
+
+
+@dataclass(slots=True)
+class EagerTicket:
+    """One step on its way: its logits, then its draws, on the device until `result`."""
+
+    plan: StepPlan
+    start_s: float
+    logits_SV: Tensor
+    sampled: Sampled | None = None
+    tokens_S: Tensor | None = None  # on the host once `done`
+    finite_S: Tensor | None = None
+    done: torch.cuda.Event | None = None
+    end_s: float = float("nan")
+
+
+class EagerRunner:
+    """Runs step plans one after the other in the order given."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        settings: ComputeSettings,
+        limits: Limits,
+        eos_ids: tuple[int, ...],
+    ) -> None:
+        config = model.config
+        self._model = model
+        self._device = model.device
+        shape = (config.num_layers, config.num_kv_heads, settings.page_tokens, config.head_dim)
+        self._cache = PagedCache(
+            shape, limits.num_pages, limits.num_host_pages, model.dtype, self._device
+        )
+        self._workspace = Workspace(model.dtype, self._device)
+        page_bytes = bytes_of_page(settings.page_tokens, config, model.dtype)
+        self._geometry = Geometry(
+            config.num_kv_heads, settings.page_tokens, page_bytes // config.num_layers
+        )
+        self._windows = tuple(sorted(set(config.windows)))
+        self._sampler = Sampler(settings.max_num_seqs, config.vocab_size, self._device)
+        # only the host reads page tables here, to make index arrays; last tokens stay on the device
+        pages_per_slot = -(-limits.max_model_len // settings.page_tokens)
+        self._tables = np.zeros((settings.max_num_seqs, pages_per_slot), dtype=np.int64)
+        self._last_token = torch.zeros(
+            settings.max_num_seqs, dtype=torch.int64, device=self._device
+        )
+        on_cpu = self._device.type == "cpu"
+        self._spec = RunnerSpec(
+            vocab_size=config.vocab_size,
+            max_model_len=limits.max_model_len,
+            eos_token_ids=eos_ids,
+            kv_groups=(KVGroup("full", config.num_layers, settings.page_tokens, page_bytes),),
+            num_pages=limits.num_pages,
+            num_host_pages=limits.num_host_pages,
+            max_num_seqs=settings.max_num_seqs,
+            max_step_tokens=limits.max_prefill_tokens + settings.max_num_seqs,
+            stall_after_s=CPU_STALL_AFTER_S if on_cpu else CUDA_STALL_AFTER_S,
+            overlaps=not on_cpu,
+        )
+
+    @staticmethod
+    def load(
+        path: Path, settings: ComputeSettings, progress: Progress | None = None
+    ) -> EagerRunner:
+        """Load a Hugging Face folder; raises ModelError or ConfigError, which say what to do."""
+        device = choose_device(settings)
+        if device.type == "cpu":
+            prepare_cpu(settings)
+        raw = read_json(path, "config.json", required=True)
+        config, variations = describe_model(raw)
+        dtype = choose_dtype(settings, device)
+        weights: WeightSource
+        if settings.load_format == "dummy":
+            weights = DummyWeights(dtype, device)
+        else:
+            weights = SafetensorsWeights(path, dtype, device, progress)
+        with torch.inference_mode():
+            model = Transformer(
+                config,
+                variations,
+                weights,
+                settings.max_model_len or config.max_position_embeddings,
+            )
+            limits = choose_limits(settings, config, dtype, device)
+            runner = EagerRunner(model, settings, limits, eos_token_ids(path))
+            if settings.warmup:
+                runner.warm_up()
+        return runner
+
+    def spec(self) -> RunnerSpec:
+        """Capabilities and sizes, fixed since loading."""
+        return self._spec
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> EagerTicket:
+        """Apply transfers and deltas, and compute the logits of the plan's samples.
+
+        Raises ValueError for a token id outside the vocabulary, once the deltas are applied.
+        """
+        start_s = time.monotonic()
+        self._cache.swap_out(plan.swap_out)
+        self._cache.swap_in(plan.swap_in)
+        self._sampler.place(plan.slots)
+        self._tables[plan.page_slot, plan.page_index] = plan.page_id
+        tokens_T = self._tokens(plan)
+        q_len = plan.q_len.astype(np.int64)
+        work = plan_attention(
+            plan.q_start.astype(np.int64),
+            q_len,
+            self._tables[plan.row_slot],
+            plan.num_decode_rows,
+            self._geometry,
+        )
+        attention = Attention(self._cache, work, self._windows, self._workspace)
+        x_TE = self._model.forward(tokens_T, attention)
+        last = np.cumsum(q_len)[plan.sample_row] - 1
+        if not np.array_equal(last, np.arange(plan.num_tokens)):
+            x_TE = x_TE.index_select(0, self._upload(last))
+        return EagerTicket(plan, start_s, self._model.logits(x_TE))
+
+    @torch.inference_mode()
+    def sample(self, ticket: EagerTicket) -> EagerTicket:
+        """Draw the plan's samples, keep them for the next step and start their way to the host."""
+        plan = ticket.plan
+        slots = plan.row_slot[plan.sample_row].astype(np.int64)
+        sampled = self._sampler.sample(ticket.logits_SV, slots, plan.sample_index.astype(np.int64))
+        self._last_token.index_copy_(0, self._upload(slots), sampled.tokens_S)
+        ticket.sampled = sampled
+        if self._device.type == "cuda":
+            ticket.tokens_S = self._to_pinned(sampled.tokens_S)
+            ticket.finite_S = self._to_pinned(sampled.finite_S)
+            ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ticket.done.record()
+        else:
+            ticket.tokens_S, ticket.finite_S = sampled.tokens_S, sampled.finite_S
+            ticket.end_s = time.monotonic()
+        return ticket
+
+    def result(self, ticket: EagerTicket) -> StepResult:
+        """The step's tokens; waits for the device."""
+        if ticket.sampled is None or ticket.tokens_S is None or ticket.finite_S is None:
+            raise RuntimeError(f"step {ticket.plan.step_id} has not been sampled")
+        if ticket.done is not None:
+            ticket.done.synchronize()
+        finite = ticket.finite_S.numpy()
+        picked = ticket.sampled.logprobs
+        return StepResult(
+            step_id=ticket.plan.step_id,
+            tokens=ticket.tokens_S.numpy().astype(np.int32)[:, None],
+            n_valid=finite.astype(np.int32),
+            nonfinite=~finite,
+            logprobs={} if picked is None else picked.to_host(),
+            device_start_s=ticket.start_s,
+            device_end_s=ticket.end_s,
+        )
+
+    def ready(self, ticket: EagerTicket) -> bool:
+        """Whether the device is done with the step."""
+        return ticket.done is None or bool(ticket.done.query())  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Wait for what is in flight; memory goes with the runner."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def warm_up(self) -> None:
+        """Run a prefill and a decode of one sequence, so that no request pays for first calls."""
+        for step in _warm_up_plans(min(64, self._spec.max_model_len - 1)):
+            self.result(self.sample(self.forward(step)))
+
+    def _tokens(self, plan: StepPlan) -> Tensor:
+        """Input ids [T]: the plan's, with each slot's last sampled token where only it is known."""
+        ids = plan.tokens.astype(np.int64)
+        from_device = np.nonzero(ids == DEVICE_TOKEN)[0]
+        ids[from_device] = 0
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._spec.vocab_size):
+            raise ValueError(
+                f"step {plan.step_id}: token ids must be in 0 .. {self._spec.vocab_size - 1}, "
+                f"not {int(ids.min())} .. {int(ids.max())}"
+            )
+        tokens_T = self._upload(ids)
+        if len(from_device):
+            row_of_token = np.repeat(np.arange(plan.num_rows), plan.q_len)
+            slots = plan.row_slot[row_of_token[from_device]].astype(np.int64)
+            last = self._last_token.index_select(0, self._upload(slots))
+            if len(from_device) == len(ids):
+                return last
+            tokens_T.index_copy_(0, self._upload(from_device), last)
+        return tokens_T
+
+    def _upload(self, array: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    @staticmethod
+    def _to_pinned(tensor: Tensor) -> Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+
+def _warm_up_plans(num_tokens: int) -> tuple[StepPlan, StepPlan]:
+    def plan(step_id: int, start: int, count: int) -> StepPlan:
+        def one(value: int) -> npt.NDArray[np.int32]:
+            return np.array([value], dtype=np.int32)
+
+        none = np.zeros(0, dtype=np.int32)
+        return StepPlan(
+            step_id=step_id,
+            num_decode_rows=1 if count == 1 else 0,
+            row_slot=one(0),
+            row_epoch=one(0),
+            q_start=one(start),
+            q_len=one(count),
+            pos_upper=one(start + count),
+            tokens=np.zeros(count, dtype=np.int32),
+            sample_row=one(0),
+            sample_index=one(0),
+            page_slot=none,
+            page_index=none,
+            page_id=none,
+        )
+
+    return plan(0, 0, num_tokens), plan(1, num_tokens, 1)

@@ -1,0 +1,95 @@
+"""Presence, frequency and repetition penalties, with counts kept on the device by slot.
+
+Shape legend: C count rows, V vocabulary, R rows with penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+
+class PenaltyRows:
+    """What each sequence with a penalty has said, for as long as its slot is its own.
+
+    Rows exist only for such slots: at 256 slots and a vocabulary of 150,000 all would be 190 MB.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._row_by_slot: dict[int, int] = {}
+        self._free: list[int] = []
+        self._counts_CV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self._prompt_CV = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+
+    def place(self, slot: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        """A sequence with a penalty takes the slot, having said `output_ids` already."""
+        row = self._row_by_slot.get(slot)
+        if row is None:
+            row = self._row_by_slot[slot] = self._take_row()
+        counts = np.bincount(self._known(output_ids), minlength=self._vocab_size)
+        self._counts_CV[row] = torch.from_numpy(counts.astype(np.int32)).to(self._device)
+        self._prompt_CV[row] = False
+        self._prompt_CV[row, torch.from_numpy(self._known(prompt_ids)).to(self._device)] = True
+
+    def release(self, slot: int) -> None:
+        """The slot goes to a sequence without penalties."""
+        row = self._row_by_slot.pop(slot, None)
+        if row is not None:
+            self._free.append(row)
+
+    def rows_of(self, slots: Sequence[int]) -> Int64Array:
+        """Count rows of these slots."""
+        return np.array([self._row_by_slot[slot] for slot in slots], dtype=np.int64)
+
+    def apply(
+        self,
+        logits_RV: Tensor,
+        rows: Tensor,
+        settings: tuple[Float32Array, Float32Array, Float32Array],
+    ) -> Tensor:
+        """Penalised logits; `settings` are presence, frequency and repetition by row.
+
+        Repetition looks at prompt and output, the other two at the output only, as in vLLM.
+        """
+        presence, frequency, repetition = (
+            torch.from_numpy(values).to(self._device)[:, None] for values in settings
+        )
+        counts_RV = self._counts_CV.index_select(0, rows)
+        said_RV = counts_RV > 0
+        seen_RV = said_RV | self._prompt_CV.index_select(0, rows)
+        weaker_RV = torch.where(logits_RV > 0, logits_RV / repetition, logits_RV * repetition)
+        penalised_RV = torch.where(seen_RV, weaker_RV, logits_RV)
+        penalised_RV -= counts_RV * frequency
+        penalised_RV -= said_RV * presence
+        return penalised_RV
+
+    def count(self, rows: Tensor, tokens: Tensor) -> None:
+        """These tokens were drawn: the next step's penalties know them, whatever the host knows."""
+        ones = torch.ones_like(tokens, dtype=torch.int32)
+        self._counts_CV.index_put_((rows, tokens), ones, accumulate=True)
+
+    def _take_row(self) -> int:
+        if not self._free:
+            held = self._counts_CV.shape[0]
+            more = max(4, held)
+            self._counts_CV = torch.cat(
+                (self._counts_CV, self._counts_CV.new_zeros((more, self._vocab_size)))
+            )
+            self._prompt_CV = torch.cat(
+                (self._prompt_CV, self._prompt_CV.new_zeros((more, self._vocab_size)))
+            )
+            self._free.extend(range(held + more - 1, held - 1, -1))
+        return self._free.pop()
+
+    def _known(self, ids: Sequence[int]) -> Int64Array:
+        array = np.asarray(ids, dtype=np.int64)
+        return array[(array >= 0) & (array < self._vocab_size)]

@@ -1,0 +1,78 @@
+"""The sampling settings of every slot, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from services.compute.step import SlotDelta
+
+Int64Array = npt.NDArray[np.int64]
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: the division would only lose the ties."""
+
+
+class SamplingSlots:
+    """Settings by slot, and which of the optional parts of sampling each slot needs."""
+
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.seed = np.zeros(num_slots, dtype=np.int64)
+        self.choice = np.zeros(num_slots, dtype=np.int64)
+        self.temperature = np.zeros(num_slots, dtype=np.float32)
+        self.top_k = np.zeros(num_slots, dtype=np.int64)
+        self.top_p = np.ones(num_slots, dtype=np.float64)
+        self.min_p = np.zeros(num_slots, dtype=np.float64)
+        self.presence = np.zeros(num_slots, dtype=np.float32)
+        self.frequency = np.zeros(num_slots, dtype=np.float32)
+        self.repetition = np.ones(num_slots, dtype=np.float32)
+        self.min_tokens = np.zeros(num_slots, dtype=np.int64)
+        self.num_logprobs = np.full(num_slots, -1, dtype=np.int64)
+        self.penalised = np.zeros(num_slots, dtype=np.bool_)
+        self.biased = np.zeros(num_slots, dtype=np.bool_)
+        self.bias_ids: list[Int64Array] = [np.zeros(0, dtype=np.int64)] * num_slots
+        self.bias_values: list[npt.NDArray[np.float32]] = [
+            np.zeros(0, dtype=np.float32)
+        ] * num_slots
+        self.stop_ids: list[Int64Array] = [np.zeros(0, dtype=np.int64)] * num_slots
+
+    def place(self, delta: SlotDelta) -> None:
+        """A sequence takes its slot; ids beyond the vocabulary are of no effect and left out."""
+        slot, sampling = delta.slot, delta.sampling
+        self.seed[slot] = _signed(sampling.seed)
+        self.choice[slot] = delta.choice
+        greedy = sampling.temperature < GREEDY_BELOW
+        self.temperature[slot] = 0.0 if greedy else sampling.temperature
+        self.top_k[slot] = sampling.top_k if 0 < sampling.top_k < self._vocab_size else 0
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.presence[slot] = sampling.presence_penalty
+        self.frequency[slot] = sampling.frequency_penalty
+        self.repetition[slot] = sampling.repetition_penalty
+        self.min_tokens[slot] = sampling.min_tokens
+        self.num_logprobs[slot] = min(sampling.num_logprobs, self._vocab_size)
+        self.penalised[slot] = bool(
+            sampling.presence_penalty
+            or sampling.frequency_penalty
+            or sampling.repetition_penalty != 1.0
+        )
+        bias: dict[int, float] = {}
+        for token, value in sampling.logit_bias:
+            if 0 <= token < self._vocab_size:
+                bias[token] = bias.get(token, 0.0) + value
+        self.biased[slot] = bool(bias)
+        self.bias_ids[slot] = np.fromiter(bias.keys(), dtype=np.int64, count=len(bias))
+        self.bias_values[slot] = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+        self.stop_ids[slot] = self._valid(delta.stop_ids)
+
+    def _valid(self, ids: Iterable[int]) -> Int64Array:
+        return np.array([i for i in ids if 0 <= i < self._vocab_size], dtype=np.int64)
+
+
+def _signed(seed: int) -> int:
+    """The low 64 bits, as int64 holds them."""
+    low = seed & 0xFFFFFFFFFFFFFFFF
+    return low - (1 << 64) if low >> 63 else low

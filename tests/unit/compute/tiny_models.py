@@ -1,0 +1,100 @@
+"""Small random models of every supported family, made and saved by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 199  # not a multiple of 4 or 16: noise and kernels have tails
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.4,  # sharp enough that float32 rounding does not decide a token
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama_tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "llama_mha": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
+    "llama_mqa": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 1}),
+    "llama_wide_heads": (LlamaConfig, LlamaForCausalLM, {"head_dim": 32}),
+    "llama_biased": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "llama3_rope": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
+    "llama_linear_rope": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "mistral_window": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen2_window": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "qwen3_tied": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+
+def make_model(variant: str, seed: int = 7) -> PreTrainedModel:
+    """A random float32 model in eval mode, biases included."""
+    config_type, model_type, changes = VARIANTS[variant]
+    torch.manual_seed(seed)
+    model: PreTrainedModel = model_type(config_type(**{**SIZES, **changes})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight")):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def save_model(model: PreTrainedModel, folder: Path, shard_size: str = "1GB") -> Path:
+    """Save it as a Hugging Face folder."""
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    return folder
+
+
+def greedy_ids(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """What transformers generates for one prompt alone, whatever ends it."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            eos_token_id=[VOCAB_SIZE + 1],  # never
+            pad_token_id=0,
+        )
+    return out[0, len(prompt) :].tolist()
