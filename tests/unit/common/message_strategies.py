@@ -1,0 +1,124 @@
+"""Hypothesis strategies for every message, made from the messages' own type hints."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal, Union
+
+from hypothesis import strategies as st
+
+from common.messages.address import AttemptId
+from common.messages.columns import MAX_CHOICES, MAX_COUNTER
+from common.messages.failure import Failure, Usage
+from common.messages.generate import ComputeInbox
+from common.messages.text import Candidate, RouterInbox, TextGenerated, TokenLogprob
+from common.messages.text_rows import TextRows
+from common.messages.token_rows import TokenLogprobs, TokenRows
+from common.messages.tokenize import TokenizerInbox
+from common.messages.tokens import DetokenizerInbox, EndReason, TokensGenerated
+
+INBOXES = (TokenizerInbox, ComputeInbox, DetokenizerInbox, RouterInbox)
+
+int64 = st.integers(-(1 << 63), (1 << 63) - 1)
+int32 = st.integers(-(1 << 31), (1 << 31) - 1)
+token_ids = st.integers(0, (1 << 31) - 1)
+counters = st.integers(0, MAX_COUNTER - 1)
+attempts = st.builds(AttemptId, st.sampled_from(["r1", "r2", "né"]), counters)
+float32 = st.floats(width=32, allow_nan=False)
+usages = st.builds(Usage, int64, int64, int64)
+reasons = st.sampled_from(typing.get_args(EndReason))
+
+_COLUMNS = {"i": int32, "q": int64, "f": float32}
+_SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    int: int64,
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=20),
+    bytes: st.binary(max_size=40),
+    bool: st.booleans(),
+    type(None): st.none(),
+}
+
+
+@st.composite
+def token_messages(draw: st.DrawFn) -> TokensGenerated:
+    rows = TokenRows(draw(int64))
+    for attempt in draw(st.lists(attempts, max_size=6, unique=True)):
+        ids = draw(st.lists(token_ids, max_size=4))
+        num_top = draw(st.integers(-1, 3))
+        scores = [
+            TokenLogprobs(
+                draw(float32),
+                tuple(draw(st.lists(token_ids, min_size=num_top, max_size=num_top))),
+                tuple(draw(st.lists(float32, min_size=num_top, max_size=num_top))),
+            )
+            for _ in ids
+            if num_top >= 0
+        ]
+        header = draw(st.none() | st.binary(max_size=8))
+        rows.add(attempt, draw(st.integers(0, 1 << 20)), ids, scores or None, header)
+        if draw(st.booleans()):
+            rows.end(b"h", draw(reasons), draw(usages), draw(st.none() | token_ids))
+    return rows.build()
+
+
+@st.composite
+def text_messages(draw: st.DrawFn) -> TextGenerated:
+    rows = TextRows()
+    candidates = st.builds(
+        Candidate, token_ids, st.text(max_size=4), st.binary(max_size=4), float32
+    )
+    for counter in draw(st.lists(counters, max_size=6, unique=True)):
+        ids = draw(st.lists(token_ids, max_size=4))
+        scores = [
+            TokenLogprob(draw(candidates), tuple(draw(st.lists(candidates, max_size=2))))
+            for _ in ids
+        ]
+        has_scores = draw(st.booleans())
+        text = draw(st.text(max_size=10))
+        rows.add(counter, draw(st.integers(0, 1 << 20)), ids, text, scores if has_scores else ())
+        if draw(st.booleans()):
+            failure = draw(st.none() | st.builds(Failure, int64, st.text(), st.text()))
+            rows.end(draw(reasons), draw(usages), draw(st.none() | st.text() | int64), failure)
+    return rows.build()
+
+
+_SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
+    AttemptId: attempts,
+    TokensGenerated: token_messages(),
+    TextGenerated: text_messages(),
+}
+
+
+def members(inbox: Any) -> tuple[Any, ...]:
+    return typing.get_args(inbox)
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for the values of a type that messages use."""
+    if hint in _SPECIAL:
+        return _SPECIAL[hint]
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        code = arguments[1]
+        return st.lists(_COLUMNS[code], max_size=5).map(lambda items: array(code, items))
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, arguments))
+    if origin in (Union, types.UnionType):
+        return st.one_of(*map(values_of, arguments))
+    hints = typing.get_type_hints(hint, localns={"array": Sequence}, include_extras=True)
+    fields = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(hint)}
+    if "num_choices" in fields:
+        fields["num_choices"] = st.integers(1, MAX_CHOICES)
+    if "first_choice" in fields:
+        fields["first_choice"] = st.integers(0, MAX_CHOICES)
+    return st.builds(hint, **fields)

@@ -1,0 +1,131 @@
+"""A worker beats every router twice a second and knows which of them live."""
+
+from __future__ import annotations
+
+from common.heartbeat import Beat, Heartbeats
+from common.messages.address import Address
+from common.messages.control import RouterAlive
+
+ONE, TWO = "tcp://10.0.0.1:5000", "tcp://10.0.0.2:5000"
+ROUTER = Address(ONE, "r1")
+
+
+def beating(*endpoints: str) -> Heartbeats:
+    beats = Heartbeats()
+    beats.resolved(endpoints, 0.0)
+    return beats
+
+
+def registered() -> Heartbeats:
+    beats = beating(ONE)
+    (beat,) = beats.due(0.0)
+    beats.answered(RouterAlive(ROUTER, beat.beat), 0.0)
+    return beats
+
+
+def tick(beats: Heartbeats, start_s: float, end_s: float) -> list[tuple[float, str]]:
+    found = []
+    for step in range(round(start_s * 10), round(end_s * 10) + 1):
+        found += [(step / 10, name) for name in beats.expired(step / 10)]
+    return found
+
+
+def test_the_first_beat_is_for_whoever_is_there() -> None:
+    assert beating(ONE, TWO).due(0.0) == [Beat(Address(ONE, ""), 1), Beat(Address(TWO, ""), 2)]
+
+
+def test_once_answered_beats_go_to_that_incarnation_twice_a_second() -> None:
+    beats = registered()
+    assert beats.due(0.4) == []
+    assert beats.due(0.5) == [Beat(ROUTER, 2)]
+    assert beats.registered
+
+
+def test_at_most_one_beat_is_outstanding() -> None:
+    beats = beating(ONE)
+    beats.due(0.0)
+    assert beats.due(0.5) == []
+    assert beats.due(1.9) == []
+
+
+def test_a_beat_unanswered_for_a_lease_is_taken_for_lost() -> None:
+    beats = beating(ONE)
+    beats.due(0.0)
+    assert beats.due(2.0) == [Beat(Address(ONE, ""), 2)]
+
+
+def test_a_lost_peer_is_beaten_again_when_it_is_time() -> None:
+    beats = beating(ONE, TWO)
+    beats.due(0.0)
+    beats.lost(Address(ONE, ""))
+    assert [beat.to.endpoint for beat in beats.due(0.5)] == [ONE]
+
+
+def test_a_silent_router_expires_after_two_seconds() -> None:
+    beats = registered()
+    assert tick(beats, 0.0, 3.0) == [(2.1, "r1")]
+    assert not beats.registered
+    assert beats.live(3.0) == []
+
+
+def test_after_a_routers_end_its_place_is_beaten_for_whoever_is_there() -> None:
+    beats = registered()
+    tick(beats, 0.0, 3.0)
+    assert beats.due(3.0) == [Beat(Address(ONE, ""), 2)]
+
+
+def test_any_mail_of_a_router_renews_its_lease() -> None:
+    beats = registered()
+    tick(beats, 0.0, 1.5)
+    beats.heard("r1", 1.5)
+    assert tick(beats, 1.6, 3.5) == []
+    assert beats.live(3.5) == [ROUTER]
+
+
+def test_a_send_after_the_lease_is_stopped_before_the_next_tick() -> None:
+    beats = registered()
+    assert beats.is_live("r1", 2.0)
+    assert not beats.is_live("r1", 2.05)
+
+
+def test_a_worker_that_stood_still_drops_nobodys_attempts() -> None:
+    beats = registered()
+    beats.expired(0.1)
+    assert beats.expired(9.0) == []
+    assert beats.is_live("r1", 9.0)
+
+
+def test_a_router_known_only_from_an_attempt_must_be_heard_of_too() -> None:
+    beats = beating()
+    beats.expect("r9", 0.0)
+    assert beats.is_live("r9", 1.0)
+    assert not beats.registered
+    assert tick(beats, 0.0, 3.0) == [(2.1, "r9")]
+
+
+def test_an_answer_from_another_address_than_the_name_resolved_to_counts() -> None:
+    beats = beating(ONE)
+    (beat,) = beats.due(0.0)
+    elsewhere = Address("tcp://192.168.0.1:5000", "r1")
+    beats.answered(RouterAlive(elsewhere, beat.beat), 0.1)
+    assert beats.due(0.5) == [Beat(elsewhere, 2)]
+
+
+def test_a_name_that_no_longer_resolves_keeps_its_live_router() -> None:
+    beats = registered()
+    beats.resolved([TWO], 1.0)
+    assert {beat.to.endpoint for beat in beats.due(1.0)} == {ONE, TWO}
+
+
+def test_a_dead_router_that_no_longer_resolves_is_beaten_no_more() -> None:
+    beats = registered()
+    tick(beats, 0.0, 3.0)
+    beats.resolved([TWO], 3.0)
+    assert [beat.to.endpoint for beat in beats.due(3.0)] == [TWO]
+
+
+def test_resolving_the_same_again_beats_no_sooner() -> None:
+    beats = beating(ONE)
+    beats.due(0.0)
+    beats.resolved([ONE], 0.1)
+    assert beats.due(0.1) == []
