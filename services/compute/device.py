@@ -1,0 +1,72 @@
+"""Puts a device's parts together: the runner, the scheduler in front of it, the model's card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.config import ModelSettings
+from common.errors import ConfigError
+from common.messages.control import ModelCard
+from common.model_folder import describe, locate
+from services.compute.config import ComputeSettings
+from services.compute.runner.protocol import Runner, RunnerSpec
+from services.compute.runner.registry import load_runner
+from services.compute.scheduler.protocol import Scheduler
+from services.compute.scheduler.scheduler import ContinuousScheduler
+from services.compute.scheduler.schools import make_policy
+from services.compute.scheduler.settings import SchedulerSettings
+
+
+class ModelDevice:
+    """A model folder on the device that the settings name."""
+
+    def __init__(self, model: ModelSettings, settings: ComputeSettings) -> None:
+        self._model = model
+        self._settings = settings
+        self._folder: Path = locate(model.path, model.revision)
+
+    def load(self) -> tuple[Runner, Scheduler, ModelCard]:
+        """Load the weights and size everything; ModelError or ConfigError if that cannot be."""
+        runner = load_runner(self._folder, self._settings)
+        spec = runner.spec()
+        scheduler = ContinuousScheduler(
+            spec,
+            scheduler_settings(self._settings, spec),
+            make_policy(self._settings.schedule, self._settings.static_batch_window_s),
+        )
+        return runner, scheduler, model_card(self._folder, self._model, self._settings, spec)
+
+
+def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> SchedulerSettings:
+    """Resolve the scheduler's limits from the service's settings and the loaded device."""
+    overlapping_steps = settings.in_flight_steps if spec.overlaps else 0
+    return SchedulerSettings(
+        max_num_seqs=min(settings.max_num_seqs, spec.max_num_seqs),
+        max_waiting=settings.max_waiting,
+        max_prefill_tokens=settings.max_prefill_tokens
+        or max(1, spec.max_step_tokens - spec.max_num_seqs),
+        prefix_cache=settings.prefix_cache,
+        in_flight_steps=0 if settings.lockstep else overlapping_steps,
+    )
+
+
+def model_card(
+    folder: Path, model: ModelSettings, settings: ComputeSettings, spec: RunnerSpec
+) -> ModelCard:
+    """Describe the served model with the lengths that this replica really has."""
+    card = describe(folder, model.served_name)
+    longest = spec.max_model_len - 1  # one token of room for the other side
+    for name in ("max_input_length", "max_output_length"):
+        if getattr(settings, name) > longest:
+            raise ConfigError(
+                f"[compute] {name} is {getattr(settings, name)}; at most {longest} fit into a "
+                f"max_model_len of {spec.max_model_len}"
+            )
+    return ModelCard(
+        name=card.name,
+        revision=card.revision,
+        vocab_size=spec.vocab_size,
+        max_model_len=spec.max_model_len,
+        max_input_length=settings.max_input_length or longest,
+        max_output_length=settings.max_output_length or longest,
+    )

@@ -1,0 +1,126 @@
+"""The virtual device: busy until, not asleep; tokens that follow from seed and index."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from common.messages.sampling import SamplingParams
+from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.runner.sim import LatencyModel, SimRunner
+from services.compute.step import SlotDelta, StepPlan
+
+SPEC = RunnerSpec(100, 1000, (2,), (KVGroup("full", 1, 16, 0),), 64, 0, 8, 512, 5.0)
+
+
+class Clock:
+    """Time that passes when the test or a sleeper says so; every sleep overshoots."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds + 0.001
+
+
+def plan(*indices: int, slots: tuple[SlotDelta, ...] = (), num_prefill: int = 0) -> StepPlan:
+    rows = np.arange(len(indices), dtype=np.int32)
+    none = np.zeros(0, dtype=np.int32)
+    return StepPlan(
+        step_id=0,
+        num_decode_rows=len(indices),
+        row_slot=rows,
+        row_epoch=rows,
+        q_start=rows,
+        q_len=np.ones_like(rows),
+        pos_upper=rows + 1,
+        tokens=np.zeros(len(indices) + num_prefill, dtype=np.int32),
+        sample_row=rows,
+        sample_index=np.array(indices, dtype=np.int32),
+        page_slot=none,
+        page_index=none,
+        page_id=none,
+        slots=slots,
+    )
+
+
+def delta(slot: int, seed: int, **settings: int) -> SlotDelta:
+    sampling = SamplingParams(max_tokens=10, seed=seed, **settings)  # type: ignore[arg-type]
+    return SlotDelta(slot, 0, sampling, choice=0, stop_ids=(3,))
+
+
+def runner(clock: Clock) -> SimRunner:
+    return SimRunner(SPEC, LatencyModel(0.005, 0.001, 0.0001), clock, clock.sleep)
+
+
+def test_steps_follow_one_another_however_late_the_sleeper_wakes() -> None:
+    clock = Clock()
+    device = runner(clock)
+    first = device.forward(plan(0, slots=(delta(0, 1),)))
+    second = device.forward(plan(1))
+    assert device.result(first).device_end_s == pytest.approx(100.006)
+    result = device.result(second)
+    assert (result.device_start_s, result.device_end_s) == pytest.approx((100.006, 100.012))
+
+
+def test_a_step_launched_late_starts_late() -> None:
+    clock = Clock()
+    device = runner(clock)
+    device.result(device.forward(plan(0, slots=(delta(0, 1),))))
+    clock.now_s = 200.0
+    assert device.forward(plan(1)).start_s == 200.0
+
+
+def test_the_latency_counts_rows_and_prompt_tokens() -> None:
+    model = LatencyModel(0.005, 0.001, 0.0001)
+    assert model.step_s(plan(0, 0, num_prefill=10)) == pytest.approx(0.008)
+
+
+def test_a_result_is_ready_when_the_devices_clock_says_so() -> None:
+    clock = Clock()
+    device = runner(clock)
+    ticket = device.forward(plan(0, slots=(delta(0, 1),)))
+    assert not device.ready(ticket)
+    clock.now_s += 0.006
+    assert device.ready(ticket)
+
+
+def test_tokens_depend_on_seed_and_index_alone_and_never_stop() -> None:
+    clock = Clock()
+    device = runner(clock)
+    slots = (delta(0, seed=5), delta(1, seed=6))
+    together = [
+        device.result(device.forward(plan(i, i, slots=slots if i == 0 else ()))).tokens[:, 0]
+        for i in range(200)
+    ]
+    alone = runner(clock)
+    single = [
+        alone.result(alone.forward(plan(i, slots=(delta(0, seed=6),)))).tokens[0, 0]
+        for i in range(200)
+    ]
+    assert [tokens[1] for tokens in together] == single
+    assert not {2, 3} & {int(token) for token in single}
+
+
+def test_a_slot_that_changes_hands_keeps_the_script_of_what_was_launched() -> None:
+    clock = Clock()
+    device = runner(clock)
+    first = device.forward(plan(4, slots=(delta(0, seed=5),)))
+    device.forward(plan(0, slots=(delta(0, seed=77),)))
+    again = runner(clock)
+    expected = again.result(again.forward(plan(4, slots=(delta(0, seed=5),)))).tokens
+    assert device.result(first).tokens == expected
+
+
+def test_logprobs_come_for_those_who_ask() -> None:
+    clock = Clock()
+    device = runner(clock)
+    slots = (delta(0, seed=5), delta(1, seed=5, num_logprobs=2))
+    result = device.result(device.forward(plan(0, 0, slots=slots)))
+    assert list(result.logprobs) == [1]
+    (scores,) = result.logprobs[1]
+    assert scores.top_ids[0] == result.tokens[1, 0]
+    assert scores.chosen == scores.top_logprobs[0] > scores.top_logprobs[1]

@@ -1,0 +1,51 @@
+"""Planning as late as the device allows, and never later."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.compute.step_timer import MARGIN_S, StepTimer, step_kind
+
+DECODE = step_kind(64, 0)
+
+
+def test_a_kind_of_step_not_seen_before_is_not_waited_for() -> None:
+    timer = StepTimer()
+    assert timer.launch_at_s(DECODE, launched_s=10.0) < 10.0
+
+
+def test_the_next_step_is_planned_a_hosts_time_before_the_end() -> None:
+    timer = StepTimer()
+    timer.host_took(0.002)
+    timer.ended(DECODE, launched_s=0.0, end_s=0.005)
+    assert timer.launch_at_s(DECODE, launched_s=0.003) == pytest.approx(0.01 - 0.002 - MARGIN_S)
+
+
+def test_a_step_behind_another_starts_when_that_one_ends() -> None:
+    timer = StepTimer()
+    timer.ended(DECODE, launched_s=0.0, end_s=0.005)
+    timer.ended(DECODE, launched_s=0.003, end_s=0.010)
+    assert timer.end_s(DECODE, launched_s=0.008) == pytest.approx(0.015)
+
+
+def test_durations_fall_at_once_and_rise_slowly() -> None:
+    timer = StepTimer()
+    timer.ended(DECODE, 0.0, 0.010)
+    timer.ended(DECODE, 0.010, 0.014)
+    assert timer.end_s(DECODE, 1.0) == pytest.approx(1.004)
+    timer.ended(DECODE, 2.0, 2.014)
+    assert timer.end_s(DECODE, 3.0) == pytest.approx(3.006)
+
+
+def test_a_slow_host_is_remembered_for_a_while() -> None:
+    timer = StepTimer()
+    timer.ended(DECODE, 0.0, 0.010)
+    timer.host_took(0.004)
+    timer.host_took(0.001)
+    early = timer.end_s(DECODE, 1.0) - timer.launch_at_s(DECODE, 1.0)
+    assert 0.0035 < early < 0.0045
+
+
+def test_steps_of_like_size_are_one_kind() -> None:
+    assert step_kind(65, 0) == step_kind(127, 0)
+    assert step_kind(64, 0) != step_kind(64, 1)
