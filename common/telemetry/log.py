@@ -45,7 +45,7 @@ def configure(
         settings.log_format == "auto" and stream.isatty()
     )
     _process.clear()
-    _process.update(service=service, name=name)
+    _process.update(instance=name, service=service)
     structlog.configure(
         processors=_console(stream) if console else _json(),
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -94,9 +94,9 @@ def _console(stream: TextIO) -> list[Processor]:
 
 
 def _with_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    for field, value in _process.items():
-        event.setdefault(field, value)
-    return event
+    """Put first what is read first; an event about another service keeps its own word for it."""
+    first = {field: event.pop(field) for field in ("timestamp", "level", "event")}
+    return {**first, **_process, **event}
 
 
 class _Lines:

@@ -13,13 +13,9 @@ def toml_text(tables: Tables) -> str:
     """Return the text of a settings file that reads back as these tables."""
     parts = []
     for table, values in tables.items():
-        lines = [f"{_key(key)} = {_value(value)}\n" for key, value in values.items()]
+        lines = [f"{_value(str(key))} = {_value(value)}\n" for key, value in values.items()]
         parts.append(f"[{table}]\n" + "".join(lines))
     return "\n".join(parts)
-
-
-def _key(key: str) -> str:
-    return json.dumps(key, ensure_ascii=False)
 
 
 def _value(value: Any) -> str:
@@ -31,6 +27,6 @@ def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        items = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+        items = ", ".join(f"{_value(str(key))} = {_value(item)}" for key, item in value.items())
         return "{" + items + "}"
     return str(value)  # numbers and dates, as TOML writes them

@@ -1,0 +1,52 @@
+"""A stand-in for a service: lights its beacon, answers HTTP if it is a router, does as it is told.
+
+Arguments: run_dir, name, and words: `crash-once` dies before it is ready the first time, `crash`
+every time, `misconfigured` ends with status 78, `stubborn` ignores SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+
+def main() -> None:
+    run_dir, name, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    with (run_dir / "history").open("a") as history:
+        history.write(f"{name} started\n")
+    sys.stdout.write(f"{name} says hello\n")
+    sys.stdout.flush()
+    first = not (run_dir / f"{name}.seen").exists()
+    (run_dir / f"{name}.seen").touch()
+    if "misconfigured" in words:
+        sys.exit(78)
+    if "crash" in words or ("crash-once" in words and first):
+        os.kill(os.getpid(), signal.SIGKILL)
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: None if "stubborn" in words else ended.set())
+    if name.startswith("router"):
+        threading.Thread(target=answer, daemon=True).start()
+    (run_dir / f"{name}.ready").touch()
+    while not ended.wait(0.05):
+        pass
+    with (run_dir / "history").open("a") as history:
+        history.write(f"{name} ended\n")
+
+
+def answer() -> None:
+    """Say 200 to everybody who connects to the inherited socket."""
+    listener = socket.socket(fileno=int(os.environ["SLIPSTREAM_LISTEN_FD"]))
+    listener.setblocking(True)
+    while True:
+        connection, _ = listener.accept()
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        connection.close()
+
+
+if __name__ == "__main__":
+    main()

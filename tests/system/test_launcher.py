@@ -1,0 +1,151 @@
+"""The launcher with real processes: started, restarted with back-off, drained in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import structlog
+
+from common.errors import ConfigError
+from services.launcher.child import Child
+from services.launcher.front import Front
+from services.launcher.ring import Ring
+
+STUB = Path(__file__).with_name("stub_service.py")
+NAMES = ("compute-0", "router-0", "router-1", "tokenizer-0")
+
+
+class Launch:
+    """One run of a ring of stubs."""
+
+    def __init__(self, run_dir: Path, grace_s: float = 5.0, **words: str) -> None:
+        self.run_dir = run_dir
+        self.grace_s = grace_s
+        self.words = words
+        self.lines: list[tuple[str, str]] = []
+        self.children: list[Child] = []
+        self.ready_s: list[float] = []
+
+    def run(self, when_ready: Callable[[Launch], None]) -> int:
+        """Run until `when_ready`, called once the API answers, has had its way."""
+        front = Front("127.0.0.1", 0)
+        env = {**os.environ, "SLIPSTREAM_LISTEN_FD": str(front.fd)}
+        self.children = [
+            Child(
+                name,
+                (
+                    sys.executable,
+                    str(STUB),
+                    str(self.run_dir),
+                    name,
+                    *self.words.get(name.replace("-", "_"), "").split(),
+                ),
+                env,
+                (front.fd,),
+            )
+            for name in NAMES
+        ]
+
+        def announce(seconds: float) -> None:
+            self.ready_s.append(seconds)
+            when_ready(self)
+
+        async def supervise() -> int:
+            ring = Ring(
+                self.children,
+                str(self.run_dir),
+                self.grace_s,
+                lambda name, line: self.lines.append((name, line)),
+            )
+            return await ring.run(front, announce)
+
+        return asyncio.run(supervise())
+
+    @property
+    def history(self) -> list[str]:
+        return (self.run_dir / "history").read_text().splitlines()
+
+
+def interrupt(_: Launch) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def twice(launch: Launch) -> None:
+    interrupt(launch)
+    asyncio.get_running_loop().call_later(0.3, interrupt, launch)
+
+
+def test_ctrl_c_ends_the_routers_before_the_workers(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    assert launch.run(interrupt) == 0
+    ended = [line.split()[0] for line in launch.history if line.endswith("ended")]
+    assert sorted(ended[:2]) == ["router-0", "router-1"]
+    assert sorted(ended[2:]) == ["compute-0", "tokenizer-0"]
+    assert sorted(launch.lines) == sorted((name, f"{name} says hello") for name in NAMES)
+
+
+def test_a_child_that_dies_is_started_again_and_that_is_said(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, compute_0="crash-once")
+    with structlog.testing.capture_logs() as logs:
+        assert launch.run(interrupt) == 0
+    assert launch.history.count("compute-0 started") == 2
+    (said,) = [line for line in logs if line["event"].startswith("died")]
+    assert said["process"] == "compute-0"
+    assert said["how"] == "killed by SIGKILL (out of memory?)"
+    assert said["in_s"] == 0.5
+
+
+def test_a_child_that_is_killed_while_serving_comes_back(tmp_path: Path) -> None:
+    def kill_the_tokenizer(launch: Launch) -> None:
+        launch.children[3].kill()
+        wait_for_return(launch)
+
+    def wait_for_return(launch: Launch) -> None:
+        if launch.history.count("tokenizer-0 started") == 2:
+            interrupt(launch)
+        else:
+            asyncio.get_running_loop().call_later(0.05, wait_for_return, launch)
+
+    assert Launch(tmp_path).run(kill_the_tokenizer) == 0
+
+
+def test_a_child_that_cannot_start_ends_the_launch(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, compute_0="crash")
+    assert launch.run(interrupt) == 1
+    assert launch.ready_s == []
+    assert launch.history.count("compute-0 started") == 3
+
+
+def test_settings_that_cannot_work_are_not_tried_again(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, tokenizer_0="misconfigured")
+    assert launch.run(interrupt) == 78
+    assert launch.history.count("tokenizer-0 started") == 1
+    assert ("tokenizer-0", "tokenizer-0 says hello") in launch.lines
+
+
+def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, grace_s=600, router_0="stubborn")
+    began_s = time.monotonic()
+    assert launch.run(twice) == 130
+    assert time.monotonic() - began_s < 60
+    assert not any(child.alive for child in launch.children)
+
+
+def test_a_taken_port_is_said_plainly() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken"):
+            Front("127.0.0.1", port)
+
+
+def test_a_host_that_is_not_ours_is_said_plainly() -> None:
+    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1: not an address of this machine"):
+        Front("192.0.2.1", 0)

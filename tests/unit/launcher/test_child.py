@@ -1,0 +1,64 @@
+"""What children say arrives in whole lines, and how they ended is said in words."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from services.launcher.child import MAX_LINE_BYTES, Lines, describe_status
+from services.launcher.launch import banner
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (0, "exit status 0"),
+        (3, "exit status 3"),
+        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (-signal.SIGKILL, "killed by SIGKILL (out of memory?)"),
+        (-99, "killed by signal 99"),
+    ],
+)
+def test_an_exit_status_is_said_in_words(status: int, said: str) -> None:
+    assert describe_status(status) == said
+
+
+def test_pieces_become_whole_lines_and_a_rest_comes_at_the_end() -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    lines: list[str] = []
+    output = Lines(read_fd, lines.append)
+    os.write(write_fd, b"first\n\nsec")
+    assert output.read()
+    assert lines == ["first"]
+    assert output.read()  # nothing there
+    os.write(write_fd, b"ond\xff\nrest")
+    os.close(write_fd)
+    assert output.read()
+    assert not output.read()
+    assert lines == ["first", "second�", "rest"]
+
+
+def test_a_line_without_an_end_is_passed_on_in_bounded_pieces() -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    lines: list[str] = []
+    output = Lines(read_fd, lines.append)
+    for _ in range(8):
+        os.write(write_fd, b"x" * (MAX_LINE_BYTES // 4))
+        output.read()
+    os.close(write_fd)
+    while output.read():
+        pass
+    assert max(map(len, lines)) <= 2 * MAX_LINE_BYTES
+    assert sum(map(len, lines)) == 2 * MAX_LINE_BYTES
+
+
+def test_the_banner_has_a_command_that_can_be_copied() -> None:
+    text = banner("http://127.0.0.1:8000", "demo", 2.34, needs_key=False)
+    assert "http://127.0.0.1:8000/v1 (ready after 2.3 s)" in text
+    assert '"model": "demo"' in text
+    assert "Authorization" not in text
+    assert "Bearer YOUR_KEY" in banner("http://h:1", "demo", 1.0, needs_key=True)

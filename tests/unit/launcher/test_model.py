@@ -1,0 +1,113 @@
+"""A model is found in a folder, or it is said plainly why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from common.config import ModelSettings
+from common.errors import ModelError
+from services.launcher.model import find_model
+
+
+def folder_with(tmp_path: Path, *names: str) -> str:
+    for name in names:
+        (tmp_path / name).write_bytes(b"{}")
+    return str(tmp_path)
+
+
+def hub_that(monkeypatch: pytest.MonkeyPatch, behaviour: object) -> list[dict[str, object]]:
+    """Put a function in place of the hub; returns the arguments that it was called with."""
+    calls: list[dict[str, object]] = []
+
+    def snapshot_download(repo_id: str, **arguments: object) -> str:
+        calls.append({"repo_id": repo_id, **arguments})
+        if isinstance(behaviour, Exception):
+            raise behaviour
+        return str(behaviour)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return calls
+
+
+def error_of(kind: type[HfHubHTTPError]) -> HfHubHTTPError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, "the hub said no")
+    return error
+
+
+def test_a_folder_is_taken_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_with(tmp_path, "config.json", "model.safetensors")
+    monkeypatch.chdir(tmp_path.parent)
+    model = find_model(ModelSettings(path=tmp_path.name), with_weights=True)
+    assert model.path == str(tmp_path)
+    assert model.served_name == tmp_path.name
+
+
+@pytest.mark.parametrize("path", ["./none", "/no/such/folder", "a/b/c"])
+def test_a_path_that_is_no_folder_is_not_asked_of_the_hub(path: str) -> None:
+    with pytest.raises(ModelError, match="there is no folder"):
+        find_model(ModelSettings(path=path), with_weights=True)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        find_model(ModelSettings(path=str(tmp_path)), with_weights=True)
+
+
+def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
+    path = folder_with(tmp_path, "config.json", "pytorch_model.bin")
+    with pytest.raises(ModelError, match="other formats are never loaded"):
+        find_model(ModelSettings(path=path), with_weights=True)
+    assert find_model(ModelSettings(path=path), with_weights=False).path == path
+
+
+def test_a_hub_id_is_downloaded_without_pickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder_with(tmp_path, "config.json", "model.safetensors")
+    calls = hub_that(monkeypatch, path)
+    model = find_model(ModelSettings(path="org/name", revision="v1"), with_weights=True)
+    assert (model.path, model.served_name) == (path, "org/name")
+    patterns = calls[0]["allow_patterns"]
+    assert isinstance(patterns, list)
+    assert "*.safetensors" in patterns
+    assert not any(kind in str(patterns) for kind in (".bin", ".pt", ".ckpt", ".py"))
+    assert calls[0]["revision"] == "v1"
+
+
+def test_weights_that_nobody_reads_are_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub_that(monkeypatch, folder_with(tmp_path, "config.json"))
+    find_model(ModelSettings(path="org/name"), with_weights=False)
+    assert "*.safetensors" not in str(calls[0]["allow_patterns"])
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (error_of(GatedRepoError), "is gated: accept its terms"),
+        (error_of(RepositoryNotFoundError), "neither a folder here nor a model on the hub"),
+        (error_of(RevisionNotFoundError), "has no revision v9"),
+        (LocalEntryNotFoundError("no network"), "could not be fetched from the hub: no network"),
+        (OSError("disk full"), "could not be fetched from the hub: disk full"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_plainly(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    hub_that(monkeypatch, error)
+    with pytest.raises(ModelError, match=said):
+        find_model(ModelSettings(path="org/name", revision="v9"), with_weights=True)

@@ -1,0 +1,70 @@
+"""What is typed after `slipstream serve` becomes settings and counts, and mistakes are told."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from services.launcher.counts import Counts
+from services.launcher.options import add_serve_options, tables_of
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_serve_options(parser)
+    return parser.parse_args(arguments)
+
+
+def test_without_options_nothing_is_set() -> None:
+    assert tables_of(parsed()) == ({}, Counts())
+
+
+def test_every_option_is_a_setting_of_its_table() -> None:
+    tables, _ = tables_of(
+        parsed("m", "--port=9", "--served-model-name=n", "--device=sim", "--swap-space=1.5")
+    )
+    assert tables == {
+        "model": {"path": "m", "served_name": "n"},
+        "router": {"port": 9},
+        "compute": {"device": "sim", "swap_space": 1.5},
+    }
+
+
+def test_services_are_counted_one_by_one() -> None:
+    _, counts = tables_of(parsed("--computes=2", "--routers=3"))
+    assert counts == Counts(compute=2, router=3)
+    assert counts.names("router") == ("router-0", "router-1", "router-2")
+
+
+def test_the_options_of_the_issue_are_all_there() -> None:
+    options = (
+        "--host --port --device --dtype --load-format --served-model-name --max-model-len "
+        "--max-num-seqs --max-prefill-tokens --max-batched-token-mem --swap-space "
+        "--gpu-memory-utilization --max-input-length --max-output-length --tokenizers --computes "
+        "--detokenizers --routers --config"
+    ).split()
+    parser = argparse.ArgumentParser()
+    add_serve_options(parser)
+    assert set(options) <= set(parser.format_help().replace("[", " ").split())
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--computes=0",
+        "--max-num-seqs=-1",
+        "--device=tpu",
+        "--gpu-memory-utilization=1.5",
+        "--swap-space=-1",
+        "--swap-space=inf",
+        "--port=http",
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed(argument)
+    assert caught.value.code == 2
+    assert argument.partition("=")[0] in capsys.readouterr().err

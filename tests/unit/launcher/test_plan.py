@@ -1,0 +1,95 @@
+"""The launcher merges what the user set and adds what only it knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.config import ModelSettings, Tables
+from common.errors import ConfigError
+from services.launcher.counts import Counts
+from services.launcher.plan import Plan, environment_of, gpus_in, make_plan, tables_of_run
+
+
+def plan_of(
+    options: Tables | None = None,
+    counts: Counts | None = None,
+    env: dict[str, str] | None = None,
+    config: str | None = None,
+) -> Plan:
+    return make_plan(config, env or {}, options or {}, counts or Counts())
+
+
+def test_an_option_goes_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[router]\nhost = "file"\nport = 1\ngrace_s = 2\n')
+    env = {"SLIPSTREAM_ROUTER__HOST": "env", "SLIPSTREAM_ROUTER__PORT": "2"}
+    plan = plan_of({"router": {"port": 3}}, env=env, config=str(path))
+    assert plan.tables["router"] == {"host": "env", "port": 3, "grace_s": 2}
+
+
+def test_a_mistake_in_a_shared_table_is_told_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="SLIPSTREAM_MODEL__PTAH: no such setting"):
+        plan_of(env={"SLIPSTREAM_MODEL__PTAH": "x"})
+
+
+def test_a_run_has_its_own_inboxes_and_knows_all_routers() -> None:
+    plan = plan_of({"links": {"bind": "tcp://0.0.0.0:1"}}, Counts(router=2))
+    tables = tables_of_run(plan, ModelSettings(path="/m", served_name="m"), "/run/x", "json")
+    assert tables["links"]["bind"] == "ipc://{run_dir}/{name}.sock"
+    assert tables["links"]["routers"] == [
+        "ipc:///run/x/router-0.sock",
+        "ipc:///run/x/router-1.sock",
+    ]
+    assert tables["model"]["path"] == "/m"
+    assert tables["telemetry"]["log_format"] == "json"
+    assert "compute" not in tables
+
+
+def test_several_compute_processes_share_the_cores() -> None:
+    model = ModelSettings(path="/m")
+    several = tables_of_run(plan_of(counts=Counts(compute=64)), model, "/r", "json")
+    assert several["compute"]["num_threads"] == 1
+    told = plan_of({"compute": {"num_threads": 3}}, Counts(compute=2))
+    assert tables_of_run(told, model, "/r", "json")["compute"]["num_threads"] == 3
+
+
+def test_a_service_inherits_the_environment_but_for_our_settings() -> None:
+    env = {"HOME": "/h", "SLIPSTREAM_ROUTER__PORT": "1"}
+    inherited = environment_of("router-0", plan_of(), env, "/usr/lib/site-packages")
+    assert inherited == {"HOME": "/h", "PYTHONSAFEPATH": "1"}
+
+
+def test_a_source_tree_is_put_into_the_path_of_the_services() -> None:
+    inherited = environment_of("router-0", plan_of(), {"PYTHONPATH": "/other"}, "/source")
+    assert inherited["PYTHONPATH"] == "/source:/other"
+
+
+def test_compute_processes_take_the_gpus_in_turn() -> None:
+    plan = plan_of(counts=Counts(compute=3))
+    env = {"CUDA_VISIBLE_DEVICES": "4,6"}
+    given = [environment_of(name, plan, env, "/s") for name in plan.counts.names("compute")]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in given] == ["4", "6", "4"]
+    assert environment_of("tokenizer-0", plan, env, "/s")["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert gpus_in({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+@pytest.mark.parametrize(
+    ("compute", "needed"),
+    [
+        ({}, True),
+        ({"device": "cpu"}, True),
+        ({"device": "sim"}, False),
+        ({"load_format": "dummy"}, False),
+    ],
+)
+def test_weights_are_needed_unless_nothing_reads_them(
+    compute: dict[str, str], needed: bool
+) -> None:
+    assert plan_of({"compute": dict(compute)}).needs_weights is needed
+
+
+def test_the_launcher_waits_as_long_as_the_most_patient_service() -> None:
+    assert plan_of({"compute": {"grace_s": 90}, "router": {"grace_s": "5"}}).grace_s == 90
+    assert plan_of({"router": {"grace_s": "soon"}}).grace_s == 30

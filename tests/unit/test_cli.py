@@ -1,0 +1,88 @@
+"""The command's small subcommands, and that a health check is light."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.beacon import Beacon
+from services.cli import main
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in list(os.environ):
+        if variable.startswith("SLIPSTREAM_"):
+            monkeypatch.delenv(variable)
+
+
+def test_health_follows_the_beacon(tmp_path: Path) -> None:
+    beacon = Beacon(str(tmp_path), "compute-0")
+    assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 1
+    beacon.show(True, 0.0)
+    assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 0
+    os.utime(beacon.path, (1, 1))  # its owner hangs
+    assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 1
+
+
+def test_health_finds_the_run_dir_in_the_file_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Beacon(str(tmp_path), "x").show(True, 0.0)
+    config = tmp_path / "c.toml"
+    config.write_text(f'[links]\nrun_dir = "{tmp_path}"\n')
+    assert main(["health", "x", "--config", str(config)]) == 0
+    monkeypatch.setenv("SLIPSTREAM_LINKS__RUN_DIR", str(tmp_path))
+    assert main(["health", "x"]) == 0
+
+
+def test_health_without_a_run_dir_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", "x"]) == 2
+    assert "--run-dir" in capsys.readouterr().err
+
+
+def test_a_health_check_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from services.cli import main; main(['health', 'x', '--run-dir', '/']); "
+        "print(*{'torch', 'pydantic', 'zmq', 'structlog', 'asyncio', 'opentelemetry'}"
+        " & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "")
+
+
+def test_keys_are_made_once_and_kept_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "keys"
+    assert main(["keys", str(folder)]) == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert main(["keys", str(folder)]) == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert "stay as they are" in capsys.readouterr().out
+
+
+def test_incomplete_keys_are_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    main(["keys", str(folder)])
+    (folder / "compute.secret").unlink()
+    assert main(["keys", str(folder)]) == 2
+
+
+def test_serve_tells_mistakes_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 2
+    assert capsys.readouterr().err == (
+        f"slipstream serve: {tmp_path} has no config.json; is it the folder of a model?\n"
+    )
+
+
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("serve", "health", "keys", "version"))
