@@ -15,7 +15,10 @@ from services.compute.step import StepPlan, StepResult, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One `Generate`, as the scheduler takes it: `num_choices` sequences over one prompt."""
+    """One `Generate`, as the scheduler takes it: `num_choices` sequences over one prompt.
+
+    A lower `priority` goes first, as in vLLM.
+    """
 
     attempt: AttemptId
     detokenizer: Address
@@ -104,6 +107,14 @@ class Scheduler(Protocol):
 
     def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> None:
         """The step broke: end every sequence that was in it with this failure."""
+        ...
+
+    def move_all(self, now_s: float) -> None:
+        """End every remaining sequence with reason `moved` (the end of a SIGTERM's grace)."""
+        ...
+
+    def wake_at_s(self) -> float | None:
+        """When `plan` may find something to run though nothing has happened, if ever."""
         ...
 
     def take_events(self) -> list[SequenceEvent]:

@@ -1,0 +1,98 @@
+"""The page table of one sequence: which page holds which positions of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from services.compute.kv.memory import KVMemory
+from services.compute.kv.prefix import Node
+
+
+class PageTable:
+    """Pages in the order of positions: first those shared through the tree, then its own.
+
+    `nodes[i].page == pages[i]` for the shared ones. `num_sent` entries from the front are known
+    to the device; a change below that mark lowers it, so that the entries are sent again.
+    """
+
+    __slots__ = ("_memory", "_namespace", "nodes", "num_sent", "pages")
+
+    def __init__(self, memory: KVMemory, namespace: Hashable) -> None:
+        self._memory = memory
+        self._namespace = namespace
+        self.pages: list[int] = []
+        self.nodes: list[Node] = []
+        self.num_sent = 0
+
+    @property
+    def page_tokens(self) -> int:
+        """Positions of one page."""
+        return self._memory.page_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions that the pages have room for."""
+        return len(self.pages) * self._memory.page_tokens
+
+    def find(self, page_key: Callable[[int], bytes], max_pages: int) -> list[Node]:
+        """Look up how much of this sequence the tree knows; nothing is held yet."""
+        keys = (page_key(index) for index in range(max_pages))
+        return self._memory.tree.match(self._namespace, keys)
+
+    def adopt(self, nodes: list[Node]) -> None:
+        """Start the (empty) table with a path that `find` returned."""
+        self._memory.tree.hold(nodes)
+        self.nodes = nodes
+        self.pages = [node.page for node in nodes]
+        self.num_sent = 0
+
+    def grow(self, num_tokens: int) -> bool:
+        """Make room for this many positions; False, and nothing changed, if pages are short."""
+        missing = self._memory.pages_for(num_tokens) - len(self.pages)
+        if missing <= 0:
+            return True
+        taken = self._memory.take(missing)
+        if taken is None:
+            return False
+        self.pages.extend(taken)
+        return True
+
+    def publish(self, page_key: Callable[[int], bytes], num_tokens: int) -> list[Node]:
+        """Put the full pages among the first `num_tokens` positions into the tree.
+
+        Returns the nodes that the path of this sequence has grown by.
+
+        Where another sequence has published the same tokens before, its page takes the place of
+        this one's, which is freed: a step in flight may still read it, but whoever gets it next
+        writes to it in a later step, and one stream orders all of them.
+        """
+        memory, nodes, pages = self._memory, self.nodes, self.pages
+        num_before = len(nodes)
+        parent = nodes[-1] if nodes else None
+        for index in range(num_before, num_tokens // memory.page_tokens):
+            if parent is not None and parent.detached:
+                break
+            page = pages[index]
+            node = memory.tree.insert(self._namespace, parent, page_key(index), page)
+            if node.page != page:
+                pages[index] = node.page
+                memory.device.give_back(page)
+                self.num_sent = min(self.num_sent, index)
+            nodes.append(node)
+            parent = node
+        return nodes[num_before:]
+
+    def distrust(self) -> None:
+        """Make all shared pages of this sequence unfindable: one of them may be damaged."""
+        if self.nodes:
+            self._memory.tree.detach(self.nodes[0])
+
+    def release(self) -> None:
+        """Let go of every page: shared ones stay in the tree, its own are free at once."""
+        give_back = self._memory.device.give_back
+        for page in reversed(self.pages[len(self.nodes) :]):
+            give_back(page)
+        self._memory.tree.release(self.nodes)
+        self.pages = []
+        self.nodes = []
+        self.num_sent = 0

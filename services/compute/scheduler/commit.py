@@ -1,0 +1,88 @@
+"""Commit: what a step's result means for the sequences that were in it."""
+
+from __future__ import annotations
+
+from common.messages.failure import Failure
+from services.compute.scheduler.draft import LaunchedStep
+from services.compute.scheduler.endings import Endings
+from services.compute.scheduler.events import EventLog
+from services.compute.scheduler.protocol import SequenceEvent
+from services.compute.scheduler.residents import Residents
+from services.compute.scheduler.sequence import Sequence
+from services.compute.step import StepResult, TokenLogprobs
+
+NONFINITE = Failure(
+    500, "nonfinite_logits", "The model's logits for this request were not finite numbers."
+)
+
+
+class Committer:
+    """Takes results in the order of the steps.
+
+    The rows of a sequence that ended meanwhile are passed over: that is how the token after a
+    late EOS or an abort is discarded. No other token ever is.
+    """
+
+    __slots__ = ("_endings", "_log", "_residents", "generated_tokens_total")
+
+    def __init__(self, residents: Residents, endings: Endings, log: EventLog) -> None:
+        self._residents = residents
+        self._endings = endings
+        self._log = log
+        self.generated_tokens_total = 0
+
+    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+        """Append the step's tokens, end the sequences that stop at theirs, publish full pages."""
+        for chunk in step.chunks:
+            if chunk.sequence.live:
+                # A sampled row's last position is counted with its token, as in decode rows.
+                chunk.sequence.computed = chunk.stop - chunk.samples
+        if result.nonfinite.any() or not result.n_valid.all():
+            self._fail_invalid(step.samples, result)
+        events = self._log.events
+        num_before = len(events)
+        tokens = result.tokens[:, 0].tolist()
+        for sequence, token, sample in zip(step.samples, tokens, range(len(tokens)), strict=True):
+            if not sequence.live:
+                continue
+            sequence.computed += 1
+            outputs = sequence.outputs
+            outputs.append(token)
+            num_outputs = len(outputs)
+            if num_outputs == sequence.notice or token in sequence.stop_ids:
+                self._notice(sequence, token, result.logprobs.get(sample, ()))
+            else:
+                events.append(
+                    SequenceEvent(
+                        sequence.attempt,
+                        sequence.detokenizer,
+                        sequence.header,
+                        num_outputs - 1,
+                        (token,),
+                    )
+                )
+        self.generated_tokens_total += len(events) - num_before
+
+    def _notice(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Do what not every token needs: end, publish pages, hand on logprobs, open the stream."""
+        table = sequence.table
+        table.publish(sequence.page_key, sequence.computed)
+        ending = sequence.ending()
+        self._log.token(sequence, token, logprobs, ending)
+        if ending is not None:
+            self._endings.retire(sequence)
+            return
+        sequence.set_notice()
+        if table.num_sent < len(table.pages):
+            self._residents.retabled.append(sequence)
+
+    def _fail_invalid(self, samples: list[Sequence], result: StepResult) -> None:
+        """Fail the sequences without a valid token, each alone.
+
+        Whatever page made the logits so must not be found again, so its path leaves the tree.
+        """
+        valid = (result.n_valid > 0) & ~result.nonfinite
+        for sequence, is_valid in zip(samples, valid.tolist(), strict=True):
+            if not is_valid and sequence.live:
+                sequence.table.distrust()
+                self._endings.end(sequence, "failed", NONFINITE)

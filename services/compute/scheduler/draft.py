@@ -1,0 +1,48 @@
+"""The rows of one step, before and after they become a plan."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from services.compute.kv.prefix import Node
+from services.compute.scheduler.sequence import Sequence
+from services.compute.step import StepPlan
+
+
+class Chunk(NamedTuple):
+    """Known tokens of a sequence; `samples` when they reach the last one."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    samples: bool
+
+
+class Draft:
+    """What the next step computes. `decodes` may be a list that others share: never change it."""
+
+    __slots__ = ("chunks", "decodes")
+
+    def __init__(self) -> None:
+        self.decodes: list[Sequence] = []
+        self.chunks: list[Chunk] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+
+class LaunchedStep:
+    """A plan that is with the runner: sample s of its result belongs to `samples[s]`."""
+
+    __slots__ = ("chunks", "plan", "published", "samples")
+
+    def __init__(self, plan: StepPlan, samples: list[Sequence], chunks: list[Chunk]) -> None:
+        self.plan = plan
+        self.samples = samples
+        self.chunks = chunks
+        self.published: list[Node] = []  # pages that entered the prefix tree on its account
+
+    def sequences(self) -> list[Sequence]:
+        """Every sequence that has a row in the step, once."""
+        prefilling = (chunk.sequence for chunk in self.chunks if not chunk.samples)
+        return [*self.samples, *prefilling]

@@ -1,0 +1,198 @@
+"""The scheduler: continuous batching, one step ahead of the device."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from common.messages.address import AttemptId
+from common.messages.failure import Failure
+from services.compute.kv.memory import KVMemory
+from services.compute.runner.protocol import RunnerSpec
+from services.compute.scheduler.admission import Admission
+from services.compute.scheduler.attempts import OpenAttempts
+from services.compute.scheduler.commit import Committer
+from services.compute.scheduler.door import Door
+from services.compute.scheduler.draft import LaunchedStep
+from services.compute.scheduler.endings import Endings
+from services.compute.scheduler.events import EventLog
+from services.compute.scheduler.forks import Forks
+from services.compute.scheduler.intake import Intake
+from services.compute.scheduler.nursery import Nursery
+from services.compute.scheduler.packing import Packer
+from services.compute.scheduler.planner import Planner
+from services.compute.scheduler.policy import BatchPolicy, BatchView
+from services.compute.scheduler.preemption import Preemption
+from services.compute.scheduler.protocol import Request, SchedulerStats, SequenceEvent
+from services.compute.scheduler.residents import Residents
+from services.compute.scheduler.sequence import Sequence, Status
+from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.tombstones import Tombstones
+from services.compute.scheduler.transfers import Transfers
+from services.compute.scheduler.waiting import WaitingLine
+from services.compute.step import StepPlan, StepResult
+
+
+class ContinuousScheduler:
+    """Implements `Scheduler` over paged KV memory; `policy` says which work goes first.
+
+    It holds the parts together and the queue of steps in flight; each rule lives in a part.
+    """
+
+    def __init__(self, spec: RunnerSpec, settings: SchedulerSettings, policy: BatchPolicy) -> None:
+        page_tokens = spec.kv_groups[0].page_tokens
+        num_slots = min(settings.max_num_seqs, spec.max_num_seqs, spec.max_step_tokens)
+        self._policy = policy
+        self._max_num_seqs = num_slots
+        self._max_prefill_tokens = min(settings.max_prefill_tokens, spec.max_step_tokens)
+        self._max_in_flight = settings.in_flight_steps
+        self._memory = memory = KVMemory(spec.num_pages, spec.num_host_pages, page_tokens)
+        self._residents = residents = Residents(num_slots)
+        self._waiting = waiting = WaitingLine()
+        self._forks = Forks(waiting)
+        self._attempts = attempts = OpenAttempts(
+            Tombstones(settings.tombstone_s, settings.max_tombstones)
+        )
+        self._log = log = EventLog()
+        transfers = Transfers(memory.host)
+        self._endings = Endings(attempts, residents, waiting, self._forks, transfers, log)
+        self._admission = Admission(memory, residents, waiting, transfers)
+        self._preemption = Preemption(memory, residents, waiting, transfers)
+        self._planner = Planner(
+            residents, waiting, self._admission, self._preemption, spec.max_step_tokens
+        )
+        self._packer = Packer(residents, transfers)
+        self._committer = Committer(residents, self._endings, log)
+        door = Door(spec, page_tokens, settings.max_waiting)
+        nursery = Nursery(memory, spec.eos_token_ids, settings.prefix_cache)
+        self._intake = Intake(door, nursery, attempts, waiting, self._forks, log)
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._unpublished: LaunchedStep | None = None
+        self._next_step_id = 0
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Queue a request; what can never run becomes a `refused` event."""
+        self._intake.add(request, now_s)
+
+    def abort(self, attempt: AttemptId, now_s: float) -> bool:
+        """End one attempt; one that is not open is refused should it still come."""
+        sequence = self._attempts.get(attempt)
+        if sequence is None:
+            self._attempts.tombstones.bury(attempt, now_s)
+            return False
+        self._endings.end(sequence, "aborted")
+        return True
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Plan the next step; None if nothing can run before a result, a request or `wake_at_s`."""
+        if len(self._in_flight) > self._max_in_flight:
+            return None
+        self._publish_launched()
+        quotas = self._policy.quotas(self._view(), now_s)
+        draft = self._planner.draft(quotas, self._next_step_id)
+        if not draft:
+            return None
+        step_id = self._next_step_id
+        self._next_step_id += 1
+        oldest = self._in_flight[0].plan.step_id if self._in_flight else step_id
+        step = self._packer.pack(draft, step_id, oldest)
+        self._in_flight.append(step)
+        self._unpublished = step
+        return step.plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        """Take the result of the oldest step in flight; ValueError if it is another's."""
+        if not self._in_flight or self._in_flight[0].plan.step_id != plan.step_id:
+            raise ValueError(f"step {plan.step_id} is not the oldest one in flight")
+        if result.step_id != plan.step_id:
+            raise ValueError(f"step {plan.step_id} got the result of step {result.step_id}")
+        step = self._in_flight.popleft()
+        if step is self._unpublished:
+            self._publish_launched()
+        self._committer.commit(step, result)
+
+    def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> None:
+        """The step broke: end every sequence that was in it, and any that read its pages."""
+        step = next(step for step in self._in_flight if step.plan.step_id == plan.step_id)
+        self._in_flight.remove(step)
+        if step is self._unpublished:
+            self._unpublished = None
+        tree = self._memory.tree
+        doubtful = {held for node in step.published for held in tree.detach(node)}
+        for sequence in step.sequences():
+            if sequence.live:
+                self._endings.end(sequence, "failed", failure)
+        for sequence in list(self._residents.running):
+            nodes = sequence.table.nodes
+            if nodes and nodes[-1] in doubtful:
+                self._endings.end(sequence, "failed", failure)
+        self._preemption.distrust_swaps(plan.step_id)
+        self._residents.resend_tables()
+
+    def move_all(self, now_s: float) -> None:
+        """End all that is left with `moved`, so that routers take it elsewhere."""
+        for sequence in list(self._attempts):
+            self._endings.end(sequence, "moved")
+
+    def take_events(self) -> list[SequenceEvent]:
+        """Hand over the events since the last call, in order."""
+        return self._log.take()
+
+    def open_attempts(self, router: str) -> list[int]:
+        """Counters of this router's attempts that have state here."""
+        return self._attempts.counters(router)
+
+    def has_work(self) -> bool:
+        """Whether any sequence is waiting, running or swapped."""
+        return bool(self._attempts)
+
+    def wake_at_s(self) -> float | None:
+        """When `plan` may find something to run though nothing has happened."""
+        return self._policy.wake_at_s()
+
+    def stats(self) -> SchedulerStats:
+        """Counts for heartbeats and metrics."""
+        num_swapped = sum(s.status is Status.SWAPPED for s in self._waiting)
+        return SchedulerStats(
+            num_waiting=len(self._waiting) - num_swapped + self._forks.num_parked,
+            num_running=len(self._residents.running),
+            num_swapped=num_swapped,
+            pages_total=self._memory.device.num_pages,
+            pages_free=self._memory.num_available,
+            prompt_tokens_total=self._admission.prompt_tokens_total,
+            cached_tokens_total=self._admission.cached_tokens_total,
+            generated_tokens_total=self._committer.generated_tokens_total,
+            preemptions_total=self._preemption.num_total,
+        )
+
+    def flush_prefix_cache(self) -> int:
+        """Forget every shared page that no sequence holds; return how many there were."""
+        return self._memory.tree.flush()
+
+    def _view(self) -> BatchView:
+        waiting, residents = self._waiting, self._residents
+        return BatchView(
+            num_running=len(residents.running),
+            num_new=len(waiting) - waiting.num_joined + self._forks.num_parked,
+            num_resumable=waiting.num_joined,
+            num_started_total=self._admission.num_started_total,
+            max_num_seqs=self._max_num_seqs,
+            max_prefill_tokens=self._max_prefill_tokens,
+        )
+
+    def _publish_launched(self) -> None:
+        """The step planned last is on the device: others may share the prompt pages it fills."""
+        step, self._unpublished = self._unpublished, None
+        if step is None:
+            return
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            if sequence.live:
+                self._publish(step, sequence, chunk.stop)
+
+    def _publish(self, step: LaunchedStep, sequence: Sequence, num_tokens: int) -> None:
+        table = sequence.table
+        step.published += table.publish(sequence.page_key, num_tokens)
+        if table.num_sent < len(table.pages):
+            self._residents.retabled.append(sequence)
+        if sequence.followers and num_tokens >= sequence.prompt_len:
+            self._forks.release(sequence)

@@ -1,0 +1,233 @@
+"""One sequence: a prompt, what was generated after it, and how far the device has got with it."""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+
+import numpy as np
+
+from common.messages.address import Address, AttemptId
+from common.messages.failure import Usage
+from common.messages.sampling import SamplingParams
+from services.compute.kv.table import PageTable
+from services.compute.scheduler.protocol import Ending, Request
+from services.compute.step import Int32Array, SlotDelta
+
+
+class Status(Enum):
+    """Where a sequence is. A parked one waits for its leader's prompt pages."""
+
+    WAITING = "waiting"
+    PARKED = "parked"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    ENDED = "ended"
+
+
+class Prompt:
+    """The ids of a prompt, packed once and shared by all choices of a request."""
+
+    __slots__ = ("ids", "ids_T", "packed")
+
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        self.ids = ids
+        self.packed = array("i", ids).tobytes()
+        self.ids_T: Int32Array = np.frombuffer(self.packed, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class SequenceParams:
+    """What does not change over a sequence's life, shared by all choices of a request."""
+
+    __slots__ = (
+        "detokenizer",
+        "eos_token_ids",
+        "header",
+        "num_logprobs",
+        "priority",
+        "prompt",
+        "sampling",
+        "stop_ids",
+    )
+
+    def __init__(self, request: Request, eos_token_ids: tuple[int, ...]) -> None:
+        self.prompt = Prompt(request.prompt_ids)
+        self.sampling: SamplingParams = request.sampling
+        self.detokenizer: Address = request.detokenizer
+        self.header: bytes = request.header
+        self.priority = request.priority
+        self.num_logprobs = request.sampling.num_logprobs
+        self.eos_token_ids = () if request.sampling.ignore_eos else eos_token_ids
+        self.stop_ids = frozenset((*self.eos_token_ids, *request.sampling.stop_token_ids))
+
+
+class Sequence:
+    """One attempt. Three counts of positions say where it stands.
+
+    `num_known`: tokens whose ids the host has. `launched`: positions that are on the device or on
+    their way. `computed`: positions whose step has a result. The token after position p is
+    sampled by the step that reaches the end of what is known, so `launched >= num_known` means
+    that `launched - num_known + 1` samples are in flight, and the next input is on the device.
+    """
+
+    __slots__ = (
+        "attempt",
+        "cached_tokens",
+        "choice",
+        "computed",
+        "detokenizer",
+        "epoch",
+        "fence",
+        "followers",
+        "header",
+        "host_pages",
+        "joined",
+        "launched",
+        "leader",
+        "live",
+        "notice",
+        "opened",
+        "order",
+        "outputs",
+        "params",
+        "prompt_len",
+        "slot",
+        "status",
+        "stop_ids",
+        "swap_step",
+        "table",
+        "token_limit",
+    )
+
+    def __init__(
+        self,
+        attempt: AttemptId,
+        params: SequenceParams,
+        output_ids: tuple[int, ...],
+        choice: int,
+        arrival: int,
+        table: PageTable,
+    ) -> None:
+        self.attempt = attempt
+        self.params = params
+        self.outputs = list(output_ids)
+        self.choice = choice
+        self.table = table
+        self.order = (params.priority, arrival)
+        self.prompt_len = len(params.prompt)
+        self.token_limit = self.prompt_len + params.sampling.max_tokens
+        # Copies of what every step of every row needs: one attribute less on the way.
+        self.detokenizer = params.detokenizer
+        self.header = params.header
+        self.stop_ids = params.stop_ids
+
+        self.status = Status.WAITING
+        self.live = True
+        self.joined = False  # has run before, so it belongs to the batch that runs
+        self.opened = False  # an event of it has been handed on
+        self.cached_tokens = 0
+        self.launched = 0
+        self.computed = 0
+        self.slot = -1
+        self.epoch = 0
+        self.fence = 0  # `launched` at which the planner has to do more than the next row
+        self.notice = len(output_ids) + 1  # outputs at which commit has to do more than append
+        self.host_pages: list[int] = []
+        self.swap_step = -1  # the step whose transfers fill `host_pages`
+        self.leader: Sequence | None = None  # the choice whose prompt pages this one waits for
+        self.followers: list[Sequence] = []
+
+    @property
+    def num_known(self) -> int:
+        """Tokens whose ids the host has."""
+        return self.prompt_len + len(self.outputs)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step without a result has a row of this sequence."""
+        return self.launched != self.computed
+
+    @property
+    def num_to_launch(self) -> int:
+        """Positions that the next step could compute, all its budget given."""
+        return max(self.num_known - self.launched, 1)
+
+    @property
+    def done_launching(self) -> bool:
+        """Whether the last token that may be generated is known or on its way."""
+        return self.launched >= self.token_limit - 1
+
+    def set_fence(self) -> None:
+        """Let the planner look again when the pages or the tokens come to an end."""
+        self.fence = min(self.table.num_tokens, self.token_limit - 1)
+
+    def set_notice(self) -> None:
+        """Let commit look again at every token with logprobs, at a full page, at the last token."""
+        num_outputs = len(self.outputs)
+        if self.params.num_logprobs >= 0:
+            self.notice = num_outputs + 1
+            return
+        page_tokens = self.table.page_tokens
+        # Of n known tokens n - 1 are computed: a page is full one token after its last one came.
+        next_boundary = (self.num_known - 1) // page_tokens * page_tokens + page_tokens
+        page_full_at = next_boundary + 1 - self.prompt_len
+        self.notice = min(page_full_at, self.params.sampling.max_tokens)
+
+    def restart(self, computed: int) -> None:
+        """Go on from this many computed positions; nothing of the sequence is in flight."""
+        self.launched = computed
+        self.computed = computed
+
+    def page_key(self, index: int) -> bytes:
+        """The tokens of one full page, as the prefix tree names them."""
+        page_tokens = self.table.page_tokens
+        start, stop = index * page_tokens, (index + 1) * page_tokens
+        packed = self.params.prompt.packed
+        if stop <= self.prompt_len:
+            return packed[4 * start : 4 * stop]
+        first = max(start - self.prompt_len, 0)
+        outputs = array("i", self.outputs[first : stop - self.prompt_len])
+        return packed[4 * start :] + outputs.tobytes()
+
+    def ids_T(self, start: int, stop: int) -> Int32Array:
+        """The known ids of these positions."""
+        ids_T = self.params.prompt.ids_T[start:stop]
+        if stop <= self.prompt_len:
+            return ids_T
+        outputs = self.outputs[max(start - self.prompt_len, 0) : stop - self.prompt_len]
+        return np.concatenate((ids_T, np.array(outputs, dtype=np.int32)))
+
+    def slot_delta(self) -> SlotDelta:
+        """What the device has to know of the sequence in its new slot."""
+        sampling = self.params.sampling
+        repetition = sampling.repetition_penalty != 1.0
+        counted = repetition or sampling.presence_penalty or sampling.frequency_penalty
+        return SlotDelta(
+            slot=self.slot,
+            epoch=self.epoch,
+            sampling=sampling,
+            choice=self.choice,
+            stop_ids=tuple(self.stop_ids),
+            prompt_ids=self.params.prompt.ids if repetition else (),
+            output_ids=tuple(self.outputs) if counted else (),
+        )
+
+    def ending(self) -> Ending | None:
+        """How the sequence ends with the last of its outputs, if it does.
+
+        The runner masks stop ids below `min_tokens`, so one that was sampled always counts.
+        """
+        sampling = self.params.sampling
+        last = self.outputs[-1] if self.outputs else -1
+        if last in self.stop_ids:
+            return Ending("stop", self.usage(), None if last in self.params.eos_token_ids else last)
+        if len(self.outputs) >= sampling.max_tokens:
+            return Ending("length", self.usage())
+        return None
+
+    def usage(self) -> Usage:
+        """Tokens used so far, counted from the request's start."""
+        return Usage(self.prompt_len, self.cached_tokens, len(self.outputs))

@@ -1,0 +1,207 @@
+"""A device for tests that shows every mistake in page accounting as a wrong token.
+
+It keeps paged KV memory as plain lists. What it stores at a position is the token and the hash of
+all tokens up to there. A row reads every position before its own, as attention does, and checks
+that they belong together; and the token it samples depends on all of them. So a page that was
+lost, overwritten or shared wrongly fails an assertion at the read, or gives a wrong token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from common.messages.sampling import SamplingParams
+from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.step import (
+    DEVICE_TOKEN,
+    SlotDelta,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+
+EOS = 1
+EMPTY = (-1, 0)  # (token, prefix hash) of a position that was never written
+
+
+def make_spec(**changes: int) -> RunnerSpec:
+    """A small runner: pages of 4 tokens, a vocabulary of 32 ids."""
+    page_tokens = changes.pop("page_tokens", 4)
+    values: dict[str, int] = {
+        "vocab_size": 32,
+        "max_model_len": 256,
+        "num_pages": 64,
+        "num_host_pages": 0,
+        "max_num_seqs": 8,
+        "max_step_tokens": 64,
+    }
+    values.update(changes)
+    return RunnerSpec(
+        eos_token_ids=(EOS,),
+        kv_groups=(KVGroup("full", 1, page_tokens, 1),),
+        stall_after_s=1.0,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def extend(prefix: int, token: int) -> int:
+    """The hash of a prefix with one more token."""
+    return hash((prefix, token))
+
+
+def hash_of(tokens: list[int]) -> int:
+    """The hash of a whole prefix."""
+    prefix = 0
+    for token in tokens:
+        prefix = extend(prefix, token)
+    return prefix
+
+
+def next_token(
+    prefix: int, index: int, sampling: SamplingParams, delta: SlotDelta, outputs: list[int]
+) -> int:
+    """The token after a prefix: any change of prefix, seed, choice or index changes it."""
+    penalty = tuple(outputs) if sampling.presence_penalty else ()
+    masked = delta.stop_ids if index < sampling.min_tokens else ()
+    for salt in range(1000):
+        drawn = hash((prefix, index, sampling.seed, delta.choice, penalty, salt))
+        token = drawn % 32
+        if token not in masked:
+            return token
+    raise AssertionError("every token is masked")
+
+
+def generate(
+    prompt: tuple[int, ...], sampling: SamplingParams, choice: int, max_index: int = 10_000
+) -> list[int]:
+    """What a request must produce, alone and undisturbed."""
+    stop_ids = set(sampling.stop_token_ids)
+    if not sampling.ignore_eos:
+        stop_ids.add(EOS)
+    delta = SlotDelta(0, 0, sampling, choice, tuple(stop_ids))
+    outputs: list[int] = []
+    prefix = hash_of(list(prompt))
+    while len(outputs) < min(sampling.max_tokens, max_index):
+        token = next_token(prefix, len(outputs), sampling, delta, outputs)
+        outputs.append(token)
+        prefix = extend(prefix, token)
+        if token in stop_ids:
+            break
+    return outputs
+
+
+@dataclass
+class Slot:
+    """What the device keeps of one slot."""
+
+    delta: SlotDelta
+    pages: dict[int, int] = field(default_factory=dict)
+    last: int | None = None
+    outputs: list[int] = field(default_factory=list)
+
+
+class FakeDevice:
+    """Runs plans in the order launched; results can be taken later, in the same order."""
+
+    def __init__(self, spec: RunnerSpec) -> None:
+        self.spec = spec
+        self.page_tokens = spec.kv_groups[0].page_tokens
+        self.pages = [[EMPTY] * self.page_tokens for _ in range(spec.num_pages)]
+        self.host = [[EMPTY] * self.page_tokens for _ in range(spec.num_host_pages)]
+        self.slots: dict[int, Slot] = {}
+        self.nonfinite_seeds: set[int] = set()
+        self.num_swapped_out = 0
+        self.last_step_id = -1
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Execute one plan."""
+        assert plan.step_id > self.last_step_id, "plans are numbered in their order"
+        self.last_step_id = plan.step_id
+        self._transfer(plan)
+        for delta in plan.slots:
+            old = self.slots.get(delta.slot)
+            assert old is None or delta.epoch > old.delta.epoch, "a slot's epoch only grows"
+            self.slots[delta.slot] = Slot(delta, outputs=list(delta.output_ids))
+        for slot, index, page in zip(plan.page_slot, plan.page_index, plan.page_id, strict=True):
+            self.slots[int(slot)].pages[int(index)] = int(page)
+        self._check_shape(plan)
+        prefixes = self._forward(plan)
+        return self._sample(plan, prefixes)
+
+    def _transfer(self, plan: StepPlan) -> None:
+        targets = [host for _, host in plan.swap_out] + [~page for _, page in plan.swap_in]
+        assert len(set(targets)) == len(targets), "two transfers write to one page"
+        for page, host in plan.swap_out:
+            self.host[host] = list(self.pages[page])
+        for host, page in plan.swap_in:
+            self.pages[page] = list(self.host[host])
+        self.num_swapped_out += len(plan.swap_out)
+
+    def _check_shape(self, plan: StepPlan) -> None:
+        rows = plan.num_rows
+        assert 0 < plan.num_tokens <= self.spec.max_step_tokens
+        assert plan.num_tokens == plan.q_len.sum()
+        assert len(set(plan.row_slot.tolist())) == rows, "a slot has one row"
+        assert (plan.q_len[: plan.num_decode_rows] == 1).all()
+        assert (plan.sample_row[: plan.num_decode_rows] == np.arange(plan.num_decode_rows)).all()
+        sampled = set(plan.sample_row.tolist())
+        for row in range(plan.num_decode_rows, rows):
+            assert plan.q_len[row] > 1 or row not in sampled, "a decode row among the chunks"
+        assert (plan.pos_upper == plan.q_start + plan.q_len).all()
+        for column in (plan.row_slot, plan.tokens, plan.q_start, plan.sample_index, plan.page_id):
+            assert column.dtype == np.int32
+
+    def _forward(self, plan: StepPlan) -> list[int]:
+        """Write the rows' positions; return each row's prefix hash after its last token."""
+        prefixes = []
+        at = 0
+        written: dict[tuple[int, int], int] = {}
+        for row in range(plan.num_rows):
+            slot = self.slots[int(plan.row_slot[row])]
+            assert slot.delta.epoch == plan.row_epoch[row], "the row is of a former owner"
+            start, length = int(plan.q_start[row]), int(plan.q_len[row])
+            prefix = self._read(slot, start)
+            for position in range(start, start + length):
+                token = int(plan.tokens[at])
+                at += 1
+                if token == DEVICE_TOKEN:
+                    assert slot.last is not None, "there is no sampled token in this slot"
+                    token = slot.last
+                prefix = extend(prefix, token)
+                page = slot.pages[position // self.page_tokens]
+                offset = position % self.page_tokens
+                assert written.setdefault((page, offset), prefix) == prefix, "two rows, one place"
+                self.pages[page][offset] = (token, prefix)
+            prefixes.append(prefix)
+        return prefixes
+
+    def _read(self, slot: Slot, length: int) -> int:
+        """Read the first `length` positions of a slot; return the hash of their tokens."""
+        prefix = 0
+        for position in range(length):
+            page = slot.pages[position // self.page_tokens]
+            token, stored = self.pages[page][position % self.page_tokens]
+            prefix = extend(prefix, token)
+            assert prefix == stored, f"position {position} holds another sequence's tokens"
+        return prefix
+
+    def _sample(self, plan: StepPlan, prefixes: list[int]) -> StepResult:
+        count = len(plan.sample_row)
+        tokens = np.zeros((count, 1), dtype=np.int32)
+        valid = np.ones(count, dtype=np.int32)
+        nonfinite = np.zeros(count, dtype=np.bool_)
+        logprobs = {}
+        for sample, (row, index) in enumerate(zip(plan.sample_row, plan.sample_index, strict=True)):
+            slot = self.slots[int(plan.row_slot[row])]
+            sampling = slot.delta.sampling
+            token = next_token(prefixes[row], int(index), sampling, slot.delta, slot.outputs)
+            slot.last = token
+            slot.outputs.append(token)
+            tokens[sample, 0] = token
+            if sampling.seed in self.nonfinite_seeds:
+                nonfinite[sample], valid[sample] = True, 0
+            if sampling.num_logprobs >= 0:
+                logprobs[sample] = (TokenLogprobs(-float(token)),)
+        return StepResult(plan.step_id, tokens, valid, nonfinite, logprobs)
