@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from common.config import ServiceConfig
-from common.errors import ConfigError, ModelError
 from common.messages.tokenize import TokenizerInbox
 from common.model_folder import describe, locate
+from common.registration import Registration
 from common.service import service_main
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.config import TokenizerSettings
@@ -20,13 +20,11 @@ from services.tokenizer.process import Exited, Process, Reported, WorkerProcess
 
 
 def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
-    """Put the actor together; ConfigError when the model folder cannot be used."""
+    """Put the actor together; ModelError when the model folder cannot be used."""
     own = config.own
-    try:
-        folder = locate(config.model.path, config.model.revision)
-        card = describe(folder, config.model.served_name)
-    except ModelError as error:
-        raise ConfigError(f"[model] path: {error}") from error
+    folder = locate(config.model.path, config.model.revision)
+    # Lengths are 0 in a card of a worker that does not decide them.
+    card = replace(describe(folder, config.model.served_name), max_model_len=0)
     encoder = EncoderSettings(
         folder=str(folder),
         max_prompt_bytes=own.max_prompt_bytes,
@@ -43,8 +41,8 @@ def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
         template_timeout_s=own.template_timeout_s,
         encode_timeout_s=own.encode_timeout_s,
     )
-    routers = config.links.routers
-    return TokenizerActor(own, card, Pool(pool_settings, spawn), lambda: routers)
+    registration = Registration("tokenizer", config.links.routers)
+    return TokenizerActor(own, card, Pool(pool_settings, spawn), registration)
 
 
 def _default_pool_size() -> int:

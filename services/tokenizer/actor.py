@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 from opentelemetry.trace import Span, Status, StatusCode
 
 from common.errors import LinkError
-from common.heartbeat import Heartbeats
 from common.link.mail import Mail
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
-from common.messages.control import (
-    PROTOCOL_VERSION,
-    Abort,
-    Load,
-    ModelCard,
-    RouterAlive,
-    WorkerAlive,
-)
+from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
 from common.messages.text import AttemptRefused, Tokenized
 from common.messages.tokenize import IdsPrompt, Tokenize, TokenizeQuery, TokenizerInbox
+from common.registration import Registration, WorkerState
 from common.telemetry import names
 from common.telemetry.trace import context_from, traceparent_of, tracer
 from services.tokenizer.config import TokenizerSettings
@@ -53,27 +46,24 @@ class TokenizerActor:
         settings: TokenizerSettings,
         card: ModelCard,
         pool: Pool,
-        routers: Callable[[], Sequence[str]],
+        registration: Registration,
         clocks: Clocks | None = None,
     ) -> None:
-        """`routers` returns the inbox endpoints of the routers as they are resolved now."""
         self._settings = settings
         self._card = card
         self._pool = pool
-        self._routers = routers
+        self._registration = registration
         self._clocks = clocks or Clocks()
         self._work = WorkTable(settings.max_pending_requests, settings.max_pending_bytes)
         self._spans: dict[Work, Span] = {}
-        self._heartbeats = Heartbeats()
         self._mail: Mail | None = None
-        self._started_s = self._clocks.monotonic_s()
         self._draining = False
         self._log = structlog.get_logger()
 
     @property
     def ready(self) -> bool:
         """Whether a router knows of this tokenizer."""
-        return self._heartbeats.registered
+        return self._registration.registered
 
     @property
     def drained(self) -> bool:
@@ -88,8 +78,8 @@ class TokenizerActor:
     async def start(self, mail: Mail) -> None:
         """Start the pool; ModelError when the model folder cannot be used."""
         self._mail = mail
-        self._started_s = self._clocks.monotonic_s()
         await self._pool.start()
+        self._registration.start(mail, self._card, self._clocks.monotonic_s())
 
     async def stop(self) -> None:
         """Refuse what is still in work, so that routers place it elsewhere, and end the pool."""
@@ -111,7 +101,7 @@ class TokenizerActor:
     def receive(self, message: TokenizerInbox, sender: Address) -> None:
         """Handle one message; any mail renews its sender's lease."""
         now_s = self._clocks.monotonic_s()
-        self._heartbeats.heard(sender.incarnation, now_s)
+        self._registration.heard(sender, now_s)
         match message:
             case Tokenize() | TokenizeQuery():
                 self._take(message, now_s)
@@ -120,25 +110,22 @@ class TokenizerActor:
                 if work is not None:
                     self._drop(work)
             case RouterAlive():
-                self._heartbeats.answered(message, now_s)
+                self._registration.answered(message, now_s)
 
     def peer_lost(self, peer: Address) -> None:
         """End the requests of a router that does not take its mail.
 
         Compute's are the router's to notice: this tokenizer has no state left for them.
         """
-        self._heartbeats.lost(peer)
+        self._registration.lost(peer)
         self._lose(peer.incarnation)
 
     def tick(self, now_s: float) -> None:
         """Watch the pool, end the requests of routers whose lease ran out, and beat."""
         self._pool.tick()
         self._work.expire(now_s)
-        for router in self._heartbeats.expired(now_s):
+        for router in self._registration.tick(now_s, self._state()):
             self._lose(router)
-        self._heartbeats.resolved(self._routers(), now_s)
-        for to, beat in self._heartbeats.due(now_s):
-            self._send(to, self._alive(to.incarnation, beat, now_s))
 
     def _take(self, message: Tokenize | TokenizeQuery, now_s: float) -> None:
         size = size_of(message.prompt)
@@ -153,7 +140,7 @@ class TokenizerActor:
         if not self._work.open(work, now_s):
             self._drop(work)
             return
-        self._heartbeats.expect(work.first.router, now_s)
+        self._registration.expect(work.first.router, now_s)
         # A retry renders the date of its admission, so that it continues the same prompt.
         render_s, want_strs = self._clocks.unix_s(), False
         if isinstance(message, Tokenize):
@@ -253,26 +240,19 @@ class TokenizerActor:
         span.set_attribute(names.USAGE_INPUT_TOKENS, num_tokens)
         span.end()
 
-    def _alive(self, router: str, beat: int, now_s: float) -> WorkerAlive:
+    def _state(self) -> WorkerState:
         settings = self._settings
         num_running = self._pool.num_running
-        stall_after_s = settings.template_timeout_s + settings.encode_timeout_s + _STALL_MARGIN_S
-        return WorkerAlive(
-            service="tokenizer",
-            address=self._links.address,
-            protocol_version=PROTOCOL_VERSION,
-            model=self._card,
+        return WorkerState(
             load=Load(
                 num_running=num_running,
                 num_waiting=max(0, len(self._work) - num_running),
                 capacity=settings.max_pending_requests,
             ),
-            beat=beat,
             progress=self._pool.num_finished,
-            stall_after_s=stall_after_s,
+            stall_after_s=settings.template_timeout_s + settings.encode_timeout_s + _STALL_MARGIN_S,
             draining=self._draining,
-            uptime_s=now_s - self._started_s,
-            open_counters=self._work.open_counters(router),
+            open_counters=self._work.open_counters,
         )
 
     def _send(self, to: Address, message: object) -> None:

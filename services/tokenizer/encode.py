@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ from jinja2 import TemplateError
 from common.messages.failure import Failure
 from common.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 from services.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Conversation
-from services.tokenizer.confinement import Confinement
 from services.tokenizer.conversation import (
     ContentForms,
     UnsupportedContent,
@@ -46,14 +47,17 @@ class _Refused(Exception):
 class PromptEncoder:
     """One vocabulary and its chat templates."""
 
-    def __init__(self, settings: EncoderSettings) -> None:
-        """Load the folder; ModelError when it cannot be used."""
+    def __init__(
+        self, settings: EncoderSettings, limits: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Load the folder; ModelError when it cannot be used.
+
+        Whatever a template does happens inside of `limits()`.
+        """
         self._settings = settings
+        self._limits = limits
         self._folder: TokenizerFolder = read_folder(Path(settings.folder))
         self._tokenizer = load_tokenizer(self._folder)
-        self._confinement = Confinement(
-            settings.template_timeout_s, settings.template_memory_mb << 20
-        )
         self._templates: dict[str, ChatTemplate | str] = {}  # by source; a text says what is wrong
         self._forms: dict[str, ContentForms] = {}
         for source in self._folder.templates.values():
@@ -102,14 +106,14 @@ class PromptEncoder:
 
     def _compile(self, source: str) -> None:
         try:
-            with self._confinement.limits():
+            with self._limits():
                 self._templates[source] = ChatTemplate(source, self._folder.special_tokens)
         except (ChatTemplateError, MemoryError, RecursionError) as error:
             self._templates[source] = str(error)
 
     def _render(self, prompt: ChatPrompt, now_s: float) -> str:
         try:
-            with self._confinement.limits():
+            with self._limits():
                 return self._rendered(prompt, now_s)
         except (_Refused, UnsupportedContent) as error:
             if isinstance(error, _Refused):

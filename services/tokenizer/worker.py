@@ -13,6 +13,7 @@ import signal
 import sys
 
 from common.errors import ModelError
+from services.tokenizer.confinement import Confinement
 from services.tokenizer.encode import PromptEncoder
 from services.tokenizer.job import (
     HEADER,
@@ -34,7 +35,9 @@ def main() -> int:
     jobs = sys.stdin.buffer
     reports = _take_stdout()
     try:
-        encoder = PromptEncoder(EncoderSettings(**json.loads(sys.argv[1])))
+        settings = EncoderSettings(**json.loads(sys.argv[1]))
+        confinement = Confinement(settings.template_timeout_s, settings.template_memory_mb << 20)
+        encoder = PromptEncoder(settings, confinement.limits)
     except ModelError as error:
         _write(reports, Broken(str(error)))
         return 1

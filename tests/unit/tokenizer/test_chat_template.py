@@ -1,4 +1,4 @@
-"""Our rendering is transformers', character for character, and it refuses what transformers does."""
+"""Our rendering is that of transformers, to the character, and so are its refusals."""
 
 from __future__ import annotations
 

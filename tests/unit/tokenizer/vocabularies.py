@@ -1,4 +1,4 @@
-"""Small vocabularies of every kind that models come with, trained in a moment, and their folders."""
+"""Small vocabularies of every kind, trained in a moment, and model folders around them."""
 
 from __future__ import annotations
 
