@@ -131,7 +131,7 @@ class SimRunner:
         self, sampled: tuple[SlotDelta, ...], tokens: list[int]
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
         """Halving probabilities from the chosen token on, for those who asked."""
-        logprobs = {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for sample, (delta, token) in enumerate(zip(sampled, tokens, strict=True)):
             num_top = delta.sampling.num_logprobs
             if num_top >= 0:
