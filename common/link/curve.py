@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +113,16 @@ def _read(path: Path) -> bytes:
             f"[links] curve_dir: cannot read {path}: {error.strerror}; "
             "`slipstream keys DIR` makes the keys of a deployment"
         ) from error
-    if len(key) != _KEY_CHARACTERS:
+    if not _is_key(key):
         raise ConfigError(f"[links] curve_dir: {path} holds no key of {_KEY_CHARACTERS} characters")
     return key
+
+
+def _is_key(text: bytes) -> bool:
+    try:
+        return len(text) == _KEY_CHARACTERS and len(z85.decode(text)) == 32
+    except (ValueError, KeyError, struct.error):
+        return False
 
 
 def _read_secret(path: Path) -> bytes:
