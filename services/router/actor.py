@@ -12,7 +12,8 @@ import structlog
 from common.link.mail import Mail
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, RouterAlive, WorkerAlive
-from common.messages.text import AttemptRefused, Detokenized, TextGenerated, Tokenized
+from common.messages.generate import StepWritten
+from common.messages.text import AttemptRefused, Detokenized, StepMark, TextGenerated, Tokenized
 from services.router.admission import Admission, AdmissionLimits
 from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch
@@ -96,6 +97,8 @@ class RouterActor:
                 if doomed:
                     self._log.warning("rows lost", sender=sender.endpoint, attempts=len(doomed))
                     dispatch.abort(doomed)
+                if message.mark is not None:
+                    self._step_written(message.mark)
             case WorkerAlive():
                 self._heartbeat(message, sender)
                 return
@@ -140,6 +143,12 @@ class RouterActor:
         dispatch.abort(dispatch.inflight.fail_all(DRAINING))
         dispatch.queries.fail_all(DRAINING)
         await self._server.stop()
+
+    def _step_written(self, mark: StepMark) -> None:
+        """Let a compute in lockstep go on, once this step's events are written."""
+        answer = StepWritten(mark.step_id)
+        # Behind the flush of the streams, which this batch of mail has already put on the loop.
+        asyncio.get_running_loop().call_soon(self._mail.send, mark.compute, answer)
 
     def _heartbeat(self, message: WorkerAlive, sender: Address) -> None:
         """Register or renew a worker, answer it, and compare its attempts with the table."""

@@ -31,6 +31,7 @@ class Worker:
         "heard_at_s",
         "load",
         "model",
+        "num_open",
         "num_placed",
         "previous_beat_at_s",
         "probed_at_s",
@@ -50,6 +51,7 @@ class Worker:
         self.beat_at_s = now_s
         self.previous_beat_at_s = 0.0
         self.probed_at_s = 0.0
+        self.num_open = 0  # of this router's attempts, as the worker's last heartbeat says
         self.num_placed = 0  # by this router since the last heartbeat
         self.unknown: frozenset[int] = frozenset()  # listed last time, not open here
 
@@ -129,7 +131,7 @@ class Fleet:
         worker.load = message.load
         worker.num_placed = 0
         self._leases.grant(incarnation, now_s, max(self._lease_s, message.stall_after_s))
-        num_open = len(message.open_counters)
+        num_open = worker.num_open = len(message.open_counters)
         self._leases.report(incarnation, message.progress, num_open, message.stall_after_s, now_s)
         worker.progress = message.progress
         return replaced

@@ -10,7 +10,7 @@ from aiohttp import web
 from common.messages.failure import Failure
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
-from services.router.fleet import SERVICES, Group
+from services.router.fleet import SERVICES, Group, Worker
 from services.router.sse import json_bytes
 
 MAX_TICK_AGE_S = 5.0  # ticks come ten times a second
@@ -35,13 +35,23 @@ class StatusHandlers:
         return self._readiness({})
 
     async def health(self, request: web.Request) -> web.Response:
-        """Say whether new work is taken, and what there is of every service."""
+        """Say whether new work is taken, what there is of every service, and how busy it is.
+
+        `requests`, `attempts` and `queries` are this router's; what is said of an instance is as
+        of its last heartbeat, `open` being the attempts of this router that it has state for.
+        """
         counts = dict.fromkeys(SERVICES, 0)
         for worker in self._dispatch.fleet.workers():
             counts[worker.service] += 1
         inflight = self._dispatch.inflight
         return self._readiness(
-            {"workers": counts, "requests": inflight.num_requests, "attempts": len(inflight)}
+            {
+                "workers": counts,
+                "instances": list(map(_instance, self._dispatch.fleet.workers())),
+                "requests": inflight.num_requests,
+                "attempts": len(inflight),
+                "queries": len(self._dispatch.queries),
+            }
         )
 
     async def models(self, request: web.Request) -> web.Response:
@@ -78,6 +88,20 @@ class StatusHandlers:
             "root": group.card.name,
             "max_model_len": max(worker.model.max_model_len for worker in computes),
         }
+
+
+def _instance(worker: Worker) -> dict[str, Any]:
+    load = worker.load
+    return {
+        "service": worker.service,
+        "incarnation": worker.address.incarnation,
+        "draining": worker.draining,
+        "open": worker.num_open,
+        "num_running": load.num_running,
+        "num_waiting": load.num_waiting,
+        "capacity": load.capacity,
+        "kv_usage": round(load.kv_usage, 4),
+    }
 
 
 def _json(value: dict[str, Any], status: int = 200) -> web.Response:
