@@ -1,0 +1,109 @@
+"""Requests are fitted into the model's limits, or refused with the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.messages.arrays import int32s
+from common.messages.failure import Failure
+from common.messages.sampling import SamplingParams
+from common.messages.tokenize import TokenLimits
+from services.tokenizer.limits import check_ids, resolve_max_tokens
+
+LIMITS = TokenLimits(max_model_len=100, max_input_length=90, max_output_length=50, vocab_size=1000)
+
+
+def sampling(max_tokens: int, min_tokens: int = 0) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=1, min_tokens=min_tokens)
+
+
+def refused(prompt_len: int, max_tokens: int, limits: TokenLimits = LIMITS) -> Failure:
+    result = resolve_max_tokens(sampling(max_tokens), limits, prompt_len, "messages")
+    assert isinstance(result, Failure)
+    assert result.status == 400 and not result.retryable
+    return result
+
+
+def max_tokens_of(prompt_len: int, limits: TokenLimits = LIMITS) -> int:
+    result = resolve_max_tokens(sampling(0), limits, prompt_len, "messages")
+    assert isinstance(result, SamplingParams)
+    return result.max_tokens
+
+
+def test_no_max_tokens_means_as_much_as_fits() -> None:
+    assert max_tokens_of(10) == 50, "the output limit"
+    assert max_tokens_of(70) == 30, "what the context leaves"
+
+
+def test_min_tokens_never_exceed_what_fits() -> None:
+    result = resolve_max_tokens(sampling(0, min_tokens=99), LIMITS, 70, "prompt")
+    assert isinstance(result, SamplingParams)
+    assert (result.max_tokens, result.min_tokens) == (30, 30)
+
+
+def test_a_request_that_just_fits_passes_unchanged() -> None:
+    wanted = sampling(20)
+    assert resolve_max_tokens(wanted, LIMITS, 80, "prompt") is wanted
+
+
+def test_a_request_over_the_context_is_told_the_numbers_and_the_way_out() -> None:
+    failure = refused(80, 21)
+    assert failure.code == "context_length_exceeded" and failure.field == "messages"
+    for part in ("100 tokens", "101", "80 in messages", "21", "lower max_tokens to 20"):
+        assert part in failure.message
+
+
+def test_a_prompt_over_the_input_limit_is_refused() -> None:
+    failure = refused(91, 1)
+    assert failure.code == "context_length_exceeded" and "90" in failure.message
+
+
+def test_a_prompt_that_fills_the_context_is_refused_even_without_max_tokens() -> None:
+    failure = refused(100, 0, replace(LIMITS, max_input_length=0))
+    assert failure.code == "context_length_exceeded"
+
+
+def test_max_tokens_over_the_output_limit_name_that_field() -> None:
+    failure = refused(10, 51)
+    assert failure.field == "max_tokens" and "50" in failure.message
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    failure = check_ids(int32s(), 10, "prompt")
+    assert failure is not None and failure.status == 400 and failure.field == "prompt"
+
+
+def test_ids_outside_the_vocabulary_are_named_with_their_place() -> None:
+    for ids, culprit in (([1, 2, 10], "10 at position 2"), ([-1, 3], "-1 at position 0")):
+        failure = check_ids(int32s(ids), 10, "prompt[1]")
+        assert failure is not None and failure.field == "prompt[1]"
+        assert culprit in failure.message and "0 to 9" in failure.message
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1), st.integers(1, 2**31 - 1))
+def test_ids_pass_exactly_when_they_are_in_range(ids: list[int], vocab_size: int) -> None:
+    passed = check_ids(int32s(ids), vocab_size, "prompt") is None
+    assert passed == all(0 <= token_id < vocab_size for token_id in ids)
+
+
+@given(
+    prompt_len=st.integers(1, 300),
+    max_tokens=st.integers(0, 300),
+    model=st.integers(0, 200),
+    longest_input=st.integers(0, 200),
+    longest_output=st.integers(1, 200),
+)
+def test_what_passes_fits_every_limit(
+    prompt_len: int, max_tokens: int, model: int, longest_input: int, longest_output: int
+) -> None:
+    limits = TokenLimits(model, longest_input, longest_output, vocab_size=10)
+    result = resolve_max_tokens(sampling(max_tokens), limits, prompt_len, "prompt")
+    if isinstance(result, Failure):
+        return
+    assert 1 <= result.max_tokens <= longest_output
+    assert max_tokens in (0, result.max_tokens)
+    assert not model or prompt_len + result.max_tokens <= model
+    assert not longest_input or prompt_len <= longest_input
