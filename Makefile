@@ -1,0 +1,85 @@
+# Slipstream. `make serve` starts the server; `make` says what else there is.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first Python that will do: 3.11, 3.12 or 3.13. PYTHON=… chooses another.
+CANDIDATES := python3.13 python3.12 python3.11 python3 python
+SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(firstword $(foreach name,$(CANDIDATES),\
+	$(shell $(name) -c "$(SUITS)" >/dev/null 2>&1 && echo $(name))))
+# Where PyTorch comes from; https://download.pytorch.org/whl/cpu has smaller builds without GPU.
+TORCH_INDEX_URL ?=
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
+	--constraint constraints.txt \
+	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-gpu check fix bench constraints clean
+
+help:
+	@echo "make serve      start the server with the demo model, on http://127.0.0.1:8000/v1"
+	@echo "                  PORT=9000         another port"
+	@echo "                  MODEL=org/name    another model: a folder or a Hugging Face hub id"
+	@echo "                  ARGS='--help'     any options of \`slipstream serve\`"
+	@echo "make test       run all tests that need no GPU; ARGS='tests/unit -x' for some of them"
+	@echo "make test-gpu   run the tests that need a GPU"
+	@echo "make check      formatting, lint, types, import contracts"
+	@echo "make fix        repair what the first two of these can"
+	@echo "make bench      run the benchmarks"
+	@echo "make clean      remove the environment and all caches"
+	@echo
+	@echo "TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu installs PyTorch without GPU support."
+
+serve: $(VENV)/.installed
+	@exec $(BIN)/slipstream serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+constraints: $(VENV)/.installed-dev
+	@{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable \
+	  | grep -v -e '^pip==' -e '^#' | sed 's/+.*//' | sort -f; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { \
+	  echo "Slipstream needs Python 3.11, 3.12 or 3.13, and none of $(CANDIDATES) is one."; \
+	  echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c "$(SUITS)" || { \
+	  echo "$(PYTHON) is `$(PYTHON) --version 2>&1`; Slipstream needs 3.11, 3.12 or 3.13."; exit 1; }
+	@echo "Making $(VENV) with `$(PYTHON) --version` (once; PyTorch is large, this takes minutes)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "Python's venv module does not work; on Debian and Ubuntu: apt install python3-venv"; \
+	  exit 1; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@$(INSTALL) --editable .
+	@touch $@
+
+# Two real vocabularies for tests of decoding are data files of mistral-common; its own
+# dependencies are not wanted (and would hold numpy back).
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@$(INSTALL) --editable '.[dev]'
+	@$(INSTALL) --no-deps mistral-common
+	@touch $@ $(VENV)/.installed
