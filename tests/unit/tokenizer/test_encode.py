@@ -1,0 +1,193 @@
+"""Prompts become ids, or a refusal that names the field at fault."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.messages.arrays import int32s
+from common.messages.failure import Failure
+from common.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+from services.tokenizer.encode import PromptEncoder
+from services.tokenizer.job import EncoderSettings, Job
+from tests.unit.tokenizer.vocabularies import byte_level, write_folder
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ shout }}"
+    "{% if tools %}{{ tools | length }} tools{% endif %}"
+)
+
+
+def encoder(path: Path, max_prompt_bytes: int = 4000, **config: Any) -> PromptEncoder:
+    write_folder(path, byte_level(), **{"chat_template": TEMPLATE, **config})
+    settings = EncoderSettings(str(path), max_prompt_bytes, 5.0, 64)
+    return PromptEncoder(settings, nullcontext)
+
+
+def chat(messages: Any, **fields: Any) -> Job:
+    return Job(ChatPrompt(json.dumps(messages).encode(), **fields), now_s=0.0)
+
+
+def refused(subject: PromptEncoder, job: Job) -> Failure:
+    outcome = subject.run(job)
+    assert outcome.failure is not None and not outcome.ids
+    return outcome.failure
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_a_chat_is_rendered_and_encoded_without_further_special_tokens(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+    expected = "<|im_start|>user\nhello<|im_end|><|im_start|>assistant\n"
+    plain = subject.run(Job(TextPrompt(expected, add_special_tokens=False), 0.0))
+    assert subject.run(chat(HELLO)).ids == plain.ids
+
+
+def test_a_text_gets_its_special_tokens_if_asked(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+    with_bos = subject.run(Job(TextPrompt("hello"), 0.0)).ids
+    without = subject.run(Job(TextPrompt("hello", add_special_tokens=False), 0.0)).ids
+    assert with_bos == array("i", [0]) + without
+
+
+def test_token_strings_come_on_request_also_for_ids(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+    outcome = subject.run(Job(TextPrompt("a b"), 0.0, want_strs=True))
+    assert outcome.strs == ("<s>", "a", "Ġb")
+    again = subject.run(Job(IdsPrompt(outcome.ids), 0.0, want_strs=True))
+    assert again.strs == outcome.strs
+    assert subject.run(Job(IdsPrompt(int32s([99999])), 0.0, want_strs=True)).strs == ("",)
+
+
+def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+    job = chat(HELLO, tools_json=b'[{"a": 1}]', template_kwargs_json=b'{"shout": "HEY"}')
+    strs = subject.run(Job(job.prompt, 0.0, want_strs=True)).strs
+    assert "".join(strs).replace("Ġ", " ").endswith("HEY1 tools")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"messages_json": b"{"}, "invalid_json", "messages"),
+        ({"messages_json": b"{}"}, "invalid_value", "messages"),
+        ({"messages_json": b"[" * 100_000}, "invalid_json", "messages"),
+        ({"messages_json": b"[1]"}, "template_error", None),
+        ({"messages_json": b"[]"}, "template_error", None),
+        ({"tools_json": b"{}"}, "invalid_value", "tools"),
+        ({"tools_json": b"[1]"}, "invalid_value", "tools"),
+        ({"template_kwargs_json": b"[]"}, "invalid_value", "chat_template_kwargs"),
+        (
+            {"template_kwargs_json": b'{"messages": []}'},
+            "invalid_value",
+            "chat_template_kwargs.messages",
+        ),
+        (
+            {"template_kwargs_json": b'{"chat_template": "{{ 1 }}"}'},
+            "invalid_value",
+            "chat_template_kwargs.chat_template",
+        ),
+        ({"template_kwargs_json": b'{"raise_exception": 1}'}, None, None),
+    ],
+)
+def test_bad_input_is_refused_by_field(
+    fields: dict[str, bytes], code: str | None, field: str | None, tmp_path: Path
+) -> None:
+    prompt = ChatPrompt(**{"messages_json": json.dumps(HELLO).encode(), **fields})
+    outcome = encoder(tmp_path).run(Job(prompt, 0.0))
+    failure = outcome.failure
+    if code is None:
+        assert failure is None
+        return
+    assert failure is not None
+    assert (failure.status, failure.code, failure.field) == (400, code, field)
+    assert not failure.retryable
+
+
+def test_what_a_template_raises_is_told_to_the_client(tmp_path: Path) -> None:
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x"
+    subject = encoder(tmp_path, chat_template=source)
+    failure = refused(subject, chat([{"role": "system", "content": "x"}]))
+    assert failure.code == "template_error" and "no system" in failure.message
+    assert subject.run(chat(HELLO)).ids
+
+
+@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ a.b.c }}", "{{ messages.pop() }}"])
+def test_a_template_that_fails_is_the_requests_failure(source: str, tmp_path: Path) -> None:
+    assert refused(encoder(tmp_path, chat_template=source), chat(HELLO)).code == "template_error"
+
+
+def test_endless_recursion_of_a_macro_is_caught(tmp_path: Path) -> None:
+    source = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
+    assert refused(encoder(tmp_path, chat_template=source), chat(HELLO)).code == "template_error"
+
+
+def test_a_model_without_a_template_refuses_chats_only(tmp_path: Path) -> None:
+    subject = encoder(tmp_path, chat_template=None)
+    failure = refused(subject, chat(HELLO))
+    assert failure.code == "no_chat_template" and "/v1/completions" in failure.message
+    assert subject.run(Job(TextPrompt("x"), 0.0)).ids
+
+
+def test_a_template_that_does_not_compile_leaves_completions_working(tmp_path: Path) -> None:
+    subject = encoder(tmp_path, chat_template="{% if %}")
+    assert "does not compile" in refused(subject, chat(HELLO)).message
+    assert subject.run(Job(TextPrompt("x"), 0.0)).ids
+
+
+def test_a_template_that_blows_the_prompt_up_is_stopped(tmp_path: Path) -> None:
+    subject = encoder(tmp_path, chat_template="{{ 'a' * 4001 }}")
+    failure = refused(subject, chat(HELLO))
+    assert (failure.status, failure.code) == (413, "prompt_too_large")
+
+
+def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+    job = Job(ChatPrompt(rb'[{"role": "user", "content": "\ud800"}]'), 0.0)
+    assert refused(subject, job).code == "invalid_unicode"
+
+
+def test_media_are_refused(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+    failure = refused(encoder(tmp_path), chat(messages))
+    assert (failure.code, failure.field) == ("unsupported_content", "messages[0].content[0]")
+
+
+def test_memory_that_runs_out_retires_the_process(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+
+    @contextmanager
+    def limits() -> Iterator[None]:
+        yield
+        raise MemoryError
+
+    subject._limits = limits
+    outcome = subject.run(chat(HELLO))
+    assert outcome.retiring
+    assert outcome.failure is not None and "64 MiB" in outcome.failure.message
+
+
+def test_everything_a_template_does_is_inside_the_limits(tmp_path: Path) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def limits() -> Iterator[None]:
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    write_folder(tmp_path, byte_level(), chat_template=TEMPLATE)
+    subject = PromptEncoder(EncoderSettings(str(tmp_path), 4000, 5.0, 64), limits)
+    assert entered == ["in", "out"], "compiling"
+    subject.run(chat(HELLO))
+    assert entered == ["in", "out"] * 2
+    subject.run(Job(TextPrompt("x"), 0.0))
+    assert entered == ["in", "out"] * 2

@@ -1,0 +1,62 @@
+"""What goes to the processes and back survives its frame."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.messages.arrays import int32s
+from common.messages.failure import Failure
+from common.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+from services.tokenizer.job import (
+    HEADER,
+    Broken,
+    Job,
+    Outcome,
+    Ready,
+    Report,
+    pack_job,
+    pack_report,
+    size_of,
+    unpack_job,
+    unpack_report,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+IDS = st.lists(st.integers(-(2**31), 2**31 - 1)).map(int32s)
+PROMPTS = st.one_of(
+    st.builds(ChatPrompt, st.binary(), st.binary(), st.booleans(), st.booleans(), st.binary()),
+    st.builds(TextPrompt, TEXT, st.booleans()),
+    st.builds(IdsPrompt, IDS),
+)
+FAILURES = st.builds(Failure, st.integers(400, 599), TEXT, TEXT, st.none() | TEXT, st.just(False))
+REPORTS = st.one_of(
+    st.just(Ready()),
+    st.builds(Broken, TEXT),
+    st.builds(Outcome, IDS, st.lists(TEXT).map(tuple), st.none() | FAILURES, st.booleans()),
+)
+
+
+@given(st.builds(Job, PROMPTS, st.floats(allow_nan=False), st.booleans()))
+def test_a_job_survives_its_frame(job: Job) -> None:
+    frame = pack_job(job)
+    assert HEADER.unpack(frame[: HEADER.size])[0] == len(frame) - HEADER.size
+    assert unpack_job(frame[HEADER.size :]) == job
+
+
+@given(REPORTS)
+def test_a_report_survives_its_frame(report: Report) -> None:
+    assert unpack_report(pack_report(report)[HEADER.size :]) == report
+
+
+def test_a_text_that_is_not_unicode_cannot_be_packed() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        pack_job(Job(TextPrompt("\ud800"), 0.0))
+
+
+def test_sizes_are_bytes() -> None:
+    assert size_of(TextPrompt("abc")) == 3
+    assert size_of(TextPrompt("é🎉\ud800")) == 9
+    assert size_of(IdsPrompt(int32s([1, 2]))) == 8
+    assert size_of(ChatPrompt(b"12", b"345", template_kwargs_json=b"6")) == 6
