@@ -1,0 +1,145 @@
+"""Checkpoints are read whole, in shards and not at all where they do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from common.errors import ModelError
+from services.compute.models.loader import SafetensorsWeights
+from services.compute.models.registry import describe_model
+from services.compute.models.transformer import Transformer
+from tests.unit.compute.tiny_models import make_model, save_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return make_model("llama")
+
+
+def load(folder: Path, progress=None) -> Transformer:
+    config, variations = describe_model(json.loads((folder / "config.json").read_text()))
+    weights = SafetensorsWeights(folder, torch.float32, CPU, progress)
+    return Transformer(config, variations, weights, config.max_position_embeddings)
+
+
+def rewrite(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_shards_give_the_same_model(model: PreTrainedModel, tmp_path: Path) -> None:
+    whole = load(save_model(model, tmp_path / "whole"))
+    sharded = save_model(model, tmp_path / "sharded", shard_size="60KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 3
+    hidden = torch.randn(3, 64)
+    again = load(sharded)
+    assert torch.equal(whole.logits(hidden), again.logits(hidden))
+    for ours, theirs in zip(whole._layers, again._layers, strict=True):
+        assert torch.equal(ours.qkv.weight_OI, theirs.qkv.weight_OI)
+
+
+def test_several_files_without_an_index_are_read_too(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    folder = save_model(model, tmp_path, shard_size="60KB")
+    (folder / "model.safetensors.index.json").unlink()
+    load(folder)
+
+
+def test_progress_ends_with_all_tensors(model: PreTrainedModel, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load(save_model(model, tmp_path), lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
+    assert {total for _, total in seen} == {len(model.state_dict())}
+
+
+def test_weights_are_cast(model: PreTrainedModel, tmp_path: Path) -> None:
+    load(save_model(model.to(torch.bfloat16), tmp_path))
+
+
+def test_a_missing_tensor_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
+    save_model(model, tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
+        load(tmp_path)
+
+
+def test_a_tensor_that_does_not_belong_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
+    save_model(model, tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.update(surprise=torch.zeros(2)))
+    with pytest.raises(ModelError, match="surprise"):
+        load(tmp_path)
+
+
+def test_known_buffers_and_a_tied_head_that_was_saved_are_left_alone(tmp_path: Path) -> None:
+    save_model(make_model("llama_tied"), tmp_path)
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+        tensors["lm_head.weight"] = torch.zeros(199, 64)
+
+    rewrite(tmp_path, add)
+    assert load(tmp_path).logits(torch.ones(1, 64)).abs().sum() > 0
+
+
+def test_a_tensor_of_another_shape_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
+    save_model(model, tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(65)}))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is \[65\]"):
+        load(tmp_path)
+
+
+def test_quantized_tensors_are_refused(model: PreTrainedModel, tmp_path: Path) -> None:
+    save_model(model, tmp_path)
+    rewrite(
+        tmp_path,
+        lambda tensors: tensors.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)}),
+    )
+    with pytest.raises(ModelError, match="quantized"):
+        load(tmp_path)
+
+
+def test_a_pickled_checkpoint_is_never_opened(model: PreTrainedModel, tmp_path: Path) -> None:
+    save_model(model, tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="Convert it"):
+        load(tmp_path)
+
+
+def test_an_empty_folder_and_a_broken_file_are_refused(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    save_model(model, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(ModelError, match="download it again"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no safetensors file"):
+        load(tmp_path)
+
+
+def test_an_index_cannot_name_files_outside_the_folder(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    save_model(model, tmp_path)
+    index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="outside the folder"):
+        load(tmp_path)
+
+
+def test_a_shard_that_is_missing_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
+    save_model(model, tmp_path, shard_size="60KB")
+    first = sorted(tmp_path.glob("*.safetensors"))[0]
+    first.unlink()
+    with pytest.raises(ModelError, match=first.name):
+        load(tmp_path)
