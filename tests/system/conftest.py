@@ -1,0 +1,71 @@
+"""Servers and models that the system tests share; each is made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from benchmarks.model_folders import ModelShape, save_folder
+from benchmarks.stack import Stack
+
+REQUEST_TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama-shaped model of 150,000 random weights; its name is `tiny`."""
+    return save_folder(tmp_path_factory.mktemp("models") / "tiny", ModelShape())
+
+
+@pytest.fixture(scope="session")
+def sim_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without weights, for the virtual device; its name is `sim`."""
+    folder = tmp_path_factory.mktemp("models") / "sim"
+    return save_folder(folder, ModelShape(max_model_len=8192), with_weights=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_stack(tiny_folder: Path) -> Iterator[Stack]:
+    """A server that computes the tiny model in float32."""
+    options = ("--device", "cpu", "--dtype", "float32")
+    with Stack(tiny_folder, *options, settings={"router.max_body_bytes": 1 << 18}) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def sim_stack(sim_folder: Path) -> Iterator[Stack]:
+    """A server whose virtual device takes 2 ms a step."""
+    settings = {"compute.sim_step_base_s": 0.002}
+    with Stack(sim_folder, "--device", "sim", settings=settings) as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(tiny_stack: Stack) -> Iterator[OpenAI]:
+    """A client of the tiny model."""
+    with client_of(tiny_stack) as found:
+        yield found
+
+
+@pytest.fixture
+async def async_client(tiny_stack: Stack) -> AsyncIterator[AsyncOpenAI]:
+    """The same on a loop."""
+    async with async_client_of(tiny_stack) as found:
+        yield found
+
+
+def client_of(stack: Stack, api_key: str = "none") -> OpenAI:
+    """A client that tries once."""
+    return OpenAI(
+        base_url=f"{stack.url}/v1", api_key=api_key, max_retries=0, timeout=REQUEST_TIMEOUT_S
+    )
+
+
+def async_client_of(stack: Stack) -> AsyncOpenAI:
+    """The same on a loop."""
+    return AsyncOpenAI(
+        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S
+    )
