@@ -1,0 +1,1 @@
+"""Fact tables that answers are checked against; knows no wording."""
