@@ -55,12 +55,13 @@ class ChatFormat:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return event(self._chunk(choice, delta))
 
-    def delta(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
-        """Render a content chunk."""
-        template = self._templates[choice]
-        if logprobs:
-            return template.scored(text, chat_logprobs(logprobs))
-        return template.plain(text)
+    def template(self, choice: int) -> EventTemplate:
+        """Return the content chunk."""
+        return self._templates[choice]
+
+    def scored(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        """Render a content chunk with logprobs."""
+        return self._templates[choice].scored(text, chat_logprobs(logprobs))
 
     def ending(self, choice: int, ended: TextEnded) -> bytes:
         """Render the chunk with the finish reason."""
@@ -127,12 +128,13 @@ class CompletionFormat:
         """Render the echo of the prompt, if it was asked for."""
         return self._templates[choice].plain(self._echoes[choice]) if self._echoes else b""
 
-    def delta(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
-        """Render a text chunk."""
-        template = self._templates[choice]
-        if logprobs:
-            return template.scored(text, self._logprobs[choice].take(logprobs))
-        return template.plain(text)
+    def template(self, choice: int) -> EventTemplate:
+        """Return the text chunk."""
+        return self._templates[choice]
+
+    def scored(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        """Render a text chunk with logprobs."""
+        return self._templates[choice].scored(text, self._logprobs[choice].take(logprobs))
 
     def ending(self, choice: int, ended: TextEnded) -> bytes:
         """Render the chunk with the finish reason."""

@@ -157,9 +157,11 @@ class InFlight:
                     doomed += self._lose(attempt)
                 continue  # else: seen before
             choice = attempt.choice
-            if count:
+            if count == 1:
+                choice.token_ids.append(token_ids[start])
+            elif count:
                 choice.token_ids.extend(token_ids[start:end])
-                attempt.next_index = first + count
+            attempt.next_index = first + count
             choice.characters += len(text)
             attempt.past_tokenizer = True
             choice.entry.sink.delta(choice.index, text, logprobs[row] if logprobs else ())
@@ -185,12 +187,7 @@ class InFlight:
         """Take a request out of the table, whatever its state; its sink hears nothing more."""
         doomed = []
         for choice in entry.choices:
-            for attempt in choice.attempts:
-                del self._attempts[attempt.counter]
-                doomed.append(
-                    Doomed(attempt.counter, attempt.itinerary, reason, attempt.past_tokenizer)
-                )
-            choice.attempts = []
+            doomed += self._drop_attempts(choice, reason)
             choice.ended = True
         if entry.num_open:
             entry.num_open = 0
@@ -253,14 +250,6 @@ class InFlight:
 
         return self._fail_where(missing, LOST, "lost")
 
-    def per_worker(self) -> dict[str, int]:
-        """Count open attempts by the incarnation of their compute."""
-        counts: dict[str, int] = {}
-        for attempt in self._attempts.values():
-            key = attempt.itinerary.compute.incarnation
-            counts[key] = counts.get(key, 0) + 1
-        return counts
-
     def _fail_where(
         self,
         concerned: Callable[[Attempt], bool],
@@ -282,15 +271,26 @@ class InFlight:
             if last_index != attempt.next_index:
                 return self._lose(attempt)
             self._remove(attempt)
+            doomed = self._drop_attempts(choice, "superseded")
             choice.ended = True
             entry.num_open -= 1
             if not entry.num_open:
                 self.num_requests -= 1
             entry.sink.finished(choice.index, ended)
-            return []
+            return doomed
         self._remove(attempt)  # it has ended, so it needs no Abort
         fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
         return self.fail(entry, ended.failure or fallback)
+
+    def _drop_attempts(self, choice: Choice, reason: AbortReason) -> list[Doomed]:
+        doomed = []
+        for attempt in choice.attempts:
+            del self._attempts[attempt.counter]
+            doomed.append(
+                Doomed(attempt.counter, attempt.itinerary, reason, attempt.past_tokenizer)
+            )
+        choice.attempts = []
+        return doomed
 
     def _remove(self, attempt: Attempt) -> None:
         del self._attempts[attempt.counter]

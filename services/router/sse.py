@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
@@ -18,20 +19,21 @@ LOGPROBS = "\ue000logprobs\ue000"
 
 # Legal inside a JSON string, but line ends to clients that split text the Unicode way.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_has_line_end = re.compile("[\x85\u2028\u2029]").search  # 0.2 µs; `translate` takes 1.4
 
 
 def json_string(text: str) -> bytes:
     """Encode a text as a JSON string in UTF-8."""
     encoded: str = encode_basestring(text)
-    if encoded.isascii():
-        return encoded.encode("ascii")
-    return encoded.translate(_LINE_ENDS).encode("utf-8")
+    if not encoded.isascii() and _has_line_end(encoded):
+        encoded = encoded.translate(_LINE_ENDS)
+    return encoded.encode()
 
 
 def json_bytes(value: Any) -> bytes:
     """Encode any JSON value compactly."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.translate(_LINE_ENDS).encode("utf-8")
+    return (text.translate(_LINE_ENDS) if _has_line_end(text) else text).encode()
 
 
 def event(value: Any) -> bytes:
@@ -67,7 +69,10 @@ class EventTemplate:
 
     def plain(self, text: str) -> bytes:
         """Fill in a text without logprobs."""
-        return self._before + json_string(text) + self._after
+        encoded = encode_basestring(text)  # `json_string`, without the call
+        if not encoded.isascii() and _has_line_end(encoded):
+            encoded = encoded.translate(_LINE_ENDS)
+        return self._before + encoded.encode() + self._after
 
     def scored(self, text: str, logprobs: Any) -> bytes:
         """Fill in a text and the logprobs object of its tokens."""
@@ -83,8 +88,12 @@ class EventFormat(Protocol):
         """Render what comes before a choice's first text."""
         ...
 
-    def delta(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
-        """Render new text."""
+    def template(self, choice: int) -> EventTemplate:
+        """Return the event of new text without logprobs, to be filled in."""
+        ...
+
+    def scored(self, choice: int, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        """Render new text with logprobs."""
         ...
 
     def ending(self, choice: int, ended: TextEnded) -> bytes:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from common.messages.failure import Failure, Usage
 from common.messages.text import TextEnded, TokenLogprob
-from services.router.sse import DONE, EventFormat, error_event
+from services.router.sse import DONE, EventFormat, EventTemplate, error_event
 from services.router.usage import UsageTally
 
 LOGPROB_BYTES = 128  # of a token's logprobs while they wait, about
@@ -46,9 +46,11 @@ class SlowClientLimits:
 class _Slot:
     """What waits to be written of one choice."""
 
-    __slots__ = ("ended", "is_open", "is_waiting", "logprobs", "text")
+    __slots__ = ("choice", "ended", "is_open", "is_waiting", "logprobs", "template", "text")
 
-    def __init__(self) -> None:
+    def __init__(self, choice: int, template: EventTemplate) -> None:
+        self.choice = choice
+        self.template = template
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
         self.ended: TextEnded | None = None
@@ -99,9 +101,9 @@ class Stream:
         self.reasons: list[str] = []
         self._format = layout
         self._include_usage = include_usage
-        self._slots = [_Slot() for _ in range(num_choices)]
+        self._slots = [_Slot(choice, layout.template(choice)) for choice in range(num_choices)]
         self._num_open = num_choices
-        self._waiting: list[int] = []
+        self._waiting: list[_Slot] = []
         self._failure: Failure | None = None
         self._tally = UsageTally(choices_per_prompt)
         self._transport: Transport | None = None
@@ -121,7 +123,7 @@ class Stream:
             slot.logprobs.extend(logprobs)
         if not slot.is_waiting:
             slot.is_waiting = True
-            self._waiting.append(choice)
+            self._waiting.append(slot)
         if not self.is_scheduled:
             self.flushes.schedule(self)
 
@@ -131,7 +133,7 @@ class Stream:
         slot.ended = ended
         if not slot.is_waiting:
             slot.is_waiting = True
-            self._waiting.append(choice)
+            self._waiting.append(slot)
         self._tally.add(choice, ended.usage)
         self.reasons.append(ended.reason)
         self._num_open -= 1
@@ -180,19 +182,19 @@ class Stream:
     def _rendered(self) -> bytes:
         parts: list[bytes] = []
         layout = self._format
-        for choice in self._waiting:
-            slot = self._slots[choice]
+        for slot in self._waiting:
             slot.is_waiting = False
             if not slot.is_open:
                 slot.is_open = True
-                parts.append(layout.opening(choice))
-            if slot.text or slot.logprobs:
-                parts.append(layout.delta(choice, slot.text, slot.logprobs))
+                parts.append(layout.opening(slot.choice))
+            if slot.logprobs:
+                parts.append(layout.scored(slot.choice, slot.text, slot.logprobs))
+                slot.text, slot.logprobs = "", []
+            elif slot.text:
+                parts.append(slot.template.plain(slot.text))
                 slot.text = ""
-                if slot.logprobs:
-                    slot.logprobs = []
             if slot.ended is not None:
-                parts.append(layout.ending(choice, slot.ended))
+                parts.append(layout.ending(slot.choice, slot.ended))
         self._waiting.clear()
         if self._failure is not None:
             parts += (error_event(self._failure), DONE)
@@ -200,7 +202,7 @@ class Stream:
             if self._include_usage:
                 parts.append(layout.usage(self._tally.total()))
             parts.append(DONE)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Flushes:

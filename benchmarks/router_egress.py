@@ -1,0 +1,176 @@
+"""CPU time of the router per streamed token: inbox decode, in-flight table, SSE bytes, socket write.
+
+Five hundred clients of another process stream over loopback; mail comes encoded, as it does off a
+socket. Reports microseconds of the router process's CPU time per token, kernel time included.
+
+    python -m benchmarks.router_egress [--streams 500] [--steps 400]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import time
+from array import array
+from multiprocessing.connection import Connection
+
+import structlog
+import uvloop
+
+from common.link.codec import Codec
+from common.link.memory import Exchange, MemoryMail
+from common.messages.address import Address
+from common.messages.arrays import int64s
+from common.messages.control import (
+    PROTOCOL_VERSION,
+    Load,
+    ModelCard,
+    ServiceName,
+    WorkerAlive,
+)
+from common.messages.failure import Usage
+from common.messages.text import RouterInbox
+from common.messages.text_rows import TextRows
+from common.messages.tokenize import Tokenize, TokenizerInbox
+from services.router.actor import RouterActor
+from services.router.config import RouterSettings
+
+SERVICES: tuple[ServiceName, ...] = ("tokenizer", "compute", "detokenizer")
+PIECES = (" the", " a", "ing", " of", " station", ".", " 東京", " said")
+REQUEST = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "Hi"}],
+    "stream": True,
+    "max_tokens": 1000,
+}
+
+
+def client(port: int, num_streams: int, report: Connection) -> None:
+    """Open the streams, drain them, and report the events that came."""
+    body = json.dumps(REQUEST).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+
+    async def one() -> tuple[int, int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + body)
+        num_events = num_bytes = 0
+        tail = b""
+        while True:
+            data = await reader.read(1 << 16)
+            num_bytes += len(data)
+            data = tail + data
+            num_events += data.count(b"\ndata: ")
+            tail = data[-6:] if not data.endswith(b"\n") else data[-1:]
+            if b"[DONE]" in data[-64:] or not data:
+                writer.close()
+                return num_events, num_bytes
+
+    async def everything() -> None:
+        results = await asyncio.gather(*(one() for _ in range(num_streams)))
+        report.send([sum(column) for column in zip(*results, strict=True)])
+
+    uvloop.run(everything())
+
+
+def alive(service: ServiceName, address: Address) -> WorkerAlive:
+    """Make a heartbeat that registers a worker for the whole run."""
+    return WorkerAlive(
+        service=service,
+        address=address,
+        protocol_version=PROTOCOL_VERSION,
+        model=ModelCard("demo", "rev1", 1000, 2048, 2047, 2047),
+        load=Load(0, 0, 1024),
+        beat=1,
+        progress=1,
+        stall_after_s=3600.0,
+        draining=False,
+        uptime_s=1.0,
+        open_counters=int64s(),
+    )
+
+
+def encoded_steps(
+    mail: MemoryMail, sender: Address, counters: list[int], num_steps: int
+) -> list[list[bytes]]:
+    """Encode one message a step, with a token of every stream; the last one ends them all."""
+    codec = Codec(RouterInbox)
+    frames = []
+    for step in range(num_steps):
+        rows = TextRows()
+        for counter in counters:
+            rows.add(counter, step, [step], PIECES[(counter + step) % len(PIECES)])
+            if step == num_steps - 1:
+                rows.end("length", Usage(5, 0, num_steps))
+        frames.append(codec.encode(rows.build(), mail.address, sender))
+    return frames
+
+
+async def measure(num_streams: int, num_steps: int) -> dict[str, float]:
+    """Run everything once."""
+    exchange = Exchange(auto=True)
+    mail = exchange.mail("router", RouterInbox)
+    actor = RouterActor(RouterSettings(port=0, max_in_flight=num_streams))
+    await actor.start(mail)
+    mail.open(actor.receive, actor.peer_lost)
+    counters: list[int] = []
+
+    def asked(message: object, _: Address) -> None:
+        if isinstance(message, Tokenize):
+            counters.append(message.attempt.counter)
+
+    for service in SERVICES:
+        worker = exchange.mail(service, TokenizerInbox)
+        worker.open(asked, lambda peer: None)
+        worker.send(mail.address, alive(service, worker.address))
+    await asyncio.sleep(0.1)
+
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=client, args=(actor.port, num_streams, theirs)
+    )
+    process.start()
+    while len(counters) < num_streams:
+        await asyncio.sleep(0.01)
+    frames = encoded_steps(mail, worker.address, counters, num_steps)
+
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    laps = array("d")
+    for step in frames:
+        mail.receive(step)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        laps.append(time.perf_counter())
+    while actor.dispatch.num_handlers:
+        await asyncio.sleep(0.001)
+    cpu_s, wall_s = time.process_time() - started_cpu_s, time.perf_counter() - started_s
+    num_events, num_bytes = await asyncio.to_thread(ours.recv)
+    await asyncio.to_thread(process.join)
+    await actor.stop()
+    tokens = num_streams * num_steps
+    return {
+        "streams": num_streams,
+        "tokens": tokens,
+        "cpu_us_per_token": round(cpu_s / tokens * 1e6, 2),
+        "tokens_per_s": round(tokens / wall_s),
+        "events_per_token": round(num_events / tokens, 3),
+        "bytes_per_token": round(num_bytes / tokens, 1),
+    }
+
+
+def main() -> None:
+    """Read the command line and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=400)
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    print(json.dumps(uvloop.run(measure(arguments.streams, arguments.steps))))
+
+
+if __name__ == "__main__":
+    main()

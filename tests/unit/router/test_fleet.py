@@ -1,0 +1,184 @@
+"""The fleet: registration, leases, model revisions, placement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.messages.address import Address
+from common.messages.arrays import int64s
+from common.messages.control import PROTOCOL_VERSION, Load, ModelCard, ServiceName, WorkerAlive
+from services.router.fleet import SERVICES, Fleet
+from services.router.least_load import LeastLoad
+from services.router.round_robin import RoundRobin
+
+CARD = ModelCard("demo", "rev1", 1000, 512, 511, 511)
+REPLY = Address("mem://router", "router.1")
+
+
+def _alive(service: ServiceName, name: str, life: int = 1, **changes: Any) -> WorkerAlive:
+    fields: dict[str, Any] = {
+        "service": service,
+        "address": Address(f"mem://{name}", f"{name}.{life}"),
+        "protocol_version": PROTOCOL_VERSION,
+        "model": CARD,
+        "load": Load(0, 0, 8),
+        "beat": 1,
+        "progress": 1,
+        "stall_after_s": 5.0,
+        "draining": False,
+        "uptime_s": 1.0,
+        "open_counters": int64s(),
+        **changes,
+    }
+    return WorkerAlive(**fields)
+
+
+def _fleet(now_s: float = 0.0, **changes: Any) -> Fleet:
+    fleet = Fleet(RoundRobin(), lease_s=2.0)
+    for service in SERVICES:
+        fleet.alive(_alive(service, service, **changes), now_s)
+    return fleet
+
+
+def _judge(fleet: Fleet, until_s: float, from_s: float = 0.0) -> list[tuple[str, str]]:
+    """Judge ten times a second, as ticks do; a longer pause would count as the judge's own."""
+    lapses = []
+    for tick in range(int(from_s * 10), int(until_s * 10) + 1):
+        lapses += fleet.judge(tick / 10)
+    return [(lapse.peer, lapse.reason) for lapse in lapses]
+
+
+def test_one_worker_of_each_service_makes_the_fleet_ready() -> None:
+    fleet = Fleet(RoundRobin(), lease_s=2.0)
+    assert fleet.missing == SERVICES
+    for service in SERVICES:
+        assert not fleet.ready
+        fleet.alive(_alive(service, service), 0.0)
+    assert fleet.ready
+    assert fleet.missing == ()
+
+
+def test_an_itinerary_stays_within_one_model_revision() -> None:
+    fleet = _fleet()
+    newer = ModelCard("demo", "rev2", 1000, 512, 511, 511)
+    fleet.alive(_alive("compute", "newer", model=newer), 0.0)
+    group = fleet.group("demo")
+    assert group is not None and group.card.revision == "rev1"
+    ways = [fleet.way(group, REPLY, 0.0).itinerary for _ in range(4)]
+    assert {way.compute.incarnation for way in ways} == {"compute.1"}
+    assert {way.reply for way in ways} == {REPLY}
+
+
+def test_a_model_that_nobody_serves_has_no_group() -> None:
+    assert _fleet().group("other") is None
+
+
+def test_a_group_without_a_service_says_what_is_missing() -> None:
+    fleet = _fleet()
+    fleet.remove("compute.1")
+    group = fleet.group("demo")
+    assert group is not None and group.missing == ("compute",)
+    assert not fleet.ready
+
+
+def test_the_limits_are_those_of_the_chosen_compute() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "long", model=ModelCard("demo", "rev1", 1000, 4096)), 0.0)
+    group = fleet.group("demo")
+    assert group is not None
+    lengths = [fleet.way(group, REPLY, 0.0).card.max_model_len for _ in range(4)]
+    assert lengths == [512, 4096, 512, 4096]
+
+
+def test_another_protocol_is_not_registered() -> None:
+    fleet = Fleet(RoundRobin(), lease_s=2.0)
+    fleet.alive(_alive("compute", "compute", protocol_version=PROTOCOL_VERSION + 1), 0.0)
+    assert len(fleet) == 0
+
+
+def test_a_draining_worker_gets_nothing_new() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "compute", draining=True), 0.5)
+    assert not fleet.ready
+    assert len(fleet) == 3
+
+
+def test_a_silent_worker_is_dead_after_the_longest_step_it_declared() -> None:
+    fleet = _fleet()
+    assert _judge(fleet, 4.9) == []
+    assert {reason for _, reason in _judge(fleet, 5.2, 5.0)} == {"dead"}
+    assert len(fleet) == 0
+
+
+def test_any_mail_renews_the_lease() -> None:
+    fleet = _fleet(stall_after_s=1.0)
+    _judge(fleet, 1.9)
+    fleet.heard("compute.1", 1.9)
+    assert dict(_judge(fleet, 3.0, 2.0)) == {"tokenizer.1": "dead", "detokenizer.1": "dead"}
+
+
+def test_a_worker_that_gets_no_further_is_hung_and_stays_out_until_it_does() -> None:
+    fleet = _fleet()
+    busy: dict[str, Any] = {"open_counters": int64s([1]), "progress": 7}
+    lapses = []
+    for tick in range(70):
+        if tick % 5 == 0:
+            for service in SERVICES:
+                fleet.alive(_alive(service, service, **busy), tick / 10)
+        lapses += [(lapse.peer, lapse.reason) for lapse in fleet.judge(tick / 10)]
+    assert lapses == [(f"{service}.1", "hung") for service in SERVICES]
+    fleet.alive(_alive("compute", "compute", **busy), 7.0)
+    assert fleet.worker("compute.1") is None
+    fleet.alive(_alive("compute", "compute", **{**busy, "progress": 8}), 7.5)
+    assert fleet.worker("compute.1") is not None
+
+
+def test_an_idle_worker_does_not_hang() -> None:
+    fleet = _fleet()
+    for tick in range(100):
+        if tick % 5 == 0:
+            for service in SERVICES:
+                fleet.alive(_alive(service, service), tick / 10)
+        assert fleet.judge(tick / 10) == []
+
+
+def test_a_new_life_at_the_same_endpoint_replaces_the_old_one() -> None:
+    fleet = _fleet()
+    assert fleet.alive(_alive("compute", "compute", life=2), 0.5) == ["compute.1"]
+    assert fleet.alive(_alive("compute", "compute", life=2), 1.0) == []
+    assert fleet.worker("compute.1") is None
+    assert len(fleet) == 3
+
+
+def test_a_silent_worker_is_probed_once_a_second_and_used_last() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "other"), 2.0)
+    group = fleet.group("demo")
+    assert group is not None
+    assert fleet.to_probe(1.0) == []
+    probed = [each.address.incarnation for each in fleet.to_probe(2.5)]
+    assert probed == ["tokenizer.1", "compute.1", "detokenizer.1"]
+    assert fleet.to_probe(2.9) == []
+    assert len(fleet.to_probe(3.6)) == 3
+    chosen = {fleet.place(group, "compute", 3.6).address.incarnation for _ in range(3)}
+    assert chosen == {"other.1"}
+    assert fleet.place(group, "tokenizer", 3.6).address.incarnation == "tokenizer.1"
+
+
+def test_what_was_placed_since_the_last_heartbeat_counts_as_load() -> None:
+    fleet = Fleet(LeastLoad(), lease_s=2.0)
+    for name in ("a", "b"):
+        fleet.alive(_alive("compute", name, load=Load(1, 1, 8)), 0.0)
+    fleet.alive(_alive("compute", "idle", load=Load(0, 0, 8)), 0.0)
+    (group,) = fleet.groups()
+    chosen = [fleet.place(group, "compute", 0.1).address.incarnation for _ in range(5)]
+    assert chosen[:2] == ["idle.1", "idle.1"]
+    assert set(chosen[2:]) == {"a.1", "b.1", "idle.1"}
+
+
+def test_the_last_but_one_heartbeat_is_remembered() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "compute"), 0.5)
+    fleet.alive(_alive("compute", "compute"), 1.0)
+    assert fleet.beaten_since_s("compute.1") == 0.5
+    assert fleet.beaten_since_s("gone.1") == float("inf")

@@ -1,0 +1,288 @@
+"""The in-flight table: rows in, at most one terminal out, nothing left behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.messages.address import Address, AttemptId, Itinerary
+from common.messages.failure import Failure, Usage
+from common.messages.text import AttemptRefused, TextEnded, TextGenerated, TokenLogprob
+from common.messages.text_rows import TextRows
+from common.messages.tokens import EndReason
+from services.router.inflight import LOST, MOVED, WORKER_LOST, Doomed, Entry, InFlight
+
+NAN = Failure(500, "not_finite", "the logits are not finite")
+FULL = Failure(503, "full", "the queue is full", None, True)
+
+
+def _way(number: int = 0) -> Itinerary:
+    names = (f"tokenizer.{number}", f"compute.{number}", f"detokenizer.{number}", "router.0")
+    return Itinerary(*(Address(f"mem://{name}", name) for name in names))
+
+
+@dataclass
+class Recorder:
+    """A sink that keeps everything and insists on order."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, TextEnded] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+    def delta(self, choice: int, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
+        assert choice not in self.ends and not self.failures
+        self.texts[choice] = self.texts.get(choice, "") + text
+
+    def finished(self, choice: int, ended: TextEnded) -> None:
+        assert choice not in self.ends and not self.failures
+        self.ends[choice] = ended
+
+    def failed(self, failure: Failure) -> None:
+        assert not self.failures
+        self.failures.append(failure)
+
+
+def _open(table: InFlight, num_choices: int = 1, way: int = 0) -> tuple[Recorder, Entry, int]:
+    sink = Recorder()
+    entry = table.open(sink, num_choices)
+    return sink, entry, table.attempt(entry.choices, _way(way), 0.0)[0].counter
+
+
+def _row(
+    counter: int,
+    first: int,
+    text: str,
+    end: EndReason | None = None,
+    failure: Failure | None = None,
+) -> TextGenerated:
+    """Make one row with a token per character."""
+    rows = TextRows()
+    rows.add(counter, first, [ord(each) for each in text], text)
+    if end is not None:
+        rows.end(end, Usage(5, 0, first + len(text)), None, failure)
+    return rows.build()
+
+
+def _reasons(doomed: list[Doomed]) -> list[tuple[int, str]]:
+    return [(each.counter, each.reason) for each in doomed]
+
+
+def test_text_reaches_the_sink_and_the_journal() -> None:
+    table = InFlight()
+    sink, entry, counter = _open(table)
+    assert table.text(_row(counter, 0, "ab")) == []
+    assert table.text(_row(counter, 2, "c", "stop")) == []
+    assert sink.texts == {0: "abc"}
+    assert sink.ends[0].usage.completion_tokens == 3
+    assert bytes(entry.choices[0].token_ids.tolist()) == b"abc"
+    assert entry.choices[0].characters == 3
+    assert (len(table), table.num_requests) == (0, 0)
+
+
+def test_choices_take_consecutive_counters_and_end_one_by_one() -> None:
+    table = InFlight()
+    sink, _, first = _open(table, 3)
+    table.text(_row(first + 2, 0, "c", "length"))
+    assert (len(table), table.num_requests) == (2, 1)
+    table.text(_row(first, 0, "a", "stop"))
+    table.text(_row(first + 1, 0, "b", "stop"))
+    assert sink.texts == {0: "a", 1: "b", 2: "c"}
+    assert table.num_requests == 0
+
+
+def test_a_gap_loses_the_attempt_and_fails_its_request() -> None:
+    table = InFlight()
+    sink, _, first = _open(table, 2)
+    table.text(_row(first, 0, "a"))
+    doomed = table.text(_row(first, 2, "c"))
+    assert sink.failures == [LOST]
+    assert _reasons(doomed) == [(first, "lost"), (first + 1, "lost")]
+    assert [each.past_tokenizer for each in doomed] == [True, False]
+    assert len(table) == 0
+    assert table.text(_row(first, 3, "d", "stop")) == []
+
+
+def test_a_terminal_behind_a_gap_is_a_loss_too() -> None:
+    table = InFlight()
+    sink, _, counter = _open(table)
+    table.text(_row(counter, 0, "a"))
+    table.text(_row(counter, 5, "", "stop"))
+    assert sink.failures == [LOST]
+
+
+def test_a_row_seen_before_is_passed_over() -> None:
+    table = InFlight()
+    sink, _, counter = _open(table)
+    table.text(_row(counter, 0, "ab"))
+    table.text(_row(counter, 0, "ab"))
+    table.text(_row(counter, 1, "b"))
+    table.text(_row(counter, 2, "c", "stop"))
+    assert sink.texts == {0: "abc"}
+
+
+def test_a_row_that_overlaps_and_goes_further_is_a_loss() -> None:
+    table = InFlight()
+    sink, _, counter = _open(table)
+    table.text(_row(counter, 0, "ab"))
+    assert table.text(_row(counter, 1, "bc"))
+    assert sink.failures == [LOST]
+
+
+def test_rows_of_ended_and_never_opened_attempts_are_passed_over() -> None:
+    table = InFlight()
+    _, entry, counter = _open(table)
+    table.close(entry)
+    assert table.text(_row(counter, 0, "a")) == []
+    assert table.text(_row(999, 0, "a", "stop")) == []
+
+
+def test_a_refusal_fails_the_request_once() -> None:
+    table = InFlight()
+    sink, _, first = _open(table, 3)
+    refusal = Failure(400, "too_long", "messages: too long", "messages")
+    assert table.refused(AttemptRefused(AttemptId("router.0", first), 3, refusal)) != []
+    assert table.refused(AttemptRefused(AttemptId("router.0", first), 3, refusal)) == []
+    assert sink.failures == [refusal]
+    assert (len(table), table.num_requests) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "given", "shown"),
+    [
+        ("failed", Failure(500, "nan", "not finite"), Failure(500, "nan", "not finite")),
+        (
+            "refused",
+            Failure(503, "full", "full", None, True),
+            Failure(503, "full", "full", None, True),
+        ),
+        ("moved", None, MOVED),
+    ],
+)
+def test_a_failing_choice_fails_the_request_and_dooms_the_others(
+    reason: EndReason, given: Failure | None, shown: Failure
+) -> None:
+    table = InFlight()
+    sink, _, first = _open(table, 2)
+    doomed = table.text(_row(first, 0, "", reason, given))
+    assert sink.failures == [shown]
+    assert _reasons(doomed) == [(first + 1, "superseded")]
+
+
+def test_closing_dooms_what_is_open_and_silences_the_sink() -> None:
+    table = InFlight()
+    sink, entry, first = _open(table, 2)
+    table.text(_row(first, 0, "a", "stop"))
+    assert _reasons(table.close(entry)) == [(first + 1, "client_gone")]
+    assert table.close(entry) == []
+    table.text(_row(first + 1, 0, "b", "stop"))
+    assert sink.texts == {0: "a"}
+    assert (len(table), table.num_requests, sink.failures) == (0, 0, [])
+
+
+@pytest.mark.parametrize("service", ["compute", "detokenizer", "tokenizer"])
+def test_a_dead_worker_fails_its_requests_and_no_others(service: str) -> None:
+    table = InFlight()
+    sink, _, _ = _open(table, way=0)
+    other, _, _ = _open(table, way=1)
+    table.lose_worker(f"{service}.0")
+    assert (sink.failures, other.failures) == ([WORKER_LOST], [])
+    assert len(table) == 1
+
+
+def test_a_dead_tokenizer_does_not_concern_what_reached_compute() -> None:
+    table = InFlight()
+    heard, _, first = _open(table)
+    listed, _, second = _open(table)
+    table.text(_row(first, 0, "a"))
+    assert table.listed("compute.0", [second], 1.0) == []
+    assert table.lose_worker("tokenizer.0") == []
+    assert heard.failures == listed.failures == []
+
+
+def test_unknown_attempts_in_a_heartbeat_are_returned() -> None:
+    table = InFlight()
+    _, entry, first = _open(table)
+    _, _, second = _open(table)
+    table.close(entry)
+    assert table.listed("compute.0", [first, second, 77], 1.0) == [first, 77]
+
+
+def test_an_attempt_that_no_stage_lists_for_two_beats_is_lost() -> None:
+    table = InFlight()
+    sink, _, counter = _open(table)
+    beats = {"tokenizer.0": 0.0, "compute.0": 0.0, "detokenizer.0": 0.0}
+    assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
+    beats.update({"tokenizer.0": 1.0, "compute.0": 1.0})
+    assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
+    beats["detokenizer.0"] = 1.0
+    table.listed("detokenizer.0", [counter], 1.5)
+    assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
+    beats = dict.fromkeys(beats, 2.0)
+    assert _reasons(table.fail_missing(lambda incarnation: beats[incarnation])) == [
+        (counter, "lost")
+    ]
+    assert sink.failures == [LOST]
+
+
+def test_a_choice_can_hold_several_attempts() -> None:
+    table = InFlight()
+    sink, entry, first = _open(table)
+    table.text(_row(first, 0, "ab"))
+    (retry,) = table.attempt(entry.choices, _way(1), 1.0)
+    assert retry.next_index == 2
+    table.text(_row(retry.counter, 2, "c"))
+    doomed = table.text(_row(retry.counter, 3, "d", "stop"))
+    assert _reasons(doomed) == [(first, "superseded")]
+    assert sink.texts == {0: "abcd"}
+    assert (len(table), table.num_requests) == (0, 0)
+
+
+@st.composite
+def _histories(draw: st.DrawFn) -> list[tuple[str, list[str], int]]:
+    """Draw streams: their text cut into rows, and where the mail goes wrong (-1: nowhere)."""
+    streams = []
+    for _ in range(draw(st.integers(1, 4))):
+        text = draw(st.text(st.characters(codec="ascii"), max_size=12))
+        rows, rest = [], text
+        while rest:
+            count = draw(st.integers(1, len(rest)))
+            rows.append(rest[:count])
+            rest = rest[count:]
+        broken = draw(st.integers(-1, len(rows) - 1)) if rows else -1
+        streams.append((text, rows, broken))
+    return streams
+
+
+@given(_histories(), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_any_split_with_losses_and_repeats_ends_every_stream_once(
+    streams: list[tuple[str, list[str], int]], random: object, lose: bool, late: bool
+) -> None:
+    table = InFlight()
+    opened = [_open(table) for _ in streams]
+    mail: list[list[TextGenerated]] = []
+    for (_, rows, broken), (_, _, counter) in zip(streams, opened, strict=True):
+        queue, index = [], 0
+        for number, piece in enumerate(rows):
+            message = _row(counter, index, piece)
+            index += len(piece)
+            if number == broken and lose:
+                continue
+            queue += [message, message] if number == broken else [message]
+        queue.append(_row(counter, index, "", "stop"))
+        queue += [queue[-1]] if late else []
+        mail.append(queue)
+    while any(mail):
+        queue = random.choice([each for each in mail if each])  # type: ignore[attr-defined]
+        table.text(queue.pop(0))
+    assert (len(table), table.num_requests) == (0, 0)
+    for (text, _, broken), (sink, _, _) in zip(streams, opened, strict=True):
+        received = sink.texts.get(0, "")
+        if broken >= 0 and lose:
+            assert sink.failures == [LOST] and not sink.ends
+            assert text.startswith(received)
+        else:
+            assert received == text
+            assert list(sink.ends) == [0] and not sink.failures

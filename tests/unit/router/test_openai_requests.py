@@ -1,0 +1,184 @@
+"""Good requests: what they become."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from common.messages.tokenize import ChatPrompt, IdsPrompt, StreamSettings, TextPrompt
+from services.router.openai_chat import ChatRequest, parse_chat
+from services.router.openai_completions import parse_completion
+from services.router.openai_fields import UnknownFields
+
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def _chat(**more: Any) -> ChatRequest:
+    return parse_chat({"model": "demo", "messages": [USER], **more}, UnknownFields())
+
+
+def _prompt(**more: Any) -> ChatPrompt:
+    (prompt,) = _chat(**more).job.prompts
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def test_a_bare_chat_request_takes_openais_defaults() -> None:
+    request = _chat()
+    sampling = request.job.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (0, 1.0, 1.0)
+    assert (sampling.num_logprobs, request.job.num_choices, request.job.has_seed) == (-1, 1, False)
+    assert not request.streaming
+    assert request.job.stream == StreamSettings()
+
+
+def test_null_counts_as_not_given() -> None:
+    fields = ("temperature", "top_p", "n", "stop", "seed", "max_tokens", "logit_bias", "tools")
+    assert _chat(**dict.fromkeys(fields)).job == _chat().job
+
+
+def test_every_sampling_field_arrives() -> None:
+    sampling = _chat(
+        max_tokens=9,
+        seed=-1,
+        temperature=0,
+        top_k=-1,
+        top_p=0.5,
+        min_p=0.1,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.1,
+        logit_bias={"7": -100, "3": 1.5},
+        min_tokens=2,
+        stop_token_ids=[4, 4, 5],
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=3,
+    ).job.sampling
+    assert sampling.seed == (1 << 63) - 1
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.top_k) == (9, 2, 0)
+    assert (sampling.temperature, sampling.top_p, sampling.min_p) == (0.0, 0.5, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert sampling.repetition_penalty == 1.1
+    assert sampling.logit_bias == ((3, 1.5), (7, -100.0))
+    assert sampling.stop_token_ids == (4, 5)
+    assert (sampling.ignore_eos, sampling.num_logprobs) == (True, 3)
+
+
+def test_logprobs_without_a_number_ask_for_the_chosen_token_only() -> None:
+    assert _chat(logprobs=True).job.sampling.num_logprobs == 0
+    assert _chat(logprobs=False).job.sampling.num_logprobs == -1
+
+
+def test_the_two_names_of_max_tokens_mean_the_same() -> None:
+    assert _chat(max_completion_tokens=7).job.sampling.max_tokens == 7
+    assert _chat(max_completion_tokens=7, max_tokens=7).job.sampling.max_tokens == 7
+
+
+def test_stop_is_a_string_or_several() -> None:
+    assert _chat(stop="a").job.stream.stop == ("a",)
+    assert _chat(stop=["a", "b", "a"]).job.stream.stop == ("a", "b")
+    more = _chat(include_stop_str_in_output=True, skip_special_tokens=False).job.stream
+    assert more == StreamSettings((), True, False)
+
+
+def test_text_parts_are_joined_and_developers_become_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]
+    assert json.loads(_prompt(messages=messages).messages_json) == [
+        {"role": "system", "content": "Be brief"},
+        {"role": "user", "content": "a\nb"},
+    ]
+
+
+def test_an_assistants_call_needs_no_content() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "5"},
+    ]
+    assert json.loads(_prompt(messages=messages).messages_json) == messages
+
+
+def test_tools_reach_the_template_unless_none_may_be_chosen() -> None:
+    assert json.loads(_prompt(tools=[TOOL]).tools_json) == [TOOL]
+    assert json.loads(_prompt(tools=[TOOL], tool_choice="auto").tools_json) == [TOOL]
+    assert _prompt(tools=[TOOL], tool_choice="none").tools_json == b""
+    assert _prompt(tools=[]).tools_json == b""
+
+
+def test_the_generation_prompt_is_added_unless_the_last_message_goes_on() -> None:
+    assert _prompt().add_generation_prompt
+    continued = _prompt(continue_final_message=True)
+    assert (continued.add_generation_prompt, continued.continue_final_message) == (False, True)
+    assert not _prompt(add_generation_prompt=False).add_generation_prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [1]], ["a", [1]]),
+    ],
+)
+def test_a_prompt_may_be_text_or_ids_or_a_list_of_either(prompt: Any, expected: Any) -> None:
+    job = parse_completion({"model": "demo", "prompt": prompt}, UnknownFields()).job
+    got: list[Any] = []
+    for each in job.prompts:
+        if isinstance(each, IdsPrompt):
+            got.append(list(each.ids))
+        elif isinstance(each, TextPrompt):
+            got.append(each.text)
+    assert got == expected
+    assert job.sampling.max_tokens == 16
+
+
+def test_completion_extras() -> None:
+    body = {"model": "demo", "prompt": ["a", "b"], "n": 3, "best_of": 3, "logprobs": 0}
+    body |= {"add_special_tokens": False, "priority": -1, "cache_salt": "s", "suffix": ""}
+    job = parse_completion(body, UnknownFields()).job
+    assert job.prompts == (TextPrompt("a", False), TextPrompt("b", False))
+    assert (job.num_choices, job.num_all_choices, job.sampling.num_logprobs) == (3, 6, 0)
+    assert (job.priority, job.cache_salt) == (-1, "s")
+    assert job.field_of(1) == "prompt[1]"
+
+
+def test_fields_that_ask_for_nothing_are_taken() -> None:
+    harmless: dict[str, Any] = {
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "functions": [],
+    }
+    assert _chat(**harmless).job == _chat().job
+
+
+def test_an_unknown_field_is_warned_of_once() -> None:
+    unknown = UnknownFields()
+    body = {"model": "demo", "messages": [USER], "wibble": 1, "user": "me"}
+    with capture_logs() as logs:
+        for _ in range(3):
+            parse_chat(body, unknown)
+    assert [(each["log_level"], each["field"]) for each in logs] == [("warning", "wibble")]
+
+
+def test_names_of_unknown_fields_are_remembered_within_bounds() -> None:
+    unknown = UnknownFields()
+    with capture_logs() as logs:
+        unknown.warn({f"field{number}": 1 for number in range(1000)}, ())
+    assert len(logs) == 256
+
+
+def test_the_cost_of_a_job_is_what_it_may_come_to() -> None:
+    body = {"model": "demo", "prompt": ["abcd" * 10, [1, 2, 3]], "n": 2, "max_tokens": 100}
+    job = parse_completion(body, UnknownFields()).job
+    assert job.cost_tokens(4096) == 10 + 3 + 4 * 100
+    assert job.cost_tokens(50) == 10 + 3 + 4 * 50
+    assert _chat().job.cost_tokens(4096) == 32 // 4 + 4096
