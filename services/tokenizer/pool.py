@@ -2,6 +2,9 @@
 
 Each process has one job at a time, so that killing it hurts that job alone. Everything is on the
 loop and nothing waits; processes report through callbacks.
+
+Short texts go to a process too: the hop costs 0.07 ms (50 bytes: 0.08 ms against 0.01 ms on the
+loop), and from there on encoding itself is what would hold the loop, 0.3 ms at 2 kB, 270 ms at 1 MB.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from common.messages.tokenize import ChatPrompt
 from services.tokenizer.job import Broken, Job, Outcome, Ready, Report, pack_job, size_of
 from services.tokenizer.process import Process, Spawn
 
-# A prompt from this size on takes over 10 ms; such prompts leave one process to the others.
+# A prompt of this size takes 17 ms (3.8 MB/s, byte-level BPE of 20,000 tokens); such prompts leave one process to the others.
 LARGE_PROMPT_BYTES = 64 << 10
 _MAX_TRIES = 2
 _BACKOFF_S = (0.1, 5.0)
@@ -90,7 +93,11 @@ class Pool:
         self._first_ready = asyncio.get_running_loop().create_future()
         for slot in self._slots:
             self._start_process(slot)
-        await self._first_ready
+        try:
+            await self._first_ready
+        except ModelError:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Kill the processes; what they worked on is not reported."""
@@ -227,7 +234,7 @@ class Pool:
                 self._gone.set()
             return
         if not slot.ready and entry is None and not self._had_ready():
-            self._started(f"a tokenizer process ended with status {status} before it was ready")
+            self._started(_early_end(status, self._settings))
         slot.restart_at_s = now_s
         if not slot.ready:
             slot.restart_at_s += slot.backoff_s
@@ -261,6 +268,16 @@ class Pool:
             future.set_result(None)
         else:
             future.set_exception(ModelError(error))
+
+
+def _early_end(status: int, settings: PoolSettings) -> str:
+    """Say why a process ended before it was ready; jinja2 computes constants when it compiles."""
+    if status == -signal.SIGALRM:
+        return (
+            f"the model's chat template takes over {settings.template_timeout_s:g} s to compile; "
+            "is it meant for this server?"
+        )
+    return f"a tokenizer process ended with status {status} before it was ready"
 
 
 def _death(entry: _Entry, status: int, settings: PoolSettings) -> Failure | None:

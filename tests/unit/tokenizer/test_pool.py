@@ -185,6 +185,8 @@ async def test_a_folder_that_cannot_be_loaded_fails_the_start() -> None:
     starting = asyncio.ensure_future(bench.pool.start())
     await asyncio.sleep(0)
     bench.processes.started[0].cannot_load("tokenizer.json is missing")
+    await asyncio.sleep(0)
+    bench.processes.started[0].die(1)
     with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
         await starting
 

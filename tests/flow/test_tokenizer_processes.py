@@ -1,0 +1,201 @@
+"""The pool with real processes: hostile templates, huge prompts, kills from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from common.errors import ModelError
+from common.messages.tokenize import ChatPrompt, PromptSource, TextPrompt
+from services.tokenizer.job import EncoderSettings, Job, Outcome
+from services.tokenizer.pool import Pool, PoolSettings
+from services.tokenizer.process import Exited, Reported, WorkerProcess
+from tests.unit.tokenizer.vocabularies import byte_level, write_folder
+
+LIMITS = {"template_timeout_s": 0.3, "template_memory_mb": 64}
+HOSTILE = """
+{%- set text = messages[0].content -%}
+{%- if text == 'loop' -%}
+    {%- for a in range(99999) -%}{%- for b in range(99999) -%}{%- endfor -%}{%- endfor -%}
+{%- elif text == 'one long operation' -%}
+    {{- (9 ** (99999999 + messages | length)) | string -}}
+{%- elif text == 'one large object' -%}
+    {{- ('a' * 2000000000) | length -}}
+{%- elif text == 'many objects' -%}
+    {%- set ns = namespace(all=['x']) -%}
+    {%- for a in range(99) -%}{%- set ns.all = ns.all + ns.all -%}{%- endfor -%}
+{%- endif -%}
+{{- text -}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("model"), byte_level(), chat_template=HOSTILE)
+
+
+class Workshop:
+    """A running pool, with its ticks."""
+
+    def __init__(self, folder: Path, num_processes: int) -> None:
+        settings = EncoderSettings(str(folder), 8 << 20, **LIMITS)
+        self._settings_json = json.dumps(asdict(settings))
+        self.processes: list[WorkerProcess] = []
+        self.pool = Pool(PoolSettings(num_processes, 0.3, 30.0), self._spawn)
+
+    def _spawn(self, reported: Reported, exited: Exited) -> WorkerProcess:
+        process = WorkerProcess(self._settings_json, reported, exited)
+        self.processes.append(process)
+        return process
+
+    async def __aenter__(self) -> Workshop:
+        await self.pool.start()
+        self._tick()
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self._timer.cancel()
+        await self.pool.stop()
+
+    def _tick(self) -> None:
+        self.pool.tick()
+        self._timer = asyncio.get_running_loop().call_later(0.05, self._tick)
+
+    def submit(self, prompt: PromptSource) -> asyncio.Future[Outcome]:
+        future = asyncio.get_running_loop().create_future()
+        self.pool.submit(Job(prompt, 0.0), future.set_result)
+        return future
+
+    def chat(self, text: str) -> asyncio.Future[Outcome]:
+        return self.submit(ChatPrompt(json.dumps([{"role": "user", "content": text}]).encode()))
+
+
+Scenario = Callable[[Workshop], Awaitable[None]]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def play(request: Any, folder: Path) -> Callable[..., None]:
+    """Runs a scenario in a loop of its own, of both kinds: services run on uvloop."""
+
+    def played(scenario: Scenario, num_processes: int = 2) -> None:
+        async def whole() -> None:
+            async with Workshop(folder, num_processes) as workshop:
+                await scenario(workshop)
+
+        runner = uvloop.run if request.param == "uvloop" else asyncio.run
+        runner(whole())
+
+    return played
+
+
+@pytest.mark.parametrize("deed", ["loop", "one long operation"])
+def test_a_template_without_end_is_killed_and_the_service_goes_on(
+    deed: str, play: Callable[..., None]
+) -> None:
+    async def scenario(workshop: Workshop) -> None:
+        bad, good = workshop.chat(deed), workshop.chat("hello")
+        failure = (await bad).failure
+        assert failure is not None
+        assert (failure.status, failure.code) == (400, "template_error")
+        assert "0.3 s" in failure.message
+        assert (await good).ids
+        assert (await workshop.chat("after")).ids
+
+    play(scenario, num_processes=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux only")
+@pytest.mark.parametrize("deed", ["one large object", "many objects"])
+def test_a_template_that_allocates_without_end_is_stopped_and_the_service_goes_on(
+    deed: str, play: Callable[..., None]
+) -> None:
+    async def scenario(workshop: Workshop) -> None:
+        failure = (await workshop.chat(deed)).failure
+        assert failure is not None and failure.status == 400
+        assert "64 MiB" in failure.message
+        assert (await workshop.chat("after")).ids
+
+    play(scenario, num_processes=1)
+
+
+def test_the_loop_stays_free_while_a_huge_prompt_is_encoded(play: Callable[..., None]) -> None:
+    async def scenario(workshop: Workshop) -> None:
+        loop = asyncio.get_running_loop()
+        huge = workshop.submit(TextPrompt("What is the capital of France? " * 70_000))
+        num_turns = 0
+
+        def turn() -> None:
+            nonlocal num_turns
+            num_turns += 1
+            if not huge.done():
+                loop.call_soon(turn)
+
+        turn()
+        for number in range(20):
+            assert (await workshop.submit(TextPrompt(f"small {number}"))).ids
+        assert not huge.done(), "small prompts pass the huge one"
+        assert len((await huge).ids) > 500_000
+        assert num_turns > 1000
+
+    play(scenario)
+
+
+def test_a_process_killed_from_outside_costs_no_request(play: Callable[..., None]) -> None:
+    async def scenario(workshop: Workshop) -> None:
+        huge = workshop.submit(TextPrompt("word " * 100_000))
+        transport = workshop.processes[0]._transport
+        assert transport is not None
+        os.kill(transport.get_pid() or 0, signal.SIGKILL)
+        assert len((await huge).ids) > 100_000
+        assert workshop.pool.num_restarts == 1
+
+    play(scenario, num_processes=1)
+
+
+def test_many_prompts_come_back_as_what_they_were(play: Callable[..., None]) -> None:
+    async def scenario(workshop: Workshop) -> None:
+        reference = byte_level()
+        texts = [f"prompt {number} " * (1 + number % 50) for number in range(300)]
+        outcomes = await asyncio.gather(*[workshop.submit(TextPrompt(text)) for text in texts])
+        for text, outcome in zip(texts, outcomes, strict=True):
+            assert outcome.ids.tolist() == reference.encode(text).ids
+
+    play(scenario)
+
+
+def test_a_folder_that_cannot_be_loaded_is_told_at_the_start(tmp_path: Path) -> None:
+    async def start() -> None:
+        async with Workshop(tmp_path, 2):
+            pass
+
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+        asyncio.run(start())
+
+
+def test_a_template_that_does_not_compile_in_time_is_told_at_the_start(tmp_path: Path) -> None:
+    async def start() -> None:
+        async with Workshop(tmp_path, 1):
+            pass
+
+    write_folder(tmp_path, byte_level(), chat_template="{{ (9 ** 99999999) | string }}")
+    with pytest.raises(ModelError, match="to compile"):
+        asyncio.run(start())
+
+
+def test_a_process_ends_with_its_service(folder: Path) -> None:
+    settings = json.dumps(asdict(EncoderSettings(str(folder), 1000, **LIMITS)))
+    command = [sys.executable, "-m", "services.tokenizer.worker", settings]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout[4:] == b"\x91\xa5ready" and not done.stderr
