@@ -4,7 +4,7 @@ Each process has one job at a time, so that killing it hurts that job alone. Eve
 loop and nothing waits; processes report through callbacks.
 
 Short texts go to a process too: the hop costs 0.07 ms (50 bytes: 0.08 ms against 0.01 ms on the
-loop), and from there on encoding itself is what would hold the loop, 0.3 ms at 2 kB, 270 ms at 1 MB.
+loop), and for longer ones it is encoding that would hold the loop: 0.3 ms at 2 kB, 270 at 1 MB.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from common.messages.tokenize import ChatPrompt
 from services.tokenizer.job import Broken, Job, Outcome, Ready, Report, pack_job, size_of
 from services.tokenizer.process import Process, Spawn
 
-# A prompt of this size takes 17 ms (3.8 MB/s, byte-level BPE of 20,000 tokens); such prompts leave one process to the others.
+# A prompt of this size takes 17 ms (3.8 MB/s, byte-level BPE of 20,000 tokens); prompts from here
+# on leave one process to the others.
 LARGE_PROMPT_BYTES = 64 << 10
 _MAX_TRIES = 2
 _BACKOFF_S = (0.1, 5.0)

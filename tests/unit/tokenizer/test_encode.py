@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from common.messages.arrays import int32s
 from common.messages.failure import Failure
@@ -191,3 +192,20 @@ def test_everything_a_template_does_is_inside_the_limits(tmp_path: Path) -> None
     assert entered == ["in", "out"] * 2
     subject.run(Job(TextPrompt("x"), 0.0))
     assert entered == ["in", "out"] * 2
+
+
+def test_the_demo_model_is_encoded_as_transformers_encodes_it() -> None:
+    demo = Path(__file__).parents[3] / "models" / "demo"
+    messages = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "The capital of France is Paris."},
+        {"role": "user", "content": "And of Italy? 🎉"},
+    ]
+    reference: Any = PreTrainedTokenizerFast.from_pretrained(str(demo))
+    subject = PromptEncoder(EncoderSettings(str(demo), 4000, 5.0, 64), nullcontext)
+    expected = reference.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    assert subject.run(chat(messages)).ids.tolist() == expected
+    plain = subject.run(Job(TextPrompt("Once upon a time"), 0.0)).ids.tolist()
+    assert plain == reference("Once upon a time")["input_ids"]
