@@ -59,20 +59,20 @@ def resolve_max_tokens(
         if limits.max_output_length > 0:
             room = min(room, limits.max_output_length)
         return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+    if 0 < context < prompt_len + wanted:
+        return _invalid(
+            f"this model's maximum context length is {context} tokens, but the request needs "
+            f"{prompt_len + wanted}: {prompt_len} in {field} and {wanted} to generate "
+            f"(max_tokens); shorten {field} or lower max_tokens to {context - prompt_len} or less",
+            field,
+            TOO_LONG,
+        )
     if 0 < limits.max_output_length < wanted:
         return _invalid(
             f"this model's maximum output length is {limits.max_output_length} tokens, "
             f"but max_tokens is {wanted}; lower it",
             "max_tokens",
             "invalid_value",
-        )
-    if 0 < context < prompt_len + wanted:
-        return _invalid(
-            f"this model's maximum context length is {context} tokens, but the request needs "
-            f"{prompt_len + wanted}: {prompt_len} in {field} and {wanted} to generate "
-            f"(max_tokens); shorten {field} or lower max_tokens to {context - prompt_len}",
-            field,
-            TOO_LONG,
         )
     return sampling
 

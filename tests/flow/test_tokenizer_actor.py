@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.trace import StatusCode
 
 from common.link.codec import unpack
 from common.link.memory import Exchange
@@ -24,11 +26,11 @@ from common.messages.tokenize import (
     IdsPrompt,
     StreamSettings,
     TextPrompt,
-    Tokenize,
     TokenizeQuery,
     TokenizerInbox,
 )
 from common.registration import Registration
+from common.telemetry import trace
 from services.tokenizer.actor import Clocks, TokenizerActor
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.pool import Pool, PoolSettings
@@ -333,5 +335,49 @@ async def test_messages_that_do_not_parse_do_no_harm() -> None:
     assert len(ring.at_compute) == 1
 
 
-def test_a_request_of_the_tests_is_a_whole_one() -> None:
-    assert isinstance(request(1), Tokenize)
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> list[ReadableSpan]:
+    """Spans that ended, while this process's traces are on."""
+    ended: list[ReadableSpan] = []
+
+    class Keep(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            ended.append(span)
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Keep())
+    monkeypatch.setattr(trace._process, "tracer", provider.get_tracer("test"))
+    return ended
+
+
+async def test_a_request_has_one_span_and_the_next_stage_its_context(
+    spans: list[ReadableSpan],
+) -> None:
+    ring = await Ring().start()
+    ring.send(request(1, traceparent=PARENT))
+    assert not spans
+    ring.answer(1, 2, 3)
+    (span,) = spans
+    context, parent = span.get_span_context(), span.parent
+    assert span.name == "tokenize" and context is not None and parent is not None
+    assert f"00-{parent.trace_id:032x}-{parent.span_id:016x}-01" == PARENT
+    (generate,) = ring.at_compute
+    assert generate.traceparent == f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+    assert unpack(StreamHeader, generate.header).traceparent == generate.traceparent
+    assert (span.attributes or {})["gen_ai.usage.input_tokens"] == 3
+
+
+async def test_a_refused_request_says_why_in_its_span(spans: list[ReadableSpan]) -> None:
+    ring = await Ring().start()
+    ring.send(request(1, prompt=IdsPrompt(int32s())))
+    (span,) = spans
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == "empty_prompt"
+
+
+async def test_aborts_and_lost_routers_leave_no_span_open(spans: list[ReadableSpan]) -> None:
+    ring = await Ring().start()
+    ring.send(request(1), request(2), request(2))
+    ring.send(Abort(AttemptId("router.1", 1), "client_gone"))
+    ring.actor.peer_lost(address("router"))
+    assert len(spans) == 3 and not ring.actor._spans

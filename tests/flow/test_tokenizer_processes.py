@@ -23,7 +23,7 @@ from services.tokenizer.pool import Pool, PoolSettings
 from services.tokenizer.process import Exited, Reported, WorkerProcess
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
-LIMITS = {"template_timeout_s": 0.3, "template_memory_mb": 64}
+LIMITS = {"template_timeout_s": 1.0, "template_memory_mb": 64}
 HOSTILE = """
 {%- set text = messages[0].content -%}
 {%- if text == 'loop' -%}
@@ -52,7 +52,7 @@ class Workshop:
         settings = EncoderSettings(str(folder), 8 << 20, **LIMITS)
         self._settings_json = json.dumps(asdict(settings))
         self.processes: list[WorkerProcess] = []
-        self.pool = Pool(PoolSettings(num_processes, 0.3, 30.0), self._spawn)
+        self.pool = Pool(PoolSettings(num_processes, 1.0, 30.0), self._spawn)
 
     def _spawn(self, reported: Reported, exited: Exited) -> WorkerProcess:
         process = WorkerProcess(self._settings_json, reported, exited)
@@ -108,7 +108,7 @@ def test_a_template_without_end_is_killed_and_the_service_goes_on(
         failure = (await bad).failure
         assert failure is not None
         assert (failure.status, failure.code) == (400, "template_error")
-        assert "0.3 s" in failure.message
+        assert "1 s" in failure.message
         assert (await good).ids
         assert (await workshop.chat("after")).ids
 
