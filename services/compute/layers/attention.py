@@ -88,8 +88,7 @@ class Attention:
             )
             for row in work.prefill
         ]
-        if len(work.clear_pages):
-            cache.clear(self._upload(work.clear_pages))
+        cache.clear(work.clear_pages.tolist())
 
     def attend(
         self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, window: int

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
 
+class LinearMap(Protocol):
+    """y = x W^T + b for x [T, I]."""
+
+    def __call__(self, x_TI: Tensor, /) -> Tensor: ...
+
+
+class MakeLinear(Protocol):
+    """How weights become a map: the one choice a device makes about them."""
+
+    def __call__(self, weight_OI: Tensor, bias_O: Tensor | None = None, /) -> LinearMap: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x W^T + b. Several maps of one input are merged into one by stacking their rows."""
+    """The map as it stands; several maps of one input are one by stacking their rows."""
 
     weight_OI: Tensor
     bias_O: Tensor | None = None

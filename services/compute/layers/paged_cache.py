@@ -61,13 +61,14 @@ class PagedCache:
         """Copy heads of pages, (page * 2 + is_value) * K + head, into out [n, P * D]."""
         torch.index_select(self._by_head[layer], 0, index, out=out)
 
-    def clear(self, pages: Tensor) -> None:
+    def clear(self, pages: Sequence[int]) -> None:
         """Zero pages that are about to be filled in part, so that no stale value is ever read.
 
         A masked score does not help: the NaN that a broken sequence left behind, times a
         probability of zero, is NaN.
         """
-        self.device_pages.index_fill_(1, pages, 0.0)
+        for page in pages:  # one index_fill_ over all took 80 times as long
+            self.device_pages[:, page].zero_()
 
     def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy device pages to host pages, (device, host) each."""

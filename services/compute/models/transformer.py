@@ -16,7 +16,7 @@ from torch import Tensor
 
 from services.compute.layers.attention import Attention
 from services.compute.layers.embedding import Embedding
-from services.compute.layers.linear import Linear
+from services.compute.layers.linear import LinearMap, MakeLinear
 from services.compute.layers.rms_norm import RMSNorm
 from services.compute.layers.rope import Rope, angles, inverse_frequencies, rotate
 from services.compute.models.config import DecoderConfig
@@ -38,13 +38,13 @@ class DecoderLayer:
     """One layer's weights; queries, keys and values are one matrix, gate and up are another."""
 
     attention_norm: RMSNorm
-    qkv: Linear
+    qkv: LinearMap
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
-    out: Linear
+    out: LinearMap
     mlp_norm: RMSNorm
-    gate_up: Linear
-    down: Linear
+    gate_up: LinearMap
+    down: LinearMap
     window: int
 
 
@@ -57,6 +57,7 @@ class Transformer:
         variations: Variations,
         weights: WeightSource,
         max_positions: int,
+        make_linear: MakeLinear,
     ) -> None:
         self.config = config
         embedding_VE = weights.take(
@@ -64,16 +65,17 @@ class Transformer:
         )
         self._embedding = Embedding(embedding_VE)
         self._layers = [
-            _load_layer(config, variations, weights, number) for number in range(config.num_layers)
+            _load_layer(config, variations, weights, number, make_linear)
+            for number in range(config.num_layers)
         ]
         self._norm = RMSNorm(
             weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps
         )
         if config.tie_word_embeddings:
             weights.skip("lm_head.weight")
-            self._head = Linear(embedding_VE)
+            self._head = make_linear(embedding_VE)
         else:
-            self._head = Linear(weights.take("lm_head.weight", tuple(embedding_VE.shape)))
+            self._head = make_linear(weights.take("lm_head.weight", tuple(embedding_VE.shape)))
         weights.finish()
         inv_freq = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         angles_PD = angles(inv_freq, max_positions)
@@ -85,12 +87,12 @@ class Transformer:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self._head.weight_OI.device
+        return self._embedding.weight_VE.device
 
     @property
     def dtype(self) -> torch.dtype:
         """What the weights are."""
-        return self._head.weight_OI.dtype
+        return self._embedding.weight_VE.dtype
 
     def forward(self, tokens_T: Tensor, attention: Attention) -> Tensor:
         """Hidden states [T, E] after the last layer, not yet normalised."""
@@ -128,7 +130,11 @@ class Transformer:
 
 
 def _load_layer(
-    config: DecoderConfig, variations: Variations, weights: WeightSource, number: int
+    config: DecoderConfig,
+    variations: Variations,
+    weights: WeightSource,
+    number: int,
+    make_linear: MakeLinear,
 ) -> DecoderLayer:
     prefix = f"model.layers.{number}."
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -138,11 +144,15 @@ def _load_layer(
     def norm(name: str, width: int) -> RMSNorm:
         return RMSNorm(weights.take(f"{prefix}{name}.weight", (width,)), config.rms_norm_eps)
 
-    def merged(names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool) -> Linear:
+    def merged(
+        names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool
+    ) -> LinearMap:
         weight = weights.stack([f"{prefix}{name}.weight" for name in names], rows, columns)
         if not bias:
-            return Linear(weight)
-        return Linear(weight, weights.stack([f"{prefix}{name}.bias" for name in names], rows, 0))
+            return make_linear(weight)
+        return make_linear(
+            weight, weights.stack([f"{prefix}{name}.bias" for name in names], rows, 0)
+        )
 
     qkv_names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return DecoderLayer(

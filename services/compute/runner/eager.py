@@ -20,6 +20,8 @@ from common.model_folder import eos_token_ids, read_json
 from services.compute.config import ComputeSettings
 from services.compute.layers.attention import Attention, Workspace
 from services.compute.layers.attention_work import Geometry, plan_attention
+from services.compute.layers.linear import Linear
+from services.compute.layers.packed_linear import PackedLinear, can_pack
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.models.dummy import DummyWeights
 from services.compute.models.loader import Progress, SafetensorsWeights
@@ -122,6 +124,7 @@ class EagerRunner:
                 variations,
                 weights,
                 settings.max_model_len or config.max_position_embeddings,
+                PackedLinear if can_pack(dtype, device) else Linear,
             )
             limits = choose_limits(settings, config, dtype, device)
             runner = EagerRunner(model, settings, limits, eos_token_ids(path))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from services.compute.layers.embedding import Embedding
 from services.compute.layers.linear import Linear
+from services.compute.layers.packed_linear import PackedLinear, can_pack
 from services.compute.layers.rms_norm import RMSNorm
 from services.compute.layers.rope import Rope, RopeScaling, angles, inverse_frequencies, rotate
 
@@ -44,3 +46,13 @@ def test_the_scale_of_a_table_multiplies_what_it_rotates() -> None:
     one, half = (Rope.build(table, s, torch.float32, torch.device("cpu")) for s in (1.0, 0.5))
     x, positions = torch.randn(2, 1, 8), torch.tensor([3, 9])
     torch.testing.assert_close(rotate(x, half.at(positions)), rotate(x, one.at(positions)) * 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 5, 130])
+def test_a_packed_map_is_the_same_map(dtype: torch.dtype, rows: int) -> None:
+    if not can_pack(dtype, torch.device("cpu")):
+        pytest.skip("this processor has no packed kernels for the dtype")
+    x, weight, bias = (torch.randn(shape, dtype=dtype) for shape in ((rows, 33), (17, 33), (17,)))
+    for b in (None, bias):
+        torch.testing.assert_close(PackedLinear(weight, b)(x), Linear(weight, b)(x))

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from common.errors import ModelError
+from services.compute.layers.linear import Linear
 from services.compute.models.loader import SafetensorsWeights
 from services.compute.models.registry import describe_model
 from services.compute.models.transformer import Transformer
@@ -27,7 +28,7 @@ def model() -> PreTrainedModel:
 def load(folder: Path, progress=None) -> Transformer:
     config, variations = describe_model(json.loads((folder / "config.json").read_text()))
     weights = SafetensorsWeights(folder, torch.float32, CPU, progress)
-    return Transformer(config, variations, weights, config.max_position_embeddings)
+    return Transformer(config, variations, weights, config.max_position_embeddings, Linear)
 
 
 def rewrite(folder: Path, change) -> None:
