@@ -138,23 +138,23 @@ class Authenticator:
     def __init__(self, context: zmq.Context[Any], keys: Keys, refused: Callable[[], None]) -> None:
         self._allowed = {z85.decode(key) for key in keys.clients}
         self._refused = refused
-        self._socket = context.socket(zmq.REP)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(_ZAP_ENDPOINT)
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(_ZAP_ENDPOINT)
         self._loop = asyncio.get_running_loop()
-        self._fd = self._socket.getsockopt(zmq.FD)
+        self._fd = self.socket.getsockopt(zmq.FD)
         self._loop.add_reader(self._fd, self._answer_all)
         self._loop.call_soon(self._answer_all)
 
     def close(self) -> None:
         """Stop answering; whoever asks now is let in by nobody."""
         self._loop.remove_reader(self._fd)
-        self._socket.close(0)
+        self.socket.close(0)
 
     def _answer_all(self) -> None:
         """Answer until no question is left: the descriptor tells of the first one only."""
-        while not self._socket.closed and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            self._socket.send_multipart(self._answer(self._socket.recv_multipart(zmq.NOBLOCK)))
+        while not self.socket.closed and self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self.socket.send_multipart(self._answer(self.socket.recv_multipart(zmq.NOBLOCK)))
 
     def _answer(self, question: list[bytes]) -> list[bytes]:
         version, request_id, domain, _address, _identity, mechanism, *credentials = question

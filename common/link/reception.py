@@ -33,6 +33,10 @@ class LinkStats:
     num_refused_keys: int = 0
     num_waiting: int = 0
 
+    def count_refused_key(self) -> None:
+        """Count a client that was not let in."""
+        self.num_refused_keys += 1
+
     def copy(self) -> LinkStats:
         """Return the counters as they are now."""
         return replace(self)

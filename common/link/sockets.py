@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from typing import Any
 
 import structlog
@@ -17,7 +18,7 @@ import zmq
 from common.config import LinkSettings
 from common.errors import ConfigError, MessageTooLarge
 from common.link import curve
-from common.link.binding import bind_inbox, expand, require_keys
+from common.link.binding import BoundInbox, bind_inbox, expand, require_keys
 from common.link.codec import Codec
 from common.link.mail import Deliver, PeerLost
 from common.link.outbox import PATIENCE_S, Outbox
@@ -51,7 +52,9 @@ class SocketMail:
         try:
             self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
             if self._keys is not None:  # before bind: until it runs, libzmq lets anybody in
-                self._authenticator = curve.Authenticator(self._context, self._keys, self._refused)
+                self._authenticator = curve.Authenticator(
+                    self._context, self._keys, self._stats.count_refused_key
+                )
             self._inbox = bind_inbox(self._context, settings, name, self._keys)
         except BaseException:
             if self._authenticator is not None:
@@ -71,6 +74,10 @@ class SocketMail:
         self._peer_lost: PeerLost | None = None
         self._outboxes_empty: asyncio.Event | None = None  # while closing
         self._closed = False
+        # Thrown away unclosed, a context would wait for ever for its sockets.
+        self._abandoned = weakref.finalize(
+            self, _close_all, self._context, self._inbox, self._peers, self._authenticator
+        )
         self.budget = _BUDGET
         self.patience_s = PATIENCE_S
 
@@ -303,6 +310,7 @@ class SocketMail:
         self._peers.clear()
         if self._authenticator is not None:
             self._authenticator.close()
+        self._abandoned.detach()
         # Waits until libzmq has sent what it had taken; the loop, and the actor's end, go on.
         await self._loop.run_in_executor(None, self._context.term)
 
@@ -322,5 +330,16 @@ class SocketMail:
     def _num_waiting(self) -> int:
         return sum(len(peer.outbox) for peer in self._peers.values())
 
-    def _refused(self) -> None:
-        self._stats.num_refused_keys += 1
+
+def _close_all(
+    context: zmq.Context[Any],
+    inbox: BoundInbox,
+    peers: dict[Address, Peer],
+    authenticator: curve.Authenticator | None,
+) -> None:
+    inbox.close()
+    for peer in peers.values():
+        peer.socket.close(0)
+    if authenticator is not None:
+        authenticator.socket.close(0)
+    context.term()
