@@ -20,7 +20,7 @@ POLL_S = 0.05
 SAY_WAITING_S = 10.0
 MAX_EARLY_DEATHS = 3  # of one process, before the ring was ever ready
 KILL_AFTER_S = 10.0  # beyond the services' own grace time
-UNREADY_GRACE_S = 3.0  # what is still loading has nothing to finish
+UNREADY_GRACE_S = 1.0  # what is still loading has nothing to finish
 
 
 class Ring:

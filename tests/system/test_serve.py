@@ -1,0 +1,115 @@
+"""`slipstream serve` from the outside: what it prints works, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from benchmarks.stack import Stack, descendants_of, is_running
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_command_in_the_banner_gets_an_answer(tiny_folder: Path) -> None:
+    settings = {"compute.sim_step_base_s": 0.0}
+    with Stack(tiny_folder, "--device", "sim", settings=settings) as stack:
+        text = stack.log_path.with_name("out").read_text()
+        words = shlex.split(text[text.index("curl ") : text.index("Ctrl-C")])
+        request = urllib.request.Request(
+            words[1], words[words.index("-d") + 1].encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_when_the_launcher_is_killed_every_process_ends_by_itself(sim_folder: Path) -> None:
+    with Stack(sim_folder, "--device", "sim", "--routers", "2") as stack:
+        left = descendants_of(stack.process.pid)
+        assert len(left) >= 5
+        stack.signal(signal.SIGKILL)
+        stack.wait()
+        stack.wait_until(
+            lambda: not any(is_running(pid) for pid in left), 20, "all gone", alive=False
+        )
+
+
+def test_the_folder_of_a_run_is_private_and_goes_with_it(sim_folder: Path) -> None:
+    with Stack(sim_folder, "--device", "sim") as stack:
+        (registered, *_) = stack.logged("worker registered")
+        run_dir = Path(registered["endpoint"].removeprefix("ipc://")).parent
+        assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+        health = [sys.executable, "-m", "services.cli", "health", "--run-dir", str(run_dir)]
+        assert subprocess.run([*health, "compute-0"], cwd=ROOT).returncode == 0
+        assert subprocess.run([*health, "compute-1"], cwd=ROOT).returncode == 1
+        assert stack.stop() == 0
+        assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        (
+            ("SLIPSTREAM_COMPUTE__MAX_NUM_SEQS", "many"),
+            "slipstream compute: [compute] max_num_seqs: should be a valid integer",
+        ),
+        (
+            ("SLIPSTREAM_ROUTER__PLACEMENT", "random"),
+            "slipstream router: [router] placement: should be",
+        ),
+        (
+            ("SLIPSTREAM_TOKENIZER__POOL_SIZ", "1"),
+            "slipstream tokenizer: [tokenizer] pool_siz: no such setting; did you mean pool_size?",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_work_ends_the_launch_with_a_line_that_names_it(
+    sim_folder: Path, variable: tuple[str, str], said: str
+) -> None:
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "services.cli",
+            "serve",
+            str(sim_folder),
+            "--device=sim",
+            "--port=0",
+        ],
+        cwd=ROOT,
+        env={**os.environ, variable[0]: variable[1]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 78
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_it_serves_from_a_folder_that_holds_another_common_package(
+    sim_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "__init__.py").write_text("raise RuntimeError('the wrong one')\n")
+    program = (
+        f"import sys; sys.path[0] = {str(ROOT)!r}; sys.argv[0] = 'slipstream'\n"
+        "from services.cli import main\n"
+        "sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "serve", str(sim_folder), "--device=sim", "--port=0"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as serving:
+        assert serving.stdout is not None
+        assert any("Slipstream serves sim" in line for line in serving.stdout)
+        serving.send_signal(signal.SIGINT)
+    assert serving.returncode == 0
