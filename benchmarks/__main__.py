@@ -1,0 +1,41 @@
+"""Run benchmarks one after the other: `python -m benchmarks [NAME …]`, all of them by default.
+
+Each is a module of its own that can also be run alone, with its own arguments; every one writes
+what it found to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def names() -> list[str]:
+    """Return the modules of this folder that can be run."""
+    return [
+        path.stem
+        for path in sorted(FOLDER.glob("*.py"))
+        if not path.stem.startswith("_") and '__name__ == "__main__"' in path.read_text()
+    ]
+
+
+def main(chosen: list[str]) -> int:
+    """Run the chosen ones; returns how many failed."""
+    known = names()
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
+        return 2
+    num_failed = 0
+    for name in chosen or known:
+        print(f"== {name}", flush=True)
+        ran = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=FOLDER.parent)
+        num_failed += ran.returncode != 0
+    return min(num_failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
