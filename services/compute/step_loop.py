@@ -82,7 +82,9 @@ class StepLoop:
         if self._lockstep:
             self._unanswered += num_answers
             deadline_s = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
-            while self._unanswered > 0 and asyncio.get_running_loop().time() < deadline_s:
+            while self._unanswered > 0 and not self._closing:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    break
                 await self._sleep(0.1)
             self._unanswered = 0
 
@@ -94,6 +96,8 @@ class StepLoop:
 
     async def _sleep(self, delay_s: float | None, wakeable: bool = True) -> bool:
         """Sleep so long, or for good; whether news ended it."""
+        if self._closing:  # the wake that came with it is spent
+            return True
         loop = asyncio.get_running_loop()
         sleeper: asyncio.Future[None] = loop.create_future()
         woken = True
