@@ -14,11 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.compute.layers.attention_work import AttentionWork
+from services.compute.layers.attention_work import AttentionWork, PrefillWork
 from services.compute.layers.paged_cache import PagedCache
 
 QUERY_BLOCK = 128
 """Queries of a chunk taken at once: causal work above the diagonal is skipped by the block."""
+
+BLOCK_SCORES = 2 << 20
+"""Scores of a block at most, over all kv heads: a long context takes fewer queries at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,7 @@ class Attention:
             _Prefill(
                 gather=self._upload(row.gather),
                 num_positions=row.num_pages * cache.page_tokens,
-                blocks_by_window={
-                    window: self._blocks(row.start, row.end, row.q_start, window)
-                    for window in windows
-                },
+                blocks_by_window={window: self._blocks(row, window) for window in windows},
             )
             for row in work.prefill
         ]
@@ -164,11 +164,13 @@ class Attention:
             num_positions=num_positions,
         )
 
-    def _blocks(self, start: int, end: int, q_start: int, window: int) -> tuple[_Block, ...]:
+    def _blocks(self, row: PrefillWork, window: int) -> tuple[_Block, ...]:
         blocks = []
-        for block_start in range(start, end, QUERY_BLOCK):
-            block_end = min(end, block_start + QUERY_BLOCK)
-            position = q_start + block_start - start
+        scores_per_query = self._cache.kv_heads * row.num_pages * self._cache.page_tokens
+        step = min(QUERY_BLOCK, max(16, BLOCK_SCORES // scores_per_query))
+        for block_start in range(row.start, row.end, step):
+            block_end = min(row.end, block_start + step)
+            position = row.q_start + block_start - row.start
             seen = position + block_end - block_start
             first_masked = 0 if window else position
             queries = torch.arange(position, seen, device=self._device)[:, None]

@@ -65,12 +65,15 @@ class PenaltyRows:
         )
         counts_RV = self._counts_CV.index_select(0, rows)
         said_RV = counts_RV > 0
-        seen_RV = said_RV | self._prompt_CV.index_select(0, rows)
-        weaker_RV = torch.where(logits_RV > 0, logits_RV / repetition, logits_RV * repetition)
-        penalised_RV = torch.where(seen_RV, weaker_RV, logits_RV)
-        penalised_RV -= counts_RV * frequency
-        penalised_RV -= said_RV * presence
-        return penalised_RV
+        if (settings[2] != 1.0).any():
+            seen_RV = said_RV | self._prompt_CV.index_select(0, rows)
+            weaker_RV = torch.where(logits_RV > 0, logits_RV / repetition, logits_RV * repetition)
+            logits_RV = torch.where(seen_RV, weaker_RV, logits_RV)
+        if settings[1].any():
+            logits_RV = logits_RV - counts_RV * frequency
+        if settings[0].any():
+            logits_RV = logits_RV - said_RV * presence
+        return logits_RV
 
     def count(self, rows: Tensor, tokens: Tensor) -> None:
         """These tokens were drawn: the next step's penalties know them, whatever the host knows."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from services.compute.sampling.cuts import cut_min_p, cut_top_k, cut_top_p
 from services.compute.sampling.logprobs import PickedLogprobs, RawLogprobs
-from services.compute.sampling.noise import gumbel_noise
+from services.compute.sampling.noise import coordinates, draw_everywhere, draw_where_it_counts
 from services.compute.sampling.penalties import PenaltyRows
 from services.compute.sampling.slots import SamplingSlots
 from services.compute.step import SlotDelta
@@ -41,8 +41,8 @@ class Sampler:
     """Draws tokens by each slot's settings."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
         self._device = device
+        self._draw_by_noise = draw_where_it_counts if device.type == "cpu" else draw_everywhere
         self._slots = SamplingSlots(num_slots, vocab_size)
         self._penalties = PenaltyRows(vocab_size, device)
 
@@ -120,10 +120,8 @@ class Sampler:
         self._cut(cut_top_k, logits_RV, settings.top_k[slots], settings.top_k[slots] > 0)
         self._cut(cut_top_p, logits_RV, settings.top_p[slots], settings.top_p[slots] < 1.0)
         self._cut(cut_min_p, logits_RV, settings.min_p[slots], settings.min_p[slots] > 0.0)
-        logits_RV += gumbel_noise(
-            settings.seed[slots], settings.choice[slots], indices, self._vocab_size, self._device
-        )
-        return logits_RV.argmax(dim=-1)
+        where_4R = coordinates(settings.seed[slots], settings.choice[slots], indices, self._device)
+        return self._draw_by_noise(logits_RV, where_4R)
 
     def _cut(
         self,

@@ -6,18 +6,32 @@ import math
 
 import numpy as np
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from services.compute.sampling.noise import gumbel_noise
+from services.compute.sampling.noise import (
+    HOPELESS,
+    _to_gumbel,
+    coordinates,
+    draw_everywhere,
+    draw_where_it_counts,
+    gumbel_noise,
+    gumbel_noise_at,
+)
 from services.compute.sampling.philox import philox4x32
 
 CPU = torch.device("cpu")
 
 
-def noise(rows: list[tuple[int, int, int]], vocab_size: int) -> torch.Tensor:
+def place(rows: list[tuple[int, int, int]]) -> torch.Tensor:
     seeds, choices, indices = (
         np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)
     )
-    return gumbel_noise(seeds, choices, indices, vocab_size, CPU)
+    return coordinates(seeds, choices, indices, CPU)
+
+
+def noise(rows: list[tuple[int, int, int]], vocab_size: int) -> torch.Tensor:
+    return gumbel_noise(place(rows), vocab_size)
 
 
 def test_an_id_has_its_noise_in_any_batch_and_any_vocabulary() -> None:
@@ -59,3 +73,30 @@ def test_the_largest_sum_is_drawn_as_often_as_softmax_says() -> None:
     drawn = (logits + noise([(5, 0, index) for index in range(40_000)], 5)).argmax(-1)
     shares = torch.bincount(drawn, minlength=5) / len(drawn)
     assert float((shares - logits.softmax(-1)).abs().max()) < 0.01
+
+
+def test_single_ids_have_the_noise_that_all_have() -> None:
+    where = place([(3, 0, 5), (4, 1, 6), (-7, 0, 7)])
+    table = gumbel_noise(where, 501)
+    rows, ids = torch.randint(0, 3, (400,)), torch.randint(0, 501, (400,))
+    assert torch.equal(gumbel_noise_at(where, rows, ids), table[rows, ids])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.5, 60.0), st.integers(0, 6))
+def test_noise_where_it_counts_draws_what_noise_everywhere_draws(
+    seed: int, spread: float, cut: int
+) -> None:
+    torch.manual_seed(seed)
+    logits = torch.randn(6, 301) * spread
+    logits[:cut, 5:] = -torch.inf
+    logits -= logits.amax(-1, keepdim=True)
+    where = place([(seed, 0, index) for index in range(6)])
+    assert torch.equal(draw_where_it_counts(logits, where), draw_everywhere(logits, where))
+
+
+def test_no_word_makes_noise_that_lifts_a_hopeless_id() -> None:
+    words = torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
+    extremes = _to_gumbel(words.float())
+    assert bool(extremes.isfinite().all())
+    assert float(extremes.max() - extremes.min()) < -HOPELESS
