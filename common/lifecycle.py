@@ -6,6 +6,7 @@ It owns the event loop and the order of things; what the actor does with its mai
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 import uvloop
 
-from common.actor import Actor, ReportsReady
+from common.actor import Actor
 from common.beacon import Beacon
 from common.errors import FatalError
 from common.exit_status import EXIT_FATAL, EXIT_SIGNALLED
@@ -59,7 +60,8 @@ class _Life:
         self._watch = watch
         self._log = structlog.get_logger()
         self._beacon = Beacon(watch.run_dir, name) if watch.run_dir else None
-        self._reports_ready = isinstance(actor, ReportsReady)
+        # Not by isinstance: until 3.12 that reads the property, which may not work before `start`.
+        self._reports_ready = inspect.getattr_static(actor, "ready", None) is not None
         self._wake = asyncio.Event()  # something below changed
         self._starting: asyncio.Task[None] | None = None
         self._draining = False
