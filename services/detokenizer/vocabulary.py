@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from common.errors import ModelError
+from common.tokenizer_folder import load_tokenizer, read_folder
 from services.detokenizer.decoding.byte_fallback import ByteFallbackDecoding
 from services.detokenizer.decoding.byte_level import ByteLevelDecoding
 from services.detokenizer.decoding.protocol import Decoding
@@ -29,12 +29,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
-        """Read `tokenizer.json`; ModelError when it is missing or not one."""
-        path = folder / "tokenizer.json"
-        try:
-            return cls(Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises bare Exception for every cause
-            raise ModelError(f"{path}: not a readable tokenizer.json: {error}") from error
+        """Read a model folder's tokenizer; ModelError when it is missing or not one."""
+        return cls(load_tokenizer(read_folder(folder)))
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Decode a whole text at once."""

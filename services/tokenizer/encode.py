@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from common.messages.failure import Failure
 from common.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
+from common.tokenizer_folder import TokenizerFolder, load_tokenizer, read_folder
 from services.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Conversation
 from services.tokenizer.conversation import (
     ContentForms,
@@ -20,7 +21,6 @@ from services.tokenizer.conversation import (
     for_template,
     probe,
 )
-from services.tokenizer.folder import TokenizerFolder, load_tokenizer, read_folder
 from services.tokenizer.job import EncoderSettings, Job, Outcome
 
 # Arguments of apply_chat_template that a request decides by other fields, or not at all.

@@ -1,4 +1,4 @@
-"""The tokenizer's part of a Hugging Face model folder: vocabulary, special tokens, chat templates.
+"""The tokenizer in a Hugging Face model folder: vocabulary, special tokens, chat templates.
 
 It reads files as transformers does, so that the same folder gives the same ids and the same text.
 """

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from common.errors import ModelError
-from services.tokenizer.folder import load_tokenizer, read_folder
+from common.tokenizer_folder import load_tokenizer, read_folder
 from tests.unit.tokenizer.vocabularies import CORPUS, KINDS, byte_level, write_folder
 
 TEXTS = [
