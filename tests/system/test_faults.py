@@ -1,0 +1,276 @@
+"""Processes that are told to end, or that die: what clients and the other processes notice."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.stack import ROOT, Stack, descendants_of, is_running
+from tests.system.ring import num_running, wait_empty
+
+SLOW_STEP = {"compute.sim_step_base_s": 0.02}
+
+
+class Reader:
+    """One streamed completion, read line by line in a thread of its own."""
+
+    def __init__(self, stack: Stack, num_tokens: int) -> None:
+        self.events: list[str] = []
+        self.error: Exception | None = None
+        self.status = 0
+        body = {
+            "model": "sim",
+            "prompt": "Count",
+            "max_tokens": num_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        }
+        self._connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            answer = self._connection.getresponse()
+            self.status = answer.status
+            for line in answer:
+                if line.startswith(b"data: "):
+                    self.events.append(line[6:].decode().strip())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.error = error
+        finally:
+            self._connection.close()
+
+    @property
+    def has_begun(self) -> bool:
+        return len(self.events) > 2
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens by the usage chunk; -1 without one."""
+        usages = [json.loads(event).get("usage") for event in self.events if event[0] == "{"]
+        return next((usage["completion_tokens"] for usage in usages if usage), -1)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.error is None and self.events[-1:] == ["[DONE]"] and self.completion_tokens > 0
+
+    def join(self) -> Reader:
+        """Wait for the stream's end, whatever it is."""
+        self._thread.join(60)
+        assert not self._thread.is_alive(), f"hangs after {len(self.events)} events"
+        return self
+
+
+def begin(stack: Stack, num_streams: int, num_tokens: int) -> list[Reader]:
+    """Start streams and wait until text comes on each."""
+    readers = [Reader(stack, num_tokens) for _ in range(num_streams)]
+    stack.wait_until(lambda: all(each.has_begun for each in readers), 15, "streaming")
+    return readers
+
+
+def ask(stack: Stack, num_tokens: int = 1) -> tuple[int, http.client.HTTPMessage]:
+    """Send one small request; returns status and headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=30)
+    try:
+        body = {"model": "sim", "prompt": "Hi", "max_tokens": num_tokens}
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status, answer.headers
+    finally:
+        connection.close()
+
+
+def answers(stack: Stack) -> bool:
+    """Whether a request is served now; a connection that breaks means no."""
+    try:
+        return ask(stack)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def test_sigterm_lets_running_streams_finish_and_refuses_new_requests(sim_folder: Path) -> None:
+    with Stack(sim_folder, "--device", "sim", settings=SLOW_STEP) as stack:
+        processes = descendants_of(stack.process.pid)
+        readers = begin(stack, 3, 150)
+        stack.signal(signal.SIGTERM)
+        refusal = stack.wait_until(lambda: refused(stack), 5, "refusing")
+        assert refusal[0] == 503
+        assert int(refusal[1]["Retry-After"]) >= 1
+        for reader in readers:
+            assert reader.join().is_whole
+            assert reader.completion_tokens == 150
+        assert stack.wait() == 0
+        assert not any(map(is_running, processes))
+        (stopped,) = stack.logged("engine stopped")
+        assert stopped["steps"] >= 150
+
+
+def refused(stack: Stack) -> tuple[int, http.client.HTTPMessage] | None:
+    """Ask for a token; what is said if it is refused."""
+    answer = ask(stack)
+    return None if answer[0] == 200 else answer
+
+
+def test_a_second_signal_ends_it_at_once(sim_folder: Path) -> None:
+    with Stack(sim_folder, "--device", "sim", settings=SLOW_STEP) as stack:
+        processes = descendants_of(stack.process.pid)
+        (reader,) = begin(stack, 1, 4000)
+        stack.signal(signal.SIGINT)
+        stack.wait_until(lambda: refused(stack), 5, "refusing")
+        began_s = time.monotonic()
+        stack.signal(signal.SIGINT)
+        assert stack.wait() == 128 + signal.SIGINT
+        assert time.monotonic() - began_s < 10
+        reader.join()
+        assert not any(map(is_running, processes))
+
+
+@pytest.mark.parametrize("name", ["compute-0", "detokenizer-0", "tokenizer-0"])
+def test_a_worker_that_is_killed_comes_back_and_nobody_hangs(sim_folder: Path, name: str) -> None:
+    with Stack(sim_folder, "--device", "sim", settings=SLOW_STEP) as stack:
+        readers = begin(stack, 3, 200)
+        first_pid = stack.pids()[name]
+        stack.kill(name)
+        for reader in readers:
+            reader.join()
+            assert reader.error is None
+            assert reader.events[-1] == "[DONE]"
+            if name == "tokenizer-0":  # they are past it
+                assert reader.completion_tokens == 200
+            else:
+                assert json.loads(reader.events[-2])["error"]["code"] == "worker_lost"
+        stack.wait_until(lambda: answers(stack), 15, "serving again")
+        assert stack.pids()[name] != first_pid
+        (death,) = stack.logged("died; starting it again")
+        assert (death["process"], death["how"][:17]) == (name, "killed by SIGKILL")
+        wait_empty(stack)
+        assert stack.stop() == 0
+
+
+def test_without_a_worker_new_requests_get_a_503_with_retry_after(sim_folder: Path) -> None:
+    with Stack(sim_folder, "--device", "sim", settings=SLOW_STEP) as stack:
+        pid = stack.pids()["compute-0"]
+        os.kill(pid, signal.SIGSTOP)  # hangs: sends no heartbeat and is not restarted
+        try:
+            status, headers = stack.wait_until(lambda: refused(stack), 20, "refusing")
+            assert status == 503
+            assert int(headers["Retry-After"]) >= 1
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        stack.wait_until(lambda: answers(stack), 15, "serving again")
+        wait_empty(stack)
+
+
+def num_clients(stack: Stack, pid: int) -> int:
+    """Count the connections of clients that a router holds now."""
+    ours = f":{stack.port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {row[9] for row in rows if row[1].endswith(ours) and row[3] == "01"}
+    found = 0
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(entry.path)[8:-1] in inodes  # socket:[12345]
+    return found
+
+
+def test_when_one_router_of_two_is_killed_the_other_goes_on(sim_folder: Path) -> None:
+    options = ("--device", "sim", "--routers", "2")
+    with Stack(sim_folder, *options, settings=SLOW_STEP) as stack:
+        routers = stack.pids("router")
+        readers: list[Reader] = []
+        while min(num_clients(stack, pid) for pid in routers.values()) < 2:
+            readers += begin(stack, 4, 300)
+            assert len(readers) < 100, "one router gets every connection"
+        num_cut = num_clients(stack, routers["router-1"])
+        stack.kill("router-1")
+        for reader in readers:
+            reader.join()
+        whole = [reader for reader in readers if reader.is_whole]
+        assert len(whole) == len(readers) - num_cut
+        assert all(reader.completion_tokens == 300 for reader in whole)
+        assert all(answers(stack) for _ in range(10))
+        stack.wait_until(lambda: num_running(stack) == [0], 10, "rid of the dead router's requests")
+        stack.wait_until(lambda: len(stack.pids("router")) == 2, 10, "complete again")
+        assert stack.stop() == 0
+
+
+def test_when_the_launcher_is_killed_its_services_end_by_themselves(sim_folder: Path) -> None:
+    with Stack(sim_folder, "--device", "sim") as stack:
+        processes = descendants_of(stack.process.pid)
+        assert len(processes) >= 4
+        stack.process.kill()
+        stack.wait_until(lambda: not any(map(is_running, processes)), 20, "gone", alive=False)
+
+
+def test_a_crash_looping_worker_is_restarted_with_back_off(sim_folder: Path) -> None:
+    with Stack(sim_folder, "--device", "sim") as stack:
+        for _ in range(3):
+            stack.kill(stack.wait_until(lambda: next(iter(stack.pids("detok")), None), 20, "back"))
+            stack.wait_until(lambda: not stack.pids("detok"), 5, "dead")
+        stack.wait_until(lambda: answers(stack), 30, "serving again")
+        delays_s = [death["in_s"] for death in stack.logged("died; starting it again")]
+        assert len(delays_s) == 3
+        assert delays_s == sorted(delays_s)
+        assert delays_s[2] > delays_s[0]
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `slipstream serve` for as long as it lasts, which should be short."""
+    command = [sys.executable, "-m", "services.cli", "serve", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_a_second_server_on_the_same_port_says_so(sim_stack: Stack, sim_folder: Path) -> None:
+    ended = serve(str(sim_folder), "--device", "sim", "--port", str(sim_stack.port))
+    assert ended.returncode == 2
+    assert f"port {sim_stack.port} on 127.0.0.1 is taken" in ended.stderr
+    assert answers(sim_stack)
+
+
+def folder_without(name: str) -> Callable[[Path, Path], str]:
+    """Make a copy of a model folder that lacks one file."""
+
+    def make(folder: Path, to: Path) -> str:
+        copy = to / "broken"
+        copy.mkdir()
+        for path in folder.iterdir():
+            if path.name != name:
+                (copy / path.name).write_bytes(path.read_bytes())
+        return str(copy)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder, to: str(to / "nowhere" / "here"), "there is no folder"),
+        (lambda folder, to: str(to), "has no config.json"),
+        (folder_without("model.safetensors"), "has no *.safetensors"),
+        (folder_without("tokenizer.json"), "tokenizer"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_told_in_one_line(
+    tiny_folder: Path, tmp_path: Path, make: Callable[[Path, Path], str], said: str
+) -> None:
+    ended = serve(make(tiny_folder, tmp_path), "--port", "0")
+    assert ended.returncode in (2, 78)
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
