@@ -31,7 +31,9 @@ def sim_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_stack(tiny_folder: Path) -> Iterator[Stack]:
     """A server that computes the tiny model in float32."""
     options = ("--device", "cpu", "--dtype", "float32")
-    with Stack(tiny_folder, *options, settings={"router.max_body_bytes": 1 << 18}) as stack:
+    # One thread: several that wait for each other take seconds where the machine is busy.
+    settings = {"router.max_body_bytes": 1 << 18, "compute.num_threads": 1}
+    with Stack(tiny_folder, *options, settings=settings) as stack:
         yield stack
 
 
