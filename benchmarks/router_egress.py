@@ -1,7 +1,8 @@
-"""CPU time of the router per streamed token: inbox decode, in-flight table, SSE bytes, socket write.
+"""CPU time of the router per streamed token: inbox decode, in-flight table, SSE bytes, write.
 
 Five hundred clients of another process stream over loopback; mail comes encoded, as it does off a
-socket. Reports microseconds of the router process's CPU time per token, kernel time included.
+socket. Reports microseconds of the router process's CPU time per token, kernel time included, and
+beside it what bare writes of as many bytes cost on the same machine.
 
     python -m benchmarks.router_egress [--streams 500] [--steps 400]
 """
@@ -10,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import time
-from array import array
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from typing import cast
 
 import structlog
 import uvloop
@@ -111,45 +114,35 @@ def encoded_steps(
 
 
 async def measure(num_streams: int, num_steps: int) -> dict[str, float]:
-    """Run everything once."""
+    """Stream through the router and count its CPU time."""
     exchange = Exchange(auto=True)
     mail = exchange.mail("router", RouterInbox)
     actor = RouterActor(RouterSettings(port=0, max_in_flight=num_streams))
     await actor.start(mail)
     mail.open(actor.receive, actor.peer_lost)
     counters: list[int] = []
+    all_asked = asyncio.Event()
 
     def asked(message: object, _: Address) -> None:
         if isinstance(message, Tokenize):
             counters.append(message.attempt.counter)
+            if len(counters) == num_streams:
+                all_asked.set()
 
     for service in SERVICES:
         worker = exchange.mail(service, TokenizerInbox)
         worker.open(asked, lambda peer: None)
         worker.send(mail.address, alive(service, worker.address))
-    await asyncio.sleep(0.1)
-
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=client, args=(actor.port, num_streams, theirs)
-    )
-    process.start()
-    while len(counters) < num_streams:
-        await asyncio.sleep(0.01)
-    frames = encoded_steps(mail, worker.address, counters, num_steps)
-
-    started_s, started_cpu_s = time.perf_counter(), time.process_time()
-    laps = array("d")
-    for step in frames:
-        mail.receive(step)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        laps.append(time.perf_counter())
-    while actor.dispatch.num_handlers:
-        await asyncio.sleep(0.001)
-    cpu_s, wall_s = time.process_time() - started_cpu_s, time.perf_counter() - started_s
-    num_events, num_bytes = await asyncio.to_thread(ours.recv)
-    await asyncio.to_thread(process.join)
+    with clients(actor.port, num_streams) as report:
+        await all_asked.wait()
+        frames = encoded_steps(mail, worker.address, counters, num_steps)
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        for step in frames:
+            mail.receive(step)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        num_events, num_bytes = await asyncio.to_thread(report.recv)
+        cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     await actor.stop()
     tokens = num_streams * num_steps
     return {
@@ -162,6 +155,49 @@ async def measure(num_streams: int, num_steps: int) -> dict[str, float]:
     }
 
 
+async def measure_bare(num_streams: int, num_steps: int, num_bytes: int) -> dict[str, float]:
+    """Write as many bytes as often to as many sockets and do nothing else: what is the kernel's."""
+    transports: list[asyncio.Transport] = []
+    all_here = asyncio.Event()
+
+    class Bare(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transports.append(cast(asyncio.Transport, transport))
+            if len(transports) == num_streams:
+                all_here.set()
+
+    server = await asyncio.get_running_loop().create_server(Bare, "127.0.0.1", 0)
+    data = b"x" * num_bytes
+    with clients(server.sockets[0].getsockname()[1], num_streams) as report:
+        await all_here.wait()
+        cpu_s = time.process_time()
+        for _ in range(num_steps):
+            for transport in transports:
+                transport.write(data)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        for transport in transports:
+            transport.write(b"[DONE]")
+        await asyncio.to_thread(report.recv)
+        cpu_s = time.process_time() - cpu_s
+    server.close()
+    return {"bare_write_cpu_us": round(cpu_s / (num_streams * num_steps) * 1e6, 2)}
+
+
+@contextlib.contextmanager
+def clients(port: int, num_streams: int) -> Iterator[Connection]:
+    """Run the clients in a process of their own; yields where their report will come."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=client, args=(port, num_streams, theirs)
+    )
+    process.start()
+    try:
+        yield ours
+    finally:
+        process.join()
+
+
 def main() -> None:
     """Read the command line and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -169,7 +205,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    print(json.dumps(uvloop.run(measure(arguments.streams, arguments.steps))))
+    figures = uvloop.run(measure(arguments.streams, arguments.steps))
+    num_bytes = round(figures["bytes_per_token"])
+    figures |= uvloop.run(measure_bare(arguments.streams, arguments.steps, num_bytes))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

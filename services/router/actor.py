@@ -18,6 +18,7 @@ from services.router.admission import Admission, AdmissionLimits
 from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch
 from services.router.fleet import Fleet
+from services.router.inflight import Doomed
 from services.router.least_load import LeastLoad
 from services.router.placement import Placement
 from services.router.round_robin import RoundRobin
@@ -95,8 +96,7 @@ class RouterActor:
             case TextGenerated():
                 doomed = dispatch.inflight.text(message)
                 if doomed:
-                    self._log.warning("rows lost", sender=sender.endpoint, attempts=len(doomed))
-                    dispatch.abort(doomed)
+                    self._abort(doomed, sender)
                 if message.mark is not None:
                     self._step_written(message.mark)
             case WorkerAlive():
@@ -181,6 +181,12 @@ class RouterActor:
         for counter in again:
             attempt = AttemptId(self._mail.address.incarnation, counter)
             self._mail.send(message.address, Abort(attempt, "unknown"))
+
+    def _abort(self, doomed: list[Doomed], sender: Address) -> None:
+        lost = sum(each.reason == "lost" for each in doomed)
+        if lost:
+            self._log.warning("rows lost", sender=sender.endpoint, attempts=lost)
+        self._dispatch.abort(doomed)
 
     def _lose(self, incarnation: str, why: str) -> None:
         """Forget a worker and end its attempts; the issue on failover will retry them."""
