@@ -78,19 +78,34 @@ def literal_now(place: TcpPlace) -> TcpPlace:
 def own_host(towards: str) -> str:
     """Find this host's address as a peer sees it; `towards` is a router's endpoint or empty.
 
-    A connected UDP socket tells which interface leads there; no packet is sent.
+    While the router's name has no address, such as before the router's first start, this host's
+    own name is asked. Raises ConfigError where that gives an address that no router can reach.
     """
     place = tcp_place(towards)
+    if place is not None:
+        try:
+            return _host_of_interface_to(literal_now(place).host)
+        except (OSError, ConfigError):
+            pass  # it may come later
     try:
-        if place is not None:
-            host = literal_now(place).host
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, 9))
-                return str(probe.getsockname()[0])
-        return socket.gethostbyname(socket.gethostname())
-    except (OSError, ConfigError):
-        return "127.0.0.1"
+        host = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        host = "127.0.0.1"
+    if place is not None and is_loopback(host):
+        raise ConfigError(
+            f"[links] which address of this host others can reach is unknown: there is no way to "
+            f"{place} yet, and this host's name means {host}. Start the router first, or set "
+            "advertise"
+        )
+    return host
+
+
+def _host_of_interface_to(host: str) -> str:
+    """Ask a connected UDP socket which interface leads to a literal host; no packet is sent."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
 
 
 class Resolver:

@@ -82,6 +82,31 @@ def test_towards_loopback_this_host_is_loopback() -> None:
     assert own_host("tcp://127.0.0.1:9") == "127.0.0.1"
 
 
+def names(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
+    """Lets no name but this host's own have an address."""
+
+    def nobody(host: str, port: Any, **options: Any) -> list[Any]:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: own)
+
+
+def test_before_the_router_has_a_name_this_hosts_own_name_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names(monkeypatch, own="10.0.0.7")
+    assert own_host("tcp://routers:7000") == "10.0.0.7"
+
+
+def test_no_router_is_told_an_address_that_only_this_host_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names(monkeypatch, own="127.0.1.1")
+    with pytest.raises(ConfigError, match="tcp://routers:7000.*advertise"):
+        own_host("tcp://routers:7000")
+
+
 class Names:
     """Answers name look-ups for the running loop."""
 
