@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.compute.layers.attention_work import AttentionWork, PrefillWork
+from services.compute.kernels.upload import upload
+from services.compute.layers.attention_work import AttentionWork, Int64Array, PrefillWork
 from services.compute.layers.paged_cache import PagedCache
 
 QUERY_BLOCK = 128
@@ -103,7 +104,7 @@ class Attention:
             self._attend_decode(layer, group, window, q_THD, out_THD)
         for row in self._prefill:
             self._attend_prefill(layer, row, window, q_THD, out_THD)
-        return out_THD.view(out_THD.shape[0], -1)
+        return out_THD.flatten(1)
 
     def _attend_decode(
         self, layer: int, group: _Decode, window: int, q_THD: Tensor, out_THD: Tensor
@@ -183,5 +184,5 @@ class Attention:
             blocks.append(_Block(block_start, block_end, first_masked, seen, mask))
         return tuple(blocks)
 
-    def _upload(self, array: object) -> Tensor:
-        return torch.as_tensor(array).to(self._device, non_blocking=True)
+    def _upload(self, array: Int64Array) -> Tensor:
+        return upload(array, self._device)

@@ -119,7 +119,9 @@ class Transformer:
         attention: Attention,
     ) -> Tensor:
         config = self.config
-        qkv = layer.qkv(layer.attention_norm(x_TE)).view(x_TE.shape[0], -1, config.head_dim)
+        qkv = layer.qkv(layer.attention_norm(x_TE)).view(
+            -1, config.num_heads + 2 * config.num_kv_heads, config.head_dim
+        )
         first_value = config.num_heads + config.num_kv_heads
         q_THD, k_TKD = qkv[:, : config.num_heads], qkv[:, config.num_heads : first_value]
         v_TKD = qkv[:, first_value:]

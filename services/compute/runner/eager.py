@@ -7,17 +7,23 @@ Shape legend: R rows, T tokens, S samples.
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from common.errors import FatalError
 from common.model_folder import eos_token_ids, read_json
 from services.compute.config import ComputeSettings
+from services.compute.kernels.upload import upload
 from services.compute.layers.attention import Attention, Workspace
 from services.compute.layers.attention_work import Geometry, plan_attention
 from services.compute.layers.linear import Linear
@@ -40,6 +46,9 @@ from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import DEVICE_TOKEN, StepPlan, StepResult
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 CPU_STALL_AFTER_S = 60.0
 CUDA_STALL_AFTER_S = 10.0
 
@@ -51,11 +60,22 @@ class EagerTicket:
     plan: StepPlan
     start_s: float
     logits_SV: Tensor
-    sampled: Sampled | None = None
-    tokens_S: Tensor | None = None  # on the host once `done`
-    finite_S: Tensor | None = None
+    sampled: Sampled | None = None  # on the host once `done`
     done: torch.cuda.Event | None = None
-    end_s: float = float("nan")
+    end_s: float = math.nan
+
+
+def _fatal_if_the_device_fails(method: Callable[P, T]) -> Callable[P, T]:
+    """After a device error no later call can be trusted: the process has to end."""
+
+    @wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except torch.AcceleratorError as error:
+            raise FatalError(f"the device failed: {error}") from error
+
+    return guarded
 
 
 class EagerRunner:
@@ -136,6 +156,7 @@ class EagerRunner:
         """Capabilities and sizes, fixed since loading."""
         return self._spec
 
+    @_fatal_if_the_device_fails
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> EagerTicket:
         """Apply transfers and deltas, and compute the logits of the plan's samples.
@@ -149,10 +170,12 @@ class EagerRunner:
         self._tables[plan.page_slot, plan.page_index] = plan.page_id
         tokens_T = self._tokens(plan)
         q_len = plan.q_len.astype(np.int64)
+        q_start = plan.q_start.astype(np.int64)
+        num_pages = -(-int((q_start + q_len).max(initial=0)) // self._geometry.page_tokens)
         work = plan_attention(
-            plan.q_start.astype(np.int64),
+            q_start,
             q_len,
-            self._tables[plan.row_slot],
+            self._tables[:, :num_pages][plan.row_slot],
             plan.num_decode_rows,
             self._geometry,
         )
@@ -163,6 +186,7 @@ class EagerRunner:
             x_TE = x_TE.index_select(0, self._upload(last))
         return EagerTicket(plan, start_s, self._model.logits(x_TE))
 
+    @_fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: EagerTicket) -> EagerTicket:
         """Draw the plan's samples, keep them for the next step and start their way to the host."""
@@ -170,32 +194,31 @@ class EagerRunner:
         slots = plan.row_slot[plan.sample_row].astype(np.int64)
         sampled = self._sampler.sample(ticket.logits_SV, slots, plan.sample_index.astype(np.int64))
         self._last_token.index_copy_(0, self._upload(slots), sampled.tokens_S)
-        ticket.sampled = sampled
         if self._device.type == "cuda":
-            ticket.tokens_S = self._to_pinned(sampled.tokens_S)
-            ticket.finite_S = self._to_pinned(sampled.finite_S)
+            ticket.sampled = sampled.copied_by(_to_pinned)
             ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ticket.done.record()
         else:
-            ticket.tokens_S, ticket.finite_S = sampled.tokens_S, sampled.finite_S
+            ticket.sampled = sampled
             ticket.end_s = time.monotonic()
         return ticket
 
+    @_fatal_if_the_device_fails
     def result(self, ticket: EagerTicket) -> StepResult:
         """The step's tokens; waits for the device."""
-        if ticket.sampled is None or ticket.tokens_S is None or ticket.finite_S is None:
+        sampled = ticket.sampled
+        if sampled is None:
             raise RuntimeError(f"step {ticket.plan.step_id} has not been sampled")
         if ticket.done is not None:
             ticket.done.synchronize()
-        finite = ticket.finite_S.numpy()
-        picked = ticket.sampled.logprobs
+        finite = sampled.finite_S.numpy()
         return StepResult(
             step_id=ticket.plan.step_id,
-            tokens=ticket.tokens_S.numpy().astype(np.int32)[:, None],
+            tokens=sampled.tokens_S.numpy().astype(np.int32)[:, None],
             n_valid=finite.astype(np.int32),
             nonfinite=~finite,
-            logprobs={} if picked is None else picked.to_host(),
-            device_start_s=ticket.start_s,
+            logprobs={} if sampled.logprobs is None else sampled.logprobs.to_host(),
+            device_start_s=ticket.start_s if ticket.done is None else math.nan,
             device_end_s=ticket.end_s,
         )
 
@@ -210,7 +233,8 @@ class EagerRunner:
 
     def warm_up(self) -> None:
         """Run a prefill and a decode of one sequence, so that no request pays for first calls."""
-        for step in _warm_up_plans(min(64, self._spec.max_model_len - 1)):
+        num_tokens = min(64, self._spec.max_model_len - 1)
+        for step in _warm_up_plans(num_tokens) if num_tokens > 0 else ():
             self.result(self.sample(self.forward(step)))
 
     def _tokens(self, plan: StepPlan) -> Tensor:
@@ -234,12 +258,12 @@ class EagerRunner:
         return tokens_T
 
     def _upload(self, array: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return upload(array, self._device)
 
-    @staticmethod
-    def _to_pinned(tensor: Tensor) -> Tensor:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
+
+def _to_pinned(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def _warm_up_plans(num_tokens: int) -> tuple[StepPlan, StepPlan]:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.compute.kernels.upload import upload
+
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
@@ -28,7 +30,7 @@ row's outcome does not change with the batch it is in."""
 def cut_top_k(logits_RV: Tensor, top_k: Int64Array) -> None:
     """Set all but the k largest of each row to minus infinity; k is at least 1."""
     k_most = min(int(top_k.max()), logits_RV.shape[1])
-    index = torch.from_numpy(np.minimum(top_k, k_most) - 1).to(logits_RV.device)[:, None]
+    index = upload(np.minimum(top_k, k_most) - 1, logits_RV.device)[:, None]
     threshold = logits_RV.topk(k_most, dim=-1).values.gather(1, index)
     logits_RV.masked_fill_(logits_RV < threshold, -torch.inf)
 
@@ -39,7 +41,7 @@ def cut_top_p(logits_RV: Tensor, top_p: Float64Array) -> None:
     Rows have their maximum at 0.
     """
     vocab_size = logits_RV.shape[1]
-    limit = torch.from_numpy(top_p).to(logits_RV.device)[:, None]
+    limit = upload(top_p, logits_RV.device)[:, None]
     limit = limit * _mass(logits_RV).sum(dim=-1, keepdim=True).double()
     # where asking the device stalls it, ask nothing and take all candidates at once
     candidates = FIRST_CANDIDATES if logits_RV.device.type == "cpu" else vocab_size
@@ -60,7 +62,7 @@ def cut_top_p(logits_RV: Tensor, top_p: Float64Array) -> None:
 def cut_min_p(logits_RV: Tensor, min_p: Float64Array) -> None:
     """Keep ids at least min_p times as likely as the likeliest; rows have their maximum at 0."""
     floors = np.array([math.log(p) if p > 0 else -math.inf for p in min_p], dtype=np.float32)
-    threshold = torch.from_numpy(floors).to(logits_RV.device)[:, None]
+    threshold = upload(floors, logits_RV.device)[:, None]
     logits_RV.masked_fill_(logits_RV < threshold, -torch.inf)
 
 

@@ -5,13 +5,14 @@ Shape legend: L rows that ask, V vocabulary, N largest number asked for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
+from services.compute.kernels.upload import upload
 from services.compute.step import TokenLogprobs
 
 Int64Array = npt.NDArray[np.int64]
@@ -31,13 +32,13 @@ class RawLogprobs:
         samples = np.nonzero(num_logprobs >= 0)[0]
         if not len(samples):
             return None
-        index = torch.from_numpy(samples).to(logits_SV.device)
+        index = upload(samples, logits_SV.device)
         logprobs_LV = logits_SV.index_select(0, index).log_softmax(dim=-1)
         return RawLogprobs(samples, num_logprobs[samples], logprobs_LV)
 
     def pick(self, tokens_S: Tensor) -> PickedLogprobs:
         """Those of the drawn tokens and of the most likely, still on the device."""
-        index = torch.from_numpy(self.samples).to(tokens_S.device)
+        index = upload(self.samples, tokens_S.device)
         chosen_L = self.logprobs_LV.gather(1, tokens_S.index_select(0, index)[:, None])[:, 0]
         top = self.logprobs_LV.topk(int(self.wanted.max()), dim=-1)
         return PickedLogprobs(self.samples, self.wanted, chosen_L, top.indices, top.values)
@@ -53,8 +54,18 @@ class PickedLogprobs:
     top_ids_LN: Tensor
     top_logprobs_LN: Tensor
 
+    def copied_by(self, copy: Callable[[Tensor], Tensor]) -> PickedLogprobs:
+        """The same, its tensors on the host once the copies are done."""
+        return PickedLogprobs(
+            self.samples,
+            self.wanted,
+            copy(self.chosen_L),
+            copy(self.top_ids_LN),
+            copy(self.top_logprobs_LN),
+        )
+
     def to_host(self) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """By sample; waits for the device."""
+        """By sample; waits for the device unless the tensors are copies on the host."""
         rows = zip(
             self.samples.tolist(),
             self.wanted.tolist(),

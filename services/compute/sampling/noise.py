@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.compute.kernels.upload import upload
 from services.compute.sampling.philox import MASK, Words, philox4x32
 
 Int64Array = npt.NDArray[np.int64]
@@ -37,7 +38,7 @@ def coordinates(
     64-bit key. 32 bits a word reach down to probabilities of 2^-33.
     """
     words = np.stack((indices, choices, seeds, seeds >> 32)) & MASK
-    return torch.from_numpy(words).to(device, non_blocking=True)
+    return upload(words, device)
 
 
 def gumbel_noise(where_4R: Tensor, vocab_size: int) -> Tensor:

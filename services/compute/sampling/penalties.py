@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.compute.kernels.upload import upload
+
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
@@ -36,9 +38,9 @@ class PenaltyRows:
         if row is None:
             row = self._row_by_slot[slot] = self._take_row()
         counts = np.bincount(self._known(output_ids), minlength=self._vocab_size)
-        self._counts_CV[row] = torch.from_numpy(counts.astype(np.int32)).to(self._device)
+        self._counts_CV[row] = upload(counts.astype(np.int32), self._device)
         self._prompt_CV[row] = False
-        self._prompt_CV[row, torch.from_numpy(self._known(prompt_ids)).to(self._device)] = True
+        self._prompt_CV[row, upload(self._known(prompt_ids), self._device)] = True
 
     def release(self, slot: int) -> None:
         """The slot goes to a sequence without penalties."""
@@ -61,7 +63,7 @@ class PenaltyRows:
         Repetition looks at prompt and output, the other two at the output only, as in vLLM.
         """
         presence, frequency, repetition = (
-            torch.from_numpy(values).to(self._device)[:, None] for values in settings
+            upload(values, self._device)[:, None] for values in settings
         )
         counts_RV = self._counts_CV.index_select(0, rows)
         said_RV = counts_RV > 0

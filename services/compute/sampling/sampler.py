@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.compute.kernels.upload import upload
 from services.compute.sampling.cuts import cut_min_p, cut_top_k, cut_top_p
 from services.compute.sampling.logprobs import PickedLogprobs, RawLogprobs
 from services.compute.sampling.noise import coordinates, draw_everywhere, draw_where_it_counts
@@ -35,6 +36,11 @@ class Sampled:
     tokens_S: Tensor  # int64
     finite_S: Tensor  # bool
     logprobs: PickedLogprobs | None
+
+    def copied_by(self, copy: Callable[[Tensor], Tensor]) -> Sampled:
+        """The same on the host, once the copies are done."""
+        logprobs = None if self.logprobs is None else self.logprobs.copied_by(copy)
+        return Sampled(copy(self.tokens_S), copy(self.finite_S), logprobs)
 
 
 class Sampler:
@@ -97,7 +103,7 @@ class Sampler:
         if not len(samples):
             return
         where = self._pairs(samples, [self._slots.stop_ids[slot] for slot in slots[samples]])
-        logits_SV.index_put_(where, torch.tensor(-torch.inf, device=self._device))
+        logits_SV.index_put_(where, torch.full((), -torch.inf, device=self._device))
 
     def _draw(self, logits_SV: Tensor, slots: Int64Array, indices: Int64Array) -> Tensor:
         drawn = np.nonzero(self._slots.temperature[slots] > 0.0)[0]
@@ -148,4 +154,4 @@ class Sampler:
         )
 
     def _upload(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return upload(array, self._device)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError, ModelError
+from common.errors import ConfigError, FatalError, ModelError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
@@ -184,3 +184,25 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(
     our_error = (ticket.logits_SV[0] - exact).std() / scale
     their_error = (theirs - exact).std() / scale
     assert our_error < 1.6 * their_error
+
+
+def test_a_step_may_move_pages_and_compute_nothing(folder: Path) -> None:
+    hand = load(folder, swap_space=0.01)
+    sequence = hand.add(PROMPT)
+    hand.run(sequence, 5)
+    result = hand.step(swap_out=(sequence,))
+    assert result.tokens.shape == (0, 1)
+    assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+
+
+def test_an_error_of_the_device_ends_the_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand = load(folder)
+
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(hand.runner._model, "logits", fail)
+    with pytest.raises(FatalError, match="illegal memory access"):
+        hand.step((hand.add(PROMPT), 3))
