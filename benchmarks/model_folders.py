@@ -5,6 +5,8 @@ Small ones serve the system tests, larger ones the figures that need a model of 
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,8 @@ CHAT_TEMPLATE = (
     "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+SMALL_VOCABULARY = 512
+MAX_VOCABULARY = 4096  # what trains in seconds; a model may have more ids than that
 CORPUS = (
     "A train leaves the station in the morning and comes back in the evening.",
     "The capital of France is Paris, and the capital of Italy is Rome.",
@@ -30,7 +34,7 @@ CORPUS = (
 class ModelShape:
     """The sizes of a Llama-shaped model; the defaults compute a step in a millisecond or two."""
 
-    vocab_size: int = 512
+    vocab_size: int = SMALL_VOCABULARY
     hidden_size: int = 64
     intermediate_size: int = 160
     num_layers: int = 2
@@ -42,7 +46,7 @@ class ModelShape:
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE of up to this size; every text can be written in it."""
+    """Train a byte-level BPE of this size at most; every text can be written in it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,8 +56,19 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(_corpus(vocab_size), trainer)
     return tokenizer
+
+
+def _corpus(vocab_size: int) -> Iterator[str]:
+    """Yield sentences, and invented words where a vocabulary needs more than they have."""
+    yield from CORPUS
+    if vocab_size > SMALL_VOCABULARY:
+        dice = random.Random(7)
+        syllables = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
+        for _ in range(2 * vocab_size):
+            word = "".join(dice.choices(syllables, k=dice.randrange(2, 5)))
+            yield f"the {word} and {word.title()}"
 
 
 def save_folder(folder: Path, shape: ModelShape, *, with_weights: bool = True) -> Path:
@@ -78,7 +93,7 @@ def save_folder(folder: Path, shape: ModelShape, *, with_weights: bool = True) -
         architectures=["LlamaForCausalLM"],
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=make_tokenizer(min(shape.vocab_size, 512)),
+        tokenizer_object=make_tokenizer(min(shape.vocab_size, MAX_VOCABULARY)),
         bos_token=SPECIAL_TOKENS[BOS_ID],
         eos_token=SPECIAL_TOKENS[END_ID],
         pad_token=SPECIAL_TOKENS[END_ID],
