@@ -14,15 +14,20 @@ def int32_array(values: list[int]) -> Int32Array:
 
 
 class DecodeColumns:
-    """While the rows are the same list as in the step before, a step costs two additions of
-    arrays, whatever their length; what does not change is the same array in many plans."""
+    """Packs decode rows from arrays that are kept by slot, so that a step costs a few gathers
+    instead of a walk over its sequences.
+
+    While the rows are the same list as in the step before, as they are most of the time, even
+    their slots need no packing. Arrays may be shared by several plans: they are never written to.
+    """
 
     __slots__ = (
         "_device_tokens",
-        "_next_start",
+        "_epoch_of",
+        "_index_of",
         "_rows",
-        "_to_index",
-        "_used_in",
+        "_start_of",
+        "_step_of",
         "epoch",
         "index",
         "one",
@@ -33,44 +38,51 @@ class DecodeColumns:
         "tokens",
     )
 
-    def __init__(self) -> None:
-        none = int32_array([])
+    def __init__(self, num_slots: int) -> None:
         self._rows: list[Sequence] = []
-        self._used_in = -1  # the step in which these rows were used last
-        self._device_tokens = self._next_start = self._to_index = none
-        self.slot = self.epoch = self.one = self.row = none
+        self._start_of = np.zeros(num_slots, dtype=np.int32)  # the position that comes next
+        self._index_of = np.zeros(num_slots, dtype=np.int32)  # output index less position
+        self._epoch_of = np.zeros(num_slots, dtype=np.int32)
+        self._step_of = np.zeros(num_slots, dtype=np.int64)  # the last step with a row of it
+        none = int32_array([])
+        self.slot = self.epoch = self.one = self.row = self._device_tokens = none
         self.start = self.stop = self.index = self.tokens = none
 
+    def begin(self, sequence: Sequence, step_id: int) -> None:
+        """A sequence samples its first token in this step; from the next on it decodes."""
+        slot = sequence.slot
+        self._start_of[slot] = sequence.launched
+        self._index_of[slot] = 1 - sequence.prompt_len
+        self._epoch_of[slot] = sequence.epoch
+        self._step_of[slot] = step_id
+
     def advance(self, rows: list[Sequence], step_id: int, oldest_in_flight: int) -> None:
-        """Make the columns those of step `step_id`, for which `rows` count as launched."""
+        """Make the columns those of step `step_id`; steps before `oldest_in_flight` are taken."""
         if rows is not self._rows:
             self._set_rows(rows)
-        elif self._used_in < oldest_in_flight:
-            self.tokens = self._known_tokens()
-        else:
-            self.tokens = self._device_tokens
-        self.start = self._next_start
-        self.stop = self._next_start = self.start + 1
-        self.index = self.start + self._to_index
-        self._used_in = step_id
+        slot = self.slot
+        self.tokens = self._tokens(oldest_in_flight)
+        self.start = self._start_of[slot]
+        self.stop = self.start + 1
+        self.index = self.start + self._index_of[slot]
+        self._start_of[slot] = self.stop
+        self._step_of[slot] = step_id
 
     def _set_rows(self, rows: list[Sequence]) -> None:
         num_rows = len(rows)
         self._rows = rows
-        self.slot = int32_array([s.slot for s in rows])
-        self.epoch = int32_array([s.epoch for s in rows])
+        self.slot = int32_array([sequence.slot for sequence in rows])
+        self.epoch = self._epoch_of[self.slot]
         self.one = np.ones(num_rows, dtype=np.int32)
         self.row = np.arange(num_rows, dtype=np.int32)
-        self._next_start = int32_array([s.launched - 1 for s in rows])
-        self._to_index = int32_array([1 - s.prompt_len for s in rows])
         self._device_tokens = np.full(num_rows, DEVICE_TOKEN, dtype=np.int32)
-        self.tokens = self._known_tokens()
 
-    def _known_tokens(self) -> Int32Array:
-        """The rows' input tokens as far as the host has them; `launched` counts this step."""
-        return int32_array(
-            [
-                DEVICE_TOKEN if s.launched > s.prompt_len + len(s.outputs) else s.outputs[-1]
-                for s in self._rows
-            ]
-        )
+    def _tokens(self, oldest_in_flight: int) -> Int32Array:
+        """The input tokens of rows whose last step has been taken; others are on the device."""
+        known = self._step_of[self.slot] < oldest_in_flight
+        if not known.any():
+            return self._device_tokens
+        rows, tokens = self._rows, self._device_tokens.copy()
+        for row in np.flatnonzero(known).tolist():
+            tokens[row] = rows[row].outputs[-1]
+        return tokens

@@ -35,15 +35,15 @@ class EventLog:
         """A sequence has a new token, the last in its outputs; `ending` when that ends it."""
         self.events.append(
             SequenceEvent(
-                attempt=sequence.attempt,
-                detokenizer=sequence.detokenizer,
-                header=sequence.header,
-                first_index=len(sequence.outputs) - 1,
-                token_ids=(token,),
-                num_logprobs=sequence.params.num_logprobs,
-                logprobs=logprobs,
-                opened=not sequence.opened,
-                ending=ending,
+                sequence.attempt,
+                sequence.detokenizer,
+                sequence.header,
+                len(sequence.outputs) - 1,
+                (token,),
+                sequence.params.num_logprobs,
+                logprobs,
+                not sequence.opened,
+                ending,
             )
         )
         sequence.opened = True

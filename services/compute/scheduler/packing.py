@@ -56,10 +56,10 @@ class Packer:
 
     __slots__ = ("_columns", "_residents", "_transfers")
 
-    def __init__(self, residents: Residents, transfers: Transfers) -> None:
+    def __init__(self, residents: Residents, transfers: Transfers, num_slots: int) -> None:
         self._residents = residents
         self._transfers = transfers
-        self._columns = DecodeColumns()
+        self._columns = DecodeColumns(num_slots)
 
     def pack(self, draft: Draft, step_id: int, oldest_in_flight: int) -> LaunchedStep:
         """Make the plan of a draft; steps before `oldest_in_flight` have their results."""
@@ -95,6 +95,8 @@ class Packer:
         longer = [c for c in draft.chunks if not c.samples or c.stop - c.start > 1]
         chunks = [*single, *longer]
         sampled = [c for c in chunks if c.samples]
+        for chunk in sampled:
+            columns.begin(chunk.sequence, step_id)
         num_decodes = len(draft.decodes)
         sample_row = [row for row, c in enumerate(chunks, num_decodes) if c.samples]
         q_start = _joined(columns.start, [c.start for c in chunks])

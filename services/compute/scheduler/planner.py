@@ -79,12 +79,13 @@ class Planner:
         fenced = [s for s in residents.decoding if s.launched == s.fence]
         self._short_of_pages = False
         if fenced:
+            finished = {s for s in fenced if s.done_launching}
+            if finished:
+                residents.drop_launched_out(finished)
             fenced.sort(key=_by_order)
             for sequence in fenced:
-                if sequence.done_launching or sequence.slot < 0 or sequence in self._held:
-                    continue
-                self._make_room(sequence, step_id)
-            residents.drop_launched_out()
+                if sequence.slot >= 0 and sequence not in finished and sequence not in self._held:
+                    self._make_room(sequence, step_id)
         if self._held:
             return [s for s in residents.decoding if s not in self._held]
         return residents.decoding

@@ -88,9 +88,9 @@ class Residents:
         self._prefilling = [s for s in self.prefilling if s not in begun]
         self._decoding = [*self._decoding, *sequences]
 
-    def drop_launched_out(self) -> None:
-        """Plan no more rows for those whose last token is on its way."""
-        self._decoding = [s for s in self.decoding if not s.done_launching]
+    def drop_launched_out(self, sequences: set[Sequence]) -> None:
+        """Plan no more rows for these, whose last token is on its way."""
+        self._decoding = [s for s in self.decoding if s not in sequences]
 
     def youngest(self) -> Sequence:
         """The one to be preempted first: of the lowest priority, the latest to arrive."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
+from common.messages.tokens import EndReason
 from services.compute.kv.memory import KVMemory
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.admission import Admission
@@ -60,7 +62,7 @@ class ContinuousScheduler:
         self._planner = Planner(
             residents, waiting, self._admission, self._preemption, spec.max_step_tokens
         )
-        self._packer = Packer(residents, transfers)
+        self._packer = Packer(residents, transfers, num_slots)
         self._committer = Committer(residents, self._endings, log)
         door = Door(spec, page_tokens, settings.max_waiting)
         nursery = Nursery(memory, spec.eos_token_ids, settings.prefix_cache)
@@ -132,6 +134,12 @@ class ContinuousScheduler:
         """End all that is left with `moved`, so that routers take it elsewhere."""
         for sequence in list(self._attempts):
             self._endings.end(sequence, "moved")
+
+    def end_all(self, matches: Callable[[Request], bool], reason: EndReason, now_s: float) -> None:
+        """End every sequence of the requests that match."""
+        for sequence in list(self._attempts):
+            if matches(sequence.params.request):
+                self._endings.end(sequence, reason)
 
     def take_events(self) -> list[SequenceEvent]:
         """Hand over the events since the last call, in order."""

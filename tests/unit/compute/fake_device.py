@@ -24,6 +24,7 @@ from services.compute.step import (
 
 EOS = 1
 EMPTY = (-1, 0)  # (token, prefix hash) of a position that was never written
+DAMAGED = (-7, 0)  # what a broken step leaves behind: a row that reads it computes nonsense
 
 
 def make_spec(**changes: int) -> RunnerSpec:
@@ -47,8 +48,8 @@ def make_spec(**changes: int) -> RunnerSpec:
 
 
 def extend(prefix: int, token: int) -> int:
-    """The hash of a prefix with one more token."""
-    return hash((prefix, token))
+    """The hash of a prefix with one more token; nonsense (below zero) stays nonsense."""
+    return prefix if prefix < 0 else hash((prefix, token)) & (1 << 60) - 1
 
 
 def hash_of(tokens: list[int]) -> int:
@@ -115,8 +116,8 @@ class FakeDevice:
         self.num_swapped_out = 0
         self.last_step_id = -1
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Execute one plan."""
+    def run(self, plan: StepPlan, damaged: bool = False) -> StepResult:
+        """Execute one plan; a damaged step computes nonsense, which its result does not show."""
         assert plan.step_id > self.last_step_id, "plans are numbered in their order"
         self.last_step_id = plan.step_id
         self._transfer(plan)
@@ -127,7 +128,7 @@ class FakeDevice:
         for slot, index, page in zip(plan.page_slot, plan.page_index, plan.page_id, strict=True):
             self.slots[int(slot)].pages[int(index)] = int(page)
         self._check_shape(plan)
-        prefixes = self._forward(plan)
+        prefixes = self._forward(plan, damaged)
         return self._sample(plan, prefixes)
 
     def _transfer(self, plan: StepPlan) -> None:
@@ -153,7 +154,7 @@ class FakeDevice:
         for column in (plan.row_slot, plan.tokens, plan.q_start, plan.sample_index, plan.page_id):
             assert column.dtype == np.int32
 
-    def _forward(self, plan: StepPlan) -> list[int]:
+    def _forward(self, plan: StepPlan, damaged: bool) -> list[int]:
         """Write the rows' positions; return each row's prefix hash after its last token."""
         prefixes = []
         at = 0
@@ -162,7 +163,7 @@ class FakeDevice:
             slot = self.slots[int(plan.row_slot[row])]
             assert slot.delta.epoch == plan.row_epoch[row], "the row is of a former owner"
             start, length = int(plan.q_start[row]), int(plan.q_len[row])
-            prefix = self._read(slot, start)
+            prefix = DAMAGED[0] if damaged else self._read(slot, start)
             for position in range(start, start + length):
                 token = int(plan.tokens[at])
                 at += 1
@@ -173,7 +174,7 @@ class FakeDevice:
                 page = slot.pages[position // self.page_tokens]
                 offset = position % self.page_tokens
                 assert written.setdefault((page, offset), prefix) == prefix, "two rows, one place"
-                self.pages[page][offset] = (token, prefix)
+                self.pages[page][offset] = DAMAGED if prefix < 0 else (token, prefix)
             prefixes.append(prefix)
         return prefixes
 
@@ -183,6 +184,8 @@ class FakeDevice:
         for position in range(length):
             page = slot.pages[position // self.page_tokens]
             token, stored = self.pages[page][position % self.page_tokens]
+            if (token, stored) == DAMAGED:
+                return DAMAGED[0]
             prefix = extend(prefix, token)
             assert prefix == stored, f"position {position} holds another sequence's tokens"
         return prefix

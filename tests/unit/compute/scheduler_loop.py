@@ -78,7 +78,7 @@ class Stream:
             usage = event.ending.usage
             assert usage.prompt_tokens == len(self.request.prompt_ids)
             assert usage.completion_tokens == len(self.tokens)
-            assert 0 <= usage.cached_tokens < max(usage.prompt_tokens, 1)
+            assert 0 <= usage.cached_tokens <= usage.prompt_tokens
         else:
             assert event.token_ids
 

@@ -1,0 +1,145 @@
+"""The prefix tree and the tables that share pages through it."""
+
+from __future__ import annotations
+
+from services.compute.kv.memory import KVMemory
+from services.compute.kv.table import PageTable
+from tests.unit.compute.memory_check import check_memory
+
+PAGE_TOKENS = 2
+
+
+def key_of(text: str) -> object:
+    """The page keys of a text of two-letter pages."""
+    return lambda index: text[PAGE_TOKENS * index : PAGE_TOKENS * (index + 1)].encode()
+
+
+def written(memory: KVMemory, text: str, salt: str = "") -> PageTable:
+    """A table that has found, computed and published all of a text."""
+    table = PageTable(memory, salt)
+    key = key_of(text)
+    table.adopt(table.find(key, len(text) // PAGE_TOKENS))  # type: ignore[arg-type]
+    assert table.grow(len(text))
+    table.publish(key, len(text))  # type: ignore[arg-type]
+    return table
+
+
+def found(memory: KVMemory, text: str, salt: str = "") -> int:
+    """How many pages of a text the tree knows."""
+    return len(PageTable(memory, salt).find(key_of(text), len(text) // PAGE_TOKENS))  # type: ignore[arg-type]
+
+
+def test_only_full_pages_are_shared() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    table = written(memory, "abcde")
+    assert len(table.pages) == 3
+    assert len(table.nodes) == 2
+    assert found(memory, "abcde") == 2
+
+
+def test_pages_are_found_by_all_the_tokens_before_them() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    written(memory, "abcd")
+    assert found(memory, "abcdef") == 2
+    assert found(memory, "abxxcd") == 1
+    assert found(memory, "cd") == 0
+
+
+def test_salts_never_share_pages() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    written(memory, "abcd", salt="one")
+    assert found(memory, "abcd", salt="two") == 0
+    assert found(memory, "abcd") == 0
+    assert found(memory, "abcd", salt="one") == 2
+
+
+def test_two_tables_share_one_page_and_both_must_let_go_before_it_can_be_evicted() -> None:
+    memory = KVMemory(4, 0, PAGE_TOKENS)
+    first, second = written(memory, "abcd"), written(memory, "abcd")
+    assert first.pages == second.pages
+    assert memory.num_available == 2
+    first.release()
+    assert memory.num_available == 2
+    second.release()
+    assert memory.num_available == 4
+
+
+def test_a_page_computed_twice_is_kept_once() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    first, second = PageTable(memory, ""), PageTable(memory, "")
+    for table in (first, second):
+        table.grow(4)
+        table.num_sent = 2
+    assert set(first.pages).isdisjoint(second.pages)
+    key = key_of("abcd")
+    first.publish(key, 4)  # type: ignore[arg-type]
+    assert first.num_sent == 2
+    second.publish(key, 4)  # type: ignore[arg-type]
+    assert second.pages == first.pages
+    assert second.num_sent == 0, "the device must hear of the other pages"
+    assert memory.device.num_free == 6
+    check_memory(memory, [first, second])
+
+
+def test_the_least_recently_used_pages_go_first_and_leaves_before_what_they_hang_on() -> None:
+    memory = KVMemory(4, 0, PAGE_TOKENS)
+    old, new = written(memory, "abcd"), written(memory, "wxyz")
+    old.release()
+    new.release()
+    written(memory, "abcd").release()  # used again: now the other one is older
+    assert memory.take(1) is not None
+    assert (found(memory, "abcd"), found(memory, "wxyz")) == (2, 1)
+    assert memory.take(1) is not None
+    assert (found(memory, "abcd"), found(memory, "wxyz")) == (2, 0)
+
+
+def test_held_pages_are_never_evicted() -> None:
+    memory = KVMemory(2, 0, PAGE_TOKENS)
+    table = written(memory, "abcd")
+    assert memory.take(1) is None
+    assert found(memory, "abcd") == 2
+    table.release()
+    assert memory.take(2) is not None
+
+
+def test_an_untrusted_page_is_not_found_again_and_is_freed_by_its_last_holder() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    first, second = written(memory, "abcd"), written(memory, "abcdef")
+    first.distrust()
+    assert found(memory, "abcdef") == 0
+    check_memory(memory, [first, second])
+    first.release()
+    assert memory.device.num_free == 8 - 3
+    second.release()
+    assert memory.device.num_free == 8
+
+
+def test_nothing_is_published_below_an_untrusted_page() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    table = written(memory, "abcd")
+    table.distrust()
+    table.grow(6)
+    assert table.publish(key_of("abcdef"), 6) == []  # type: ignore[arg-type]
+    table.release()
+    assert memory.device.num_free == 8
+
+
+def test_flushing_forgets_everything_that_nobody_holds() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    written(memory, "abcd", salt="x").release()
+    held = written(memory, "ab")
+    assert memory.tree.flush() == 2
+    assert memory.device.num_free == 7
+    assert found(memory, "abcd", salt="x") == 0
+    assert found(memory, "ab") == 1
+    held.release()
+
+
+def test_a_table_that_cannot_grow_is_left_as_it_was() -> None:
+    memory = KVMemory(2, 0, PAGE_TOKENS)
+    table = PageTable(memory, "")
+    assert table.grow(3)
+    pages = list(table.pages)
+    assert not table.grow(5)
+    assert table.pages == pages
+    assert table.grow(4)

@@ -1,0 +1,240 @@
+"""Random histories of the whole scheduler: preempt, abort, chunk, fork, retry, fail, late EOS.
+
+The fake device checks every read; here it is checked that every attempt hears exactly what it
+would alone, ends exactly once, and that nothing is left over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from common.messages.address import AttemptId
+from common.messages.failure import Failure
+from services.compute.scheduler.protocol import Request
+from services.compute.scheduler.schools import School, make_policy
+from services.compute.scheduler.settings import SchedulerSettings
+from tests.unit.compute.fake_device import generate, make_spec
+from tests.unit.compute.memory_check import check_scheduler
+from tests.unit.compute.scheduler_loop import Loop, make_request
+
+BROKEN = Failure(500, "engine_step_failed", "The step failed.")
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "num_pages": st.sampled_from([10, 14, 20, 60]),
+        "num_host_pages": st.sampled_from([0, 6, 40]),
+        "max_num_seqs": st.sampled_from([2, 3, 8]),
+        "max_step_tokens": st.sampled_from([8, 12, 64]),
+        "max_prefill_tokens": st.sampled_from([3, 8, 64]),
+        "in_flight_steps": st.sampled_from([0, 1, 1, 2]),
+        "prefix_cache": st.sampled_from([0, 1, 1]),
+    }
+)
+wishes = st.fixed_dictionaries(
+    {
+        "shared": st.integers(0, 14),
+        "max_tokens": st.integers(1, 24),
+        "num_choices": st.sampled_from([1, 1, 1, 2, 3]),
+        "priority": st.sampled_from([0, 0, 0, 1, -1]),
+        "ignore_eos": st.booleans(),
+        "retry": st.sampled_from([0, 0, 0, 1, 5, 30]),
+    },
+    optional={
+        "presence_penalty": st.just(0.5),
+        "num_logprobs": st.sampled_from([0, 2]),
+        "min_tokens": st.integers(1, 6),
+        "stop_token_ids": st.just((3, 4)),
+        "cache_salt": st.just("tenant"),
+    },
+)
+
+
+class SchedulerHistory(RuleBasedStateMachine):
+    """One scheduler with one device, driven by chance."""
+
+    school: School = "decode_first"
+
+    @initialize(shape=shapes)
+    def start(self, shape: dict[str, int]) -> None:
+        spec = {k: v for k, v in shape.items() if k in ("num_pages", "num_host_pages")}
+        self.loop = Loop(
+            make_spec(
+                **spec,
+                max_num_seqs=shape["max_num_seqs"],
+                max_step_tokens=shape["max_step_tokens"],
+            ),
+            SchedulerSettings(
+                max_num_seqs=8,
+                max_waiting=24,
+                max_prefill_tokens=shape["max_prefill_tokens"],
+                in_flight_steps=shape["in_flight_steps"],
+                prefix_cache=bool(shape["prefix_cache"]),
+            ),
+            make_policy(self.school, 0.05),
+        )
+        self.counter = 0
+        self.damaged: set[int] = set()
+
+    @rule(own=st.lists(st.integers(0, 31), min_size=1, max_size=12), wish=wishes)
+    def add(self, own: list[int], wish: dict[str, Any]) -> None:
+        """Any kind of request; `shared` tokens of its prompt are common to many."""
+        wish = dict(wish)
+        prompt = (*range(2, 2 + wish.pop("shared")), *own)
+        retry = wish.pop("retry")
+        if retry:
+            first_try = make_request(self.counter, prompt, **wish)
+            outputs = generate(prompt, first_try.sampling, 0, retry)
+            wish.update(output_ids=tuple(outputs), num_choices=1)
+        self.hand_in(make_request(self.counter, prompt, **wish))
+
+    def hand_in(self, request: Request) -> None:
+        """Add a request under the next counters."""
+        self.loop.add(request)
+        self.counter += request.num_choices
+
+    @precondition(lambda self: self.loop.streams)
+    @rule(back=st.integers(1, 6))
+    def follow_up(self, back: int) -> None:
+        """The next turn of a conversation: all of an earlier one, and a little more."""
+        stream = self.loop.streams.get(self.counter - back)
+        if stream is not None and len(stream.tokens) < 40:
+            prompt = (*stream.request.prompt_ids, *stream.tokens, 2, 3)
+            salt = stream.request.cache_salt
+            self.hand_in(make_request(self.counter, prompt, 6, cache_salt=salt))
+
+    @precondition(lambda self: self.loop.streams)
+    @rule(back=st.integers(1, 6))
+    def repeat(self, back: int) -> None:
+        """The same again: it computes the same pages, perhaps at the same time."""
+        stream = self.loop.streams.get(self.counter - back)
+        if stream is not None:
+            attempt = AttemptId("router", self.counter)
+            self.hand_in(replace(stream.request, attempt=attempt))
+
+    @rule(
+        lengths=st.lists(st.tuples(st.integers(1, 18), st.integers(6, 20)), min_size=3, max_size=7),
+        shared=st.sampled_from([0, 4, 9]),
+    )
+    def rush(self, lengths: list[tuple[int, int]], shared: int) -> None:
+        """Several long requests at once: pages will be short."""
+        for num_prompt, max_tokens in lengths:
+            own = ((7 * self.counter + position) % 32 for position in range(num_prompt))
+            prompt = (*range(2, 2 + shared), *own)
+            self.loop.add(make_request(self.counter, prompt, max_tokens))
+            self.counter += 1
+
+    @rule(back=st.integers(1, 12), chance=st.integers(0, 1))
+    def abort(self, back: int, chance: int) -> None:
+        if chance:
+            return
+        counter = self.counter - back
+        was_open = counter in self.loop.scheduler.open_attempts("router")
+        assert self.loop.abort(counter) is was_open
+        assert self.loop.abort(counter) is False
+
+    @rule(chance=st.integers(0, 3))
+    def abort_before_it_comes(self, chance: int) -> None:
+        if chance:
+            return
+        assert self.loop.abort(self.counter) is False
+
+    @rule(damaged=st.sampled_from([False, False, False, True]))
+    def launch(self, damaged: bool) -> bool:
+        plan = self.loop.scheduler.plan(self.loop.now_s)
+        if plan is not None:
+            result = self.loop.device.run(plan, damaged)
+            self.loop.in_flight.append((plan, result))
+            if damaged:
+                self.damaged.add(plan.step_id)
+        return plan is not None
+
+    @rule(ran=st.booleans(), chance=st.integers(0, 3))
+    def launch_breaks(self, ran: bool, chance: int) -> None:
+        if chance:
+            return
+        plan = self.loop.scheduler.plan(self.loop.now_s)
+        if plan is not None:
+            if ran:
+                self.loop.device.run(plan, damaged=True)
+            self.loop.scheduler.fail_step(plan, BROKEN, self.loop.now_s)
+
+    @precondition(lambda self: self.loop.in_flight)
+    @rule()
+    def collect(self) -> None:
+        if self.loop.in_flight[0][0].step_id in self.damaged:
+            plan, _ = self.loop.in_flight.popleft()
+            self.loop.scheduler.fail_step(plan, BROKEN, self.loop.now_s)
+        else:
+            self.loop.collect()
+
+    @rule(turns=st.integers(1, 12), damaged=st.integers(0, 80))
+    def turn(self, turns: int, damaged: int) -> None:
+        """Turns as the engine takes them; in few of them a step is damaged."""
+        depth = self.loop.settings.in_flight_steps
+        for number in range(turns):
+            launched = self.launch(damaged=number == damaged)
+            if len(self.loop.in_flight) > depth or (self.loop.in_flight and not launched):
+                self.collect()
+
+    @rule(chance=st.integers(0, 7))
+    def logits_become_nonfinite(self, chance: int) -> None:
+        if chance:
+            return
+        self.loop.device.nonfinite_seeds.add(self.counter - 1)
+
+    @rule(seconds=st.sampled_from([0.01, 0.1, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.loop.now_s += seconds
+
+    @rule(chance=st.integers(0, 15))
+    def everything_moves(self, chance: int) -> None:
+        if not chance:
+            self.loop.scheduler.move_all(self.loop.now_s)
+            assert not self.loop.scheduler.has_work()
+
+    @invariant()
+    def nothing_is_lost_or_owned_twice(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.hear()
+            check_scheduler(self.loop.scheduler)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        while self.loop.in_flight:
+            self.collect()
+        self.loop.run()
+        self.loop.check_finished()
+        check_scheduler(self.loop.scheduler)
+        self.loop.scheduler.flush_prefix_cache()
+        memory = self.loop.scheduler._memory
+        assert memory.device.num_free == memory.device.num_pages
+        assert memory.host.num_free == memory.host.num_pages
+
+
+@pytest.mark.parametrize("school", ["decode_first", "prefill_first", "static_batch"])
+def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(school: School) -> None:
+    machine = type("History", (SchedulerHistory,), {"school": school})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
