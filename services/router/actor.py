@@ -67,6 +67,7 @@ class RouterActor:
                 )
             ),
             settings.query_timeout_s,
+            settings.max_in_flight,
             self._clock,
         )
         limits = SlowClientLimits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.messages.failure import Failure
-from services.router.errors import ApiError
+from services.router.errors import FULL, ApiError
 
 MAX_CLIENTS = 10_000  # clients remembered; those that are idle are forgotten first
 
@@ -65,9 +65,7 @@ class Admission:
         tokens = min(tokens, limits.max_in_flight_tokens)
         full = self.num_requests >= limits.max_in_flight
         if full or self.num_tokens + tokens > limits.max_in_flight_tokens:
-            raise ApiError(
-                Failure(503, "overloaded", "the server is full; try again later", None, True), 1.0
-            )
+            raise ApiError(FULL, 1.0)
         if limits.requests_per_s_per_client:
             known.level -= 1.0
         known.in_flight += 1

@@ -15,8 +15,8 @@ MAX_TOOLS = 128
 def pack_messages(messages: Any) -> bytes:
     """Check a conversation and pack it for the chat template.
 
-    Text parts are joined by newlines, because templates of text models expect a string, and
-    `developer` becomes `system`, its older name, which is the one that templates know.
+    Text parts stay parts: the tokenizer knows what its template renders. `developer` becomes
+    `system`, its older name, which is the one that templates know.
     """
     if not isinstance(messages, list):
         raise bad_field("messages", f"should be an array of messages (it is {shown(messages)})")
@@ -79,7 +79,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         if role != "assistant" or not (calls or message.get("function_call")):
             raise _content_error(where, "is required", "missing_required_parameter")
     elif isinstance(content, list):
-        result["content"] = _joined(content, f"{where}.content")
+        _check_parts(content, f"{where}.content")
     elif not isinstance(content, str):
         raise _content_error(
             where, f"should be a string or an array of text parts (it is {shown(content)})"
@@ -87,8 +87,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return result
 
 
-def _joined(parts: list[Any], where: str) -> str:
-    texts = []
+def _check_parts(parts: list[Any], where: str) -> None:
     for at, part in enumerate(parts):
         if not isinstance(part, dict):
             raise bad_field(f"{where}[{at}]", f"should be an object (it is {shown(part)})")
@@ -102,8 +101,6 @@ def _joined(parts: list[Any], where: str) -> str:
         text = part.get(kind)
         if not isinstance(text, str):
             raise bad_field(f"{where}[{at}].{kind}", f"should be a string (it is {shown(text)})")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def _content_error(where: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -14,7 +14,7 @@ from common.errors import LinkError, MessageTooLarge
 from common.link.mail import Mail
 from common.messages.address import AttemptId
 from common.messages.arrays import int32s
-from common.messages.control import Abort, AbortReason
+from common.messages.control import Abort, AbortReason, ModelCard
 from common.messages.failure import Failure
 from common.messages.sampling import SamplingParams
 from common.messages.text import Detokenized, Tokenized
@@ -48,11 +48,12 @@ class Dispatch:
         fleet: Fleet,
         admission: Admission,
         query_timeout_s: float,
+        max_queries: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fleet = fleet
         self.inflight = InFlight()
-        self.queries = Queries()
+        self.queries = Queries(max_queries)
         self.draining = False
         self.num_handlers = 0  # HTTP requests being answered
         self._mail = mail
@@ -79,7 +80,8 @@ class Dispatch:
             raise ApiError(DRAINING, 1.0)
         groups = self.fleet.groups()
         if not model and groups:
-            model = groups[0].card.name
+            complete = [group for group in groups if not group.missing]
+            model = (complete or groups)[0].card.name
         group = self.fleet.group(model)
         if group is None and groups:
             message = f"the model {model[:100]!r} does not exist; /v1/models lists those that do"
@@ -93,6 +95,7 @@ class Dispatch:
     def admit(self, client: str, job: Job, group: Group) -> Ticket:
         """Check a job against the model and the bounds; ApiError 400, 429 or 503."""
         _check_vocabulary(job, group.card.vocab_size)
+        _check_max_tokens(job, group.card)
         cost = job.cost_tokens(group.card.max_model_len)
         return self.admission.admit(client, cost, self._clock())
 
@@ -160,6 +163,7 @@ class Dispatch:
         self, group: Group, prompt: PromptSource, field: str, with_strings: bool
     ) -> Tokenized:
         """Ask a tokenizer for the ids of a prompt."""
+        self.queries.check_room()
         worker = self.fleet.place(group, "tokenizer", self._clock())
         query = self._query_id()
         message = TokenizeQuery(query, self._mail.address, prompt, field, with_strings)
@@ -175,6 +179,7 @@ class Dispatch:
     async def detokenize(self, group: Group, ids: IdsPrompt, field: str) -> str:
         """Ask a detokenizer for the text of ids."""
         check_ids(list(ids.ids), field, group.card.vocab_size or 1 << 31)
+        self.queries.check_room()
         worker = self.fleet.place(group, "detokenizer", self._clock())
         query = self._query_id()
         message = DetokenizeQuery(query, self._mail.address, ids.ids)
@@ -229,6 +234,14 @@ def _check_vocabulary(job: Job, vocab_size: int) -> None:
     for token_id, _ in job.sampling.logit_bias:
         if token_id >= vocab_size:
             raise bad_field("logit_bias", f"{token_id} is no token id; there are {vocab_size}")
+
+
+def _check_max_tokens(job: Job, card: ModelCard) -> None:
+    """Refuse a limit that no prompt, however short, leaves room for (0: the model sets none)."""
+    most = card.max_output_length or max(0, card.max_model_len - 1)
+    if 0 < most < job.sampling.max_tokens:
+        field = job.max_tokens_field
+        raise bad_field(field, f"may be {most} at most (it is {job.sampling.max_tokens})")
 
 
 def _unsendable(error: LinkError, field: str) -> ApiError:

@@ -9,6 +9,8 @@ from pydantic import ValidationError
 
 from common.messages.failure import Failure
 
+FULL = Failure(503, "overloaded", "the server is full; try again later", None, True)
+
 MAX_LISTED_ERRORS = 3
 MAX_INPUT_CHARACTERS = 60
 

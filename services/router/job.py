@@ -15,7 +15,8 @@ MAX_ALL_CHOICES = 1024  # prompts x n of one call
 class Job:
     """What to generate: every prompt, `num_choices` times over.
 
-    `prompt_field` is the request field the prompts came from. A `sampling.seed` counts only where
+    `prompt_field` is the request field the prompts came from, `max_tokens_field` the name under
+    which the client gave its limit. A `sampling.seed` counts only where
     `has_seed`; else each prompt is given one at admission.
     """
 
@@ -28,6 +29,7 @@ class Job:
     num_choices: int = 1
     priority: int = 0
     cache_salt: str = ""
+    max_tokens_field: str = "max_tokens"
 
     @property
     def num_all_choices(self) -> int:

@@ -91,9 +91,9 @@ def request_id_of(given: str) -> str:
 def error_response(error: ApiError) -> web.Response:
     """Build the response that a refused request gets."""
     failure = error.failure
-    response = web.Response(
-        status=failure.status, body=error_body(failure), content_type="application/json"
-    )
+    status = failure.status if 400 <= failure.status <= 599 else 500
+    body = error_body(failure)
+    response = web.Response(status=status, body=body, content_type="application/json")
     retry_after_s = error.retry_after_s
     if retry_after_s is None and failure.retryable and failure.status in (429, 503):
         retry_after_s = 1.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.messages.failure import Failure
 from common.messages.text import Detokenized, Tokenized
-from services.router.errors import ApiError
+from services.router.errors import FULL, ApiError
 from services.router.inflight import WORKER_LOST
 
 _NOBODY: tuple[str, None] = ("", None)
@@ -16,7 +16,8 @@ _NOBODY: tuple[str, None] = ("", None)
 class Queries:
     """The table of open questions, by counter; what nobody waits for any more is not in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
         self._open: dict[int, tuple[str, asyncio.Future[Any]]] = {}
 
     def __len__(self) -> int:
@@ -24,6 +25,11 @@ class Queries:
 
     def __contains__(self, counter: int) -> bool:
         return counter in self._open
+
+    def check_room(self) -> None:
+        """Raise ApiError 503 while no further question may be asked."""
+        if len(self._open) >= self._max_open:
+            raise ApiError(FULL, 1.0)
 
     async def answer(self, counter: int, worker: str, timeout_s: float) -> Any:
         """Wait for the answer of a worker (an incarnation); ApiError when it fails or is late."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
+import structlog
 from aiohttp import web
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
@@ -19,11 +21,13 @@ from services.router.middleware import REQUEST_ID
 class RequestSpan:
     """Opens at the request, closes with the answer, and joins the trace that the client is in."""
 
-    __slots__ = ("_operation", "_span", "_started_at_s")
+    __slots__ = ("_log", "_operation", "_outcome", "_span", "_started_at_s")
 
     def __init__(self, operation: str, request: web.Request) -> None:
         self._operation = operation
         self._started_at_s = time.monotonic()
+        self._log = structlog.get_logger().bind(operation=operation, request_id=request[REQUEST_ID])
+        self._outcome: dict[str, Any] = {}
         context = trace.context_from(request.headers.get("traceparent", ""))
         self._span: Span = trace.tracer().start_span(
             operation,
@@ -78,6 +82,9 @@ class RequestSpan:
         """Note what came of it."""
         if failure is not None:
             self._failed(failure)
+        self._outcome.update(
+            prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        )
         if self._span.is_recording():
             self._span.set_attributes(
                 {
@@ -98,15 +105,21 @@ class RequestSpan:
         error: BaseException | None,
         _: TracebackType | None,
     ) -> None:
+        seconds = round(time.monotonic() - self._started_at_s, 4)
         if isinstance(error, ApiError):
             self._failed(error.failure)
             self._span.set_attribute(names.HTTP_STATUS, error.failure.status)
         elif kind is not None:
+            self._outcome["error"] = kind.__name__
             self._span.set_attribute(names.ERROR_TYPE, kind.__name__)
             self._span.set_status(Status(StatusCode.ERROR, kind.__name__))
         self._span.end()
+        # Refusals come in floods when the server is full; only what broke here is news.
+        say = self._log.warning if self._outcome.get("status") == 500 else self._log.debug
+        say("request ended", seconds=seconds, **self._outcome)
 
     def _failed(self, failure: Failure) -> None:
+        self._outcome.update(status=failure.status, error=failure.code)
         self._span.set_attribute(names.ERROR_TYPE, failure.code)
         if failure.status >= 500:
             self._span.set_status(Status(StatusCode.ERROR, failure.message))

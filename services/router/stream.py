@@ -10,6 +10,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
+
 from common.messages.failure import Failure, Usage
 from common.messages.text import TextEnded, TokenLogprob
 from services.router.sse import DONE, EventFormat, EventTemplate, error_event
@@ -160,7 +162,7 @@ class Stream:
         if transport is None or self.dropped or self.done.done() or transport.is_closing():
             return True  # not attached yet: `attach` will come back
         if transport.get_write_buffer_size() > limits.buffer_bytes:
-            return self._lag(transport, now_s, limits)
+            return self._lag(now_s, limits)
         self._lagging_since_s = -1.0
         data = self._rendered()
         if data:
@@ -169,13 +171,18 @@ class Stream:
             self.done.set_result(self._failure)
         return True
 
-    def _lag(self, transport: Transport, now_s: float, limits: SlowClientLimits) -> bool:
+    def drop(self) -> None:
+        """Cut the client off: its handler is cancelled and closes the request."""
+        self.dropped = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _lag(self, now_s: float, limits: SlowClientLimits) -> bool:
         if self._lagging_since_s < 0:
             self._lagging_since_s = now_s
         held = sum(len(slot.text) + LOGPROB_BYTES * len(slot.logprobs) for slot in self._slots)
         if held > limits.max_bytes or now_s - self._lagging_since_s > limits.timeout_s:
-            self.dropped = True
-            transport.abort()  # its handler is cancelled and closes the request
+            self.drop()
             return True
         return False
 
@@ -217,6 +224,7 @@ class Flushes:
         self.loop = loop
         self._limits = limits
         self._now_s = now_s
+        self._log = structlog.get_logger()
         self._scheduled: list[Stream] = []
         self._lagging: set[Stream] = set()
 
@@ -240,5 +248,9 @@ class Flushes:
         streams, self._scheduled = self._scheduled, []
         for stream in streams:
             stream.is_scheduled = False
-            if not stream.flush(self._now_s, self._limits):
-                self._lagging.add(stream)
+            try:
+                if not stream.flush(self._now_s, self._limits):
+                    self._lagging.add(stream)
+            except Exception as error:  # one broken stream must not cost the others their text
+                self._log.error("stream failed", exc_info=error)
+                stream.drop()

@@ -398,6 +398,23 @@ async def test_wrong_paths_and_methods_answer_in_the_same_shape() -> None:
             assert _error(await response.read())["code"] == "method_not_allowed"
 
 
+async def test_more_tokens_than_the_model_can_make_are_refused_by_the_name_given() -> None:
+    async with running_router() as ring:
+        for field in ("max_tokens", "max_completion_tokens"):
+            async with ring.post(CHAT, chat(**{field: 512})) as response:
+                assert response.status == 400
+                assert _error(await response.read())["param"] == field
+        async with ring.post(CHAT, chat(max_tokens=511)) as response:
+            assert response.status == 200
+
+
+async def test_a_stage_cannot_answer_with_a_status_that_is_no_error() -> None:
+    async with running_router() as ring:
+        task = await _waiting(ring, chat())
+        ring.refuse(ring.workers["tokenizer"].of(Tokenize)[-1], Failure(200, "odd", "odd"))
+        assert (await task)[0] == 500
+
+
 async def test_prompt_ids_outside_the_vocabulary_are_named() -> None:
     async with running_router() as ring:
         body = {"model": "demo", "prompt": [[1, 2], [3, 1000]]}
@@ -658,6 +675,26 @@ async def test_a_question_to_a_dead_worker_fails() -> None:
         ring.actor.peer_lost(ring.workers["tokenizer"].mail.address)
         assert await task == 503
         await ring.until(ring.is_empty)
+
+
+async def test_questions_are_bounded() -> None:
+    async with running_router(max_in_flight=1) as ring:
+        ring.script = None
+        task = asyncio.ensure_future(ring.post("/tokenize", {"prompt": "a"}).__aenter__())
+        await ring.until(lambda: len(ring.workers["tokenizer"].got) > 1)
+        async with ring.post("/detokenize", {"tokens": [1]}) as response:
+            assert response.status == 503
+        task.cancel()
+        await ring.until(ring.is_empty)
+
+
+async def test_a_question_that_nobody_answers_in_time_is_a_503() -> None:
+    async with running_router(query_timeout_s=0.01) as ring:
+        ring.script = None
+        async with ring.post("/tokenize", {"prompt": "a"}) as response:
+            assert response.status == 503
+            assert _error(await response.read())["code"] == "timeout"
+        assert ring.is_empty()
 
 
 async def test_a_question_whose_client_leaves_is_forgotten() -> None:

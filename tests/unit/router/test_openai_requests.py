@@ -86,12 +86,12 @@ def test_stop_is_a_string_or_several() -> None:
     assert more == StreamSettings((), True, False)
 
 
-def test_text_parts_are_joined_and_developers_become_the_system() -> None:
+def test_text_parts_stay_parts_and_developers_become_the_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]
     assert json.loads(_prompt(messages=messages).messages_json) == [
         {"role": "system", "content": "Be brief"},
-        {"role": "user", "content": "a\nb"},
+        {"role": "user", "content": parts},
     ]
 
 
