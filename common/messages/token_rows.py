@@ -5,7 +5,9 @@ The columns are for the wire; everybody else thinks in rows, one per attempt.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from common.messages.address import AttemptId
@@ -208,56 +210,126 @@ def _logprobs(
     )
 
 
+class _Slot:
+    """One row while messages are merged, in columns of its own."""
+
+    __slots__ = (
+        "chosen",
+        "counter",
+        "ended",
+        "first_index",
+        "header",
+        "num_top",
+        "router",
+        "token_ids",
+        "top_ids",
+        "top_logprobs",
+    )
+
+    router: str
+    counter: int
+    first_index: int
+    token_ids: array[int]
+    num_top: int
+    chosen: array[float]
+    top_ids: array[int]
+    top_logprobs: array[float]
+    header: bytes | None
+    ended: StreamEnded | None
+
+    def absorb(self, later: _Slot) -> bool:
+        """Take a later row of the same attempt in, if it follows on."""
+        contiguous = self.first_index + len(self.token_ids) == later.first_index
+        if self.ended is not None or later.header is not None or not contiguous:
+            return False
+        if later.token_ids:
+            if self.token_ids and self.num_top != later.num_top:
+                return False
+            self.num_top = later.num_top
+            self.token_ids.extend(later.token_ids)
+            self.chosen.extend(later.chosen)
+            self.top_ids.extend(later.top_ids)
+            self.top_logprobs.extend(later.top_logprobs)
+        self.ended = later.ended
+        return True
+
+
 def merged(earlier: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
     """Say in one message what two said: contiguous rows of one attempt become one row.
 
     Rows that do not follow on (a gap is the receiver's to judge) stay apart, in order.
     """
-    out: list[TokenRow] = []
-    last: dict[AttemptId, int] = {}
-    for message in (earlier, later):
-        for row in rows(message):
-            at = last.get(row.attempt)
-            joined = None if at is None else _joined(out[at], row)
-            if joined is None or at is None:
-                last[row.attempt] = len(out)
-                out.append(row)
-            else:
-                out[at] = joined
-    builder = TokenRows(later.step_id)
-    for row in out:
-        prompt = (row.prompt_tokens, row.cached_tokens)
-        builder.add(row.attempt, row.first_index, row.token_ids, row.logprobs, row.header, prompt)
-        if (end := row.ended) is not None:
-            builder.end(end.header, end.reason, end.usage, end.stop_token_id, end.failure)
-    return builder.build()
-
-
-def _joined(row: TokenRow, later: TokenRow) -> TokenRow | None:
-    contiguous = row.first_index + len(row.token_ids) == later.first_index
-    if row.ended is not None or later.header is not None or not contiguous:
-        return None
-    if not later.token_ids:
-        return row._replace(ended=later.ended)
-    if not row.token_ids:
-        prompt = (row.prompt_tokens, row.cached_tokens)
-        return later._replace(header=row.header, prompt_tokens=prompt[0], cached_tokens=prompt[1])
-    if _num_top(row) != _num_top(later):
-        return None
-    return TokenRow(
-        row.attempt,
-        row.first_index,
-        row.token_ids + later.token_ids,
-        None if row.logprobs is None else row.logprobs + (later.logprobs or ()),
-        row.header,
-        later.ended,
-        row.prompt_tokens,
-        row.cached_tokens,
+    slots = []
+    last: dict[tuple[str, int], _Slot] = {}
+    for slot in (*_slots(earlier), *_slots(later)):
+        attempt = (slot.router, slot.counter)
+        before = last.get(attempt)
+        if before is None or not before.absorb(slot):
+            last[attempt] = slot
+            slots.append(slot)
+    routers: dict[str, int] = {}
+    message = TokensGenerated(
+        step_id=later.step_id,
+        router_index=int32s([routers.setdefault(slot.router, len(routers)) for slot in slots]),
+        routers=tuple(routers),
+        counters=int64s([slot.counter for slot in slots]),
+        first_index=int32s([slot.first_index for slot in slots]),
+        num_tokens=int32s([len(slot.token_ids) for slot in slots]),
+        token_ids=int32s(),
+        num_top=int32s([slot.num_top for slot in slots]),
+        chosen_logprobs=float32s(),
+        top_ids=int32s(),
+        top_logprobs=float32s(),
+        opened=tuple(
+            StreamOpened(row, slot.header)
+            for row, slot in enumerate(slots)
+            if slot.header is not None
+        ),
+        ended=tuple(
+            replace(slot.ended, row=row) for row, slot in enumerate(slots) if slot.ended is not None
+        ),
     )
+    for slot in slots:
+        message.token_ids.extend(slot.token_ids)
+        if slot.num_top >= 0:
+            message.chosen_logprobs.extend(slot.chosen)
+            message.top_ids.extend(slot.top_ids)
+            message.top_logprobs.extend(slot.top_logprobs)
+    return message
 
 
-def _num_top(row: TokenRow) -> int:
-    return -1 if row.logprobs is None else len(row.logprobs[0].top_ids)
+def _slots(message: TokensGenerated) -> list[_Slot]:
+    headers = {opened.row: opened.header for opened in message.opened}
+    endings = {ended.row: ended for ended in message.ended}
+    columns = zip(
+        message.router_index,
+        message.counters,
+        message.first_index,
+        message.num_tokens,
+        message.num_top,
+        strict=True,
+    )
+    slots = []
+    token = chosen = top = 0
+    for row, (router, counter, first_index, count, num_top) in enumerate(columns):
+        slot = _Slot()
+        slot.router = message.routers[router]
+        slot.counter = counter
+        slot.first_index = first_index
+        slot.token_ids = message.token_ids[token : token + count]
+        slot.num_top = num_top
+        num_chosen = count if num_top >= 0 else 0
+        num_scored = num_chosen * num_top
+        slot.chosen = message.chosen_logprobs[chosen : chosen + num_chosen]
+        slot.top_ids = message.top_ids[top : top + num_scored]
+        slot.top_logprobs = message.top_logprobs[top : top + num_scored]
+        slot.header = headers.get(row)
+        slot.ended = endings.get(row)
+        slots.append(slot)
+        token += count
+        chosen += num_chosen
+        top += num_scored
+    return slots
 
 
 def check(message: TokensGenerated) -> None:
