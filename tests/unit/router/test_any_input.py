@@ -1,0 +1,97 @@
+"""Whatever a client sends is a request or a 400 that names a field; never an accident."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.link.codec import Codec
+from common.messages.address import Address, AttemptId, Itinerary
+from common.messages.arrays import int32s
+from common.messages.tokenize import Tokenize, TokenizerInbox, TokenLimits
+from services.router.errors import ApiError, error_body
+from services.router.job import Job
+from services.router.json_body import parse
+from services.router.openai_chat import KNOWN_FIELDS as CHAT_FIELDS
+from services.router.openai_chat import parse_chat
+from services.router.openai_completions import KNOWN_FIELDS as COMPLETION_FIELDS
+from services.router.openai_completions import parse_completion
+from services.router.openai_fields import UNSUPPORTED_FIELDS, UnknownFields
+
+HERE = Address("mem://x", "x.1")
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 30)
+    | st.integers(-(1 << 70), 1 << 70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(["user", "assistant", "auto", "none", "function", "text"])
+)
+names = st.sampled_from(["role", "content", "type", "text", "function", "name", "include_usage"])
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(names | st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+chat_bodies = st.dictionaries(
+    st.sampled_from(sorted(CHAT_FIELDS | UNSUPPORTED_FIELDS.keys())), values, max_size=6
+)
+completion_bodies = st.dictionaries(
+    st.sampled_from(sorted(COMPLETION_FIELDS | UNSUPPORTED_FIELDS.keys())), values, max_size=6
+)
+
+
+def _check(parse_request: Any, body: dict[str, Any], sound: dict[str, Any]) -> None:
+    """Parse a body as it is, and again with the fields that it must have."""
+    for each in (body, {**sound, **body}, {**body, **sound}):
+        try:
+            job = parse_request(parse(json.dumps(each).encode()), UnknownFields()).job
+        except ApiError as error:
+            assert error.failure.status == 400
+            assert error.failure.field
+            assert len(error_body(error.failure)) < 4000
+        else:
+            _can_be_sent(job)
+
+
+def _can_be_sent(job: Job) -> None:
+    """What was accepted must fit the wire and come back from it."""
+    for prompt in job.prompts:
+        message = Tokenize(
+            attempt=AttemptId("x.1", 0),
+            itinerary=Itinerary(HERE, HERE, HERE, HERE),
+            prompt=prompt,
+            sampling=job.sampling,
+            stream=job.stream,
+            limits=TokenLimits(1, 1, 1, 1),
+            admitted_at_s=0.0,
+            output_ids=int32s(),
+            num_choices=job.num_choices,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+        )
+        codec = Codec(TokenizerInbox)
+        assert codec.decode(codec.encode(message, HERE, HERE)).message == message
+
+
+@given(chat_bodies)
+def test_any_chat_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
+    _check(parse_chat, body, {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]})
+
+
+@given(completion_bodies)
+def test_any_completion_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
+    _check(parse_completion, body, {"model": "demo", "prompt": "Hi"})
+
+
+@given(st.lists(values, max_size=4))
+def test_any_messages_are_a_conversation_or_a_400(messages: list[Any]) -> None:
+    _check(parse_chat, {"messages": messages}, {"model": "demo"})
