@@ -1,8 +1,8 @@
 """A linear map whose weight oneDNN has put in the order in which its CPU kernels read it.
 
 torch's inductor does the same to compiled models. Against F.linear, which reorders at every call:
-1.5 times as fast in bf16 with 1 to 32 rows, 2 to 4 times in float32 (benchmarks/results/
-cpu_model.md).
+1.3 to 2 times as fast in bf16 with 1 to 64 rows, 2 to 4 times in float32 with any number
+(benchmarks/results/cpu_kernels.md).
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from torch import Tensor
 class PagedCache:
     """Pages of [2, K, P, D] per layer: keys then values, every head's positions together.
 
-    Head-major, because decode attention is two batched matrix products over [K, L, D]: oneDNN does
-    them in bf16 8 times faster than the strided CPU flash kernel of torch 2.13 does one query
-    (benchmarks/results/cpu_model.md).
+    Head-major, because attention is then two batched matrix products over [K, L, D]: in bf16 and
+    with one query a head, oneDNN does them several times faster than the CPU flash kernel of torch
+    2.13 (benchmarks/results/cpu_kernels.md).
     """
 
     def __init__(

@@ -40,7 +40,8 @@ class PenaltyRows:
         counts = np.bincount(self._known(output_ids), minlength=self._vocab_size)
         self._counts_CV[row] = upload(counts.astype(np.int32), self._device)
         self._prompt_CV[row] = False
-        self._prompt_CV[row, upload(self._known(prompt_ids), self._device)] = True
+        # an assignment by [row, ids] would wait for the device
+        self._prompt_CV[row].index_fill_(0, upload(self._known(prompt_ids), self._device), True)
 
     def release(self, slot: int) -> None:
         """The slot goes to a sequence without penalties."""

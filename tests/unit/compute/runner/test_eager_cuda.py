@@ -80,6 +80,7 @@ def test_swapped_pages_come_back(folder: Path) -> None:
     assert hand.run(away, 12) == expected.run(expected.add(PROMPTS[2]), 12)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device_before_the_result(folder: Path) -> None:
     hand = load(folder, "cuda")
     run_ahead(hand, 3)
