@@ -29,6 +29,8 @@ MOVED = Failure(
 ABORTED = Failure(500, "aborted", "the request was ended by the server")
 FAILED = Failure(500, "internal_error", "the request failed in the server")
 
+IN_TRANSIT_S = 0.5  # a heartbeat's interval
+
 
 class Sink(Protocol):
     """Where the text of one request goes; calls come in the order of the mail."""
@@ -238,11 +240,13 @@ class InFlight:
     def fail_missing(self, beaten_since_s: Callable[[str], float]) -> list[Doomed]:
         """End attempts that no stage listed in its last two heartbeats.
 
-        `beaten_since_s(incarnation)` is when the last but one heartbeat of a worker came.
+        `beaten_since_s(incarnation)` is when the last but one heartbeat of a worker came. Those
+        within `IN_TRANSIT_S` of an attempt's start may have been on their way before it, or cross
+        it between two stages.
         """
 
         def missing(attempt: Attempt) -> bool:
-            way, seen_at_s = attempt.itinerary, attempt.seen_at_s
+            way, seen_at_s = attempt.itinerary, attempt.seen_at_s + IN_TRANSIT_S
             return all(
                 beaten_since_s(stage.incarnation) > seen_at_s
                 for stage in (way.tokenizer, way.compute, way.detokenizer)

@@ -14,6 +14,7 @@ from services.router.dispatch import Dispatch
 from services.router.errors import bad_field, from_validation, shown
 from services.router.openai_chat import ChatFields, chat_prompt
 from services.router.openai_completions import check_ids
+from services.router.openai_fields import refuse_unsupported
 from services.router.request_body import read_json
 from services.router.sse import json_bytes
 
@@ -49,6 +50,7 @@ class TokenHandlers:
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the ids of a prompt or a conversation."""
         body = await self._body(request)
+        refuse_unsupported(body)
         try:
             fields = TokenizeFields.model_validate(body)
             prompt = _prompt(fields, body)

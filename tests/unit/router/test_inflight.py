@@ -215,12 +215,14 @@ def test_an_attempt_that_no_stage_lists_for_two_beats_is_lost() -> None:
     sink, _, counter = _open(table)
     beats = {"tokenizer.0": 0.0, "compute.0": 0.0, "detokenizer.0": 0.0}
     assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
+    beats = dict.fromkeys(beats, 0.5)
+    assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
     beats.update({"tokenizer.0": 1.0, "compute.0": 1.0})
     assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
     beats["detokenizer.0"] = 1.0
     table.listed("detokenizer.0", [counter], 1.5)
     assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
-    beats = dict.fromkeys(beats, 2.0)
+    beats = dict.fromkeys(beats, 2.1)
     assert _reasons(table.fail_missing(lambda incarnation: beats[incarnation])) == [
         (counter, "lost")
     ]
