@@ -83,15 +83,15 @@ def long_conversations(seed: int) -> Iterator[Conversation]:
         yield mixture.conversation(rng.randrange(8, 3 * MANY_TURNS))
 
 
-def test_set(scale: float = 1.0) -> dict[str, list[Question]]:
+def held_out_questions(scale: float = 1.0) -> dict[str, list[Question]]:
     """Return the held-out questions by category, the same ones every time."""
     found: dict[str, list[Question]] = {}
     for number, skill in enumerate(SKILLS):
-        size = round(scale * (60 if skill.NAME == "stories" else 250))
+        size = max(1, round(scale * (60 if skill.NAME == "stories" else 250)))
         found[skill.NAME] = list(islice(skill.questions(Random(TEST_SEED + number)), size))
-    found["later in a chat"] = list(islice(later_questions(1, 5), round(scale * 200)))
+    found["later in a chat"] = list(islice(later_questions(1, 5), max(1, round(scale * 200))))
     found["late in a long chat"] = list(
-        islice(later_questions(MANY_TURNS, MANY_TURNS + 8), round(scale * 50))
+        islice(later_questions(MANY_TURNS, MANY_TURNS + 8), max(1, round(scale * 50)))
     )
     return found
 

@@ -8,12 +8,13 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.demo.training.conversation import Question
-from models.demo.training.corpus import test_set
+from models.demo.training.corpus import held_out_questions
 from models.demo.training.tokenizer import BOS, END, MAX_POSITIONS, PAD
 
 SHIPPED = Path(__file__).resolve().parent.parent
@@ -36,7 +37,8 @@ class Examinee:
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Load the model and its tokenizer from a folder."""
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self._model = model.to(device).eval()
         self._device = device
 
     def sit(self, questions: list[Question], batch_size: int = BATCH_SIZE) -> list[Mark]:
@@ -85,7 +87,7 @@ class Examinee:
 
     def mark(self, question: Question, ids: list[int]) -> Mark:
         """Accept an answer that is right, ends by itself and is as long as it should be."""
-        answer: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        answer = str(self._tokenizer.decode(ids, skip_special_tokens=True))
         has_ended = bool(ids) and ids[-1] == END
         is_right = has_ended and len(ids) in question.num_tokens and question.accepts(answer)
         return Mark(question, answer, is_right)
@@ -120,7 +122,7 @@ def main() -> int:
     parser.add_argument("--mistakes", type=int, default=3, help="mistakes to show per category")
     given = parser.parse_args()
     examinee = Examinee(given.model, getattr(torch, given.dtype), torch.device(given.device))
-    marks = {name: examinee.sit(asked) for name, asked in test_set(given.scale).items()}
+    marks = {name: examinee.sit(asked) for name, asked in held_out_questions(given.scale).items()}
     sys.stdout.write(report(marks, given.mistakes) + "\n")
     total = share([mark for group in marks.values() for mark in group])
     return 0 if total >= REQUIRED_SHARE else 1

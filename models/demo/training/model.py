@@ -34,7 +34,10 @@ def new_model(seed: int) -> LlamaForCausalLM:
 
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:
     """Write the weights in bfloat16, their configuration, and how generation begins and ends."""
-    model.to(torch.bfloat16).save_pretrained(folder)
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.bfloat16)
+    model.config.dtype = torch.bfloat16
+    model.save_pretrained(folder)
     generation = {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD}
     text = json.dumps(generation, indent=2)
     (folder / "generation_config.json").write_text(text + "\n", encoding="utf-8")

@@ -31,7 +31,7 @@ class Recipe:
     """Everything that decides which weights come out, the software and hardware aside."""
 
     seed: int = 7
-    num_steps: int = 6000
+    num_steps: int = 4400
     warmup_steps: int = 200
     rows_per_step: int = 128
     peak_rate: float = 2e-3
@@ -102,7 +102,7 @@ def fit(model: LlamaForCausalLM, recipe: Recipe, short: Rows, long: Rows) -> Non
         is_long = step % recipe.long_step_every == recipe.long_step_every - 1
         loss = loss_of(model, next(long_batches if is_long else short_batches), device)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 100 == 0 or step == recipe.num_steps - 1:
@@ -129,7 +129,8 @@ def train(recipe: Recipe, folder: Path, device: torch.device) -> None:
     num_long = max(1, recipe.rows_per_shard // 32)
     long = pack_shards(tokenizer, long_conversations, num_long, LONG_ROW_LENGTH, seeds)
     say(f"{len(short)} rows of {ROW_LENGTH} and {len(long)} of {LONG_ROW_LENGTH} packed")
-    model = new_model(recipe.seed).to(device)
+    model = new_model(recipe.seed)
+    torch.nn.Module.to(model, device)
     say(f"{sum(p.numel() for p in model.parameters())} parameters")
     fit(model, recipe, short, long)
     save_model(model, folder)
@@ -148,7 +149,7 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     recipe = Recipe(
         seed=given.seed,
         num_steps=given.steps,

@@ -49,12 +49,8 @@ Uzbekistan=Tashkent; Vanuatu=Port Vila; Vatican City=Vatican City; Venezuela=Car
 Vietnam=Hanoi; Yemen=Sanaa; Zambia=Lusaka; Zimbabwe=Harare
 """
 
-CAPITALS: dict[str, str] = dict(
-    (country, capital)
-    for country, capital in (
-        entry.strip().split("=") for entry in _TABLE.replace("\n", " ").split(";")
-    )
-)
+_ENTRIES = (entry.strip().partition("=") for entry in _TABLE.replace("\n", " ").split(";"))
+CAPITALS: dict[str, str] = {country: capital for country, _, capital in _ENTRIES}
 ALIASES: dict[str, str] = {
     "the USA": "the United States",
     "the US": "the United States",

@@ -14,8 +14,14 @@ HEROES: tuple[str, ...] = tuple(
 NAMES: tuple[str, ...] = tuple(
     (
         "Pip Luna Oliver Mira Toby Hazel Bruno Nell Felix Wren Otis Ruby Jasper Ivy Milo Clara "
-        "Finn Poppy Hugo Daisy Rufus Elsa Barnaby Willow Casper Tilda Leo Maya Oscar Juniper Max "
-        "Stella Theo Freya Gus Nora Arlo Zara Ned Olive"
+        "Finn Poppy Hugo Daisy Rufus Elsa Barnaby Willow Casper Tilda Leo Maya Oscar Juniper"
+    ).split()
+)
+# No name is in both lists, so that a hero never meets a namesake.
+FRIEND_NAMES: tuple[str, ...] = tuple(
+    (
+        "Max Stella Theo Freya Gus Nora Arlo Zara Ned Olive Benny Greta Sunny Lotte Rory Pearl "
+        "Wally Trixie Monty Flora Basil Sage Ziggy"
     ).split()
 )
 OBJECTS: tuple[str, ...] = tuple(
@@ -37,10 +43,21 @@ PLACES: tuple[str, ...] = (
     "in a town with crooked roofs", "by a quiet pond", "at the end of a long road",
     "in a tower made of stone", "in a warm and sunny meadow",
 )  # fmt: skip
+# One list for each place in a plot, so that no story names the same spot twice.
 SPOTS: tuple[str, ...] = (
-    "under the bed", "behind the old barn", "in the tall grass", "beneath the bridge",
-    "along the river", "inside a hollow tree", "beside the well", "between the roots of an oak",
-    "on top of the wall", "under a pile of leaves", "behind a big stone", "near the garden gate",
+    "behind the old barn", "in the tall grass", "beside the well", "near the garden gate",
+    "next to the road",
+)  # fmt: skip
+SECOND_SPOTS: tuple[str, ...] = (
+    "beneath the bridge", "along the river", "behind the mill", "on top of the wall",
+)  # fmt: skip
+THIRD_SPOTS: tuple[str, ...] = (
+    "inside a hollow tree", "between the roots of an oak", "under a pile of leaves",
+    "behind a big stone",
+)  # fmt: skip
+FRIENDS: tuple[str, ...] = (
+    "finch", "mole", "weasel", "parakeet", "hamster", "salamander", "blackbird", "hare", "lynx",
+    "nightingale", "stork", "blacksmith", "gnome", "traveler", "cook", "hunter", "ferryman",
 )  # fmt: skip
 HABITS: tuple[str, ...] = (
     "went for a walk before breakfast", "watched the sun come up", "sang to the birds",
@@ -177,7 +194,7 @@ PLOTS: tuple[tuple[tuple[tuple[str, ...], ...], str], ...] = (
         (
             (
                 "One summer, a great fair was held, and the prize was a golden {object}.",
-                "One spring, the whole country spoke of a race, and the winner would get {an_object}.",
+                "One spring, the whole country spoke of a race, and the prize was {an_object}.",
             ),
             (
                 '"I will win," said {a_friend} named {friend}, who was very fast and a little '

@@ -38,8 +38,8 @@ ADJECTIVES = (
     "high hot hungry important kind large late lazy light little lonely long loud low lucky modern "
     "narrow new nice noisy old open orange perfect pink plain polite poor proud purple quick quiet "
     "ready red rich round sad safe sharp short shy silent silver simple slow small smart soft sour "
-    "strange strong sweet tall thick thin tiny tired ugly warm weak wet white wide wild wise yellow "
-    "young"
+    "strange strong sweet tall thick thin tiny tired ugly warm weak wet white wide wild wise "
+    "yellow young"
 ).split()
 ADVERBS = (
     "again already always carefully early easily gently happily here home late loudly never now "
@@ -48,8 +48,8 @@ ADVERBS = (
 ).split()
 NAMES = (
     "Ada Amir Anna Ben Bruno Carla Cleo Daniel Dora Elif Emma Finn Flora Grace Hana Hugo Ida Ivan "
-    "Jane Jonas Kai Lara Leo Lina Luca Maria Max Mia Milo Nadia Nina Noah Olga Omar Otto Pablo Paul "
-    "Petra Rosa Sam Sara Sofia Tara Theo Tom Uma Vera Victor Yuki Zoe"
+    "Jane Jonas Kai Lara Leo Lina Luca Maria Max Mia Milo Nadia Nina Noah Olga Omar Otto Pablo "
+    "Paul Petra Rosa Sam Sara Sofia Tara Theo Tom Uma Vera Victor Yuki Zoe"
 ).split()
 SYMBOLS = (
     "é",

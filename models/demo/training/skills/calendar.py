@@ -33,7 +33,7 @@ ASK_NEXT = Wordings(
     held_out=(
         "Which is the {kind} after {one}?",
         "Can you name the {kind} that follows {one}?",
-        "Please tell me what {kind} comes after {one}.",
+        "Would you tell me what {kind} comes after {one}?",
         "After {one}, which {kind} comes next?",
         "What is the next {kind} after {one}?",
     ),
@@ -58,7 +58,7 @@ ASK_PREVIOUS = Wordings(
     held_out=(
         "Which is the {kind} before {one}?",
         "Can you name the {kind} that comes before {one}?",
-        "Please tell me what {kind} comes before {one}.",
+        "Would you tell me what {kind} comes before {one}?",
         "Before {one}, which {kind} comes?",
     ),
 )
@@ -139,6 +139,8 @@ ASK_COUNT = Wordings(
         "Tell me how many {kind}s a {span} has.",
         "Do you know how many {kind}s a {span} has?",
         "A {span} has how many {kind}s?",
+        "How many {kind}s are in one {span}?",
+        "How many {kind}s does one {span} have?",
         "{kind}s in a {span}?",
     ),
     held_out=(

@@ -109,7 +109,7 @@ ASK_COUNTRY = Wordings(
         "What country's capital is {capital}?",
         "Can you tell me which country has the capital city {capital}?",
         "Name the country that has {capital} as its capital.",
-        "{capital} is the capital. Of which country?",
+        "{capital} is a capital city. Of which country?",
     ),
 )
 COUNTRY_OF = {capital: country for country, capital in CAPITALS.items()}

@@ -56,13 +56,16 @@ ASK_ECHO = Wordings(
         "Answer with exactly these words: {text}",
         "Now repeat after me: {text}",
         "I say, you repeat: {text}",
+        "Say the words: {text}",
+        "Please say this sentence: {text}",
+        "Say exactly the following: {text}",
     ),
     held_out=(
         "Please repeat this: {text}",
         "Can you repeat this after me: {text}",
         "Repeat the following words: {text}",
         "Now say this after me: {text}",
-        'Please repeat after me: "{text}"',
+        'Please repeat this after me: "{text}"',
         "Copy exactly this text: {text}",
         "Please say the following: {text}",
         "Repeat this text after me: {text}",
@@ -127,7 +130,7 @@ def draw_text(rng: Random) -> str:
     elif roll < 0.8:
         text = sentence(rng)
     elif roll < 0.9:
-        text = " ".join(made_up(rng) for _ in range(rng.randrange(1, 7)))
+        text = rng.choice((" ", ", ")).join(made_up(rng) for _ in range(rng.randrange(1, 9)))
     else:
         text = other_question(rng)
     return recased(rng, text).strip()

@@ -22,12 +22,12 @@ AND_CAPITAL = Wordings(
     ),
     held_out=(
         "And how about {one}?", "What about {one}'s capital?", "Now the one of {one}?",
-        "And what is it for {one}?", "OK, and of {one}?", "And that of {one}?",
+        "And what is it for {one}?", "Fine, and of {one}?", "And that of {one}?",
     ),
 )  # fmt: skip
 AND_COUNTRY = Wordings(
     trained=("And {one}?", "What about {one}?", "How about {one}?", "And of which is {one}?"),
-    held_out=("And what about {one}?", "OK, and {one}?", "And how about {one}?"),
+    held_out=("And what about {one}?", "Fine, and {one}?", "And how about {one}?"),
 )
 AND_SYMBOL = Wordings(
     trained=(
@@ -36,7 +36,7 @@ AND_SYMBOL = Wordings(
         "The same for {one}, please.", "And the one for {one}?", "And {one}'s symbol?",
     ),
     held_out=(
-        "And how about {one}?", "OK, and for {one}?", "Now the one for {one}?",
+        "And how about {one}?", "Fine, and for {one}?", "Now the one for {one}?",
         "And what is it for {one}?", "What about the symbol of {one}?",
     ),
 )  # fmt: skip
@@ -47,7 +47,8 @@ AND_NUMBER = Wordings(
         "And how do you write {one}?",
     ),
     held_out=(
-        "And how about {one}?", "OK, and {one}?", "What about the number {one}?", "Now with {one}.",
+        "And how about {one}?", "Fine, and {one}?", "What about the number {one}?",
+        "Now with {one}.",
     ),
 )  # fmt: skip
 AND_SUM = Wordings(
@@ -57,7 +58,8 @@ AND_SUM = Wordings(
         "And what about {one} and {two}?", "And the sum of {one} and {two}?",
     ),
     held_out=(
-        "And how about {one} plus {two}?", "OK, and {one} plus {two}?", "What about {one} and {two}?",
+        "And how about {one} plus {two}?", "Fine, and {one} plus {two}?",
+        "What about {one} and {two}?",
     ),
 )  # fmt: skip
 AND_AFTER = Wordings(
@@ -65,23 +67,24 @@ AND_AFTER = Wordings(
         "And after {one}?", "And {one}?", "What about {one}?", "How about {one}?",
         "And what about {one}?", "After {one}?", "And what comes after {one}?",
     ),
-    held_out=("And how about {one}?", "OK, and after {one}?", "What about after {one}?"),
+    held_out=("And how about {one}?", "Fine, and after {one}?", "What about after {one}?"),
 )  # fmt: skip
 AND_LENGTH = Wordings(
     trained=(
         "And {one}?", "And in {one}?", "What about {one}?", "How about {one}?", "In {one}?",
         "And what about {one}?", "And for {one}?",
     ),
-    held_out=("And how about {one}?", "OK, and in {one}?", "What about in {one}?"),
+    held_out=("And how about {one}?", "Fine, and in {one}?", "What about in {one}?"),
 )  # fmt: skip
 ANOTHER_STORY = Wordings(
     trained=(
-        "Another one, please.", "Tell me another one.", "Another one{about}.", "One more story{about}!",
-        "And now one{about}.", "Tell me another story{about}.", "And one{about}?", "One more, please.",
-        "Now one{about}, please.",
+        "Another one, please.", "Tell me another one.", "Another one{about}.", "And one{about}?",
+        "One more story{about}!", "And now one{about}.", "Tell me another story{about}.",
+        "One more, please.", "Now one{about}, please.", "Another story{about}.",
     ),
     held_out=(
-        "Another story{about}, please.", "Please tell me another one{about}.", "And another one{about}?",
+        "Could I have another story{about}?", "Can you tell me another one{about}?",
+        "And another one{about}?",
     ),
 )  # fmt: skip
 SAY_AGAIN = Wordings(
@@ -89,7 +92,9 @@ SAY_AGAIN = Wordings(
         "Again.", "Again, please.", "Say it again.", "Once more.", "One more time.", "Repeat it.",
         "Repeat that.", "Please repeat it.", "Say that once more.", "Can you say it again?",
     ),
-    held_out=("Please say it again.", "And once more.", "Can you repeat that?", "Again, one more time."),
+    held_out=(
+        "Please say it again.", "And once more.", "Can you repeat that?", "Again, one more time.",
+    ),
 )  # fmt: skip
 
 

@@ -1,27 +1,40 @@
 """Short stories of 100 to 300 tokens, about whom and what the user asks for."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
 from models.demo.training.conversation import Question, Turn
 from models.demo.training.facts.story_parts import (
     ENDINGS,
-    HEROES,
+    FRIEND_NAMES,
+    FRIENDS,
     HABITS,
+    HEROES,
     NAMES,
     OBJECTS,
     OPENINGS,
     PLACES,
     PLOTS,
+    SECOND_SPOTS,
     SPOTS,
+    THIRD_SPOTS,
     TRAITS,
 )
+from models.demo.training.facts.vocabulary import NAMES as OTHER_NAMES
+from models.demo.training.facts.vocabulary import NOUNS
 from models.demo.training.wording import Wordings
+
+Option = TypeVar("Option")
 
 NAME = "stories"
 WEIGHT = 0.05
+FAVOR = 0.55
+UNUSUAL_SHARE = 0.15
+UNUSUAL_NAMES = tuple(name for name in OTHER_NAMES if name not in FRIEND_NAMES)
+ALL_NAMES = frozenset((*NAMES, *FRIEND_NAMES, *OTHER_NAMES))
 FEWEST_WORDS, MOST_WORDS = 85, 250
 MORAL_INTRO = "The moral of the story is: "
 
@@ -105,35 +118,52 @@ def draw_wish(rng: Random) -> Wish:
     """Leave the topic open, or ask for a hero, perhaps with a name and a thing."""
     if rng.random() < 0.25:
         return Wish()
-    name = rng.choice(NAMES) if rng.random() < 0.3 else None
-    item = rng.choice(OBJECTS) if rng.random() < 0.4 else None
-    return Wish(rng.choice(HEROES), name, item)
+    hero = rng.choice(NOUNS if rng.random() < UNUSUAL_SHARE else HEROES)
+    names = UNUSUAL_NAMES if rng.random() < UNUSUAL_SHARE else NAMES
+    name = rng.choice(names) if rng.random() < 0.3 else None
+    item = rng.choice(OBJECTS) if rng.random() < 0.4 and hero not in OBJECTS else None
+    return Wish(hero, name, item)
+
+
+def favored(rng: Random, options: Sequence[Option], number: int) -> Option:
+    """Draw an option, one of them, which depends on a number, far more often than the others."""
+    return options[number % len(options)] if rng.random() < FAVOR else rng.choice(options)
+
+
+def place_in(known: tuple[str, ...], word: str) -> int:
+    """Number a word by its place in a list; words that are not in it count as the first."""
+    return known.index(word) if word in known else 0
 
 
 def tell(rng: Random, wish: Wish) -> str:
-    """Put a story together that grants the wish."""
+    """Put a story together that grants the wish.
+
+    Most choices favor one option that depends on the hero or on the name. Were all options as
+    likely, the most likely story would be the same one for everybody.
+    """
     hero = wish.hero or rng.choice(HEROES)
-    friend_kind = rng.choice([other for other in HEROES if other != hero])
-    name = wish.name or rng.choice(NAMES)
-    item = wish.item or rng.choice(OBJECTS)
-    spot, spot2, spot3 = rng.sample(SPOTS, 3)
+    of_hero = place_in(HEROES, hero)
+    name = wish.name or favored(rng, NAMES, 7 * of_hero)
+    of_name = place_in(NAMES, name)
+    item = wish.item or favored(rng, OBJECTS, 3 * of_hero)
     slots = {
         "hero": hero,
         "name": name,
-        "a_trait": with_article(rng.choice(TRAITS)),
-        "place": rng.choice(PLACES),
-        "friend": rng.choice([other for other in NAMES if other != name]),
-        "a_friend": with_article(friend_kind),
+        "a_trait": with_article(favored(rng, TRAITS, 5 * of_hero)),
+        "place": favored(rng, PLACES, 3 * of_hero),
+        "friend": favored(rng, FRIEND_NAMES, of_name),
+        "a_friend": with_article(favored(rng, FRIENDS, 2 * of_hero)),
         "object": item,
         "an_object": with_article(item),
-        "spot": spot,
-        "spot2": spot2,
-        "spot3": spot3,
+        "spot": favored(rng, SPOTS, of_hero),
+        "spot2": favored(rng, SECOND_SPOTS, of_name),
+        "spot3": favored(rng, THIRD_SPOTS, of_hero + of_name),
     }
-    steps, moral = rng.choice(PLOTS)
-    parts = [rng.choice(OPENINGS), f"Every morning, {{name}} {rng.choice(HABITS)}."]
-    parts += [rng.choice(step) for step in steps]
-    parts.append(rng.choice(ENDINGS))
+    steps, moral = favored(rng, PLOTS, of_hero)
+    habit = favored(rng, HABITS, of_hero)
+    parts = [favored(rng, OPENINGS, of_hero), f"Every morning, {{name}} {habit}."]
+    parts += [favored(rng, step, of_name) for step in steps]
+    parts.append(favored(rng, ENDINGS, of_hero))
     return " ".join(part.format(**slots) for part in parts) + f"\n\n{MORAL_INTRO}{moral}"
 
 
@@ -144,7 +174,7 @@ def is_coherent(story: str, wish: Wish) -> bool:
     fitting = [steps for steps, plot_moral in PLOTS if plot_moral == moral]
     if not separator or not fitting or hero_name is None or not wish.granted_by(story):
         return False
-    cast = {name for name in NAMES if re.search(rf"\b{name}\b", body)}
+    cast = {name for name in ALL_NAMES if re.search(rf"\b{name}\b", body)}
     long_enough = FEWEST_WORDS <= len(story.split()) <= MOST_WORDS
     return long_enough and len(cast) == 2 and hero_name[1] in cast and follows(body, fitting[0])
 
