@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.report import Report
-from services.compute.config import ComputeSettings
 from services.compute.layers.attention import Attention, Workspace
 from services.compute.layers.attention_work import Geometry, plan_attention
 from services.compute.layers.linear import Linear
@@ -119,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     threads = parser.parse_args().threads
-    prepare_cpu(ComputeSettings(num_threads=threads))
+    prepare_cpu(threads)
     report = Report(
         "cpu_kernels",
         "Choices inside the CPU runner",

@@ -31,7 +31,7 @@ class ComputeSettings(Settings):
     static_batch_window_s: float = 0.05
     in_flight_steps: int = 1  # steps launched ahead of the last result
     lockstep: bool = False  # wait for the routers' answer to each step, as a serial server does
-    num_threads: int = 0  # torch threads on the CPU; default: all cores but one
+    num_threads: int = 0  # torch threads on the CPU; default: by model size, at most cores - 1
     warmup: bool = True
     grace_s: float = 30.0
     sim_step_base_s: float = 0.005  # the virtual device's step: this much at least,

@@ -40,6 +40,7 @@ from services.compute.runner.eager_limits import (
     choose_device,
     choose_dtype,
     choose_limits,
+    choose_threads,
     prepare_cpu,
 )
 from services.compute.runner.protocol import KVGroup, RunnerSpec
@@ -128,11 +129,11 @@ class EagerRunner:
     ) -> EagerRunner:
         """Load a Hugging Face folder; raises ModelError or ConfigError, which say what to do."""
         device = choose_device(settings)
-        if device.type == "cpu":
-            prepare_cpu(settings)
         raw = read_json(path, "config.json", required=True)
         config, variations = describe_model(raw)
         dtype = choose_dtype(settings, device)
+        if device.type == "cpu":
+            prepare_cpu(choose_threads(settings, config, dtype))
         weights: WeightSource
         if settings.load_format == "dummy":
             weights = DummyWeights(dtype, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import torch
 from common.errors import ConfigError, FatalError, ModelError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
+from services.compute.models.registry import describe_model
 from services.compute.runner.eager import EagerRunner
+from services.compute.runner.eager_limits import choose_threads, num_step_weights
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
 from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 
@@ -206,3 +209,24 @@ def test_an_error_of_the_device_ends_the_process(
     monkeypatch.setattr(hand.runner._model, "logits", fail)
     with pytest.raises(FatalError, match="illegal memory access"):
         hand.step((hand.add(PROMPT), 3))
+
+
+def test_a_small_model_gets_one_thread_and_a_large_one_all_cores_but_one() -> None:
+    raw = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 4000, "num_hidden_layers": 6,
+        "hidden_size": 256, "intermediate_size": 700, "num_attention_heads": 4,
+    }  # fmt: skip
+    small, large = describe_model(raw)[0], describe_model({**raw, "hidden_size": 8192})[0]
+    cores = len(os.sched_getaffinity(0))
+    automatic = SETTINGS.model_copy(update={"num_threads": 0})
+    assert choose_threads(automatic, small, torch.float32) == 1
+    assert choose_threads(automatic, large, torch.float32) == max(1, cores - 1)
+    assert choose_threads(SETTINGS.model_copy(update={"num_threads": 9}), small, torch.float32) == 9
+
+
+def test_weights_read_in_a_step_are_counted_by_shape() -> None:
+    model = make_model("llama")
+    config = describe_model(model.config.to_dict())[0]
+    embedding = model.get_input_embeddings().weight
+    matrices = [p.numel() for p in model.parameters() if p.dim() == 2 and p is not embedding]
+    assert num_step_weights(config) == sum(matrices)
