@@ -1,7 +1,7 @@
 """A linear map whose weight oneDNN has put in the order in which its CPU kernels read it.
 
 torch's inductor does the same to compiled models. Against F.linear, which reorders at every call:
-1.3 to 2 times as fast in bf16 with 1 to 64 rows, 2 to 4 times in float32 with any number
+1.2 to 2 times as fast in bf16 with up to 64 rows, twice in float32 with any number
 (benchmarks/results/cpu_kernels.md).
 """
 

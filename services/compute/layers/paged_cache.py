@@ -17,8 +17,8 @@ class PagedCache:
     """Pages of [2, K, P, D] per layer: keys then values, every head's positions together.
 
     Head-major, because attention is then two batched matrix products over [K, L, D]: in bf16 and
-    with one query a head, oneDNN does them several times faster than the CPU flash kernel of torch
-    2.13 (benchmarks/results/cpu_kernels.md).
+    with one query a head, gathering and these take less than half the time that the CPU flash
+    kernel of torch 2.13 takes without gathering (benchmarks/results/cpu_kernels.md).
     """
 
     def __init__(
