@@ -40,7 +40,8 @@ class LaunchedStep:
         self.plan = plan
         self.samples = samples
         self.chunks = chunks
-        self.published: list[Node] = []  # pages that entered the prefix tree on its account
+        # Pages that entered the prefix tree on its account, before it had a result.
+        self.published: list[tuple[Sequence, Node]] = []
 
     def sequences(self) -> list[Sequence]:
         """Every sequence that has a row in the step, once."""

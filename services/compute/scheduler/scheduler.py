@@ -9,6 +9,7 @@ from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from common.messages.tokens import EndReason
 from services.compute.kv.memory import KVMemory
+from services.compute.kv.prefix import Node
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.admission import Admission
 from services.compute.scheduler.attempts import OpenAttempts
@@ -115,11 +116,10 @@ class ContinuousScheduler:
     def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> None:
         """The step broke: end every sequence that was in it, and any that read its pages."""
         step = next(step for step in self._in_flight if step.plan.step_id == plan.step_id)
-        self._in_flight.remove(step)
         if step is self._unpublished:
             self._unpublished = None
-        tree = self._memory.tree
-        doubtful = {held for node in step.published for held in tree.detach(node)}
+        doubtful = self._distrust(step)
+        self._in_flight.remove(step)
         for sequence in step.sequences():
             if sequence.live:
                 self._endings.end(sequence, "failed", failure)
@@ -197,9 +197,24 @@ class ContinuousScheduler:
             if sequence.live:
                 self._publish(step, sequence, chunk.stop)
 
+    def _distrust(self, broken: LaunchedStep) -> set[Node]:
+        """Make unfindable what the sequences of a broken step published in it or since.
+
+        Returns those of the pages, and of all below them, that sequences hold.
+        """
+        involved = set(broken.sequences())
+        return {
+            held
+            for step in self._in_flight
+            if step.plan.step_id >= broken.plan.step_id
+            for sequence, node in step.published
+            if sequence in involved
+            for held in self._memory.tree.detach(node)
+        }
+
     def _publish(self, step: LaunchedStep, sequence: Sequence, num_tokens: int) -> None:
         table = sequence.table
-        step.published += table.publish(sequence.page_key, num_tokens)
+        step.published += [(sequence, n) for n in table.publish(sequence.page_key, num_tokens)]
         if table.num_sent < len(table.pages):
             self._residents.retabled.append(sequence)
         if sequence.followers and num_tokens >= sequence.prompt_len:

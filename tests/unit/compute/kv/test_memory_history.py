@@ -131,4 +131,6 @@ class MemoryHistory(RuleBasedStateMachine):
 
 
 TestMemoryHistory = MemoryHistory.TestCase
-TestMemoryHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMemoryHistory.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)

@@ -6,11 +6,12 @@ would alone, ends exactly once, and that nothing is left over.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -60,6 +61,20 @@ wishes = st.fixed_dictionaries(
         "stop_token_ids": st.just((3, 4)),
         "cache_salt": st.just("tenant"),
     },
+)
+
+
+# The same histories every time, so that a run says something about a change; HISTORIES=5000 tries
+# as many new ones. Shrinking a history can take minutes, so it is left to those runs.
+SEARCH = int(os.environ.get("HISTORIES", "0"))
+SETTINGS = settings(
+    max_examples=SEARCH or 150,
+    derandomize=not SEARCH,
+    phases=tuple(Phase) if SEARCH else (Phase.generate,),
+    stateful_step_count=60,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -153,7 +168,11 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert self.loop.abort(self.counter) is False
 
     @rule(damaged=st.sampled_from([False, False, False, True]))
-    def launch(self, damaged: bool) -> bool:
+    def launch(self, damaged: bool) -> None:
+        self.launched(damaged)
+
+    def launched(self, damaged: bool) -> bool:
+        """Plan and run a step, if one can be planned."""
         plan = self.loop.scheduler.plan(self.loop.now_s)
         if plan is not None:
             result = self.loop.device.run(plan, damaged)
@@ -186,7 +205,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         """Turns as the engine takes them; in few of them a step is damaged."""
         depth = self.loop.settings.in_flight_steps
         for number in range(turns):
-            launched = self.launch(damaged=number == damaged)
+            launched = self.launched(damaged=number == damaged)
             if len(self.loop.in_flight) > depth or (self.loop.in_flight and not launched):
                 self.collect()
 
@@ -229,12 +248,4 @@ class SchedulerHistory(RuleBasedStateMachine):
 @pytest.mark.parametrize("school", ["decode_first", "prefill_first", "static_batch"])
 def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(school: School) -> None:
     machine = type("History", (SchedulerHistory,), {"school": school})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=150,
-            stateful_step_count=60,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_state_machine_as_test(machine, settings=SETTINGS)

@@ -1,0 +1,162 @@
+"""What fails: a row alone, or a step with all that is in it."""
+
+from __future__ import annotations
+
+from common.messages.failure import Failure
+from services.compute.scheduler.settings import SchedulerSettings
+from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.memory_check import check_scheduler
+from tests.unit.compute.scheduler_loop import Loop, make_request
+
+BROKEN = Failure(500, "engine_step_failed", "The step failed.")
+PROMPT = tuple(range(2, 15))
+
+
+def reasons(loop: Loop) -> list[str | None]:
+    """How each attempt ended, so far."""
+    loop.hear()
+    return [stream.ending and stream.ending.reason for stream in loop.streams.values()]
+
+
+def fail_oldest(loop: Loop) -> None:
+    """The oldest step in flight turns out to be broken."""
+    plan, _ = loop.in_flight.popleft()
+    loop.scheduler.fail_step(plan, BROKEN, loop.now_s)
+    check_scheduler(loop.scheduler)
+
+
+def test_nonfinite_logits_fail_their_own_sequence_alone() -> None:
+    loop = Loop(make_spec())
+    loop.device.nonfinite_seeds.add(1)
+    for counter in range(3):
+        loop.add(make_request(counter))
+    loop.run()
+    loop.check_finished()
+    assert reasons(loop) == ["length", "failed", "length"]
+    ending = loop.streams[1].ending
+    assert ending is not None
+    assert ending.failure is not None
+    assert (ending.failure.status, ending.failure.code) == (500, "nonfinite_logits")
+
+
+def test_pages_behind_nonfinite_logits_are_not_found_again() -> None:
+    loop = Loop(make_spec())
+    loop.device.nonfinite_seeds.add(0)
+    loop.add(make_request(0, PROMPT))
+    loop.run()
+    loop.add(make_request(1, PROMPT))
+    loop.run()
+    ending = loop.streams[1].ending
+    assert ending is not None
+    assert ending.usage.cached_tokens == 0
+
+
+def test_a_step_that_cannot_be_launched_fails_what_was_in_it_and_nothing_else() -> None:
+    loop = Loop(make_spec(), SchedulerSettings(max_num_seqs=2))
+    loop.add(make_request(0))
+    loop.add(make_request(1))
+    loop.add(make_request(2))
+    loop.launch()
+    plan = loop.scheduler.plan(0.0)
+    assert plan is not None
+    loop.scheduler.fail_step(plan, BROKEN, 0.0)
+    check_scheduler(loop.scheduler)
+    assert reasons(loop) == ["failed", "failed", None]
+    loop.run()
+    loop.check_finished()
+
+
+def test_pages_of_a_step_that_was_not_launched_are_not_shared() -> None:
+    loop = Loop(make_spec())
+    loop.add(make_request(0, PROMPT))
+    plan = loop.scheduler.plan(0.0)
+    assert plan is not None
+    loop.scheduler.fail_step(plan, BROKEN, 0.0)
+    loop.add(make_request(1, PROMPT))
+    loop.run()
+    loop.check_finished()
+    assert reasons(loop) == ["failed", "length"]
+
+
+def test_a_step_that_breaks_late_takes_those_along_that_read_its_pages() -> None:
+    loop = Loop(make_spec())
+    loop.add(make_request(0, PROMPT, 4))
+    plan = loop.scheduler.plan(0.0)
+    assert plan is not None
+    loop.in_flight.append((plan, loop.device.run(plan, damaged=True)))
+    loop.add(make_request(1, PROMPT, 4))  # shares the pages that the broken step wrote
+    loop.add(make_request(2, (20, 21, 22), 4))
+    loop.launch()
+    fail_oldest(loop)
+    assert reasons(loop) == ["failed", "failed", None]
+    loop.add(make_request(3, PROMPT, 4))  # and nobody finds them any more
+    loop.run()
+    loop.check_finished()
+    assert reasons(loop) == ["failed", "failed", "length", "length"]
+
+
+def test_a_page_that_was_only_begun_in_the_broken_step_is_not_shared_either() -> None:
+    loop = Loop(make_spec(), SchedulerSettings(in_flight_steps=2, max_prefill_tokens=3))
+    loop.add(make_request(0, PROMPT, 4))
+    plan = loop.scheduler.plan(0.0)
+    assert plan is not None
+    loop.in_flight.append((plan, loop.device.run(plan, damaged=True)))
+    loop.launch()  # completes the first page
+    loop.add(make_request(1, PROMPT, 4, priority=-1))
+    loop.launch()
+    fail_oldest(loop)
+    loop.run()
+    loop.check_finished()
+    assert reasons(loop)[0] == "failed"
+
+
+def test_pages_evicted_before_their_step_breaks_are_left_alone() -> None:
+    loop = Loop(make_spec(num_pages=8), SchedulerSettings(in_flight_steps=2))
+    loop.add(make_request(0, PROMPT, 4))
+    loop.launch()
+    loop.scheduler.plan(0.0)  # publishes what the first step wrote
+    loop.abort(0)
+    loop.scheduler.flush_prefix_cache()
+    loop.in_flight.clear()
+    loop.add(make_request(1, PROMPT, 4))
+    first = loop.plans[0]
+    loop.scheduler.fail_step(first, BROKEN, 0.0)
+    check_scheduler(loop.scheduler)
+
+
+def test_sequences_whose_swap_broke_compute_everything_again() -> None:
+    loop = Loop(make_spec(num_pages=10, num_host_pages=10))
+    loop.add(make_request(0, PROMPT, 20))
+    loop.add(make_request(1, tuple(range(12, 25)), 20))
+    while True:
+        plan = loop.scheduler.plan(0.0)
+        if plan is not None and plan.swap_out:
+            break
+        if plan is not None:
+            loop.in_flight.append((plan, loop.device.run(plan)))
+        if len(loop.in_flight) > 1 or plan is None:
+            loop.collect()
+            loop.hear()
+    loop.scheduler.fail_step(plan, BROKEN, 0.0)  # the device saw nothing of it
+    check_scheduler(loop.scheduler)
+    assert loop.scheduler.stats().num_swapped == 0
+    assert loop.scheduler._memory.host.num_free == 10
+    loop.run()
+    loop.check_finished()
+    assert reasons(loop) == ["failed", "length"]
+
+
+def test_page_tables_are_sent_again_after_a_broken_step() -> None:
+    loop = Loop(make_spec(), SchedulerSettings(max_prefill_tokens=4))
+    loop.add(make_request(0, (2, 3, 4), 20))
+    loop.step()
+    plan = loop.launch()
+    assert plan is not None
+    loop.collect()
+    loop.add(make_request(1, (20, 21, 22, 23, 24), 4))
+    broken = loop.scheduler.plan(0.0)
+    assert broken is not None
+    loop.collect()
+    loop.scheduler.fail_step(broken, BROKEN, 0.0)
+    loop.run()
+    loop.check_finished()

@@ -1,0 +1,90 @@
+"""What can never run is refused at the door, with a terminal for each choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.messages.failure import Failure
+from services.compute.scheduler.protocol import Request
+from services.compute.scheduler.settings import SchedulerSettings
+from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.scheduler_loop import Loop, make_request
+
+
+def failure_of(loop: Loop, request: Request) -> Failure:
+    """Add a request that must be refused; return why it was."""
+    loop.add(request)
+    loop.hear()
+    ending = loop.streams[request.attempt.counter].ending
+    assert ending is not None
+    assert ending.reason == "refused"
+    assert ending.failure is not None
+    assert not loop.scheduler.open_attempts("router")
+    return ending.failure
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (make_request(0, prompt=()), "prompt"),
+        (make_request(0, prompt=(2, 32)), "prompt"),
+        (make_request(0, prompt=(2, -1)), "prompt"),
+        (make_request(0, output_ids=(40,)), "prompt"),
+        (make_request(0, stop_token_ids=(99,)), "stop_token_ids"),
+        (make_request(0, logit_bias=((99, 1.0),)), "logit_bias"),
+        (make_request(0, max_tokens=0), "max_tokens"),
+        (make_request(0, max_tokens=252), "max_tokens"),
+        (make_request(0, prompt=(2,) * 256, max_tokens=1), "prompt"),
+        (make_request(0, num_choices=2000), "n"),
+        (replace(make_request(0), num_choices=0), "n"),
+    ],
+)
+def test_a_bad_request_is_refused_with_the_field_at_fault(request_: Request, field: str) -> None:
+    failure = failure_of(Loop(make_spec()), request_)
+    assert failure.status == 400
+    assert failure.field == field
+    assert not failure.retryable
+
+
+def test_a_request_that_memory_can_never_hold_is_refused() -> None:
+    loop = Loop(make_spec(num_pages=4))
+    failure = failure_of(loop, make_request(0, max_tokens=13))
+    assert (failure.status, failure.code) == (400, "context_length_exceeded")
+    loop.add(make_request(1, max_tokens=12))  # its last token needs no place: 16 positions
+    loop.run()
+    loop.check_finished()
+
+
+def test_every_choice_of_a_refused_request_has_its_terminal() -> None:
+    loop = Loop(make_spec())
+    loop.add(make_request(0, prompt=(), num_choices=3))
+    events = loop.hear()
+    assert [event.attempt.counter for event in events] == [0, 1, 2]
+    assert all(event.ending and event.ending.reason == "refused" for event in events)
+
+
+def test_a_full_line_refuses_with_a_failure_that_can_be_retried_elsewhere() -> None:
+    loop = Loop(make_spec(), SchedulerSettings(max_waiting=3, max_num_seqs=1))
+    loop.add(make_request(0))
+    loop.step()
+    loop.add(make_request(1, num_choices=3))
+    loop.add(make_request(10))
+    events = loop.hear()
+    ending = loop.streams[10].ending
+    assert ending is not None
+    assert ending.failure is not None
+    assert (ending.failure.status, ending.failure.code) == (503, "overloaded")
+    assert ending.failure.retryable
+    assert events[-1].opened
+    loop.run()
+    loop.check_finished()
+
+
+def test_an_empty_line_takes_any_number_of_choices() -> None:
+    loop = Loop(make_spec(), SchedulerSettings(max_waiting=2))
+    loop.add(make_request(0, num_choices=5))
+    loop.run()
+    loop.check_finished()
+    assert len(loop.streams[4].tokens) == 8

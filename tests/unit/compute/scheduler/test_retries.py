@@ -1,0 +1,69 @@
+"""A retry goes on where an earlier attempt, perhaps elsewhere, was cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.compute.fake_device import EOS, generate, make_spec
+from tests.unit.compute.scheduler_loop import Loop, make_request
+
+PROMPT = (2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("produced", [1, 3, 7])
+def test_a_retry_gives_exactly_the_tokens_that_were_missing(produced: int) -> None:
+    loop = Loop(make_spec())
+    whole = generate(PROMPT, make_request(0, max_tokens=8).sampling, 0)
+    loop.add(make_request(0, PROMPT, 8, tuple(whole[:produced])))
+    loop.run()
+    loop.check_finished()
+    stream = loop.streams[0]
+    assert stream.new_tokens == whole[produced:]
+    assert stream.ending is not None
+    assert stream.ending.usage.completion_tokens == 8
+
+
+def test_penalties_and_min_tokens_count_from_the_start_of_the_request() -> None:
+    loop = Loop(make_spec())
+    more = {"presence_penalty": 0.5, "min_tokens": 6, "stop_token_ids": (9, 10, 11, 12, 13)}
+    whole = generate(PROMPT, make_request(0, max_tokens=20, **more).sampling, 0)
+    loop.add(make_request(0, PROMPT, 20, tuple(whole[:3]), **more))
+    loop.run()
+    loop.check_finished()
+
+
+def test_a_retry_with_all_its_tokens_ends_at_once_for_length() -> None:
+    loop = Loop(make_spec())
+    loop.add(make_request(0, PROMPT, 3, (7, 8, 9)))
+    loop.hear()
+    ending = loop.streams[0].ending
+    assert ending is not None
+    assert ending.reason == "length"
+    assert not loop.scheduler.has_work()
+
+
+@pytest.mark.parametrize(("last", "named"), [(EOS, None), (9, 9)])
+def test_a_retry_that_had_stopped_already_ends_at_once(last: int, named: int | None) -> None:
+    loop = Loop(make_spec())
+    loop.add(make_request(0, PROMPT, 30, (7, last), ignore_eos=False, stop_token_ids=(9,)))
+    loop.hear()
+    ending = loop.streams[0].ending
+    assert ending is not None
+    assert (ending.reason, ending.stop_token_id) == ("stop", named)
+    assert ending.usage.completion_tokens == 2
+    assert not loop.scheduler.has_work()
+
+
+def test_a_retry_finds_the_pages_of_the_attempt_before_it() -> None:
+    loop = Loop(make_spec())
+    loop.add(make_request(0, PROMPT, 20))
+    for _ in range(12):
+        loop.step()
+    said = tuple(loop.streams[0].tokens)
+    loop.abort(0)
+    loop.add(make_request(1, PROMPT, 20, said, seed=0))
+    loop.run()
+    loop.check_finished()
+    ending = loop.streams[1].ending
+    assert ending is not None
+    assert ending.usage.cached_tokens == len(PROMPT), "of the prompt; outputs are not counted"
