@@ -44,7 +44,8 @@ class Examinee:
     def sit(self, questions: list[Question], batch_size: int = BATCH_SIZE) -> list[Mark]:
         """Answer all questions and mark the answers."""
         prompts = [self.prompt(question) for question in questions]
-        order = sorted(range(len(questions)), key=lambda i: len(prompts[i]))
+        # A batch takes as long as its longest answer, so answers of like length go together.
+        order = sorted(range(len(questions)), key=lambda i: answer_size(questions[i]))
         marks: dict[int, Mark] = {}
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
@@ -91,6 +92,11 @@ class Examinee:
         has_ended = bool(ids) and ids[-1] == END
         is_right = has_ended and len(ids) in question.num_tokens and question.accepts(answer)
         return Mark(question, answer, is_right)
+
+
+def answer_size(question: Question) -> int:
+    """Guess the relative length of an answer, in letters; stories are the longest."""
+    return max(len(question.expected), 10 * question.num_tokens.start)
 
 
 def share(marks: list[Mark]) -> float:
