@@ -1,7 +1,8 @@
 """What an actor sees of its links: one inbox to be handed mail from, and a way to send.
 
 Two implementations: `common.link.sockets.SocketMail` (ZeroMQ) and `common.link.memory.MemoryMail`
-(tests). Links are at most once: mail can be lost with its peer, never doubled, never reordered.
+(tests). Links are at most once: mail can be lost with a connection, never doubled, and is in order
+but around such a loss, where receivers find the gap by (attempt, first index).
 """
 
 from __future__ import annotations

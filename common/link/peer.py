@@ -6,11 +6,13 @@ from typing import Any
 
 import zmq
 
-from common.link.binding import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HIGH_WATER_MARK
 from common.link.curve import Keys
 from common.link.outbox import Outbox
 from common.messages.address import Address
 
+_HIGH_WATER_MARK = 1000
+_HEARTBEAT_MS = 300
+_HEARTBEAT_TIMEOUT_MS = 900
 _RECONNECT_MS = 100
 _MAX_RECONNECT_MS = 1000
 
@@ -70,9 +72,9 @@ def connect(context: zmq.Context[Any], to: Address, outbox: Outbox, keys: Keys |
     try:
         socket.setsockopt(zmq.IMMEDIATE, 1)  # else mail queues for whoever never answers
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
         if "[" in to.endpoint:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,77 +14,21 @@ import uvloop
 import zmq
 
 from common.config import LinkSettings
-from common.errors import ConfigError, InboxTaken, MessageTooLarge
-from common.link.curve import create_keys, load_keys
-from common.link.sockets import SocketMail
-from common.messages.address import Address, AttemptId
+from common.errors import MessageTooLarge
+from common.messages.address import Address
 from common.messages.arrays import int32s
-from common.messages.control import Abort, RouterAlive
-from common.messages.generate import ComputeInbox
+from common.messages.control import RouterAlive
 from common.messages.token_rows import TokenRows, rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox
-
-A = AttemptId("r", 1)
-LOOPS = (uvloop.run, asyncio.run)
+from tests.system.link_boxes import LOOPS, A, Box, abort, boxes, ipc_settings, tcp
 
 
-class Box:
-    """A bound inbox that keeps what it gets."""
-
-    def __init__(self, settings: LinkSettings, name: str, inbox: Any = ComputeInbox) -> None:
-        self.mail = SocketMail.bind(settings, name, inbox)
-        self.got: list[Any] = []
-        self.lost: list[Address] = []
-        self._news = asyncio.Event()
-
-    def open(self) -> Box:
-        self.mail.open(self.deliver, self.peer_lost)
-        return self
-
-    def deliver(self, message: Any, sender: Address) -> None:
-        self.got.append(message)
-        self._news.set()
-
-    def peer_lost(self, peer: Address) -> None:
-        self.lost.append(peer)
-        self._news.set()
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Wait for news that make it true; counters have no news, so look now and then too."""
-        async with asyncio.timeout(60):
-            while not true():
-                self._news.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), 0.01)
-
-    @property
-    def counters(self) -> list[int]:
-        return [message.attempt.counter for message in self.got]
-
-
-@asynccontextmanager
-async def boxes(settings: LinkSettings, *names: str) -> AsyncIterator[list[Box]]:
-    made = [Box(settings, name).open() for name in names]
-    try:
-        yield made
-    finally:
-        for box in made:
-            await box.mail.close(0.0)
-
-
-def abort(counter: int) -> Abort:
-    return Abort(AttemptId("r", counter), "lost")
+OVERFLOW = 10_000  # messages: more than two high-water marks and a kernel buffer hold
 
 
 @pytest.fixture
 def ipc(tmp_path: Path) -> LinkSettings:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir(mode=0o700)
-    return LinkSettings(run_dir=str(run_dir))
-
-
-def tcp(**more: Any) -> LinkSettings:
-    return LinkSettings(bind="tcp://127.0.0.1:0", **more)
+    return ipc_settings(tmp_path)
 
 
 # --- order and completeness
@@ -102,10 +43,16 @@ def test_200000_messages_arrive_in_order(
 
     async def main() -> None:
         async with boxes(ipc if kind == "ipc" else tcp(), "compute-0", "compute-1") as (one, two):
+
+            def keeps_up(num_sent: int) -> bool:
+                return len(one.got) > num_sent - 3000
+
             for counter in range(num_messages):
                 two.mail.send(one.mail.address, abort(counter))
                 if counter % 1000 == 0:
-                    await asyncio.sleep(0)
+                    # A sender that never waits fills the inbox to its mark, and a busy machine
+                    # then leaves heartbeats unread until libzmq takes the peer for dead.
+                    await one.until(partial(keeps_up, counter))
             await one.until(lambda: len(one.got) == num_messages)
             assert one.counters == list(range(num_messages))
             assert two.mail.stats().num_sent == num_messages
@@ -187,15 +134,14 @@ def test_a_peer_that_stops_reading_is_lost_and_holds_up_nobody(ipc: LinkSettings
         stuck = Box(ipc, "detokenizer-0", DetokenizerInbox)  # bound, and never opened
         async with boxes(ipc, "compute-0", "compute-1") as (sender, healthy):
             sender.mail.patience_s = 0.3
-            for index in range(5000):
+            for index in range(OVERFLOW):
                 builder = TokenRows(index)
                 builder.add(A, index, (index,))
                 sender.mail.send(stuck.mail.address, builder.build())
                 sender.mail.send(healthy.mail.address, abort(index))
                 if index % 500 == 0:
                     await asyncio.sleep(0)
-            await healthy.until(lambda: len(healthy.got) == 5000)
-            assert sender.mail.stats().num_waiting == 1  # merged
+            await healthy.until(lambda: len(healthy.got) == OVERFLOW)
             await sender.until(lambda: bool(sender.lost))
             assert sender.lost == [stuck.mail.address]
             stats = sender.mail.stats()
@@ -210,7 +156,7 @@ def test_a_slow_reader_gets_every_token_merged(ipc: LinkSettings) -> None:
     async def main() -> None:
         slow = Box(ipc, "detokenizer-0", DetokenizerInbox)
         async with boxes(ipc, "compute-0") as (sender,):
-            for index in range(5000):
+            for index in range(OVERFLOW):
                 builder = TokenRows(index)
                 builder.add(A, index, (index,))
                 sender.mail.send(slow.mail.address, builder.build())
@@ -221,11 +167,11 @@ def test_a_slow_reader_gets_every_token_merged(ipc: LinkSettings) -> None:
 
             def complete() -> bool:
                 got[:] = [t for m in slow.got for row in rows(m) for t in row.token_ids]
-                return len(got) == 5000
+                return len(got) == OVERFLOW
 
             await slow.until(complete)
-            assert got == list(range(5000))
-            assert len(slow.got) < 5000
+            assert got == list(range(OVERFLOW))
+            assert len(slow.got) < OVERFLOW
             await slow.mail.close(0.0)
 
     uvloop.run(main())
@@ -274,10 +220,14 @@ def test_a_new_life_gets_no_mail_of_the_old_one(kind: str, ipc: LinkSettings) ->
             second = Box(settings, "compute-0").open()
             assert second.mail.address.endpoint == old.endpoint
             assert second.mail.address.incarnation != old.incarnation
-            sender.mail.send(old, abort(1))
             sender.mail.send(second.mail.address, abort(2))
             await second.until(lambda: bool(second.got))
-            await second.until(lambda: second.mail.stats().num_misaddressed == 1)
+
+            def old_mail_came() -> bool:
+                sender.mail.send(old, abort(1))  # the first may be lost with the old connection
+                return second.mail.stats().num_misaddressed > 0
+
+            await second.until(old_mail_came)
             assert second.counters == [2]
             await second.mail.close(0.0)
 
@@ -355,193 +305,3 @@ def test_mail_over_the_limit_is_refused_by_sender_and_inbox(ipc: LinkSettings) -
         await one.mail.close(0.0)
 
     uvloop.run(main())
-
-
-# --- places
-
-
-def test_an_inbox_has_one_owner(ipc: LinkSettings) -> None:
-    async def main() -> None:
-        async with boxes(ipc, "compute-0", "compute-1") as (one, two):
-            with pytest.raises(InboxTaken, match="another process"):
-                SocketMail.bind(ipc, "compute-0", ComputeInbox)
-            two.mail.send(one.mail.address, abort(1))
-            await one.until(lambda: bool(one.got))
-
-    uvloop.run(main())
-
-
-def test_a_tcp_port_has_one_owner() -> None:
-    async def main() -> None:
-        async with boxes(tcp(), "compute-0") as (one,):
-            again = LinkSettings(bind=one.mail.address.endpoint)
-            with pytest.raises(InboxTaken, match="another process"):
-                SocketMail.bind(again, "compute-0", ComputeInbox)
-
-    uvloop.run(main())
-
-
-_DIES = """
-import asyncio, os, sys
-from common.config import LinkSettings
-from common.link.sockets import SocketMail
-from common.messages.generate import ComputeInbox
-
-async def main():
-    SocketMail.bind(LinkSettings(run_dir=sys.argv[1]), "compute-0", ComputeInbox)
-    os._exit(9)
-
-asyncio.run(main())
-"""
-
-
-def test_the_socket_file_of_a_dead_owner_is_replaced(ipc: LinkSettings) -> None:
-    died = subprocess.run([sys.executable, "-c", _DIES, ipc.run_dir], check=False, timeout=60)
-    assert died.returncode == 9
-    path = Path(ipc.run_dir) / "compute-0.sock"
-    assert stat.S_ISSOCK(path.stat().st_mode)
-
-    async def main() -> None:
-        async with boxes(ipc, "compute-0", "compute-1") as (one, two):
-            two.mail.send(one.mail.address, abort(1))
-            await one.until(lambda: bool(one.got))
-
-    uvloop.run(main())
-
-
-def refused(settings: LinkSettings, name: str = "compute-0") -> str:
-    async def main() -> None:
-        SocketMail.bind(settings, name, ComputeInbox)
-
-    with pytest.raises(ConfigError) as caught:
-        uvloop.run(main())
-    return str(caught.value)
-
-
-def test_a_run_dir_that_others_can_enter_is_refused(ipc: LinkSettings) -> None:
-    Path(ipc.run_dir).chmod(0o755)
-    assert "chmod 700" in refused(ipc)
-
-
-def test_a_run_dir_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with boxes(LinkSettings(run_dir=str(tmp_path / "new")), "compute-0"):
-            assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
-
-    uvloop.run(main())
-
-
-def test_an_ipc_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    assert "at most 107" in refused(LinkSettings(run_dir=str(tmp_path / ("x" * 107))))
-
-
-@pytest.mark.parametrize("bind", ["tcp://0.0.0.0:0", "tcp://*:*"])
-def test_a_place_that_others_can_reach_is_refused_without_keys(bind: str) -> None:
-    assert "slipstream keys DIR" in refused(LinkSettings(bind=bind))
-
-
-def test_a_place_that_is_none_is_refused() -> None:
-    assert "neither" in refused(LinkSettings(bind="udp://127.0.0.1:5"))
-
-
-def test_a_port_is_found_and_advertised() -> None:
-    async def main() -> None:
-        async with boxes(tcp(), "compute-0") as (one,):
-            assert one.mail.address.endpoint.startswith("tcp://127.0.0.1:")
-            assert not one.mail.address.endpoint.endswith(":0")
-
-    uvloop.run(main())
-
-
-def test_names_of_routers_are_resolved_on_the_loop(ipc: LinkSettings) -> None:
-    async def main() -> None:
-        async with boxes(ipc, "compute-0") as (one,):
-            path = "ipc://{run_dir}/router-0.sock"
-            assert one.mail.resolve(path) == (f"ipc://{ipc.run_dir}/router-0.sock",)
-            name = "tcp://localhost:5000"
-            await one.until(lambda: bool(one.mail.resolve(name)))
-            assert set(one.mail.resolve(name)) <= {"tcp://127.0.0.1:5000", "tcp://[::1]:5000"}
-
-    uvloop.run(main())
-
-
-# --- CURVE
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    create_keys(tmp_path / "keys")
-    return tmp_path / "keys"
-
-
-@pytest.mark.parametrize("run", LOOPS)
-@pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_known_keys_get_through(
-    run: Callable[[Coroutine[Any, Any, None]], None], kind: str, keys: Path, ipc: LinkSettings
-) -> None:
-    base = ipc if kind == "ipc" else tcp()
-    settings = base.model_copy(update={"curve_dir": str(keys)})
-
-    async def main() -> None:
-        async with boxes(settings, "compute-0", "router-0") as (one, two):
-            for counter in range(1000):
-                two.mail.send(one.mail.address, abort(counter))
-            await one.until(lambda: len(one.got) == 1000)
-            assert one.counters == list(range(1000))
-            assert one.mail.stats().num_refused_keys == 0
-
-    run(main())
-
-
-def test_without_keys_nothing_gets_through(keys: Path) -> None:
-    async def main() -> None:
-        async with (
-            boxes(tcp(curve_dir=str(keys)), "compute-0") as (one,),
-            boxes(tcp(), "compute-1") as (stranger,),
-        ):
-            stranger.mail.patience_s = 0.5
-            stranger.mail.send(one.mail.address, abort(1))
-            await stranger.until(lambda: bool(stranger.lost))
-            assert one.got == []
-
-    uvloop.run(main())
-
-
-def test_an_unknown_key_gets_nothing_through(keys: Path, tmp_path: Path) -> None:
-    async def main() -> None:
-        settings = tcp(curve_dir=str(keys))
-        async with boxes(settings, "compute-0", "router-0") as (one, known):
-            other = load_keys(keys, "router")
-            public, secret = zmq.curve_keypair()
-            with zmq.Context() as context, context.socket(zmq.PUSH) as raw:
-                raw.linger = 0
-                raw.curve_serverkey = other.server_public
-                raw.curve_publickey, raw.curve_secretkey = public, secret
-                raw.connect(one.mail.address.endpoint)
-                frames = known.mail._codec.encode(abort(1), one.mail.address, known.mail.address)
-                raw.send_multipart(frames)
-                await one.until(lambda: one.mail.stats().num_refused_keys > 0)
-                known.mail.send(one.mail.address, abort(2))
-                await one.until(lambda: bool(one.got))
-                await asyncio.sleep(0.1)
-                assert one.counters == [2]
-
-    uvloop.run(main())
-
-
-def test_with_keys_every_interface_may_be_bound(keys: Path) -> None:
-    settings = LinkSettings(
-        bind="tcp://0.0.0.0:0", curve_dir=str(keys), routers=("tcp://127.0.0.1:5000",)
-    )
-
-    async def main() -> None:
-        async with boxes(settings, "compute-0", "router-0") as (one, two):
-            assert one.mail.address.endpoint.startswith("tcp://127.0.0.1:")
-            two.mail.send(one.mail.address, abort(1))
-            await one.until(lambda: bool(one.got))
-
-    uvloop.run(main())
-
-
-def test_a_service_without_keys_of_its_own_is_refused(keys: Path) -> None:
-    assert "no keys for the instance name" in refused(tcp(curve_dir=str(keys)), "gpu-1")

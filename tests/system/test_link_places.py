@@ -1,0 +1,217 @@
+"""Where real inboxes may be bound, and who gets in: run folders, locks, ports, CURVE."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+import zmq
+
+from common.config import LinkSettings
+from common.errors import ConfigError, InboxTaken
+from common.link.curve import create_keys, load_keys
+from common.link.sockets import SocketMail
+from common.messages.generate import ComputeInbox
+from tests.system.link_boxes import LOOPS, abort, boxes, ipc_settings, tcp
+
+
+@pytest.fixture
+def ipc(tmp_path: Path) -> LinkSettings:
+    return ipc_settings(tmp_path)
+
+
+# --- places
+
+
+def test_an_inbox_has_one_owner(ipc: LinkSettings) -> None:
+    async def main() -> None:
+        async with boxes(ipc, "compute-0", "compute-1") as (one, two):
+            with pytest.raises(InboxTaken, match="another process"):
+                SocketMail.bind(ipc, "compute-0", ComputeInbox)
+            two.mail.send(one.mail.address, abort(1))
+            await one.until(lambda: bool(one.got))
+
+    uvloop.run(main())
+
+
+def test_a_tcp_port_has_one_owner() -> None:
+    async def main() -> None:
+        async with boxes(tcp(), "compute-0") as (one,):
+            again = LinkSettings(bind=one.mail.address.endpoint)
+            with pytest.raises(InboxTaken, match="another process"):
+                SocketMail.bind(again, "compute-0", ComputeInbox)
+
+    uvloop.run(main())
+
+
+_DIES = """
+import asyncio, os, sys
+from common.config import LinkSettings
+from common.link.sockets import SocketMail
+from common.messages.generate import ComputeInbox
+
+async def main():
+    SocketMail.bind(LinkSettings(run_dir=sys.argv[1]), "compute-0", ComputeInbox)
+    os._exit(9)
+
+asyncio.run(main())
+"""
+
+
+def test_the_socket_file_of_a_dead_owner_is_replaced(ipc: LinkSettings) -> None:
+    died = subprocess.run([sys.executable, "-c", _DIES, ipc.run_dir], check=False, timeout=60)
+    assert died.returncode == 9
+    path = Path(ipc.run_dir) / "compute-0.sock"
+    assert stat.S_ISSOCK(path.stat().st_mode)
+
+    async def main() -> None:
+        async with boxes(ipc, "compute-0", "compute-1") as (one, two):
+            two.mail.send(one.mail.address, abort(1))
+            await one.until(lambda: bool(one.got))
+
+    uvloop.run(main())
+
+
+def refused(settings: LinkSettings, name: str = "compute-0") -> str:
+    async def main() -> None:
+        SocketMail.bind(settings, name, ComputeInbox)
+
+    with pytest.raises(ConfigError) as caught:
+        uvloop.run(main())
+    return str(caught.value)
+
+
+def test_a_run_dir_that_others_can_enter_is_refused(ipc: LinkSettings) -> None:
+    Path(ipc.run_dir).chmod(0o755)
+    assert "chmod 700" in refused(ipc)
+
+
+def test_a_run_dir_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with boxes(LinkSettings(run_dir=str(tmp_path / "new")), "compute-0"):
+            assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+    uvloop.run(main())
+
+
+def test_an_ipc_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    assert "at most 107" in refused(LinkSettings(run_dir=str(tmp_path / ("x" * 107))))
+
+
+@pytest.mark.parametrize("bind", ["tcp://0.0.0.0:0", "tcp://*:*"])
+def test_a_place_that_others_can_reach_is_refused_without_keys(bind: str) -> None:
+    assert "slipstream keys DIR" in refused(LinkSettings(bind=bind))
+
+
+def test_a_place_that_is_none_is_refused() -> None:
+    assert "neither" in refused(LinkSettings(bind="udp://127.0.0.1:5"))
+
+
+def test_a_port_is_found_and_advertised() -> None:
+    async def main() -> None:
+        async with boxes(tcp(), "compute-0") as (one,):
+            assert one.mail.address.endpoint.startswith("tcp://127.0.0.1:")
+            assert not one.mail.address.endpoint.endswith(":0")
+
+    uvloop.run(main())
+
+
+def test_names_of_routers_are_resolved_on_the_loop(ipc: LinkSettings) -> None:
+    async def main() -> None:
+        async with boxes(ipc, "compute-0") as (one,):
+            path = "ipc://{run_dir}/router-0.sock"
+            assert one.mail.resolve(path) == (f"ipc://{ipc.run_dir}/router-0.sock",)
+            name = "tcp://localhost:5000"
+            await one.until(lambda: bool(one.mail.resolve(name)))
+            assert set(one.mail.resolve(name)) <= {"tcp://127.0.0.1:5000", "tcp://[::1]:5000"}
+
+    uvloop.run(main())
+
+
+# --- CURVE
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    create_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("run", LOOPS)
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_known_keys_get_through(
+    run: Callable[[Coroutine[Any, Any, None]], None], kind: str, keys: Path, ipc: LinkSettings
+) -> None:
+    base = ipc if kind == "ipc" else tcp()
+    settings = base.model_copy(update={"curve_dir": str(keys)})
+
+    async def main() -> None:
+        async with boxes(settings, "compute-0", "router-0") as (one, two):
+            for counter in range(1000):
+                two.mail.send(one.mail.address, abort(counter))
+            await one.until(lambda: len(one.got) == 1000)
+            assert one.counters == list(range(1000))
+            assert one.mail.stats().num_refused_keys == 0
+
+    run(main())
+
+
+def test_without_keys_nothing_gets_through(keys: Path) -> None:
+    async def main() -> None:
+        async with (
+            boxes(tcp(curve_dir=str(keys)), "compute-0") as (one,),
+            boxes(tcp(), "compute-1") as (stranger,),
+        ):
+            stranger.mail.patience_s = 0.5
+            stranger.mail.send(one.mail.address, abort(1))
+            await stranger.until(lambda: bool(stranger.lost))
+            assert one.got == []
+
+    uvloop.run(main())
+
+
+def test_an_unknown_key_gets_nothing_through(keys: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = tcp(curve_dir=str(keys))
+        async with boxes(settings, "compute-0", "router-0") as (one, known):
+            other = load_keys(keys, "router")
+            public, secret = zmq.curve_keypair()
+            with zmq.Context() as context, context.socket(zmq.PUSH) as raw:
+                raw.linger = 0
+                raw.curve_serverkey = other.server_public
+                raw.curve_publickey, raw.curve_secretkey = public, secret
+                raw.connect(one.mail.address.endpoint)
+                frames = known.mail._codec.encode(abort(1), one.mail.address, known.mail.address)
+                raw.send_multipart(frames)
+                await one.until(lambda: one.mail.stats().num_refused_keys > 0)
+                known.mail.send(one.mail.address, abort(2))
+                await one.until(lambda: bool(one.got))
+                await asyncio.sleep(0.1)
+                assert one.counters == [2]
+
+    uvloop.run(main())
+
+
+def test_with_keys_every_interface_may_be_bound(keys: Path) -> None:
+    settings = LinkSettings(
+        bind="tcp://0.0.0.0:0", curve_dir=str(keys), routers=("tcp://127.0.0.1:5000",)
+    )
+
+    async def main() -> None:
+        async with boxes(settings, "compute-0", "router-0") as (one, two):
+            assert one.mail.address.endpoint.startswith("tcp://127.0.0.1:")
+            two.mail.send(one.mail.address, abort(1))
+            await one.until(lambda: bool(one.got))
+
+    uvloop.run(main())
+
+
+def test_a_service_without_keys_of_its_own_is_refused(keys: Path) -> None:
+    assert "no keys for the instance name" in refused(tcp(curve_dir=str(keys)), "gpu-1")
