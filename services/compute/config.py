@@ -32,6 +32,7 @@ class ComputeSettings(Settings):
     in_flight_steps: int = 1  # steps launched ahead of the last result
     lockstep: bool = False  # wait for the routers' answer to each step, as a serial server does
     num_threads: int = 0  # torch threads on the CPU; default: by model size, at most cores - 1
+    max_threads: int = 0  # bounds that default; set by the launcher where replicas share a host
     warmup: bool = True
     grace_s: float = 30.0
     sim_step_base_s: float = 0.005  # the virtual device's step: this much at least,

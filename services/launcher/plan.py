@@ -83,7 +83,7 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
     if plan.counts.compute > 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         threads = max(1, (cores - 1) // plan.counts.compute)
-        tables.setdefault("compute", {}).setdefault("num_threads", threads)
+        tables.setdefault("compute", {}).setdefault("max_threads", threads)
     return tables
 
 

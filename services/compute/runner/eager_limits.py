@@ -112,7 +112,8 @@ def bytes_of_page(page_tokens: int, config: DecoderConfig, dtype: torch.dtype) -
 def choose_threads(settings: ComputeSettings, config: DecoderConfig, dtype: torch.dtype) -> int:
     """Torch's threads: those of the settings, else as many as the weights keep busy.
 
-    At most all cores but one, which is for the loop of this process and for the other services.
+    At most `max_threads`, or all cores but one, which is for the loop of this process and for the
+    other services.
     """
     if settings.num_threads:
         return settings.num_threads
@@ -121,7 +122,8 @@ def choose_threads(settings: ComputeSettings, config: DecoderConfig, dtype: torc
     else:
         cores = os.cpu_count() or 1
     weight_bytes = num_step_weights(config) * dtype.itemsize
-    return max(1, min(cores - 1, weight_bytes // BYTES_PER_THREAD))
+    most = min(cores - 1, settings.max_threads or cores)
+    return max(1, min(most, weight_bytes // BYTES_PER_THREAD))
 
 
 def prepare_cpu(num_threads: int) -> None:

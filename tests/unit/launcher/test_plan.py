@@ -50,9 +50,9 @@ def test_a_run_has_its_own_inboxes_and_knows_all_routers() -> None:
 def test_several_compute_processes_share_the_cores() -> None:
     model = ModelSettings(path="/m")
     several = tables_of_run(plan_of(counts=Counts(compute=64)), model, "/r", "json")
-    assert several["compute"]["num_threads"] == 1
-    told = plan_of({"compute": {"num_threads": 3}}, Counts(compute=2))
-    assert tables_of_run(told, model, "/r", "json")["compute"]["num_threads"] == 3
+    assert several["compute"]["max_threads"] == 1
+    told = plan_of({"compute": {"max_threads": 3}}, Counts(compute=2))
+    assert tables_of_run(told, model, "/r", "json")["compute"]["max_threads"] == 3
 
 
 def test_a_service_inherits_the_environment_but_for_our_settings() -> None:
