@@ -85,17 +85,17 @@ class Registration:
         self._heartbeats.resolved(endpoints, now_s)
         for to, beat in self._heartbeats.due(now_s):
             try:
-                mail.send(to, self._alive(mail.address, to.incarnation, beat, now_s, state))
+                mail.send(to, self._alive(mail, to.incarnation, beat, now_s, state))
             except LinkError as error:
                 self._log.error("heartbeat not sent", router=to.endpoint, error=str(error))
         return expired
 
     def _alive(
-        self, address: Address, router: str, beat: int, now_s: float, state: WorkerState
+        self, mail: Mail, router: str, beat: int, now_s: float, state: WorkerState
     ) -> WorkerAlive:
         return WorkerAlive(
             service=self._service,
-            address=address,
+            address=mail.address,
             protocol_version=PROTOCOL_VERSION,
             model=self._model,
             load=state.load,
@@ -105,4 +105,5 @@ class Registration:
             draining=state.draining,
             uptime_s=now_s - self._started_s,
             open_counters=int64s(state.open_counters(router)),
+            caught_up=mail.inbox_empty,
         )

@@ -55,7 +55,8 @@ class WorkerAlive:
     `progress` grows whenever work is done; a worker with open attempts whose progress stands
     still for longer than `stall_after_s` counts as hung. `open_counters` are this router's
     attempts that the worker has state for. `lease_s` is the longest silence that is normal for
-    it: more than two seconds where a step can hold the loop for longer, as on a CPU.
+    it: more than two seconds where a step can hold the loop for longer, as on a CPU. `caught_up`
+    says that no mail waited to be read: only then is what `open_counters` lacks really not there.
     """
 
     TAG: ClassVar[str] = "worker_alive"
@@ -71,6 +72,7 @@ class WorkerAlive:
     uptime_s: float
     open_counters: Int64s
     lease_s: float = 2.0
+    caught_up: bool = True
 
 
 @dataclass(frozen=True, slots=True)

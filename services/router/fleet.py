@@ -48,7 +48,7 @@ class Worker:
         self.draining = message.draining
         self.progress = message.progress
         self.heard_at_s = now_s
-        self.beat_at_s = now_s
+        self.beat_at_s = now_s if message.caught_up else 0.0
         self.previous_beat_at_s = 0.0
         self.probed_at_s = 0.0
         self.num_open = 0  # of this router's attempts, as the worker's last heartbeat says
@@ -125,7 +125,8 @@ class Fleet:
         else:
             if worker.draining != message.draining or worker.model != message.model:
                 self._groups = None
-            worker.previous_beat_at_s, worker.beat_at_s = worker.beat_at_s, now_s
+            if message.caught_up:  # else what it does not list may be in its unread mail
+                worker.previous_beat_at_s, worker.beat_at_s = worker.beat_at_s, now_s
             worker.draining, worker.model = message.draining, message.model
         worker.heard_at_s = now_s
         worker.load = message.load
@@ -174,7 +175,10 @@ class Fleet:
         return silent
 
     def beaten_since_s(self, incarnation: str) -> float:
-        """Return when the last but one heartbeat of a worker came; infinity if it is unknown."""
+        """Return when the last but one heartbeat of a worker came that had read all its mail.
+
+        Infinity if the worker is unknown.
+        """
         worker = self._workers.get(incarnation)
         return float("inf") if worker is None else worker.previous_beat_at_s
 

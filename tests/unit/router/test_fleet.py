@@ -182,3 +182,13 @@ def test_the_last_but_one_heartbeat_is_remembered() -> None:
     fleet.alive(_alive("compute", "compute"), 1.0)
     assert fleet.beaten_since_s("compute.1") == 0.5
     assert fleet.beaten_since_s("gone.1") == float("inf")
+
+
+def test_a_heartbeat_over_unread_mail_proves_nothing_of_what_it_does_not_list() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("detokenizer", "behind", caught_up=False), 0.5)
+    fleet.alive(_alive("detokenizer", "behind"), 1.0)
+    fleet.alive(_alive("detokenizer", "behind", caught_up=False), 1.5)
+    assert fleet.beaten_since_s("behind.1") == 0.0
+    fleet.alive(_alive("detokenizer", "behind"), 2.0)
+    assert fleet.beaten_since_s("behind.1") == 1.0
