@@ -44,6 +44,8 @@ class EventLog:
                 logprobs,
                 not sequence.opened,
                 ending,
+                sequence.prompt_len,
+                sequence.cached_tokens,
             )
         )
         sequence.opened = True
@@ -60,6 +62,8 @@ class EventLog:
                 num_logprobs=sequence.params.num_logprobs,
                 opened=not sequence.opened,
                 ending=ending,
+                prompt_tokens=sequence.prompt_len,
+                cached_tokens=sequence.cached_tokens,
             )
         )
         sequence.opened = True
