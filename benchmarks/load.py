@@ -19,8 +19,9 @@ from typing import Any
 import uvloop
 
 MARK = b"data: "
-OVERLAP = len(MARK) - 1  # too short to hold a whole mark
+OVERLAP = len(MARK) - 1  # too short to hold a whole mark, so that none is counted twice
 END = b"[DONE]"
+ERROR = b'data: {"error"'
 BIN_S = 0.1
 
 
@@ -114,7 +115,9 @@ class _StreamClient(asyncio.Protocol):
             if self._load.keep_times:
                 self._times.extend([now_s] * num_events)
         self._tail = seen[-OVERLAP:]
-        if END in seen[-64:]:
+        if ERROR in seen:
+            self._fail(LoadError(seen[seen.index(ERROR) :][:500].decode(errors="replace")))
+        elif END in seen[-64:]:
             self._ended(now_s)
         elif not self._first_s and b"HTTP/1.1 200" not in seen and len(seen) > 12:
             self._fail(LoadError(seen[:500].decode(errors="replace")))

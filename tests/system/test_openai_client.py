@@ -94,12 +94,18 @@ def test_a_stop_string_ends_the_text_and_is_not_shown(client: OpenAI, streamed: 
     stop = next(text[i : i + 3] for i in range(8, 30) if text.find(text[i : i + 3]) == i)
     expected = text[: text.index(stop)]
     if streamed:
-        chunks = list(client.completions.create(**asked, stop=[stop, "never said"], stream=True))
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *chunks, last = client.completions.create(**asked, stop=[stop, "never said"], **options)
         assert "".join(chunk.choices[0].text for chunk in chunks) == expected
         assert chunks[-1].choices[0].finish_reason == "stop"
+        usage = last.usage
     else:
-        choice = client.completions.create(**asked, stop=stop).choices[0]
+        answer = client.completions.create(**asked, stop=stop)
+        choice, usage = answer.choices[0], answer.usage
         assert (choice.text, choice.finish_reason) == (expected, "stop")
+    assert usage is not None
+    assert usage.prompt_tokens == len(tokens_of(client, "One, two"))
+    assert 1 <= usage.completion_tokens < 40
 
 
 def test_chat_logprobs_have_a_token_each_and_candidates_best_first(client: OpenAI) -> None:
