@@ -68,7 +68,7 @@ wishes = st.fixed_dictionaries(
 # as many new ones. Shrinking a history can take minutes, so it is left to those runs.
 SEARCH = int(os.environ.get("HISTORIES", "0"))
 SETTINGS = settings(
-    max_examples=SEARCH or 150,
+    max_examples=SEARCH or 100,
     derandomize=not SEARCH,
     phases=tuple(Phase) if SEARCH else (Phase.generate,),
     stateful_step_count=60,

@@ -78,6 +78,40 @@ def test_prefill_first_decodes_while_newcomers_do_not_fit() -> None:
     loop.check_finished()
 
 
+def prefill_first_short_of_pages() -> Loop:
+    """One row is held, a newcomer waits, and what is in flight will free four pages."""
+    loop = Loop(
+        make_spec(num_pages=7), SchedulerSettings(prefix_cache=False), policy=PrefillFirst()
+    )
+    loop.add(make_request(0, tuple(range(2, 14)), 8))
+    loop.add(make_request(1, tuple(range(12, 25)), 1))
+    assert loop.launch() is not None
+    loop.add(make_request(2, tuple(range(2, 10)), 4))
+    assert loop.launch() is None
+    return loop
+
+
+def test_a_held_row_gets_its_page_before_newcomers_do() -> None:
+    loop = prefill_first_short_of_pages()
+    loop.collect()
+    plan = loop.launch()
+    assert plan is not None
+    assert plan.q_start.tolist() == [12]
+    loop.run()
+    loop.check_finished()
+    assert loop.scheduler.stats().preemptions_total == 0
+
+
+def test_newcomers_go_on_when_the_held_row_is_aborted() -> None:
+    loop = prefill_first_short_of_pages()
+    loop.abort(0)
+    plan = loop.launch()
+    assert plan is not None
+    assert plan.q_len.tolist() == [8]
+    loop.run()
+    loop.check_finished()
+
+
 def test_a_static_batch_gathers_for_its_window() -> None:
     policy = StaticBatch(window_s=1.0)
     assert policy.quotas(view(), 0.0) == ()

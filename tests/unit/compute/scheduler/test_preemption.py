@@ -92,6 +92,21 @@ def test_a_held_row_goes_on_in_the_next_step_when_pages_come_free() -> None:
     assert loop.scheduler.stats().preemptions_total == 0
 
 
+def test_the_victim_is_held_even_if_it_has_room_itself() -> None:
+    loop = Loop(make_spec(num_pages=7), SchedulerSettings(prefix_cache=False))
+    loop.add(make_request(0, tuple(range(2, 14)), 8))  # wants a page for its first token
+    loop.add(make_request(1, tuple(range(12, 25)), 8))  # has room for three more
+    assert loop.launch() is not None
+    assert loop.launch() is None, "both are held while the victim is in flight"
+    loop.collect()
+    plan = loop.launch()
+    assert plan is not None
+    assert plan.q_start.tolist() == [12]
+    assert loop.scheduler.stats().preemptions_total == 1
+    loop.run()
+    loop.check_finished()
+
+
 def test_newcomers_wait_while_pages_are_short() -> None:
     loop = two_that_do_not_fit()
     while loop.launch() is not None:
