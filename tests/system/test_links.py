@@ -22,7 +22,6 @@ from common.messages.token_rows import TokenRows, rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox
 from tests.system.link_boxes import LOOPS, A, Box, abort, boxes, ipc_settings, tcp
 
-
 OVERFLOW = 10_000  # messages: more than two high-water marks and a kernel buffer hold
 
 
