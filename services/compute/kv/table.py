@@ -29,11 +29,6 @@ class PageTable:
         """Positions of one page."""
         return self._memory.page_tokens
 
-    @property
-    def num_tokens(self) -> int:
-        """Positions that the pages have room for."""
-        return len(self.pages) * self._memory.page_tokens
-
     def find(self, page_key: Callable[[int], bytes], max_pages: int) -> list[Node]:
         """Look up how much of this sequence the tree knows; nothing is held yet."""
         keys = (page_key(index) for index in range(max_pages))
@@ -68,6 +63,8 @@ class PageTable:
         """
         memory, nodes, pages = self._memory, self.nodes, self.pages
         num_before = len(nodes)
+        if num_tokens // memory.page_tokens <= num_before:
+            return []
         parent = nodes[-1] if nodes else None
         for index in range(num_before, num_tokens // memory.page_tokens):
             if parent is not None and parent.detached:

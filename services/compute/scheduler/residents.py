@@ -104,5 +104,7 @@ class Residents:
 
     def _settle(self) -> None:
         self._stale = False
-        self._decoding = [s for s in self._decoding if s.slot >= 0]
+        decoding = [s for s in self._decoding if s.slot >= 0]
+        if len(decoding) < len(self._decoding):  # the same list means: the same rows
+            self._decoding = decoding
         self._prefilling = [s for s in self._prefilling if s.slot >= 0]

@@ -168,7 +168,7 @@ class Sequence:
 
     def set_fence(self) -> None:
         """Let the planner look again when the pages or the tokens come to an end."""
-        self.fence = min(self.table.num_tokens, self.token_limit - 1)
+        self.fence = min(len(self.table.pages) * self.page_tokens, self.token_limit - 1)
 
     def set_notice(self) -> None:
         """Let commit look again at every token with logprobs, at a full page, at the last token."""
