@@ -132,8 +132,7 @@ class ContinuousScheduler:
 
     def move_all(self, now_s: float) -> None:
         """End all that is left with `moved`, so that routers take it elsewhere."""
-        for sequence in list(self._attempts):
-            self._endings.end(sequence, "moved")
+        self.end_all(lambda request: True, "moved", now_s)
 
     def end_all(self, matches: Callable[[Request], bool], reason: EndReason, now_s: float) -> None:
         """End every sequence of the requests that match."""

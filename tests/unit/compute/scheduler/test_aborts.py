@@ -189,3 +189,16 @@ def test_moving_ends_everything_that_is_left() -> None:
     check_scheduler(loop.scheduler)
     loop.run()
     loop.check_finished()
+
+
+def test_ending_some_requests_leaves_the_others_alone() -> None:
+    loop = Loop(make_spec())
+    for counter in range(4):
+        loop.add(make_request(counter, cache_salt="ab"[counter % 2]))
+    loop.step()
+    loop.scheduler.end_all(lambda request: request.cache_salt == "a", "aborted", loop.now_s)
+    check_aborted(loop, 0)
+    check_aborted(loop, 2)
+    loop.run()
+    loop.check_finished()
+    assert len(loop.streams[3].tokens) == 8
