@@ -94,6 +94,11 @@ class Engine:
         oldest = self._in_flight[0]
         return self._timer.end_s(oldest.kind, oldest.launched_s) - self._clock()
 
+    def plan_delay_s(self) -> float:
+        """How long until there may be something to plan though nothing happens meanwhile."""
+        wake_at_s = self._scheduler.wake_at_s()
+        return 0.0 if wake_at_s is None else max(0.0, wake_at_s - self._clock())
+
     def launch(self) -> bool:
         """Plan the next step and put it on the device; False when there is none to plan yet."""
         if not self.has_room:

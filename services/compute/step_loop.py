@@ -64,7 +64,8 @@ class StepLoop:
             if launched and self._engine.has_room:
                 continue
             if not self._engine.num_in_flight:
-                await self._sleep(TIMER_S)  # the policy waits for company, or for its window
+                # The policy waits for company, or for its window.
+                await self._sleep(max(TIMER_S, self._engine.plan_delay_s()))
             elif launched or not await self._sleep_until_near(self._engine.result_delay_s()):
                 await self._collect(launched)
 
