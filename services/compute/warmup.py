@@ -26,5 +26,6 @@ def warm_up(engine: Engine, scheduler: Scheduler) -> None:
     while scheduler.has_work() or engine.num_in_flight:
         if not engine.launch() and not engine.collect(force=True):
             break  # a policy that waits for its window: it has been warmed up enough
+    scheduler.end_all(lambda request: True, "aborted", 0.0)  # nobody is to be sent their tokens
     scheduler.take_events()
     engine.forget()

@@ -157,6 +157,17 @@ async def test_every_request_gets_its_tokens_and_one_terminal(
     assert ring.actor.drained
 
 
+@pytest.mark.parametrize("schedule", ["decode_first", "prefill_first", "static_batch"])
+async def test_the_warm_up_leaves_nothing_behind(
+    make_ring: Callable[..., Ring], schedule: str
+) -> None:
+    ring = make_ring(schedule=schedule, static_batch_window_s=60.0)
+    await ring.start()
+    assert ring.actor.num_open == 0
+    stats = ring.device.scheduler.stats()
+    assert stats.pages_free == stats.pages_total
+
+
 async def test_the_header_comes_with_the_first_token_and_with_the_terminal(
     make_ring: Callable[..., Ring],
 ) -> None:
