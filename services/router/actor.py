@@ -11,7 +11,7 @@ import structlog
 
 from common.link.mail import Mail
 from common.messages.address import Address, AttemptId
-from common.messages.control import Abort, RouterAlive, WorkerAlive
+from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive, WorkerAlive
 from common.messages.generate import StepWritten
 from common.messages.text import AttemptRefused, Detokenized, StepMark, TextGenerated, Tokenized
 from services.router.admission import Admission, AdmissionLimits
@@ -27,6 +27,7 @@ from services.router.stream import Flushes, SlowClientLimits
 
 MISSING_CHECK_S = 0.5  # a heartbeat's interval
 MAX_ABORTS_PER_BEAT = 256
+PROTOCOL_SAY_S = 60.0
 
 PLACEMENTS: dict[str, Callable[[], Placement]] = {
     "round_robin": RoundRobin,
@@ -49,6 +50,7 @@ class RouterActor:
         self._clock = clock
         self._fleet = Fleet(PLACEMENTS[settings.placement](), settings.lease_s)
         self._missing_checked_at_s = 0.0
+        self._protocol_said_at_s = -PROTOCOL_SAY_S
         self._log = structlog.get_logger()
 
     async def start(self, mail: Mail) -> None:
@@ -111,7 +113,8 @@ class RouterActor:
 
     def peer_lost(self, peer: Address) -> None:
         """End what a worker has that takes no mail any more."""
-        self._lose(peer.incarnation, "takes no mail")
+        self._fleet.remove(peer.incarnation)
+        self._lose(peer, "takes no mail")
 
     def tick(self, now_s: float) -> None:
         """Judge leases, probe silent workers, look for lost attempts, try slow clients again."""
@@ -156,6 +159,9 @@ class RouterActor:
         if message.address.incarnation != sender.incarnation:
             self._log.warning("heartbeat in another's name", sender=sender.endpoint)
             return
+        if not self._fleet.understands(message):
+            self._refuse_protocol(message)
+            return
         now_s = self._clock()
         incarnation = message.address.incarnation
         is_new = self._fleet.worker(incarnation) is None
@@ -183,24 +189,30 @@ class RouterActor:
             attempt = AttemptId(self._mail.address.incarnation, counter)
             self._mail.send(message.address, Abort(attempt, "unknown"))
 
+    def _refuse_protocol(self, message: WorkerAlive) -> None:
+        """Leave a worker of another version unanswered, and so unready; say it once a minute."""
+        now_s = self._clock()
+        if now_s >= self._protocol_said_at_s + PROTOCOL_SAY_S:
+            self._protocol_said_at_s = now_s
+            self._log.error(
+                "worker speaks another protocol: run the same version everywhere",
+                service=message.service,
+                endpoint=message.address.endpoint,
+                version=message.protocol_version,
+                own_version=PROTOCOL_VERSION,
+            )
+
     def _abort(self, doomed: list[Doomed], sender: Address) -> None:
         lost = sum(each.reason == "lost" for each in doomed)
         if lost:
             self._log.warning("rows lost", sender=sender.endpoint, attempts=lost)
         self._dispatch.abort(doomed)
 
-    def _lose(self, incarnation: str, why: str) -> None:
-        """Forget a worker and end its attempts; the issue on failover will retry them."""
-        worker = self._fleet.worker(incarnation)
-        self._fleet.remove(incarnation)
-        doomed = self._dispatch.inflight.lose_worker(incarnation)
-        self._log.warning(
-            "worker lost",
-            why=why,
-            endpoint=worker.address.endpoint if worker else "",
-            attempts=len(doomed),
-        )
+    def _lose(self, peer: Address, why: str) -> None:
+        """End the attempts of a worker that the fleet has forgotten; failover will retry them."""
+        doomed = self._dispatch.inflight.lose_worker(peer.incarnation)
+        self._log.warning("worker lost", why=why, endpoint=peer.endpoint, attempts=len(doomed))
         self._dispatch.abort(doomed)
-        self._dispatch.queries.lose_worker(incarnation)
-        if worker is not None and why != "hung":
-            self._mail.forget(worker.address)
+        self._dispatch.queries.lose_worker(peer.incarnation)
+        if why != "hung":
+            self._mail.forget(peer)

@@ -99,14 +99,14 @@ class Fleet:
         """Iterate over all registered workers."""
         return self._workers.values()
 
-    def alive(self, message: WorkerAlive, now_s: float) -> list[str]:
-        """Take a heartbeat; return the incarnations that this one replaces.
+    def alive(self, message: WorkerAlive, now_s: float) -> list[Address]:
+        """Take a heartbeat; return the earlier lives that this one replaces, now forgotten.
 
         A silent worker is given up after `lease_s`, or the time that it declares a step of its own
         may take, if that is longer. One that hung stays out until its progress moves.
         """
         incarnation = message.address.incarnation
-        if message.protocol_version != PROTOCOL_VERSION:
+        if not self.understands(message):
             return []
         if self._hung.get(incarnation) == message.progress:
             return []
@@ -115,11 +115,10 @@ class Fleet:
         replaced = []
         if worker is None:
             endpoint = message.address.endpoint
-            replaced = [
-                other for other, each in self._workers.items() if each.address.endpoint == endpoint
-            ]
-            for other in replaced:
-                self.remove(other)
+            known = [each.address for each in self._workers.values()]
+            replaced = [address for address in known if address.endpoint == endpoint]
+            for address in replaced:
+                self.remove(address.incarnation)
             worker = self._workers[incarnation] = Worker(message, now_s)
             self._groups = None
         else:
@@ -137,6 +136,10 @@ class Fleet:
         worker.progress = message.progress
         return replaced
 
+    def understands(self, message: WorkerAlive) -> bool:
+        """Whether a worker speaks this router's protocol; others are not registered."""
+        return message.protocol_version == PROTOCOL_VERSION
+
     def heard(self, incarnation: str, now_s: float) -> None:
         """Renew a worker's lease: any mail from it will do."""
         worker = self._workers.get(incarnation)
@@ -144,15 +147,17 @@ class Fleet:
             worker.heard_at_s = now_s
             self._leases.heard(incarnation, now_s)
 
-    def judge(self, now_s: float, inbox_empty: bool = True) -> list[Lapse[str]]:
+    def judge(self, now_s: float, inbox_empty: bool = True) -> list[Lapse[Address]]:
         """Remove and return the workers that are dead or hung; call it with every tick."""
-        lapses = self._leases.judge(now_s, inbox_empty)
-        for lapse in lapses:
-            if lapse.reason == "hung":
+        lapses = []
+        for incarnation, reason in self._leases.judge(now_s, inbox_empty):
+            worker = self._workers[incarnation]
+            if reason == "hung":
                 if len(self._hung) >= MAX_HUNG:
                     del self._hung[next(iter(self._hung))]
-                self._hung[lapse.peer] = self._workers[lapse.peer].progress
-            self.remove(lapse.peer)
+                self._hung[incarnation] = worker.progress
+            self.remove(incarnation)
+            lapses.append(Lapse(worker.address, reason))
         return lapses
 
     def remove(self, incarnation: str) -> bool:

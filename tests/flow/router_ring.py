@@ -38,6 +38,8 @@ from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, EndReason
 from services.router.actor import RouterActor
 from services.router.config import RouterSettings
 
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 CARD = ModelCard("demo", "rev1", 1000, 512, 511, 511)
 INBOXES: dict[str, Any] = {
     "tokenizer": TokenizerInbox,
@@ -243,3 +245,31 @@ def events(data: bytes) -> list[Any]:
     assert all(part.startswith(b"data: ") for part in parts)
     assert parts[-1] == b"data: [DONE]"
     return [json.loads(part[6:]) for part in parts[:-1]]
+
+
+async def waiting(ring: Ring, body: dict[str, Any], path: str = CHAT) -> asyncio.Task[Any]:
+    """Post a request that the ring leaves unanswered, and wait until it is on the ring."""
+    ring.script = None
+    known = len(ring.workers["tokenizer"].of(Tokenize))
+
+    async def ask() -> tuple[int, bytes]:
+        async with ring.post(path, body) as response:
+            return response.status, await response.read()
+
+    task = asyncio.ensure_future(ask())
+    await ring.until(lambda: len(ring.workers["tokenizer"].of(Tokenize)) > known)
+    return task
+
+
+def last_counter(ring: Ring) -> int:
+    """Return the counter of the attempt that came last."""
+    message: Tokenize = ring.workers["tokenizer"].of(Tokenize)[-1]
+    return message.attempt.counter
+
+
+def error_of(data: bytes) -> dict[str, Any]:
+    """Return the error of a body in OpenAI's shape."""
+    body: dict[str, Any] = json.loads(data)
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    error: dict[str, Any] = body["error"]
+    return error

@@ -45,7 +45,7 @@ def _judge(fleet: Fleet, until_s: float, from_s: float = 0.0) -> list[tuple[str,
     lapses = []
     for tick in range(int(from_s * 10), int(until_s * 10) + 1):
         lapses += fleet.judge(tick / 10)
-    return [(lapse.peer, lapse.reason) for lapse in lapses]
+    return [(lapse.peer.incarnation, lapse.reason) for lapse in lapses]
 
 
 def test_one_worker_of_each_service_makes_the_fleet_ready() -> None:
@@ -125,7 +125,7 @@ def test_a_worker_that_gets_no_further_is_hung_and_stays_out_until_it_does() -> 
         if tick % 5 == 0:
             for service in SERVICES:
                 fleet.alive(_alive(service, service, **busy), tick / 10)
-        lapses += [(lapse.peer, lapse.reason) for lapse in fleet.judge(tick / 10)]
+        lapses += [(lapse.peer.incarnation, lapse.reason) for lapse in fleet.judge(tick / 10)]
     assert lapses == [(f"{service}.1", "hung") for service in SERVICES]
     fleet.alive(_alive("compute", "compute", **busy), 7.0)
     assert fleet.worker("compute.1") is None
@@ -144,7 +144,9 @@ def test_an_idle_worker_does_not_hang() -> None:
 
 def test_a_new_life_at_the_same_endpoint_replaces_the_old_one() -> None:
     fleet = _fleet()
-    assert fleet.alive(_alive("compute", "compute", life=2), 0.5) == ["compute.1"]
+    assert fleet.alive(_alive("compute", "compute", life=2), 0.5) == [
+        Address("mem://compute", "compute.1")
+    ]
     assert fleet.alive(_alive("compute", "compute", life=2), 1.0) == []
     assert fleet.worker("compute.1") is None
     assert len(fleet) == 3

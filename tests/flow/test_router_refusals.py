@@ -1,0 +1,146 @@
+"""What the router refuses, with which status and in which shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.messages.failure import Failure
+from common.messages.tokenize import Tokenize
+from tests.flow.router_ring import (
+    CHAT,
+    TEXT,
+    Script,
+    chat,
+    error_of,
+    last_counter,
+    running_router,
+    waiting,
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code"),
+    [
+        ({"data": b"{", "headers": {"Content-Type": "application/json"}}, 400, "invalid_json"),
+        ({"data": b"{}"}, 415, "unsupported_media_type"),
+        ({"data": b"{}", "headers": {"Content-Type": "text/plain"}}, 415, "unsupported_media_type"),
+        (
+            {
+                "data": b"x",
+                "headers": {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+            },
+            415,
+            "unsupported_media_type",
+        ),
+        ({"json": {"model": "demo", "messages": [], "x": "y" * 5000}}, 413, "request_too_large"),
+        ({"json": chat(model="other")}, 404, "model_not_found"),
+        ({"json": chat(logit_bias={"1000": 1})}, 400, "invalid_value"),
+        ({"json": chat(stop_token_ids=[1000])}, 400, "invalid_value"),
+    ],
+)
+async def test_a_refused_request_reaches_nobody(
+    arguments: dict[str, Any], status: int, code: str
+) -> None:
+    async with running_router(max_body_bytes=4096) as ring:
+        async with ring.session.post(CHAT, **arguments) as response:
+            assert response.status == status
+            assert error_of(await response.read())["code"] == code
+        assert ring.workers["tokenizer"].of(Tokenize) == []
+        await ring.until(ring.is_empty)
+
+
+async def test_a_chunked_body_over_the_limit_is_a_413() -> None:
+    async def body() -> Any:
+        for _ in range(10):
+            yield b" " * 1000
+
+    async with running_router(max_body_bytes=4096) as ring:
+        headers = {"Content-Type": "application/json"}
+        async with ring.session.post(CHAT, data=body(), headers=headers) as response:
+            assert response.status == 413
+
+
+async def test_wrong_paths_and_methods_answer_in_the_same_shape() -> None:
+    async with running_router() as ring:
+        async with ring.session.get("/v1/nothing") as response:
+            assert response.status == 404
+            assert error_of(await response.read())["code"] == "not_found"
+        async with ring.session.get(CHAT) as response:
+            assert response.status == 405
+            assert response.headers["Allow"] == "POST"
+            assert error_of(await response.read())["code"] == "method_not_allowed"
+
+
+async def test_more_tokens_than_the_model_can_make_are_refused_by_the_name_given() -> None:
+    async with running_router() as ring:
+        for field in ("max_tokens", "max_completion_tokens"):
+            async with ring.post(CHAT, chat(**{field: 512})) as response:
+                assert response.status == 400
+                assert error_of(await response.read())["param"] == field
+        async with ring.post(CHAT, chat(max_tokens=511)) as response:
+            assert response.status == 200
+
+
+async def test_a_stage_cannot_answer_with_a_status_that_is_no_error() -> None:
+    async with running_router() as ring:
+        task = await waiting(ring, chat())
+        ring.refuse(ring.workers["tokenizer"].of(Tokenize)[-1], Failure(200, "odd", "odd"))
+        assert (await task)[0] == 500
+
+
+async def test_prompt_ids_outside_the_vocabulary_are_named() -> None:
+    async with running_router() as ring:
+        body = {"model": "demo", "prompt": [[1, 2], [3, 1000]]}
+        async with ring.post(TEXT, body) as response:
+            assert error_of(await response.read())["param"] == "prompt[1][1]"
+
+
+async def test_a_message_that_no_inbox_takes_is_a_413() -> None:
+    async with running_router() as ring:
+        ring.exchange.max_message_bytes = 2000
+        long = [{"role": "user", "content": "x" * 3000}]
+        async with ring.post(CHAT, chat(messages=long)) as response:
+            assert response.status == 413
+            assert error_of(await response.read())["param"] == "messages"
+        await ring.until(ring.is_empty)
+
+
+async def test_keys_are_asked_for_everywhere_but_at_the_probes() -> None:
+    async with running_router(api_keys=("secret",)) as ring:
+        for path in (CHAT, "/tokenize"):
+            async with ring.post(path, chat()) as response:
+                assert response.status == 401
+                assert error_of(await response.read())["code"] == "invalid_api_key"
+        async with ring.session.get("/v1/models") as response:
+            assert response.status == 401
+        for path in ("/live", "/ready", "/health"):
+            async with ring.session.get(path) as response:
+                assert response.status == 200
+        headers = {"Authorization": "Bearer secret"}
+        async with ring.post(CHAT, chat(), headers=headers) as response:
+            assert response.status == 200
+
+
+async def test_a_full_router_says_when_to_come_back() -> None:
+    async with running_router(max_in_flight=1) as ring:
+        task = await waiting(ring, chat())
+        async with ring.post(CHAT, chat()) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+        ring.text(last_counter(ring), 0, "a", end="stop")
+        assert (await task)[0] == 200
+        ring.script = Script()
+        async with ring.post(CHAT, chat()) as response:
+            assert response.status == 200
+
+
+async def test_a_client_over_its_share_gets_a_429() -> None:
+    async with running_router(max_in_flight_per_client=1) as ring:
+        task = await waiting(ring, chat())
+        async with ring.post(CHAT, chat()) as response:
+            assert response.status == 429
+            assert "Retry-After" in response.headers
+        ring.text(last_counter(ring), 0, "a", end="stop")
+        await task

@@ -1,0 +1,195 @@
+"""Workers that come, die, hang and restart, as the router sees them."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+
+from common.messages.arrays import int64s
+from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive
+from common.messages.tokenize import Tokenize
+from services.router.fleet import SERVICES
+from tests.flow.router_ring import (
+    CHAT,
+    Script,
+    chat,
+    error_of,
+    events,
+    last_counter,
+    running_router,
+    waiting,
+)
+
+
+async def test_without_workers_requests_wait_for_nobody() -> None:
+    async with running_router(workers=False) as ring:
+        async with ring.post(CHAT, chat()) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+        async with ring.session.get("/ready") as response:
+            assert response.status == 503
+            body = await response.json()
+            assert body["missing"] == ["tokenizer", "compute", "detokenizer"]
+        async with ring.session.get("/live") as response:
+            assert response.status == 200
+        assert not ring.actor.ready
+
+
+async def test_heartbeats_are_answered() -> None:
+    async with running_router() as ring:
+        ring.beat()
+        await ring.settle()
+        for worker in ring.workers.values():
+            assert [answer.beat for answer in worker.of(RouterAlive)] == [1, 2]
+
+
+async def test_requests_are_spread_over_the_workers() -> None:
+    async with running_router(placement="round_robin") as ring:
+        ring.worker("tokenizer2", "tokenizer")
+        ring.worker("detokenizer2", "detokenizer")
+        ring.worker("compute2", "compute")
+        ring.beat()
+        await ring.settle()
+        for _ in range(4):
+            async with ring.post(CHAT, chat()) as response:
+                assert response.status == 200
+        assert len(ring.workers["tokenizer"].of(Tokenize)) == 2
+        messages = ring.workers["tokenizer"].of(Tokenize)
+        messages += ring.workers["tokenizer2"].of(Tokenize)
+        for station in ("compute", "detokenizer"):
+            names = [getattr(message.itinerary, station).endpoint for message in messages]
+            assert sorted(names) == sorted([f"mem://{station}", f"mem://{station}2"] * 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_dead_compute_ends_its_requests_and_a_new_one_serves_again(stream: bool) -> None:
+    async with running_router() as ring:
+        task = await waiting(ring, chat(stream=stream))
+        counter = last_counter(ring)
+        ring.text(counter, 0, "a")
+        await ring.settle()
+        ring.exchange.kill("compute")
+        for _ in range(30):
+            ring.beat("tokenizer", "detokenizer", open_counters=int64s([counter]))
+            await ring.tick()
+        status, data = await task
+        if stream:
+            assert status == 200
+            assert events(data)[-1]["error"]["code"] == "worker_lost"
+        else:
+            assert (status, error_of(data)["code"]) == (503, "worker_lost")
+        assert set(ring.aborts("detokenizer")) == {counter}
+        await ring.until(ring.is_empty)
+        async with ring.post(CHAT, chat()) as response:
+            assert response.status == 503
+        ring.worker("compute", "compute")
+        ring.beat()
+        await ring.settle()
+        ring.script = Script()
+        async with ring.post(CHAT, chat()) as response:
+            assert response.status == 200
+
+
+async def test_a_restarted_worker_ends_the_requests_of_its_former_life_at_once() -> None:
+    async with running_router() as ring:
+        task = await waiting(ring, chat())
+        ring.exchange.kill("compute")
+        ring.worker("compute", "compute")
+        ring.beat("compute")
+        assert (await task)[0] == 503
+
+
+async def test_a_worker_that_takes_no_mail_is_given_up_long_before_its_lease() -> None:
+    async with running_router() as ring:
+        ring.beat(stall_after_s=60.0)
+        await ring.settle()
+        task = await waiting(ring, chat())
+        ring.exchange.kill("compute")
+        for _ in range(50):
+            ring.beat("tokenizer", "detokenizer", stall_after_s=60.0)
+            await ring.tick()
+        assert (await task)[0] == 503
+
+
+async def test_a_worker_in_a_long_step_keeps_its_requests() -> None:
+    async with running_router() as ring:
+        ring.beat(stall_after_s=60.0)
+        await ring.settle()
+        task = await waiting(ring, chat())
+        for _ in range(100):
+            ring.beat("tokenizer", "detokenizer", stall_after_s=60.0)
+            await ring.tick()
+        ring.text(last_counter(ring), 0, "a", end="stop")
+        assert (await task)[0] == 200
+
+
+async def test_a_gap_in_the_rows_ends_the_request_and_aborts_it() -> None:
+    async with running_router() as ring:
+        task = await waiting(ring, chat())
+        ring.text(last_counter(ring), 0, "a")
+        ring.text(last_counter(ring), 2, "c")
+        status, data = await task
+        assert (status, error_of(data)["code"]) == (503, "stream_lost")
+        (abort,) = ring.workers["compute"].of(Abort)
+        assert abort.reason == "lost"
+
+
+async def test_an_attempt_at_no_stage_is_given_up_after_two_beats() -> None:
+    async with running_router() as ring:
+        task = await waiting(ring, chat())
+        for _ in range(4):
+            await ring.tick(0.5)
+            ring.beat(open_counters=int64s([last_counter(ring)]))
+            await ring.settle()
+        assert not task.done()
+        for _ in range(6):  # two for tokenizer and compute, then two for the detokenizer
+            await ring.tick(0.5)
+            ring.beat()
+            await ring.settle()
+        assert (await task)[0] == 503
+
+
+async def test_an_unknown_attempt_is_aborted_when_it_is_listed_twice() -> None:
+    async with running_router() as ring:
+        ring.beat("compute", open_counters=int64s([77]))
+        await ring.settle()
+        assert ring.aborts("compute") == []
+        ring.beat("compute", open_counters=int64s([77, 78]))
+        await ring.settle()
+        (abort,) = ring.workers["compute"].of(Abort)
+        assert (abort.attempt.counter, abort.reason) == (77, "unknown")
+
+
+async def test_a_heartbeat_in_anothers_name_is_not_believed() -> None:
+    async with running_router() as ring:
+        ring.beat("compute", address=ring.workers["tokenizer"].mail.address)
+        await ring.settle()
+        assert len(ring.workers["tokenizer"].of(RouterAlive)) == 1
+
+
+async def test_the_log_names_the_worker_that_was_lost() -> None:
+    async with running_router() as ring:
+        ring.exchange.kill("compute")
+        ring.worker("compute", "compute")
+        with structlog.testing.capture_logs() as lines:
+            ring.beat("compute")
+            await ring.settle()
+        (lost,) = [line for line in lines if line["event"] == "worker lost"]
+        assert (lost["endpoint"], lost["why"]) == ("mem://compute", "replaced")
+
+
+async def test_a_worker_of_another_protocol_is_left_out_and_named_in_the_log() -> None:
+    async with running_router(workers=False) as ring:
+        for service in SERVICES:
+            ring.worker(service, service)
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(3):
+                ring.beat(protocol_version=PROTOCOL_VERSION + 1)
+                await ring.settle()
+        assert not ring.actor.ready
+        assert all(worker.got == [] for worker in ring.workers.values())
+        (said,) = [line for line in lines if "another protocol" in line["event"]]
+        assert said["version"] == PROTOCOL_VERSION + 1
+        ring.beat()
+        await ring.settle()
+        assert ring.actor.ready
