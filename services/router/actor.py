@@ -126,9 +126,9 @@ class RouterActor:
             self._mail.send(worker.address, RouterAlive(self._mail.address, 0))
         if now_s - self._missing_checked_at_s >= MISSING_CHECK_S:
             self._missing_checked_at_s = now_s
-            doomed = self._dispatch.inflight.fail_missing(self._fleet.beaten_since_s)
+            doomed = self._dispatch.inflight.fail_missing(self._fleet.beaten_since_s, now_s)
             if doomed:
-                self._log.warning("attempts at no stage", attempts=len(doomed))
+                self._log.warning("attempts lost on their way", attempts=len(doomed))
                 self._dispatch.abort(doomed)
 
     def drain(self) -> None:

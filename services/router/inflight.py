@@ -76,7 +76,15 @@ class Choice:
 class Attempt:
     """One try at a choice: where it runs, and which output index must come next."""
 
-    __slots__ = ("choice", "counter", "itinerary", "next_index", "past_tokenizer", "seen_at_s")
+    __slots__ = (
+        "choice",
+        "counter",
+        "itinerary",
+        "left_at_s",
+        "next_index",
+        "past_tokenizer",
+        "seen_at_s",
+    )
 
     def __init__(self, counter: int, choice: Choice, itinerary: Itinerary, now_s: float) -> None:
         self.counter = counter
@@ -84,7 +92,8 @@ class Attempt:
         self.itinerary = itinerary
         self.next_index = len(choice.token_ids)
         self.past_tokenizer = False  # compute has it, as a row or a heartbeat said
-        self.seen_at_s = now_s  # admitted, or last listed in a heartbeat
+        self.seen_at_s = now_s  # admitted, or last listed by its tokenizer or compute
+        self.left_at_s = 0.0  # since when neither lists it any more, as far as is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,25 +241,33 @@ class InFlight:
             if attempt is None:
                 unknown.append(counter)
                 continue
-            attempt.seen_at_s = now_s
-            if attempt.itinerary.compute.incarnation == incarnation:
+            way = attempt.itinerary
+            if incarnation == way.compute.incarnation:
                 attempt.past_tokenizer = True
+            elif incarnation != way.tokenizer.incarnation:
+                continue  # a detokenizer cannot know that the terminal was lost
+            attempt.seen_at_s = now_s
+            attempt.left_at_s = 0.0
         return unknown
 
-    def fail_missing(self, beaten_since_s: Callable[[str], float]) -> list[Doomed]:
-        """End attempts that no stage listed in its last two heartbeats.
+    def fail_missing(self, beaten_since_s: Callable[[str], float], now_s: float) -> list[Doomed]:
+        """End attempts of which nothing can come any more; call it a few times a second.
 
-        `beaten_since_s(incarnation)` is when the last but one heartbeat of a worker came. Those
-        within `IN_TRANSIT_S` of an attempt's start may have been on their way before it, or cross
-        it between two stages.
+        `beaten_since_s(incarnation)` is when the last but one heartbeat of a worker came that had
+        read all its mail. Tokenizer and compute have not listed such an attempt for two of those,
+        so they have sent all that they will; after two more of the detokenizer its terminal would
+        be here, were it not lost. Heartbeats within `IN_TRANSIT_S` of the last listing may have
+        been on their way before it, or cross it between two stages.
         """
 
         def missing(attempt: Attempt) -> bool:
             way, seen_at_s = attempt.itinerary, attempt.seen_at_s + IN_TRANSIT_S
-            return all(
-                beaten_since_s(stage.incarnation) > seen_at_s
-                for stage in (way.tokenizer, way.compute, way.detokenizer)
-            )
+            for stage in (way.tokenizer, way.compute):
+                if beaten_since_s(stage.incarnation) <= seen_at_s:
+                    return False
+            if not attempt.left_at_s:
+                attempt.left_at_s = now_s
+            return beaten_since_s(way.detokenizer.incarnation) > attempt.left_at_s
 
         return self._fail_where(missing, LOST, "lost")
 

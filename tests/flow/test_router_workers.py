@@ -142,7 +142,7 @@ async def test_an_attempt_at_no_stage_is_given_up_after_two_beats() -> None:
             ring.beat(open_counters=int64s([last_counter(ring)]))
             await ring.settle()
         assert not task.done()
-        for _ in range(6):  # two for tokenizer and compute, then two for the detokenizer
+        for _ in range(8):  # two of tokenizer and compute, then two of the detokenizer
             await ring.tick(0.5)
             ring.beat()
             await ring.settle()

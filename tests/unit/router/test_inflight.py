@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -214,18 +215,32 @@ def test_an_attempt_that_no_stage_lists_for_two_beats_is_lost() -> None:
     table = InFlight()
     sink, _, counter = _open(table)
     beats = {"tokenizer.0": 0.0, "compute.0": 0.0, "detokenizer.0": 0.0}
-    assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
+    missing = partial(table.fail_missing, lambda incarnation: beats[incarnation])
+    assert missing(0.5) == []
     beats = dict.fromkeys(beats, 0.5)
-    assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
-    beats.update({"tokenizer.0": 1.0, "compute.0": 1.0})
-    assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
-    beats["detokenizer.0"] = 1.0
-    table.listed("detokenizer.0", [counter], 1.5)
-    assert table.fail_missing(lambda incarnation: beats[incarnation]) == []
-    beats = dict.fromkeys(beats, 2.1)
-    assert _reasons(table.fail_missing(lambda incarnation: beats[incarnation])) == [
-        (counter, "lost")
-    ]
+    assert missing(1.0) == []
+    table.listed("compute.0", [counter], 1.2)
+    beats = dict.fromkeys(beats, 1.3)
+    assert missing(1.5) == []
+    beats.update({"tokenizer.0": 2.0, "compute.0": 2.0})
+    assert missing(2.5) == []
+    beats["detokenizer.0"] = 2.4  # what compute sent last may still have been on its way
+    assert missing(2.7) == []
+    beats["detokenizer.0"] = 2.9
+    assert _reasons(missing(3.4)) == [(counter, "lost")]
+    assert sink.failures == [LOST]
+
+
+def test_an_attempt_whose_terminal_never_reached_the_detokenizer_is_lost() -> None:
+    table = InFlight()
+    sink, _, counter = _open(table)
+    beats = dict.fromkeys(("tokenizer.0", "compute.0", "detokenizer.0"), 2.0)
+    missing = partial(table.fail_missing, lambda incarnation: beats[incarnation])
+    table.listed("detokenizer.0", [counter], 2.4)
+    assert missing(2.5) == []
+    beats = dict.fromkeys(beats, 3.0)
+    table.listed("detokenizer.0", [counter], 3.4)
+    assert _reasons(missing(3.5)) == [(counter, "lost")]
     assert sink.failures == [LOST]
 
 
