@@ -80,12 +80,20 @@ class Exchange:
         for owner in list(self._owners.values()):
             owner.sweep()
 
-    def drop(self, num_messages: int = 1, to: str | None = None, kind: type | None = None) -> None:
-        """Lose the next messages, only those to the actor `to` and of the class `kind` if given."""
+    def drop(
+        self,
+        num_messages: int = 1,
+        to: str | None = None,
+        kind: type | None = None,
+        where: Callable[[Any], bool] | None = None,
+    ) -> None:
+        """Lose the next messages, only those to the actor `to`, of the class `kind` and for which
+        `where` is true, if given."""
 
         def matches(receiver: Address, message: Any) -> bool:
             right_name = to is None or receiver.endpoint == endpoint_of(to)
-            return right_name and (kind is None or isinstance(message, kind))
+            right_kind = kind is None or isinstance(message, kind)
+            return right_name and right_kind and (where is None or where(message))
 
         self._losses.append(_Loss(matches, num_messages))
 
@@ -107,6 +115,14 @@ class Exchange:
         self._refusing.discard(endpoint_of(name))
         for owner in list(self._owners.values()):
             owner.flush()
+
+    def heal(self) -> None:
+        """Lose, hold back and refuse nothing any more."""
+        self._losses.clear()
+        for endpoint in list(self._held):
+            self.release(endpoint.removeprefix("mem://"))
+        for endpoint in list(self._refusing):
+            self.accept(endpoint.removeprefix("mem://"))
 
     def kill(self, name: str) -> None:
         """End an actor's life: it gets and sends nothing more, and nobody tells its peers."""

@@ -1,0 +1,221 @@
+"""The whole ring of real actors: whatever happens, every client is answered and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from common.messages.control import Abort, RouterAlive, WorkerAlive
+from common.messages.generate import Generate
+from common.messages.text import AttemptRefused, TextGenerated
+from common.messages.tokenize import Tokenize
+from common.messages.tokens import TokensGenerated
+from tests.flow.whole_ring import WholeRing, make_random, save_vocabulary, scripted_text, whole_ring
+
+LOSABLE = (
+    *(Tokenize, Generate, TokensGenerated, TextGenerated),
+    *(Abort, AttemptRefused, RouterAlive, WorkerAlive),
+)
+WORKERS = ("tokenizer", "compute1", "compute2", "detokenizer1", "detokenizer2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_vocabulary(tmp_path_factory.mktemp("hex"))
+
+
+@dataclass
+class Client:
+    """One request and all that came back for it."""
+
+    seed: int
+    num_tokens: int = 20
+    num_choices: int = 1
+    stop: str | None = None
+    streaming: bool = True
+    router: str = "router"
+    status: int = 0
+    texts: dict[int, str] = field(default_factory=dict)
+    finishes: dict[int, list[str]] = field(default_factory=dict)
+    usage: dict[str, Any] | None = None
+    num_errors: int = 0
+    num_done: int = 0
+    task: asyncio.Task[None] | None = None
+
+    def start(self, ring: WholeRing) -> Client:
+        self.task = asyncio.get_running_loop().create_task(self._run(ring))
+        return self
+
+    @property
+    def is_over(self) -> bool:
+        return self.task is not None and self.task.done()
+
+    async def leave(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _run(self, ring: WholeRing) -> None:
+        body = {
+            "model": "sim",
+            "prompt": f"prompt {self.seed % 3} of a few pages",
+            "max_tokens": self.num_tokens,
+            "seed": self.seed,
+            "n": self.num_choices,
+            "stop": self.stop,
+            "stream": self.streaming,
+        }
+        if self.streaming:
+            body["stream_options"] = {"include_usage": True}
+        async with ring.sessions[self.router].post("/v1/completions", json=body) as response:
+            self.status = response.status
+            if not self.streaming or response.status != 200:
+                self._take(await response.json())
+                return
+            async for line in response.content:
+                if line.startswith(b"data: [DONE]"):
+                    self.num_done += 1
+                elif line.startswith(b"data: "):
+                    self._take(json.loads(line[6:]))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        self.num_errors += "error" in event
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices", ()):
+            index = choice["index"]
+            self.texts[index] = self.texts.get(index, "") + choice["text"]
+            if choice["finish_reason"]:
+                self.finishes.setdefault(index, []).append(choice["finish_reason"])
+
+    def check(self) -> None:
+        """Exactly one end, and of the text a beginning or all of it, nothing twice."""
+        assert self.task is not None
+        self.task.result()
+        for choice in range(self.num_choices):
+            whole = scripted_text(self.seed, choice, self.num_tokens, self.stop)
+            text, finishes = self.texts.get(choice, ""), self.finishes.get(choice, [])
+            assert whole.startswith(text)
+            assert len(finishes) <= 1
+            assert not finishes or text == whole
+            assert self.num_errors or finishes
+        assert self.num_errors + (len(self.finishes) == self.num_choices) == 1
+        assert self.num_done == (self.streaming and self.status == 200)
+
+
+class History:
+    """Random clients and random misfortunes, the same for the same seed."""
+
+    def __init__(self, ring: WholeRing, random: Random) -> None:
+        self.ring = ring
+        self.random = random
+        self.clients: list[Client] = []
+        self.left: list[Client] = []
+
+    async def run(self, num_events: int) -> None:
+        events = (
+            *(self.ask, self.ask, self.ask, self.leave, self.lose, self.lose),
+            *(self.restart, self.hold, self.refuse, self.pass_time, self.pass_time),
+        )
+        for _ in range(num_events):
+            await self.random.choice(events)()
+            await self.ring.settle(self.random.randrange(40))
+        self.ring.exchange.heal()
+        for name in WORKERS:
+            if name not in self.ring.stations:
+                await self.ring.start(name)
+
+    async def ask(self) -> None:
+        random = self.random
+        seed = random.randrange(1 << 30)
+        num_tokens = random.choice((1, 5, 20, 60, 150))
+        at = 2 * random.randrange(num_tokens)
+        client = Client(
+            seed,
+            num_tokens,
+            random.choice((1, 1, 1, 2, 4)),
+            random.choice((None, scripted_text(seed, 0, num_tokens)[at : at + 4])),
+            random.random() < 0.7,
+        )
+        self.clients.append(client.start(self.ring))
+
+    async def leave(self) -> None:
+        if self.clients:
+            client = self.clients.pop(self.random.randrange(len(self.clients)))
+            await client.leave()
+            self.left.append(client)
+
+    async def lose(self) -> None:
+        self.ring.exchange.drop(self.random.randint(1, 3), kind=self.random.choice(LOSABLE))
+
+    async def restart(self) -> None:
+        name = self.random.choice(WORKERS)
+        if name in self.ring.stations:
+            await self.ring.kill(name)
+        if self.random.random() < 0.7:
+            await self.ring.start(name)
+
+    async def hold(self) -> None:
+        name = self.random.choice((*WORKERS, "router"))
+        self.ring.exchange.delay(name)
+        await self.ring.settle(self.random.randrange(60))
+        self.ring.exchange.release(name)
+
+    async def refuse(self) -> None:
+        name = self.random.choice((*WORKERS, "router"))
+        self.ring.exchange.refuse(name)
+        await self.ring.pass_time(self.random.choice((0.1, 0.5, 3.0)))
+        self.ring.exchange.accept(name)
+
+    async def pass_time(self) -> None:
+        await self.ring.pass_time(self.random.choice((0.1, 0.3, 1.0)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_after_any_history_every_client_is_answered_and_every_table_is_empty(
+    folder: Path, seed: int
+) -> None:
+    async with whole_ring(folder, *WORKERS) as ring:
+        history = History(ring, make_random(seed))
+        await history.run(40)
+        await ring.until(lambda: all(c.is_over for c in history.clients), time_passes=True)
+        for client in history.clients:
+            client.check()
+        await ring.pass_time(8.0)
+        assert ring.leftovers() == {}
+        last = Client(1).start(ring)
+        await ring.until(lambda: last.is_over, time_passes=True)
+        last.check()
+        assert last.finishes == {0: ["length"]}
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("kind", [TokensGenerated, TextGenerated])
+async def test_a_lost_last_row_leaves_no_client_waiting(
+    folder: Path, kind: type, streaming: bool
+) -> None:
+    async with whole_ring(folder) as ring:
+        ring.exchange.drop(kind=kind, where=lambda message: bool(message.ended))
+        client = Client(5, streaming=streaming).start(ring)
+        await ring.until(lambda: client.is_over, time_passes=True)
+        client.check()
+        assert client.num_errors == 1
+        await ring.pass_time(3.0)
+        assert ring.leftovers() == {}
+
+
+@pytest.mark.parametrize("kind", [Tokenize, Generate, TokensGenerated, TextGenerated])
+async def test_a_lost_first_message_leaves_no_client_waiting(folder: Path, kind: type) -> None:
+    async with whole_ring(folder) as ring:
+        ring.exchange.drop(kind=kind)
+        client = Client(5).start(ring)
+        await ring.until(lambda: client.is_over, time_passes=True)
+        client.check()
+        assert client.num_errors == 1
+        await ring.pass_time(3.0)
+        assert ring.leftovers() == {}

@@ -1,0 +1,278 @@
+"""All four real actors over the in-memory links, with clients over real HTTP and time by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+
+from common.actor import Actor
+from common.link.memory import Exchange, MemoryMail
+from common.messages.address import Address
+from common.messages.control import ModelCard
+from common.messages.generate import ComputeInbox
+from common.messages.text import RouterInbox
+from common.messages.tokenize import TextPrompt, TokenizerInbox
+from common.messages.tokens import DetokenizerInbox
+from common.registration import Registration
+from services.compute.actor import ComputeActor
+from services.compute.config import ComputeSettings
+from services.compute.device import scheduler_settings
+from services.compute.runner.protocol import KVGroup, Runner, RunnerSpec
+from services.compute.runner.sim import LatencyModel, SimRunner
+from services.compute.scheduler.protocol import Scheduler
+from services.compute.scheduler.scheduler import ContinuousScheduler
+from services.compute.scheduler.schools import make_policy
+from services.detokenizer.actor import DetokenizerActor
+from services.detokenizer.config import DetokenizerSettings
+from services.router.actor import RouterActor
+from services.router.config import RouterSettings
+from services.tokenizer.actor import Clocks, TokenizerActor
+from services.tokenizer.config import TokenizerSettings
+from services.tokenizer.job import Outcome, Ready, Report, unpack_job
+from services.tokenizer.pool import Pool, PoolSettings
+from services.tokenizer.process import Exited, Reported
+
+VOCAB_SIZE = 256
+EOS = 255
+CARD = ModelCard("sim", "r1", VOCAB_SIZE, 256, 255, 255)
+INBOXES: dict[str, Any] = {
+    "router": RouterInbox,
+    "tokenizer": TokenizerInbox,
+    "compute": ComputeInbox,
+    "detokenizer": DetokenizerInbox,
+}
+
+
+def save_vocabulary(folder: Path) -> Path:
+    """Write a vocabulary in which every token is its number, as two hexadecimal digits."""
+    tokenizer = Tokenizer(BPE({f"{token:02x}": token for token in range(VOCAB_SIZE)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+class InlineProcess:
+    """A process of the tokenizer's pool that needs none: the ids are the text's bytes."""
+
+    def __init__(self, reported: Reported, exited: Exited) -> None:
+        self._reported = reported
+        self._exited = exited
+        self._report(Ready())
+
+    def send(self, frame: bytes) -> None:
+        prompt = unpack_job(frame[4:]).prompt
+        assert isinstance(prompt, TextPrompt)
+        self._report(Outcome(array("i", list(prompt.text.encode()))))
+
+    def kill(self) -> None:
+        asyncio.get_running_loop().call_soon(self._exited, self, -9)
+
+    def _report(self, report: Report) -> None:
+        asyncio.get_running_loop().call_soon(self._reported, self, report)
+
+
+class SimDevice:
+    """A virtual device of few pages whose steps take no time."""
+
+    def __init__(self, settings: ComputeSettings, clock: Callable[[], float]) -> None:
+        spec = RunnerSpec(
+            vocab_size=VOCAB_SIZE,
+            max_model_len=256,
+            eos_token_ids=(EOS,),
+            kv_groups=(KVGroup("full", 1, 4, 0),),
+            num_pages=96,
+            num_host_pages=8,
+            max_num_seqs=6,
+            max_step_tokens=70,
+            stall_after_s=5.0,
+        )
+        self.runner: Runner = SimRunner(
+            spec, LatencyModel(0.0, 0.0, 0.0), clock, sleep=lambda seconds: None
+        )
+        self.scheduler: Scheduler = ContinuousScheduler(
+            spec, scheduler_settings(settings, spec), make_policy(settings.schedule, 0.0)
+        )
+
+    def load(self) -> tuple[Runner, Scheduler, ModelCard]:
+        return self.runner, self.scheduler, CARD
+
+
+class Station:
+    """One actor with its links, as `common.lifecycle` would run it; its errors are the test's."""
+
+    def __init__(self, ring: WholeRing, name: str, actor: Actor, mail: MemoryMail) -> None:
+        self.name = name
+        self.actor = actor
+        self.mail = mail
+        self.is_killed = False
+        self._ring = ring
+
+    def receive(self, message: object, sender: Address) -> None:
+        self._guarded(lambda: self.actor.receive(message, sender))
+
+    def peer_lost(self, peer: Address) -> None:
+        self._guarded(lambda: self.actor.peer_lost(peer))
+
+    def tick(self, now_s: float) -> None:
+        self._guarded(lambda: self.actor.tick(now_s))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # the test fails with it at its end
+            self._ring.errors.append(error)
+
+
+class WholeRing:
+    """The four services by name, and a client session for each router."""
+
+    def __init__(self, folder: Path, routers: tuple[str, ...] = ("router",), **compute: Any):
+        self.exchange = Exchange(auto=True)
+        self.stations: dict[str, Station] = {}
+        self.errors: list[Exception] = []
+        self.devices: dict[str, SimDevice] = {}
+        self.sessions: dict[str, aiohttp.ClientSession] = {}
+        self._folder = folder
+        self._routers = routers
+        self._compute = ComputeSettings(device="sim", warmup=False, **compute)
+        self._graveyard: list[Station] = []
+
+    def now_s(self) -> float:
+        return 100.0 + self.exchange.now_s
+
+    async def start(self, name: str) -> Station:
+        """Start a service, or its next life; the name without digits says which."""
+        service = name.rstrip("0123456789")
+        actor = self._make(service, name)
+        mail = self.exchange.mail(name, INBOXES[service])
+        station = self.stations[name] = Station(self, name, actor, mail)
+        await actor.start(mail)
+        mail.open(station.receive, station.peer_lost)
+        if isinstance(actor, RouterActor):
+            base = f"http://127.0.0.1:{actor.port}"
+            self.sessions[name] = aiohttp.ClientSession(base)
+        return station
+
+    def _make(self, service: str, name: str) -> Actor:
+        routers = tuple(f"mem://{router}" for router in self._routers)
+        if service == "router":
+            return RouterActor(RouterSettings(port=0), clock=self.now_s)
+        if service == "tokenizer":
+            pool = Pool(PoolSettings(2, 5.0, 30.0), InlineProcess, self.now_s)
+            clocks = Clocks(monotonic_s=self.now_s)
+            registration = Registration("tokenizer", routers)
+            return TokenizerActor(TokenizerSettings(), CARD, pool, registration, clocks)
+        if service == "compute":
+            device = self.devices[name] = SimDevice(self._compute, self.now_s)
+            return ComputeActor(self._compute, device, Registration("compute", routers), self.now_s)
+        registration = Registration("detokenizer", routers)
+        return DetokenizerActor(DetokenizerSettings(), self._folder, CARD, registration, self.now_s)
+
+    async def kill(self, name: str) -> None:
+        """End a worker as SIGKILL does: nobody is told."""
+        station = self.stations.pop(name)
+        station.is_killed = True
+        self.exchange.kill(name)
+        await station.actor.stop()  # its tasks only; its mail goes nowhere
+
+    async def tick(self, seconds: float = 0.1) -> None:
+        """Let time pass everywhere."""
+        self.exchange.advance(seconds)
+        for station in list(self.stations.values()):
+            station.tick(self.now_s())
+        await self.settle()
+
+    async def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            await self.tick()
+
+    async def settle(self, turns: int = 12) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def until(self, condition: Callable[[], Any], time_passes: bool = False) -> None:
+        """Turn the loop until something is true, with time passing or not."""
+        for turn in range(200_000):
+            if condition():
+                return
+            if time_passes and turn % 20 == 0:
+                await self.tick()
+            await asyncio.sleep(0)
+        raise AssertionError("it did not happen")
+
+    def router(self, name: str = "router") -> RouterActor:
+        actor = self.stations[name].actor
+        assert isinstance(actor, RouterActor)
+        return actor
+
+    def leftovers(self) -> dict[str, Any]:
+        """What is still in any table, by service."""
+        found: dict[str, Any] = {}
+        for name, station in self.stations.items():
+            actor = station.actor
+            if isinstance(actor, RouterActor):
+                dispatch = actor.dispatch
+                inflight, admission = dispatch.inflight, dispatch.admission
+                counts = (
+                    len(inflight),
+                    inflight.num_requests,
+                    len(dispatch.queries),
+                    dispatch.num_handlers,
+                    admission.num_requests,
+                    admission.num_tokens,
+                )
+            elif isinstance(actor, ComputeActor):
+                stats = self.devices[name].scheduler.stats()
+                counts = (actor.num_open, stats.pages_total - stats.pages_free)
+            else:
+                assert isinstance(actor, TokenizerActor | DetokenizerActor)
+                counts = (actor.num_open,)
+            if any(counts):
+                found[name] = counts
+        return found
+
+    async def stop(self) -> None:
+        for session in self.sessions.values():
+            await session.close()
+        for station in self.stations.values():
+            await station.actor.stop()
+
+
+@asynccontextmanager
+async def whole_ring(
+    folder: Path, *names: str, routers: tuple[str, ...] = ("router",), **compute: Any
+) -> AsyncIterator[WholeRing]:
+    """Run routers and workers until all are registered; at the end no handler may have raised."""
+    ring = WholeRing(folder, routers, **compute)
+    for name in (*routers, *(names or ("tokenizer", "compute", "detokenizer"))):
+        await ring.start(name)
+    try:
+        await ring.tick()
+        await ring.until(lambda: all(ring.router(name).ready for name in routers))
+        yield ring
+    finally:
+        await ring.stop()
+    if ring.errors:
+        raise ExceptionGroup("handlers raised", ring.errors)
+
+
+def scripted_text(seed: int, choice: int, num_tokens: int, stop: str | None = None) -> str:
+    """Say what the sim device writes: it counts through the vocabulary from where the seed says."""
+    start = (seed * 0x9E3779B1 + choice * 7919) % VOCAB_SIZE
+    ids = [(start + index) % VOCAB_SIZE for index in range(num_tokens)]
+    ids = [0 if token == EOS else token for token in ids]
+    text = "".join(f"{token:02x}" for token in ids)
+    return text.partition(stop)[0] if stop else text
+
+
+def make_random(seed: int) -> random.Random:
+    return random.Random(seed)
