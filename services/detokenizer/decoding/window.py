@@ -7,6 +7,7 @@ from collections.abc import Iterable, Set
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_ID = (1 << 32) - 1  # `tokenizers` raises beyond, and passes over what is not in the vocabulary
 MAX_PENDING_IDS = 16  # the longest wait for a character: no script needs more than 4 byte tokens
 
 
@@ -24,7 +25,9 @@ class WindowDecoding:
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the token's text as the decoder gives it alone."""
+        """Return the token's text as the decoder gives it alone; none for what is no id."""
+        if not 0 <= token_id <= MAX_ID:
+            return b""
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text.encode()
 
@@ -48,7 +51,7 @@ class WindowStream:
         """Take more ids and return the text that is certain now."""
         parts = []
         for token_id in ids:
-            if token_id not in self._skipped:
+            if 0 <= token_id <= MAX_ID and token_id not in self._skipped:
                 self._pending.append(token_id)
                 parts.append(self._take(final=len(self._pending) > MAX_PENDING_IDS))
         return "".join(parts)

@@ -114,3 +114,11 @@ def test_ids_outside_the_vocabulary_are_no_text() -> None:
     assert MISTRAL.decoding.stream(False).push([-1, 10**6]) == ""
     assert TEKKEN.decoding.token_bytes(10**6) == b""
     assert MISTRAL.decoding.token_bytes(-1) == b""
+
+
+@pytest.mark.parametrize("make", [metaspace, word_piece])
+@pytest.mark.parametrize("token_id", [-1, 10**6, 1 << 40])
+def test_ids_that_no_vocabulary_can_have_are_no_text_in_a_window_either(make, token_id) -> None:
+    decoding = Vocabulary(make()).decoding
+    assert streamed(decoding, [1, token_id, 2], False, 0) == streamed(decoding, [1, 2], False, 0)
+    assert decoding.token_bytes(token_id) == b""
