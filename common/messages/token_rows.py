@@ -218,8 +218,8 @@ class _Slot:
         "counter",
         "ended",
         "first_index",
-        "header",
         "num_top",
+        "opened",
         "router",
         "token_ids",
         "top_ids",
@@ -234,13 +234,13 @@ class _Slot:
     chosen: array[float]
     top_ids: array[int]
     top_logprobs: array[float]
-    header: bytes | None
+    opened: StreamOpened | None
     ended: StreamEnded | None
 
     def absorb(self, later: _Slot) -> bool:
         """Take a later row of the same attempt in, if it follows on."""
         contiguous = self.first_index + len(self.token_ids) == later.first_index
-        if self.ended is not None or later.header is not None or not contiguous:
+        if self.ended is not None or later.opened is not None or not contiguous:
             return False
         if later.token_ids:
             if self.token_ids and self.num_top != later.num_top:
@@ -281,9 +281,9 @@ def merged(earlier: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
         top_ids=int32s(),
         top_logprobs=float32s(),
         opened=tuple(
-            StreamOpened(row, slot.header)
+            replace(slot.opened, row=row)
             for row, slot in enumerate(slots)
-            if slot.header is not None
+            if slot.opened is not None
         ),
         ended=tuple(
             replace(slot.ended, row=row) for row, slot in enumerate(slots) if slot.ended is not None
@@ -299,7 +299,7 @@ def merged(earlier: TokensGenerated, later: TokensGenerated) -> TokensGenerated:
 
 
 def _slots(message: TokensGenerated) -> list[_Slot]:
-    headers = {opened.row: opened.header for opened in message.opened}
+    openings = {opened.row: opened for opened in message.opened}
     endings = {ended.row: ended for ended in message.ended}
     columns = zip(
         message.router_index,
@@ -323,7 +323,7 @@ def _slots(message: TokensGenerated) -> list[_Slot]:
         slot.chosen = message.chosen_logprobs[chosen : chosen + num_chosen]
         slot.top_ids = message.top_ids[top : top + num_scored]
         slot.top_logprobs = message.top_logprobs[top : top + num_scored]
-        slot.header = headers.get(row)
+        slot.opened = openings.get(row)
         slot.ended = endings.get(row)
         slots.append(slot)
         token += count

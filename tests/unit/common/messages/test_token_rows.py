@@ -74,6 +74,13 @@ def test_a_gap_stays_a_gap() -> None:
     assert [row[:3] for row in rows(merged)] == [(A, 0, (1, 2)), (A, 3, (5,))]
 
 
+def test_a_merged_row_keeps_the_counts_of_its_prompt() -> None:
+    builder = TokenRows(7)
+    builder.add(A, 0, (1,), header=b"h", prompt=(40, 32))
+    (row,) = rows(builder.build().merged(message((A, 1, (2,)))))
+    assert (row.header, row.prompt_tokens, row.cached_tokens) == (b"h", 40, 32)
+
+
 def test_a_merged_row_keeps_its_header_and_gets_its_end() -> None:
     builder = TokenRows(8)
     builder.add(A, 1, (2,))
