@@ -93,7 +93,6 @@ def alive(service: ServiceName, address: Address) -> WorkerAlive:
         progress=1,
         stall_after_s=3600.0,
         draining=False,
-        uptime_s=1.0,
         open_counters=int64s(),
     )
 

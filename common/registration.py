@@ -45,14 +45,12 @@ class Registration:
         self._heartbeats = Heartbeats()
         self._mail: Mail | None = None
         self._model = ModelCard("", "", 0)
-        self._started_s = 0.0
         self._log = structlog.get_logger()
 
-    def start(self, mail: Mail, model: ModelCard, now_s: float) -> None:
+    def start(self, mail: Mail, model: ModelCard) -> None:
         """Take the links and the card of the model that is served from now on."""
         self._mail = mail
         self._model = model
-        self._started_s = now_s
 
     @property
     def registered(self) -> bool:
@@ -85,14 +83,12 @@ class Registration:
         self._heartbeats.resolved(endpoints, now_s)
         for to, beat in self._heartbeats.due(now_s):
             try:
-                mail.send(to, self._alive(mail, to.incarnation, beat, now_s, state))
+                mail.send(to, self._alive(mail, to.incarnation, beat, state))
             except LinkError as error:
                 self._log.error("heartbeat not sent", router=to.endpoint, error=str(error))
         return expired
 
-    def _alive(
-        self, mail: Mail, router: str, beat: int, now_s: float, state: WorkerState
-    ) -> WorkerAlive:
+    def _alive(self, mail: Mail, router: str, beat: int, state: WorkerState) -> WorkerAlive:
         return WorkerAlive(
             service=self._service,
             address=mail.address,
@@ -103,7 +99,6 @@ class Registration:
             progress=state.progress,
             stall_after_s=state.stall_after_s,
             draining=state.draining,
-            uptime_s=now_s - self._started_s,
             open_counters=int64s(state.open_counters(router)),
             caught_up=mail.inbox_empty,
         )

@@ -57,7 +57,10 @@ class Mail(Protocol):
         ...
 
     async def close(self, linger_s: float) -> None:
-        """Send what still waits, for `linger_s` at most, then close every socket."""
+        """Send what still waits, for `linger_s` at most, then close every socket.
+
+        Heartbeats are not waited for: at the end of a whole deployment nobody is left to take them.
+        """
         ...
 
 

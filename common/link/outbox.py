@@ -46,6 +46,11 @@ class Outbox:
         return len(self._queue)
 
     @property
+    def holds_up(self) -> bool:
+        """Whether something waits that is worth waiting for at the end; a heartbeat is not."""
+        return any(getattr(waiting.message, "LINGERS", True) for waiting in self._queue)
+
+    @property
     def first(self) -> Waiting:
         """The next to be sent; it must be there."""
         return self._queue[0]

@@ -230,7 +230,7 @@ class SocketMail:
         if peer.watched:
             peer.watched = False
             self._loop.remove_reader(peer.fd)
-        if self._outboxes_empty is not None and not self._num_waiting():
+        if self._outboxes_empty is not None and not self._held_up:
             self._outboxes_empty.set()
 
     def _flush(self, peer: Peer) -> None:
@@ -326,10 +326,14 @@ class SocketMail:
             self._drain_handle = None
 
     async def _empty_outboxes(self, linger_s: float) -> None:
-        if self._num_waiting():
+        if self._held_up:
             self._outboxes_empty = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._outboxes_empty.wait(), linger_s)
+
+    @property
+    def _held_up(self) -> bool:
+        return any(peer.outbox.holds_up for peer in self._peers.values())
 
     def _num_waiting(self) -> int:
         return sum(len(peer.outbox) for peer in self._peers.values())

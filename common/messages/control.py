@@ -54,12 +54,12 @@ class WorkerAlive:
 
     `progress` grows whenever work is done; a worker with open attempts whose progress stands
     still for longer than `stall_after_s` counts as hung. `open_counters` are this router's
-    attempts that the worker has state for. `lease_s` is the longest silence that is normal for
-    it: more than two seconds where a step can hold the loop for longer, as on a CPU. `caught_up`
-    says that no mail waited to be read: only then is what `open_counters` lacks really not there.
+    attempts that the worker has state for. `caught_up` says that no mail waited to be
+    read: only then is what `open_counters` lacks really not there.
     """
 
     TAG: ClassVar[str] = "worker_alive"
+    LINGERS: ClassVar[bool] = False  # not worth waiting for at the end of its sender
     service: ServiceName
     address: Address
     protocol_version: int
@@ -69,9 +69,7 @@ class WorkerAlive:
     progress: int
     stall_after_s: float
     draining: bool
-    uptime_s: float
     open_counters: Int64s
-    lease_s: float = 2.0
     caught_up: bool = True
 
 
@@ -80,5 +78,6 @@ class RouterAlive:
     """Router to worker: the answer to a heartbeat, which renews the router's lease there."""
 
     TAG: ClassVar[str] = "router_alive"
+    LINGERS: ClassVar[bool] = False
     router: Address
     beat: int

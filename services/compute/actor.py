@@ -83,7 +83,7 @@ class ComputeActor:
             max_model_len=spec.max_model_len,
             max_num_seqs=spec.max_num_seqs,
         )
-        self._registration.start(mail, card, loaded_s)
+        self._registration.start(mail, card)
         self._steps = StepLoop(self._engine, self._scheduler, self._send, self._settings.lockstep)
         self._task = asyncio.get_running_loop().create_task(self._steps.run())
         self._task.add_done_callback(self._loop_ended)

@@ -54,7 +54,7 @@ class DetokenizerActor:
         self._vocabulary = Vocabulary.load(self._folder)
         self._streams = Streams(self._vocabulary)
         self._mail = mail
-        self._registration.start(mail, self._card, self._clock())
+        self._registration.start(mail, self._card)
 
     def receive(self, message: DetokenizerInbox, sender: Address) -> None:
         """Handle one message; any mail of a router renews its lease."""

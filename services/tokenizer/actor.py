@@ -79,7 +79,7 @@ class TokenizerActor:
         """Start the pool; ModelError when the model folder cannot be used."""
         self._mail = mail
         await self._pool.start()
-        self._registration.start(mail, self._card, self._clocks.monotonic_s())
+        self._registration.start(mail, self._card)
 
     async def stop(self) -> None:
         """Refuse what is still in work, so that routers place it elsewhere, and end the pool."""

@@ -32,7 +32,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@pytest.mark.parametrize("path", SOURCES + OTHERS, ids=name_of)
 def test_a_file_is_short_enough_to_be_read_in_one_go(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_LINES
 

@@ -108,7 +108,6 @@ class Ring:
                 "progress": worker.beats,
                 "stall_after_s": 2.0,
                 "draining": False,
-                "uptime_s": 1.0,
                 "open_counters": int64s(),
                 **changes,
             }

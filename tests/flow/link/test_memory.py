@@ -109,7 +109,6 @@ def test_only_control_mail_may_be_for_whoever_is_there() -> None:
         progress=0,
         stall_after_s=5.0,
         draining=False,
-        uptime_s=0.0,
         open_counters=int64s(),
     )
     compute.mail.send(anybody, alive)

@@ -26,7 +26,6 @@ def _alive(service: ServiceName, name: str, life: int = 1, **changes: Any) -> Wo
         "progress": 1,
         "stall_after_s": 5.0,
         "draining": False,
-        "uptime_s": 1.0,
         "open_counters": int64s(),
         **changes,
     }

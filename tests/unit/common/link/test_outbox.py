@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from common.link.outbox import Outbox
-from common.messages.address import AttemptId
-from common.messages.control import Abort
+from common.messages.address import Address, AttemptId
+from common.messages.control import Abort, RouterAlive
 from common.messages.token_rows import TokenRows, rows
 from common.messages.tokens import TokensGenerated
 
@@ -81,3 +81,9 @@ def test_time_counts_from_the_first_that_waits_anew() -> None:
 def test_a_peer_that_makes_too_many_bytes_wait_is_overdue_at_once() -> None:
     outbox = filled(*[ABORT] * 21, max_message_bytes=100)
     assert outbox.overdue(0.0)
+
+
+def test_a_heartbeat_alone_holds_up_nobodys_end() -> None:
+    assert not filled().holds_up
+    assert not filled(RouterAlive(Address("mem://router", "r"), 1)).holds_up
+    assert filled(RouterAlive(Address("mem://router", "r"), 1), ABORT).holds_up
