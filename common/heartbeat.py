@@ -46,6 +46,7 @@ class Heartbeats:
         self._leases: Leases[str] = Leases(lease_s)
         self._routers: dict[str, _Router] = {}  # by endpoint
         self._addresses: dict[str, Address] = {}  # by incarnation
+        self._succeeded: list[str] = []  # incarnations in whose place another has answered
         self._beats = 0
 
     def resolved(self, endpoints: Iterable[str], now_s: float) -> None:
@@ -61,17 +62,20 @@ class Heartbeats:
         """Return the heartbeats to send now and count them as sent.
 
         A router gets one every `interval_s` and none while one is unanswered, unless that one must
-        be taken for lost.
+        be taken for lost. Then the next is for whoever is there: a router that was started anew
+        drops what is for the one before it, and a worker in steps of over half a second, whose
+        leases start again with each, would never find out.
         """
         beats = []
         for endpoint, router in self._routers.items():
-            waited_s = self._lease_s if router.outstanding is not None else self._interval_s
+            is_lost = router.outstanding is not None
+            waited_s = self._lease_s if is_lost else self._interval_s
             if router.sent_s is not None and now_s - router.sent_s < waited_s:
                 continue
             self._beats += 1
             router.sent_s = now_s
             router.outstanding = self._beats
-            known = self._addresses.get(router.incarnation)
+            known = None if is_lost else self._addresses.get(router.incarnation)
             beats.append(Beat(known or Address(endpoint, ""), self._beats))
         return beats
 
@@ -80,6 +84,8 @@ class Heartbeats:
         address = answer.router
         for router in self._routers.values():
             if router.outstanding == answer.beat:
+                if router.incarnation not in ("", address.incarnation):
+                    self._succeeded.append(router.incarnation)
                 router.outstanding = None
                 router.incarnation = address.incarnation
                 break
@@ -104,7 +110,10 @@ class Heartbeats:
 
     def expired(self, now_s: float, inbox_empty: bool = True) -> list[str]:
         """Return and forget the router incarnations whose attempts must end; call it each tick."""
-        gone = [lapse.peer for lapse in self._leases.judge(now_s, inbox_empty)]
+        gone, self._succeeded = self._succeeded, []
+        for incarnation in gone:
+            self._leases.forget(incarnation)
+        gone += [lapse.peer for lapse in self._leases.judge(now_s, inbox_empty)]
         for incarnation in gone:
             self._addresses.pop(incarnation, None)
             for router in self._routers.values():

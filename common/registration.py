@@ -100,5 +100,6 @@ class Registration:
             stall_after_s=state.stall_after_s,
             draining=state.draining,
             open_counters=int64s(state.open_counters(router)),
-            caught_up=mail.inbox_empty,
+            # Where it is for whoever is there it lists nothing, which must not be taken to say so.
+            caught_up=mail.inbox_empty and bool(router),
         )

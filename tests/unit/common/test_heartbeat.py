@@ -129,3 +129,21 @@ def test_resolving_the_same_again_beats_no_sooner() -> None:
     beats.due(0.0)
     beats.resolved([ONE], 0.1)
     assert beats.due(0.1) == []
+
+
+def test_an_unanswered_beat_is_followed_by_one_for_whoever_is_there() -> None:
+    beats = registered()
+    assert beats.due(0.5) == [Beat(ROUTER, 2)]
+    assert beats.due(2.5) == [Beat(Address(ONE, ""), 3)]
+
+
+def test_a_router_that_came_back_ends_its_former_life_though_no_lease_is_ever_judged() -> None:
+    beats = registered()
+    beats.due(0.5)
+    for step in range(1, 5):  # in steps of 0.6 s leases start again with each
+        assert beats.expired(step * 0.6) == []
+    (beat,) = beats.due(2.5)
+    beats.answered(RouterAlive(Address(ONE, "r2"), beat.beat), 2.6)
+    assert beats.expired(3.2) == ["r1"]
+    assert beats.expired(3.8) == []
+    assert [address.incarnation for address in beats.live(3.8)] == ["r2"]
