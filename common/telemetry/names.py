@@ -9,7 +9,6 @@ from __future__ import annotations
 SERVICE_NAME = "service.name"
 SERVICE_NAMESPACE = "service.namespace"
 SERVICE_INSTANCE_ID = "service.instance.id"
-SERVICE_VERSION = "service.version"
 
 # What is asked of which model
 OPERATION_NAME = "gen_ai.operation.name"
@@ -44,7 +43,6 @@ REQUEST_ID = "slipstream.request_id"
 ATTEMPT = "slipstream.attempt"
 STAGE = "slipstream.stage"
 TIME_TO_FIRST_TOKEN = "slipstream.time_to_first_token_s"
-QUEUE_TIME = "slipstream.queue_time_s"
 
 # Values
 PROVIDER = "slipstream"

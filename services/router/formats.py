@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from common.messages.failure import Usage
 from common.messages.text import TextEnded, TokenLogprob
@@ -29,14 +29,6 @@ class Answer:
     text: str
     logprobs: list[TokenLogprob] | None
     ended: TextEnded
-
-
-class BodyFormat(Protocol):
-    """How one endpoint writes a complete response."""
-
-    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
-        """Build the response body."""
-        ...
 
 
 class ChatFormat:

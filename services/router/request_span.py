@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import structlog
 from aiohttp import web
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from common.messages.failure import Failure, Usage
-from common.telemetry import names, trace
+from common.telemetry import log, names, trace
 from services.router.errors import ApiError
 from services.router.job import Job
 from services.router.middleware import REQUEST_ID
@@ -26,7 +25,6 @@ class RequestSpan:
     def __init__(self, operation: str, request: web.Request) -> None:
         self._operation = operation
         self._started_at_s = time.monotonic()
-        self._log = structlog.get_logger().bind(operation=operation, request_id=request[REQUEST_ID])
         self._outcome: dict[str, Any] = {}
         context = trace.context_from(request.headers.get("traceparent", ""))
         self._span: Span = trace.tracer().start_span(
@@ -41,6 +39,7 @@ class RequestSpan:
                 names.REQUEST_ID: request[REQUEST_ID],
             },
         )
+        self._log = log.for_request(request[REQUEST_ID], self.traceparent)
 
     @property
     def traceparent(self) -> str:
@@ -64,6 +63,7 @@ class RequestSpan:
                 names.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
                 names.REQUEST_CHOICE_COUNT: job.num_choices,
                 names.RESPONSE_ID: response_id,
+                names.RESPONSE_MODEL: job.model,
             }
         )
         if job.has_seed:
@@ -116,7 +116,7 @@ class RequestSpan:
         self._span.end()
         # Refusals come in floods when the server is full; only what broke here is news.
         say = self._log.warning if self._outcome.get("status") == 500 else self._log.debug
-        say("request ended", seconds=seconds, **self._outcome)
+        say("request ended", operation=self._operation, seconds=seconds, **self._outcome)
 
     def _failed(self, failure: Failure) -> None:
         self._outcome.update(status=failure.status, error=failure.code)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+import structlog
 
 from common.messages.failure import Failure
 from common.messages.text import Candidate, TokenLogprob
@@ -261,3 +262,17 @@ async def test_a_request_id_is_echoed_or_made() -> None:
                 assert response.headers["X-Request-Id"] == "mine-1"
         async with ring.session.get("/live") as response:
             assert response.headers["X-Request-Id"].startswith("req_")
+
+
+async def test_the_line_of_a_request_names_it_and_the_trace_that_it_is_in() -> None:
+    headers = {
+        "X-Request-Id": "mine",
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    }
+    async with running_router() as ring:
+        with structlog.testing.capture_logs() as lines:
+            async with ring.post(CHAT, chat(), headers=headers):
+                pass
+    (line,) = [line for line in lines if line["event"] == "request ended"]
+    assert line["request_id"] == "mine"
+    assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
