@@ -109,10 +109,6 @@ class Scheduler(Protocol):
         """The step broke: end every sequence that was in it with this failure."""
         ...
 
-    def move_all(self, now_s: float) -> None:
-        """End every remaining sequence with reason `moved` (the end of a SIGTERM's grace)."""
-        ...
-
     def wake_at_s(self) -> float | None:
         """When `plan` may find something to run though nothing has happened, if ever."""
         ...

@@ -130,10 +130,6 @@ class ContinuousScheduler:
         self._preemption.distrust_swaps(plan.step_id)
         self._residents.resend_tables()
 
-    def move_all(self, now_s: float) -> None:
-        """End all that is left with `moved`, so that routers take it elsewhere."""
-        self.end_all(lambda request: True, "moved", now_s)
-
     def end_all(self, matches: Callable[[Request], bool], reason: EndReason, now_s: float) -> None:
         """End every sequence of the requests that match."""
         for sequence in list(self._attempts):

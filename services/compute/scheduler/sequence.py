@@ -157,11 +157,6 @@ class Sequence:
         return self.launched != self.computed
 
     @property
-    def num_to_launch(self) -> int:
-        """Positions that the next step could compute, all its budget given."""
-        return max(self.num_known - self.launched, 1)
-
-    @property
     def done_launching(self) -> bool:
         """Whether the last token that may be generated is known or on its way."""
         return self.launched >= self.token_limit - 1

@@ -182,7 +182,7 @@ def test_moving_ends_everything_that_is_left() -> None:
     loop.add(make_request(3, tuple(range(12, 25)), 20))
     for _ in range(6):
         loop.step()
-    loop.scheduler.move_all(loop.now_s)
+    loop.scheduler.end_all(lambda request: True, "moved", loop.now_s)
     loop.hear()
     assert {s.ending and s.ending.reason for s in loop.streams.values()} == {"moved"}
     assert not loop.scheduler.has_work()
