@@ -1,0 +1,30 @@
+"""The examples, run as a reader would run them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.stack import Stack
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(example: str, stack: Stack, *arguments: str, typed: str = "") -> str:
+    """Run an example to its end and return what it printed."""
+    command = (sys.executable, str(EXAMPLES / example), "--url", f"{stack.url}/v1", *arguments)
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_conversation_goes_on_until_an_empty_line(sim_stack: Stack) -> None:
+    printed = run("chat.py", sim_stack, "--max-tokens", "8", typed="One?\nTwo?\n\nThree?\n")
+    assert printed.count("sim> ") == 3
+
+
+def test_questions_side_by_side_are_all_answered(sim_stack: Stack) -> None:
+    printed = run("side_by_side.py", sim_stack, "--max-tokens", "8", "One?", "Two?")
+    assert printed.index("One?") < printed.index("Two?")
+    assert printed.count("(first text after") == 2
