@@ -45,9 +45,9 @@ ROUNDS = 5
 NOBODY = Address("ipc:///run/slipstream/nobody.sock", "0" * 16)
 
 
-def abort_frame() -> bytes:
+def abort_frame(to: Address = NOBODY) -> bytes:
     """The head of an Abort, which is all of it."""
-    return Codec(DetokenizerInbox).encode(Abort(AttemptId("r" * 16, 1), "lost"), NOBODY, NOBODY)[0]
+    return Codec(DetokenizerInbox).encode(Abort(AttemptId("r" * 16, 1), "lost"), to, NOBODY)[0]
 
 
 def token_step(index: int, num_rows: int) -> TokensGenerated:
@@ -69,12 +69,12 @@ def text_step(index: int, num_rows: int) -> TextGenerated:
 # --- the sending process
 
 
-def send_raw(endpoint: str, num_messages: int) -> None:
+def send_raw(to: Address, num_messages: int) -> None:
     """Send single frames as fast as pyzmq does."""
-    frame = abort_frame()
+    frame = abort_frame(to)
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.sndhwm = HIGH_WATER_MARK
-        socket.connect(endpoint)
+        socket.connect(to.endpoint)
         for _ in range(num_messages):
             socket.send(frame)
         sys.stdin.read()
@@ -97,12 +97,12 @@ async def send_mail(to: Address, run_dir: str, message: Any, num_messages: int) 
 def sender(arguments: list[str]) -> None:
     """Be the sending process."""
     kind, endpoint, incarnation, run_dir, num_messages, num_rows = arguments
-    if kind == "raw":
-        send_raw(endpoint, int(num_messages))
+    to = Address(endpoint, incarnation)
+    if kind in ("raw", "fed"):
+        send_raw(to, int(num_messages))
         return
     steps = kind == "steps"
     message = token_step(0, int(num_rows)) if steps else Abort(AttemptId("r" * 16, 1), "lost")
-    to = Address(endpoint, incarnation)
     uvloop.run(send_mail(to, run_dir, message, int(num_messages)))
 
 
@@ -203,11 +203,12 @@ def codec_rows(num_rows: int) -> list[tuple[str, float]]:
 
 def measure(num_messages: int, num_steps: int, num_rows: int) -> dict[str, list[float]]:
     """Return messages a second of each kind, the kinds in turn, several rounds."""
-    found: dict[str, list[float]] = {"raw": [], "asyncio": [], "mail": [], "steps": []}
+    found: dict[str, list[float]] = {"raw": [], "asyncio": [], "fed": [], "mail": [], "steps": []}
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory(prefix="links-") as run_dir:
             found["raw"].append(receive_raw(run_dir, num_messages))
             found["asyncio"].append(uvloop.run(receive_asyncio(run_dir, num_messages)))
+            found["fed"].append(uvloop.run(receive_mail("fed", run_dir, num_messages, 0)))
             found["mail"].append(uvloop.run(receive_mail("mail", run_dir, num_messages, 0)))
             found["steps"].append(uvloop.run(receive_mail("steps", run_dir, num_steps, num_rows)))
     return found
@@ -236,7 +237,8 @@ def main() -> None:
     names = {
         "raw": "raw pyzmq, blocking, nothing decoded",
         "asyncio": "zmq.asyncio, nothing decoded",
-        "mail": "SocketMail, encoded, validated, delivered",
+        "fed": "raw pyzmq to SocketMail, validated, delivered",
+        "mail": "SocketMail to SocketMail, encoded, validated, delivered",
     }
     report.table(
         ("link", "median", "best", "of raw"),
