@@ -15,6 +15,7 @@ from common.messages.address import Address
 from common.messages.control import RouterAlive
 
 BEAT_INTERVAL_S = 0.5  # four beats to a lease
+DRAIN_BEAT_INTERVAL_S = 0.1  # while routers are asked whether anything may still come
 
 
 class Beat(NamedTuple):
@@ -31,6 +32,7 @@ class _Router:
     incarnation: str = ""
     sent_s: float | None = None
     outstanding: int | None = None
+    released: bool = False  # of a draining worker: nothing of this router's may come any more
 
 
 class Heartbeats:
@@ -46,8 +48,24 @@ class Heartbeats:
         self._leases: Leases[str] = Leases(lease_s)
         self._routers: dict[str, _Router] = {}  # by endpoint
         self._addresses: dict[str, Address] = {}  # by incarnation
-        self._succeeded: list[str] = []  # incarnations in whose place another has answered
+        self._succeeded: list[str] = []  # left, or another has answered in its place
         self._beats = 0
+        self._drained_from: int | None = None  # the first beat that says that this worker drains
+
+    def drain(self) -> None:
+        """Beat every router at once: they must place nothing here from now on."""
+        self._drained_from = self._beats + 1
+        self._interval_s = DRAIN_BEAT_INTERVAL_S
+        for router in self._routers.values():
+            router.sent_s = router.outstanding = None
+
+    @property
+    def released(self) -> bool:
+        """Whether every router that is asked to knows of the drain and has nothing open here."""
+        if self._drained_from is None:
+            return True
+        known = [router for router in self._routers.values() if router.incarnation]
+        return all(router.released for router in known)
 
     def resolved(self, endpoints: Iterable[str], now_s: float) -> None:
         """Take the endpoints that the routers' names stand for now; live routers stay."""
@@ -82,15 +100,28 @@ class Heartbeats:
     def answered(self, answer: RouterAlive, now_s: float) -> None:
         """Take a router's answer: it is registered with and its lease is renewed."""
         address = answer.router
+        if answer.leaving:
+            self._leave(address.incarnation)
+            return
         for router in self._routers.values():
             if router.outstanding == answer.beat:
                 if router.incarnation not in ("", address.incarnation):
                     self._succeeded.append(router.incarnation)
                 router.outstanding = None
                 router.incarnation = address.incarnation
+                knows = self._drained_from is not None and answer.beat >= self._drained_from
+                router.released = knows and not answer.num_open
                 break
         self._addresses[address.incarnation] = address
         self._leases.grant(address.incarnation, now_s)
+
+    def _leave(self, incarnation: str) -> None:
+        if incarnation in self._leases:
+            self._succeeded.append(incarnation)
+        for router in self._routers.values():
+            if router.incarnation == incarnation:
+                router.incarnation = ""
+                router.outstanding = None
 
     def expect(self, router: str, now_s: float) -> None:
         """Begin a lease for the router of an attempt, if it has none: it must be heard of soon."""

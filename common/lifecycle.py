@@ -116,6 +116,7 @@ class _Life:
             self._beacon.put_out()
         self._log.info("draining", grace_s=self._watch.grace_s)
         self._guarded("drain", self._actor.drain)
+        self._tick(time.monotonic())  # to tell others of it, also where nothing is left to do
         deadline_s = time.monotonic() + self._watch.grace_s
         await self._tick_until(lambda: bool(self._urgent) or self._actor.drained, deadline_s)
 

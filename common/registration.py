@@ -57,6 +57,15 @@ class Registration:
         """Whether a router has answered and was not given up since."""
         return self._heartbeats.registered
 
+    def drain(self) -> None:
+        """Tell every router with the next tick that this worker takes no new work."""
+        self._heartbeats.drain()
+
+    @property
+    def released(self) -> bool:
+        """Whether no router may still send anything here: they have answered that they know."""
+        return self._heartbeats.released
+
     def heard(self, sender: Address, now_s: float) -> None:
         """Renew the lease of whoever sent mail, if it is a router."""
         self._heartbeats.heard(sender.incarnation, now_s)

@@ -75,9 +75,15 @@ class WorkerAlive:
 
 @dataclass(frozen=True, slots=True)
 class RouterAlive:
-    """Router to worker: the answer to a heartbeat, which renews the router's lease there."""
+    """Router to worker: the answer to a heartbeat, which renews the router's lease there.
+
+    `num_open` tells a draining worker what of this router may still come to it or is there.
+    `leaving` is the last word of a router that stops: all that it had open has ended.
+    """
 
     TAG: ClassVar[str] = "router_alive"
     LINGERS: ClassVar[bool] = False
     router: Address
     beat: int
+    num_open: int = 0
+    leaving: bool = False

@@ -140,11 +140,12 @@ class ComputeActor:
     def drain(self) -> None:
         """Refuse new requests from now on."""
         self._draining = True
+        self._registration.drain()
 
     @property
     def drained(self) -> bool:
-        """Whether every sequence has ended."""
-        return not self._scheduler.has_work()
+        """Whether every sequence has ended, and no router has one on its way here."""
+        return not self._scheduler.has_work() and self._registration.released
 
     @property
     def ready(self) -> bool:

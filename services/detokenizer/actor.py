@@ -92,11 +92,12 @@ class DetokenizerActor:
     def drain(self) -> None:
         """Routers learn of it from the next heartbeat and place no more requests here."""
         self._draining = True
+        self._registration.drain()
 
     @property
     def drained(self) -> bool:
-        """Whether every stream has ended."""
-        return len(self._streams) == 0
+        """Whether every stream has ended, and no router has one on its way here."""
+        return len(self._streams) == 0 and self._registration.released
 
     @property
     def ready(self) -> bool:

@@ -147,6 +147,8 @@ class RouterActor:
         dispatch.abort(dispatch.inflight.fail_all(DRAINING))
         dispatch.queries.fail_all(DRAINING)
         await self._server.stop()
+        for worker in self._fleet.workers():
+            self._mail.send(worker.address, RouterAlive(self._mail.address, 0, leaving=True))
 
     def _step_written(self, mark: StepMark) -> None:
         """Let a compute in lockstep go on, once this step's events are written."""
@@ -167,7 +169,8 @@ class RouterActor:
         is_new = self._fleet.worker(incarnation) is None
         for replaced in self._fleet.alive(message, now_s):
             self._lose(replaced, "replaced")
-        self._mail.send(message.address, RouterAlive(self._mail.address, message.beat))
+        num_open = self._dispatch.num_at(incarnation) if message.draining else 0
+        self._mail.send(message.address, RouterAlive(self._mail.address, message.beat, num_open))
         worker = self._fleet.worker(incarnation)
         if worker is None:
             return

@@ -71,6 +71,10 @@ class Dispatch:
         """Whether nothing is open: no request, no question, no HTTP handler."""
         return not (len(self.inflight) or len(self.queries) or self.num_handlers)
 
+    def num_at(self, worker: str) -> int:
+        """Count what may still come to a worker (an incarnation) or is there."""
+        return self.inflight.num_at(worker) + self.queries.num_at(worker)
+
     def group(self, model: str) -> Group:
         """Find the workers of a model; ApiError 404 if it is not served, 503 if it cannot be now.
 

@@ -95,6 +95,16 @@ class Attempt:
         self.seen_at_s = now_s  # admitted, or last listed by its tokenizer or compute
         self.left_at_s = 0.0  # since when neither lists it any more, as far as is known
 
+    def needs(self, worker: str) -> bool:
+        """Whether a worker (an incarnation) has still to do with it.
+
+        A tokenizer has not once the attempt has reached compute.
+        """
+        way = self.itinerary
+        if worker in (way.compute.incarnation, way.detokenizer.incarnation):
+            return True
+        return way.tokenizer.incarnation == worker and not self.past_tokenizer
+
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
@@ -123,6 +133,10 @@ class InFlight:
 
     def __contains__(self, counter: int) -> bool:
         return counter in self._attempts
+
+    def num_at(self, worker: str) -> int:
+        """Count the attempts that a worker (an incarnation) still has to do with."""
+        return sum(attempt.needs(worker) for attempt in self._attempts.values())
 
     def take_counters(self, count: int) -> int:
         """Reserve consecutive counters and return the first."""
@@ -220,18 +234,8 @@ class InFlight:
         return self._fail_where(lambda attempt: True, failure)
 
     def lose_worker(self, incarnation: str, failure: Failure = WORKER_LOST) -> list[Doomed]:
-        """End what a dead or hung worker was working on.
-
-        A tokenizer's death does not concern attempts that have reached compute.
-        """
-
-        def concerned(attempt: Attempt) -> bool:
-            way = attempt.itinerary
-            if incarnation in (way.compute.incarnation, way.detokenizer.incarnation):
-                return True
-            return way.tokenizer.incarnation == incarnation and not attempt.past_tokenizer
-
-        return self._fail_where(concerned, failure)
+        """End what a dead or hung worker was working on."""
+        return self._fail_where(lambda attempt: attempt.needs(incarnation), failure)
 
     def listed(self, incarnation: str, counters: Collection[int], now_s: float) -> list[int]:
         """Note which attempts a worker says it has; return those that are not open here."""

@@ -26,6 +26,10 @@ class Queries:
     def __contains__(self, counter: int) -> bool:
         return counter in self._open
 
+    def num_at(self, worker: str) -> int:
+        """Count the questions that a worker (an incarnation) has not answered."""
+        return sum(asked == worker for asked, _ in self._open.values())
+
     def check_room(self) -> None:
         """Raise ApiError 503 while no further question may be asked."""
         if len(self._open) >= self._max_open:

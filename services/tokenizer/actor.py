@@ -67,8 +67,8 @@ class TokenizerActor:
 
     @property
     def drained(self) -> bool:
-        """Whether no request is in work."""
-        return not self._work
+        """Whether no request is in work, and no router has one on its way here."""
+        return not self._work and self._registration.released
 
     @property
     def num_open(self) -> int:
@@ -97,6 +97,7 @@ class TokenizerActor:
     def drain(self) -> None:
         """Refuse new prompts from now on."""
         self._draining = True
+        self._registration.drain()
 
     def receive(self, message: TokenizerInbox, sender: Address) -> None:
         """Handle one message; any mail renews its sender's lease."""

@@ -219,3 +219,60 @@ async def test_a_lost_first_message_leaves_no_client_waiting(folder: Path, kind:
         assert client.num_errors == 1
         await ring.pass_time(3.0)
         assert ring.leftovers() == {}
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "compute1", "detokenizer1"])
+async def test_a_worker_told_to_end_takes_nothing_new_and_loses_nothing(
+    folder: Path, name: str
+) -> None:
+    async with whole_ring(folder, *WORKERS, "tokenizer2") as ring:
+        clients = [Client(seed, num_tokens=100).start(ring) for seed in range(6)]
+        await ring.settle(30)
+        station = ring.stations[name]
+        station.actor.drain()
+        clients += [Client(seed, num_tokens=100).start(ring) for seed in range(6, 12)]
+        await ring.until(lambda: station.actor.drained, time_passes=True)
+        await station.actor.stop()
+        ring.exchange.kill(name)
+        del ring.stations[name]
+        clients += [Client(seed).start(ring) for seed in range(12, 18)]
+        await ring.until(lambda: all(c.is_over for c in clients), time_passes=True)
+        for client in clients:
+            client.check()
+            assert client.num_errors == 0
+        await ring.pass_time(3.0)
+        assert ring.leftovers() == {}
+
+
+async def test_a_router_started_anew_serves_and_its_former_attempts_end(folder: Path) -> None:
+    async with whole_ring(folder) as ring:
+        ring.exchange.delay("detokenizer")
+        client = Client(1).start(ring)
+        await ring.until(lambda: ring.leftovers().get("compute"))
+        await ring.kill("router")
+        await client.leave()
+        await ring.start("router")
+        ring.exchange.release("detokenizer")
+        await ring.until(lambda: ring.router().ready, time_passes=True)
+        again = Client(2).start(ring)
+        await ring.until(lambda: again.is_over, time_passes=True)
+        again.check()
+        assert again.num_errors == 0
+        await ring.pass_time(3.0)
+        assert ring.leftovers() == {}
+
+
+async def test_two_routers_share_the_workers_and_one_dies_alone(folder: Path) -> None:
+    async with whole_ring(folder, routers=("router1", "router2")) as ring:
+        mine = [Client(seed, num_tokens=100, router="router1").start(ring) for seed in range(4)]
+        others = [Client(seed, num_tokens=100, router="router2").start(ring) for seed in range(4)]
+        await ring.settle(60)
+        await ring.kill("router1")
+        for client in mine:
+            await client.leave()
+        await ring.until(lambda: all(c.is_over for c in others), time_passes=True)
+        for client in others:
+            client.check()
+            assert client.num_errors == 0
+        await ring.pass_time(4.0)
+        assert ring.leftovers() == {}

@@ -158,6 +158,8 @@ class WholeRing:
         await actor.start(mail)
         mail.open(station.receive, station.peer_lost)
         if isinstance(actor, RouterActor):
+            if name in self.sessions:
+                await self.sessions[name].close()
             base = f"http://127.0.0.1:{actor.port}"
             self.sessions[name] = aiohttp.ClientSession(base)
         return station

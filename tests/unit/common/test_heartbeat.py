@@ -147,3 +147,36 @@ def test_a_router_that_came_back_ends_its_former_life_though_no_lease_is_ever_ju
     assert beats.expired(3.2) == ["r1"]
     assert beats.expired(3.8) == []
     assert [address.incarnation for address in beats.live(3.8)] == ["r2"]
+
+
+def test_a_drain_is_told_at_once_and_ends_when_every_router_has_nothing_more_to_come() -> None:
+    beats = registered()
+    assert beats.released
+    beats.due(0.5)
+    beats.drain()
+    (told,) = beats.due(0.6)
+    beats.answered(RouterAlive(ROUTER, told.beat - 1), 0.61)  # an answer to what came before
+    assert not beats.released
+    beats.answered(RouterAlive(ROUTER, told.beat, num_open=1), 0.62)
+    assert not beats.released
+    (asked,) = beats.due(0.8)
+    beats.answered(RouterAlive(ROUTER, asked.beat), 0.81)
+    assert beats.released
+
+
+def test_a_router_that_never_answers_does_not_keep_a_draining_worker() -> None:
+    beats = beating(ONE)
+    beats.drain()
+    beats.due(0.0)
+    assert beats.released
+
+
+def test_a_router_that_leaves_is_gone_at_once() -> None:
+    beats = registered()
+    beats.drain()
+    assert not beats.released
+    beats.answered(RouterAlive(ROUTER, 0, leaving=True), 0.3)
+    assert beats.released
+    assert beats.expired(0.4) == ["r1"]
+    assert not beats.registered
+    assert beats.due(0.6) == [Beat(Address(ONE, ""), 2)]

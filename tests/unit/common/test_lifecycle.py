@@ -80,7 +80,12 @@ class Recorder:
         self.calls.append("stop")
 
 
-def terminate(_: Recorder) -> None:
+def terminate(actor: Recorder) -> None:
+    if actor.num_ticks == 1:
+        terminate_again(actor)
+
+
+def terminate_again(_: Recorder) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -109,6 +114,12 @@ def test_a_drain_waits_until_the_work_is_done() -> None:
     assert actor.num_ticks == 4
 
 
+def test_the_actor_ticks_once_more_before_it_ends_so_that_others_hear_of_the_drain() -> None:
+    actor = Recorder(terminate)
+    assert run_service("x", actor, ListMail, Watch()) == 0
+    assert actor.num_ticks == 2
+
+
 def test_a_drain_ends_with_the_grace_time() -> None:
     actor = Recorder(lambda actor: terminate(actor) if actor.num_ticks == 1 else None)
     actor.drained = False
@@ -118,7 +129,7 @@ def test_a_drain_ends_with_the_grace_time() -> None:
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    actor, mail = Recorder(terminate), ListMail()
+    actor, mail = Recorder(terminate_again), ListMail()
     actor.drained = False
     assert run_service("x", actor, lambda: mail, Watch(grace_s=60)) == 128 + signal.SIGTERM
     assert actor.calls[-1] == "stop"
@@ -174,7 +185,7 @@ def test_the_beacon_is_lit_while_the_actor_is_ready_and_out_afterwards(tmp_path:
         seen.append(is_fresh(str(tmp_path), "x"))
         actor.ready = actor.num_ticks in (2, 3)
         if actor.num_ticks == 5:
-            terminate(actor)
+            terminate_again(actor)
 
     run_service("x", Recorder(step), ListMail, Watch(run_dir=str(tmp_path)))
     assert seen[:5] == [False, False, True, True, False]
@@ -183,6 +194,6 @@ def test_the_beacon_is_lit_while_the_actor_is_ready_and_out_afterwards(tmp_path:
 
 def test_the_tick_hook_runs_with_every_tick() -> None:
     ticks: list[int] = []
-    actor = Recorder(lambda actor: terminate(actor) if actor.num_ticks == 3 else None)
+    actor = Recorder(lambda actor: terminate_again(actor) if actor.num_ticks == 3 else None)
     run_service("x", actor, ListMail, Watch(on_tick=lambda: ticks.append(1)))
     assert len(ticks) == actor.num_ticks
