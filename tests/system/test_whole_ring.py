@@ -94,8 +94,7 @@ async def test_requests_spread_over_several_workers_of_each_service(sim_folder: 
         ):
             for number in range(2):
                 line = f"span {service}-{number} {span} "
-                stack.wait_until(lambda line=line: line in stack.log(), 10, line)
-                assert stack.log().count(line) >= 5
+                stack.wait_until(lambda line=line: stack.log().count(line) >= 5, 10, line)
         assert stack.stop() == 0
 
 
