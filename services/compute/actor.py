@@ -105,8 +105,9 @@ class ComputeActor:
             case RouterAlive():
                 self._registration.answered(message, now_s)
                 return
-            case StepWritten():
-                self._steps.answered()
+            case StepWritten(step_id=step_id):
+                if step_id == self._step_id:  # else it is too late: that step is waited for no more
+                    self._steps.answered()
         self._steps.wake()
 
     def peer_lost(self, peer: Address) -> None:

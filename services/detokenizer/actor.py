@@ -14,6 +14,7 @@ from common.link.mail import Mail
 from common.messages.address import Address
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
+from common.messages.generate import StepWritten
 from common.messages.text import Detokenized, StepMark
 from common.messages.text_rows import TextRows
 from common.messages.token_rows import rows
@@ -128,6 +129,9 @@ class DetokenizerActor:
         for reply, builder in mails.items():
             text = builder.build()
             self._send(reply, text if mark is None else replace(text, mark=mark))
+        if mark is not None:  # a router that there is nothing for cannot say that it is written
+            for _ in range(len(message.routers) - len(mails)):
+                self._send(mark.compute, StepWritten(mark.step_id))
 
     def _note(self, outcome: Outcome, mails: dict[Address, TextRows]) -> None:
         match outcome:

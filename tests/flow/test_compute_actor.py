@@ -326,3 +326,20 @@ async def test_in_lockstep_the_next_step_waits_for_the_answer(
     ring.router.send(ring.mail.address, StepWritten(ring.messages[0].step_id))
     await ring.until(lambda: bool(ring.endings(attempt)))
     assert ring.endings(attempt) == ["length"]
+
+
+async def test_in_lockstep_a_late_answer_does_not_count_for_the_next_step(
+    make_ring: Callable[..., Ring],
+) -> None:
+    ring = make_ring(lockstep=True)
+    await ring.start()
+    ring.answers_steps = False
+    ring.ask(1, max_tokens=9)
+    await ring.until(lambda: len(ring.messages) == 1)
+    for _ in range(2):
+        ring.router.send(ring.mail.address, StepWritten(ring.messages[0].step_id))
+    await ring.until(lambda: len(ring.messages) == 2)
+    ring.router.send(ring.mail.address, StepWritten(ring.messages[0].step_id))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(ring.messages) == 2

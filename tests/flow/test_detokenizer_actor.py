@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
 from common.messages.failure import Usage
-from common.messages.generate import ComputeInbox
+from common.messages.generate import ComputeInbox, StepWritten
 from common.messages.stream import StreamHeader
 from common.messages.text import Detokenized, RouterInbox, TextGenerated
 from common.messages.text_rows import rows
@@ -176,6 +177,21 @@ async def test_queries_are_answered_and_wrong_ids_are_named(ring: Ring) -> None:
     assert bad.failure is not None
     assert (bad.failure.status, bad.failure.field) == (400, "tokens")
     assert "200000" in bad.failure.message
+
+
+async def test_in_lockstep_a_step_that_shows_nothing_is_answered_in_the_routers_place(
+    ring: Ring,
+) -> None:
+    router = ring.routers["r1"]
+    attempt = AttemptId(router.address.incarnation, 1)
+    step = TokenRows(1)
+    step.add(attempt, 0, ids_of("abXYc"), header=ring.header(router, stop=("XY",)))
+    ring.send(replace(step.build(), answer_to=ring.compute.address))
+    late = TokenRows(2)  # what compute had under way when the stop string was found
+    late.add(attempt, 5, ids_of("d"))
+    late.end(ring.header(router), "aborted", Usage(4, 1, 6))
+    ring.send(replace(late.build(), answer_to=ring.compute.address))
+    assert ring.got["compute"] == [Abort(attempt, "stop_string"), StepWritten(2)]
 
 
 async def test_in_lockstep_the_text_carries_the_mark_of_its_step(ring: Ring) -> None:
