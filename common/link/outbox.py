@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PATIENCE_S = 2.0
+# Each merge copies what is there, and its reader's loop stands still for all of it at once.
+_MAX_MERGED_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
@@ -21,8 +23,8 @@ class Waiting:
 class Outbox:
     """First in, first out; a message is merged into the last one where the two can be.
 
-    So columns of tokens keep one slot per attempt however long the peer dawdles, and nothing is
-    ever reordered.
+    So columns of tokens take their tokens' room and little more however long the peer dawdles, and
+    nothing is ever reordered.
     """
 
     __slots__ = (
@@ -38,7 +40,7 @@ class Outbox:
         self._queue: deque[Waiting] = deque()
         self._num_bytes = 0
         self._max_bytes = 2 * max_message_bytes
-        self._max_merged_bytes = max_message_bytes // 2
+        self._max_merged_bytes = min(max_message_bytes // 2, _MAX_MERGED_BYTES)
         self._moved_s = 0.0
         self.num_merged = 0
 

@@ -56,7 +56,7 @@ class SocketMail:
                 self._authenticator = curve.Authenticator(
                     self._context, self._keys, self._stats.count_refused_key
                 )
-            self._inbox = bind_inbox(self._context, settings, name, self._keys)
+            self._inbox = bind_inbox(self._context, settings, name, union, self._keys)
         except BaseException:
             if self._authenticator is not None:
                 self._authenticator.close()
