@@ -90,15 +90,15 @@ def run_round(stack: Stack, num_streams: int, num_tokens: int, keep_times: bool 
 def measure_throughput(
     folder: Path, num_streams: int, num_tokens: int, step_s: float, num_rounds: int
 ) -> list[Round]:
-    """Warm up, then run the same load so many times."""
+    """Run a load once to warm up, then the same so many times."""
     settings = {
         "compute.sim_step_base_s": step_s,
         "compute.max_num_seqs": num_streams,
-        # The first round fills the pages, so that the second has to evict as a server does.
+        # The warm-up fills the pages, so that from then on pages are evicted as in a server.
         "compute.max_batched_token_mem": num_streams * (num_tokens + 64),
     }
     with Stack(folder, "--device", "sim", settings=settings) as stack:
-        run_round(stack, num_streams, max(2, num_tokens // 20))
+        run_round(stack, num_streams, num_tokens)
         return [run_round(stack, num_streams, num_tokens) for _ in range(num_rounds)]
 
 
@@ -116,7 +116,7 @@ def report_throughput(report: Report, rounds: list[Round], paced: Round) -> None
     all_rounds = [*rounds, paced]
     report.text("## Throughput")
     report.table(
-        ["", "free, 1st million", "free, 2nd million", f"steps of {PACED_STEP_S * 1e3:g} ms"],
+        ["", "free, 1st round", "free, 2nd round", f"steps of {PACED_STEP_S * 1e3:g} ms"],
         [
             ["tokens", *(each.num_tokens for each in all_rounds)],
             ["**tokens/s**", *(each.tokens_per_s for each in all_rounds)],
@@ -128,8 +128,8 @@ def report_throughput(report: Report, rounds: list[Round], paced: Round) -> None
         ],
     )
     report.text(
-        "Rates are from the first request to the last end, beginnings and ends included. Bytes "
-        "that are no character yet have no event, which 4 % of this vocabulary are."
+        "Rates are from the first request to the last end, beginnings and ends included. Free: the "
+        "device takes no time, and tokens that wait for the router share an event."
     )
     report.text("Processor time per token, user and system, and resident memory by process:")
     report.table(
