@@ -103,7 +103,8 @@ class Pool:
     async def stop(self) -> None:
         """Kill the processes; what they worked on is not reported."""
         self._stopping = True
-        self._entries.clear()
+        for number in list(self._entries):
+            self.cancel(number)
         for slot in self._slots:
             if slot.process is not None:
                 slot.process.kill()

@@ -219,6 +219,7 @@ async def test_stopping_kills_and_waits_for_every_process() -> None:
     await asyncio.sleep(0)
     first, second = bench.processes.started
     assert first.killed and second.killed
+    first.answer(1)  # was in the pipe already
     first.die()
     await asyncio.sleep(0)
     assert not stopping.done()
