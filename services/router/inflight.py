@@ -26,7 +26,9 @@ WORKER_LOST = Failure(
 MOVED = Failure(
     503, "worker_draining", "the server working on this request is stopping; try again", None, True
 )
-ABORTED = Failure(500, "aborted", "the request was ended by the server")
+ABORTED = Failure(  # by a stage that took this router, or the stage after it, for gone
+    503, "aborted", "the request was ended by the server; try again", None, True
+)
 FAILED = Failure(500, "internal_error", "the request failed in the server")
 
 IN_TRANSIT_S = 0.5  # a heartbeat's interval

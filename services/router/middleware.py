@@ -68,10 +68,13 @@ def make_guard(dispatch: Dispatch, keys: ApiKeys) -> Callable[..., Awaitable[web
             response = error_response(error)
         except web.HTTPException as error:
             response = _plain_http_error(error)
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             raise
         except Exception as error:
-            log.error("request failed", path=request.path, request_id=request_id, exc_info=error)
+            if not isinstance(error, ConnectionError):  # the client has left, as the answer shows
+                log.error(
+                    "request failed", path=request.path, request_id=request_id, exc_info=error
+                )
             failure = Failure(500, "internal_error", "the server failed on this request")
             response = error_response(ApiError(failure))
         finally:
