@@ -120,7 +120,8 @@ class History:
     async def run(self, num_events: int) -> None:
         events = (
             *(self.ask, self.ask, self.ask, self.leave, self.lose, self.lose),
-            *(self.restart, self.hold, self.refuse, self.pass_time, self.pass_time),
+            *(self.restart, self.hold, self.refuse, self.stand_still, self.end),
+            *(self.pass_time, self.pass_time),
         )
         for _ in range(num_events):
             await self.random.choice(events)()
@@ -160,6 +161,18 @@ class History:
         if self.random.random() < 0.7:
             await self.ring.start(name)
 
+    async def end(self) -> None:
+        """Tell a worker to end, wait for it no longer than its grace time, and start it anew."""
+        name = self.random.choice(WORKERS)
+        if name in self.ring.stations:
+            await self.ring.end(name, self.random.choice((0.2, 2.0, 10.0)))
+            await self.ring.start(name)
+
+    async def stand_still(self) -> None:
+        name = self.random.choice((*WORKERS, "router"))
+        if name in self.ring.stations:
+            await self.ring.stand_still(name, self.random.choice((0.7, 1.9, 4.0, 7.0)))
+
     async def hold(self) -> None:
         name = self.random.choice((*WORKERS, "router"))
         self.ring.exchange.delay(name)
@@ -176,7 +189,7 @@ class History:
         await self.ring.pass_time(self.random.choice((0.1, 0.3, 1.0)))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 async def test_after_any_history_every_client_is_answered_and_every_table_is_empty(
     folder: Path, seed: int
 ) -> None:
@@ -275,4 +288,27 @@ async def test_two_routers_share_the_workers_and_one_dies_alone(folder: Path) ->
             client.check()
             assert client.num_errors == 0
         await ring.pass_time(4.0)
+        assert ring.leftovers() == {}
+
+
+@pytest.mark.parametrize("name", ["compute", "tokenizer", "detokenizer", "router"])
+async def test_a_loop_that_stands_still_again_and_again_loses_nothing(
+    folder: Path, name: str
+) -> None:
+    seconds = 4.6 if name == "compute" else 1.9  # within what each declares as normal for it
+    async with whole_ring(folder) as ring:
+        clients: list[Client] = []
+        for turn in range(4):
+            clients += [Client(turn * 3 + i, num_tokens=100).start(ring) for i in range(2)]
+            await ring.settle(turn * 7)
+            standing = asyncio.ensure_future(ring.stand_still(name, seconds))
+            await ring.settle(turn * 5)
+            clients.append(Client(turn * 3 + 2, num_tokens=100).start(ring))
+            await standing
+            await ring.settle(turn * 11)
+        await ring.until(lambda: all(c.is_over for c in clients), time_passes=True)
+        for client in clients:
+            client.check()
+            assert client.num_errors == 0
+        await ring.pass_time(3.0)
         assert ring.leftovers() == {}

@@ -186,6 +186,18 @@ class WholeRing:
         self.exchange.kill(name)
         await station.actor.stop()  # its tasks only; its mail goes nowhere
 
+    async def end(self, name: str, grace_s: float = 10.0) -> None:
+        """Tell a worker to end, as SIGTERM does."""
+        station = self.stations[name]
+        station.actor.drain()
+        for _ in range(round(grace_s / 0.1)):
+            await self.tick()
+            if station.actor.drained:
+                break
+        await station.actor.stop()
+        await station.mail.close(0.0)
+        del self.stations[name]
+
     async def tick(self, seconds: float = 0.1) -> None:
         """Let time pass everywhere."""
         self.exchange.advance(seconds)
@@ -196,6 +208,22 @@ class WholeRing:
     async def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.1)):
             await self.tick()
+
+    async def stand_still(self, name: str, seconds: float) -> None:
+        """Let time pass but for one worker, whose loop is in one long step: nothing is read, sent
+        or ticked there. Its first act afterwards is a tick, before it has read its mail."""
+        station = self.stations.pop(name)
+        self.exchange.delay(name)
+        actor = station.actor
+        if isinstance(actor, ComputeActor):
+            actor._engine.launch = lambda: False  # type: ignore[method-assign]
+        await self.pass_time(seconds)
+        self.stations[name] = station
+        station.tick(self.now_s())
+        self.exchange.release(name)
+        if isinstance(actor, ComputeActor):
+            del actor._engine.launch
+        await self.settle()
 
     async def settle(self, turns: int = 12) -> None:
         for _ in range(turns):
@@ -255,6 +283,11 @@ async def whole_ring(
 ) -> AsyncIterator[WholeRing]:
     """Run routers and workers until all are registered; at the end no handler may have raised."""
     ring = WholeRing(folder, routers, **compute)
+
+    def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        ring.errors.append(context.get("exception") or RuntimeError(context["message"]))
+
+    asyncio.get_running_loop().set_exception_handler(failed)
     for name in (*routers, *(names or ("tokenizer", "compute", "detokenizer"))):
         await ring.start(name)
     try:
