@@ -130,7 +130,7 @@ def test_large_columns_travel_whole(ipc: LinkSettings) -> None:
 @pytest.fixture
 def small_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """High-water marks that a few messages reach, long before heartbeats go unread."""
-    monkeypatch.setattr("common.link.binding._HIGH_WATER_MARK", 10)
+    monkeypatch.setattr("common.link.binding._MERGING_HIGH_WATER_MARK", 10)
     monkeypatch.setattr("common.link.peer._HIGH_WATER_MARK", 10)
 
 
@@ -165,8 +165,8 @@ def test_a_peer_that_stops_reading_is_lost_and_holds_up_nobody(ipc: LinkSettings
             await healthy.until(lambda: len(healthy.got) == num_sent)
             assert sender.lost == [stuck.mail.address]
             stats = sender.mail.stats()
-            assert (stats.num_peers_lost, stats.num_dropped) == (1, 1)  # merged into one
-            assert stats.num_merged > 0
+            assert stats.num_peers_lost == 1
+            assert 1 <= stats.num_dropped < stats.num_merged  # many steps in few messages
         await stuck.mail.close(0.0)
 
     uvloop.run(main())
