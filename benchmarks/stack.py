@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 READY_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 45.0
+CLOSED_WITHIN_S = 3.0
 POLL_S = 0.02
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 URL = re.compile(r"http://[\w.:\[\]-]+")
@@ -155,8 +156,13 @@ class Stack:
 
     def close(self) -> None:
         """End whatever still runs, at once, and remove the files."""
+        left = descendants_of(self.process.pid)
+        for _ in range(2):  # the second signal cuts the drain short; the launcher clears up
+            if self.process.poll() is None:
+                self.signal()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(CLOSED_WITHIN_S)
         if self.process.poll() is None:
-            left = descendants_of(self.process.pid)
             self.process.kill()
             self.process.wait()
             for pid in left:
