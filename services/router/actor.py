@@ -166,6 +166,8 @@ class RouterActor:
             return
         now_s = self._clock()
         incarnation = message.address.incarnation
+        if self._fleet.has_replaced(incarnation):  # nobody is there to be answered
+            return
         is_new = self._fleet.worker(incarnation) is None
         for replaced in self._fleet.alive(message, now_s):
             self._lose(replaced, "replaced")

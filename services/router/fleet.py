@@ -19,6 +19,7 @@ from services.router.placement import Candidate, Placement
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 MAX_HUNG = 1024  # incarnations remembered as hung
+MAX_REPLACED = 512  # incarnations remembered as replaced: their last mail is read within seconds
 
 
 class Worker:
@@ -86,6 +87,7 @@ class Fleet:
         self._leases: Leases[str] = Leases(lease_s)
         self._workers: dict[str, Worker] = {}  # by incarnation
         self._hung: dict[str, int] = {}  # incarnation: the progress it stopped at
+        self._replaced: dict[str, None] = {}  # incarnations, in the order of their ends
         self._groups: list[Group] | None = None
 
     def __len__(self) -> int:
@@ -103,10 +105,11 @@ class Fleet:
         """Take a heartbeat; return the earlier lives that this one replaces, now forgotten.
 
         A silent worker is given up after `lease_s`, or the time that it declares a step of its own
-        may take, if that is longer. One that hung stays out until its progress moves.
+        may take, if that is longer. One that hung stays out until its progress moves, and one that
+        was replaced for good: a beat that it sent before may be read after its successor's first.
         """
         incarnation = message.address.incarnation
-        if not self.understands(message):
+        if not self.understands(message) or self.has_replaced(incarnation):
             return []
         if self._hung.get(incarnation) == message.progress:
             return []
@@ -118,7 +121,7 @@ class Fleet:
             known = [each.address for each in self._workers.values()]
             replaced = [address for address in known if address.endpoint == endpoint]
             for address in replaced:
-                self.remove(address.incarnation)
+                self._replace(address.incarnation)
             worker = self._workers[incarnation] = Worker(message, now_s)
             self._groups = None
         else:
@@ -139,6 +142,10 @@ class Fleet:
     def understands(self, message: WorkerAlive) -> bool:
         """Whether a worker speaks this router's protocol; others are not registered."""
         return message.protocol_version == PROTOCOL_VERSION
+
+    def has_replaced(self, incarnation: str) -> bool:
+        """Whether another life has registered at this one's endpoint; its mail is of the past."""
+        return incarnation in self._replaced
 
     def heard(self, incarnation: str, now_s: float) -> None:
         """Renew a worker's lease: any mail from it will do."""
@@ -246,6 +253,12 @@ class Fleet:
         chosen = choices[self._placement.choose(service, candidates)]
         chosen.num_placed += 1
         return chosen
+
+    def _replace(self, incarnation: str) -> None:
+        self.remove(incarnation)
+        if len(self._replaced) >= MAX_REPLACED:
+            del self._replaced[next(iter(self._replaced))]
+        self._replaced[incarnation] = None
 
     def _is_silent(self, worker: Worker, now_s: float) -> bool:
         return now_s - worker.heard_at_s > self._lease_s

@@ -74,6 +74,25 @@ class Script:
     logprobs: Callable[[int], TokenLogprob] | None = None
 
 
+def next_beat(worker: Worker, **changes: Any) -> WorkerAlive:
+    """Return what a worker beats next, idle unless the changes say otherwise."""
+    worker.beats += 1
+    fields: dict[str, Any] = {
+        "service": worker.service,
+        "address": worker.mail.address,
+        "protocol_version": PROTOCOL_VERSION,
+        "model": worker.card,
+        "load": Load(0, 0, 64),
+        "beat": worker.beats,
+        "progress": worker.beats,
+        "stall_after_s": 2.0,
+        "draining": False,
+        "open_counters": int64s(),
+        **changes,
+    }
+    return WorkerAlive(**fields)
+
+
 class Ring:
     """The router under test, its workers and a client session."""
 
@@ -97,21 +116,7 @@ class Ring:
         """Send a heartbeat of the workers named, or of all."""
         for name in names or tuple(self.workers):
             worker = self.workers[name]
-            worker.beats += 1
-            fields: dict[str, Any] = {
-                "service": worker.service,
-                "address": worker.mail.address,
-                "protocol_version": PROTOCOL_VERSION,
-                "model": worker.card,
-                "load": Load(0, 0, 64),
-                "beat": worker.beats,
-                "progress": worker.beats,
-                "stall_after_s": 2.0,
-                "draining": False,
-                "open_counters": int64s(),
-                **changes,
-            }
-            worker.mail.send(self.mail.address, WorkerAlive(**fields))
+            worker.mail.send(self.mail.address, next_beat(worker, **changes))
 
     async def settle(self, turns: int = 8) -> None:
         """Let the loop turn until mail and events are through."""

@@ -16,6 +16,7 @@ from tests.flow.router_ring import (
     error_of,
     events,
     last_counter,
+    next_beat,
     running_router,
     waiting,
 )
@@ -165,6 +166,23 @@ async def test_a_heartbeat_in_anothers_name_is_not_believed() -> None:
         ring.beat("compute", address=ring.workers["tokenizer"].mail.address)
         await ring.settle()
         assert len(ring.workers["tokenizer"].of(RouterAlive)) == 1
+
+
+async def test_a_replaced_workers_late_heartbeat_is_neither_believed_nor_answered() -> None:
+    async with running_router() as ring:
+        former = ring.workers["compute"]
+        late = next_beat(former)
+        ring.exchange.kill("compute")
+        successor = ring.worker("compute", "compute")
+        ring.beat("compute")
+        await ring.settle()
+        with structlog.testing.capture_logs() as lines:
+            ring.actor.receive(late, former.mail.address)
+            await ring.settle()
+        assert lines == []
+        assert len(successor.of(RouterAlive)) == 1
+        assert successor.mail.stats().num_misaddressed == 0
+        assert ring.actor.ready
 
 
 async def test_the_log_names_the_worker_that_was_lost() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from common.messages.address import Address
 from common.messages.arrays import int64s
 from common.messages.control import PROTOCOL_VERSION, Load, ModelCard, ServiceName, WorkerAlive
-from services.router.fleet import SERVICES, Fleet
+from services.router.fleet import MAX_REPLACED, SERVICES, Fleet
 from services.router.least_load import LeastLoad
 from services.router.round_robin import RoundRobin
 
@@ -148,6 +148,35 @@ def test_a_new_life_at_the_same_endpoint_replaces_the_old_one() -> None:
     ]
     assert fleet.alive(_alive("compute", "compute", life=2), 1.0) == []
     assert fleet.worker("compute.1") is None
+    assert len(fleet) == 3
+
+
+def test_a_late_heartbeat_of_a_replaced_worker_does_not_replace_the_live_one() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "compute", life=2), 0.5)
+    assert fleet.has_replaced("compute.1")
+    assert fleet.alive(_alive("compute", "compute", life=1, progress=2), 0.6) == []
+    assert fleet.worker("compute.1") is None
+    assert fleet.worker("compute.2") is not None
+    assert not fleet.has_replaced("compute.2")
+
+
+def test_a_replaced_worker_stays_out_also_when_its_successor_is_gone() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "compute", life=2), 0.5)
+    fleet.remove("compute.2")
+    fleet.alive(_alive("compute", "compute", life=1), 0.6)
+    assert fleet.missing == ("compute",)
+    fleet.alive(_alive("compute", "compute", life=2), 0.7)
+    assert fleet.ready
+
+
+def test_a_bounded_number_of_replaced_workers_is_remembered() -> None:
+    fleet = _fleet()
+    for life in range(2, MAX_REPLACED + 3):
+        fleet.alive(_alive("compute", "compute", life=life), 0.5)
+    remembered = [fleet.has_replaced(f"compute.{life}") for life in range(1, MAX_REPLACED + 3)]
+    assert remembered == [False] + [True] * MAX_REPLACED + [False]
     assert len(fleet) == 3
 
 
