@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ _HASHED_FILES = (
     "model.safetensors.index.json",
 )
 _REVISION_DIGITS = 16
+
+# What a model may set for clients that say nothing: as far as a client itself may go.
+_SAMPLING_DEFAULTS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda value: 0 <= value <= 2, "a number from 0 to 2"),
+    "top_p": (lambda value: 0 < value <= 1, "a number above 0, at most 1"),
+    "top_k": (
+        lambda value: -1 <= value < 1 << 31 and value == int(value),
+        "a whole number, -1 or 0 for off",
+    ),
+    "min_p": (lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "repetition_penalty": (lambda value: 0 < value <= 10, "a number above 0, at most 10"),
+}
 
 
 def locate(path: str, revision: str = "", *, download: bool = False) -> Path:
@@ -136,3 +149,27 @@ def eos_token_ids(path: str | Path) -> tuple[int, ...]:
         if isinstance(value, list) and all(isinstance(item, int) for item in value):
             return tuple(dict.fromkeys(value))
     return ()
+
+
+def sampling_defaults(path: str | Path) -> tuple[tuple[str, float], ...]:
+    """Return the sampling settings that generation_config.json recommends, by name.
+
+    They stand for what a client leaves out. As in vLLM, `do_sample` does not matter: it says what
+    transformers does without being asked. null counts as not there. ModelError for a value that no
+    request could have either: guessing another would change every answer unseen.
+    """
+    name = "generation_config.json"
+    config = read_json(Path(path), name)
+    defaults = []
+    for field, (is_sound, expected) in _SAMPLING_DEFAULTS.items():
+        value = config.get(field)
+        if value is None:
+            continue
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not is_sound(value):
+            raise ModelError(
+                f"{Path(path) / name}: {field} should be {expected}; it is "
+                f"{json.dumps(value)[:60]}. Correct it, or remove it to do without"
+            )
+        defaults.append((field, float(value)))
+    return tuple(defaults)

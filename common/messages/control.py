@@ -28,6 +28,8 @@ class ModelCard:
     """The model that a worker serves; an itinerary stays within one revision.
 
     Lengths are 0 where the worker does not decide them (tokenizer and detokenizer).
+    `sampling_defaults` are the model's own, by the name of the field in `SamplingParams`, for what
+    a client leaves out; only compute says them.
     """
 
     name: str
@@ -36,6 +38,7 @@ class ModelCard:
     max_model_len: int = 0
     max_input_length: int = 0
     max_output_length: int = 0
+    sampling_defaults: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from common.config import ModelSettings
 from common.errors import ConfigError
 from common.messages.control import ModelCard
-from common.model_folder import describe, locate
+from common.model_folder import describe, locate, sampling_defaults
 from services.compute.config import ComputeSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.runner.registry import load_runner
@@ -27,6 +28,7 @@ class ModelDevice:
 
     def load(self) -> tuple[Runner, Scheduler, ModelCard]:
         """Load the weights and size everything; ModelError or ConfigError if that cannot be."""
+        defaults = sampling_defaults(self._folder)  # first: the weights may take minutes
         runner = load_runner(self._folder, self._settings)
         spec = runner.spec()
         scheduler = ContinuousScheduler(
@@ -34,7 +36,8 @@ class ModelDevice:
             scheduler_settings(self._settings, spec),
             make_policy(self._settings.schedule, self._settings.static_batch_window_s),
         )
-        return runner, scheduler, model_card(self._folder, self._model, self._settings, spec)
+        card = model_card(self._folder, self._model, self._settings, spec)
+        return runner, scheduler, replace(card, sampling_defaults=defaults)
 
 
 def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> SchedulerSettings:

@@ -62,8 +62,8 @@ class GenerationHandlers:
         body = await self._body(request)
         with RequestSpan(names.CHAT, request) as span:
             parsed = parse_chat(body, self._unknown)
-            job = parsed.job
-            group = self._dispatch.group(job.model)
+            group = self._dispatch.group(parsed.job.model)
+            job = parsed.job.with_defaults(group.card.sampling_defaults)
             head = _head("chatcmpl", group)
             layout = ChatFormat(head, job.num_all_choices, parsed.include_usage)
             span.asked(job, head.id)
@@ -76,8 +76,8 @@ class GenerationHandlers:
         body = await self._body(request)
         with RequestSpan(names.TEXT_COMPLETION, request) as span:
             parsed = parse_completion(body, self._unknown)
-            job = parsed.job
-            group = self._dispatch.group(job.model)
+            group = self._dispatch.group(parsed.job.model)
+            job = parsed.job.with_defaults(group.card.sampling_defaults)
             echoes: list[str] = []
             if parsed.echo:
                 texts = await self._dispatch.prompt_texts(job, group)

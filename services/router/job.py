@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, IdsPrompt, PromptSource, StreamSettings
@@ -17,7 +19,8 @@ class Job:
 
     `prompt_field` is the request field the prompts came from, `max_tokens_field` the name under
     which the client gave its limit. A `sampling.seed` counts only where
-    `has_seed`; else each prompt is given one at admission.
+    `has_seed`; else each prompt is given one at admission. `unset` names the sampling settings
+    that the client left to the model.
     """
 
     model: str
@@ -30,11 +33,21 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     max_tokens_field: str = "max_tokens"
+    unset: frozenset[str] = frozenset()
 
     @property
     def num_all_choices(self) -> int:
         """Choices in the response: those of prompt p are p * num_choices and following."""
         return len(self.prompts) * self.num_choices
+
+    def with_defaults(self, defaults: Iterable[tuple[str, float]]) -> Job:
+        """Fill in what the client left out with the model's own settings, by their names."""
+        values: dict[str, Any] = {name: value for name, value in defaults if name in self.unset}
+        if not values:
+            return self
+        if "top_k" in values:
+            values["top_k"] = max(0, int(values["top_k"]))  # -1 is another name for "off"
+        return replace(self, sampling=replace(self.sampling, **values))
 
     def field_of(self, prompt: int) -> str:
         """Name the request field of one prompt."""

@@ -70,6 +70,7 @@ def parse_chat(body: dict[str, Any], unknown: UnknownFields) -> ChatRequest:
         num_choices=shared.n or 1,
         priority=shared.priority or 0,
         cache_salt=shared.cache_salt or "",
+        unset=shared.unset,
         max_tokens_field="max_tokens" if shared.max_tokens else "max_completion_tokens",
     )
     unknown.warn(body, KNOWN_FIELDS)

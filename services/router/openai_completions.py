@@ -77,6 +77,7 @@ def parse_completion(body: dict[str, Any], unknown: UnknownFields) -> Completion
         num_choices=num_choices,
         priority=shared.priority or 0,
         cache_salt=shared.cache_salt or "",
+        unset=shared.unset,
     )
     unknown.warn(body, KNOWN_FIELDS)
     return CompletionRequest(job, bool(shared.stream), shared.include_usage, bool(fields.echo))

@@ -18,6 +18,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_INT32 = (1 << 31) - 1
 SEED_MASK = (1 << 63) - 1
+MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class StreamOptions(BaseModel):
@@ -64,6 +65,11 @@ class SamplingFields(BaseModel):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def unset(self) -> frozenset[str]:
+        """Settings that the client leaves to the model's own defaults."""
+        return frozenset(name for name in MODEL_DEFAULTS if getattr(self, name) is None)
 
     def stream_settings(self) -> StreamSettings:
         """Return the detokenizer's settings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from typing import Any
 
@@ -13,6 +14,7 @@ from common.messages.failure import Failure
 from common.messages.text import Candidate, TokenLogprob
 from common.messages.tokenize import IdsPrompt, TextPrompt, Tokenize
 from tests.flow.router_ring import (
+    CARD,
     CHAT,
     TEXT,
     Ring,
@@ -124,6 +126,22 @@ async def test_a_given_seed_travels_and_a_missing_one_is_drawn() -> None:
         assert seeds[0] == 42
         assert seeds[1] != seeds[2]
         assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+async def test_the_models_own_sampling_settings_stand_for_what_a_client_left_out() -> None:
+    async with running_router(workers=False) as ring:
+        ring.worker("tokenizer", "tokenizer")
+        ring.worker("detokenizer", "detokenizer")
+        own = (("temperature", 0.6), ("top_k", 20.0))
+        ring.worker("compute", "compute", dataclasses.replace(CARD, sampling_defaults=own))
+        ring.beat()
+        await ring.settle()
+        for body in (chat(), chat(temperature=1.0, top_k=None)):
+            async with ring.post(CHAT, body) as response:
+                assert response.status == 200
+        first, second = ring.workers["tokenizer"].of(Tokenize)
+        assert (first.sampling.temperature, first.sampling.top_k) == (0.6, 20)
+        assert (second.sampling.temperature, second.sampling.top_k) == (1.0, 20)
 
 
 async def test_the_itinerary_and_the_limits_are_stamped_on_the_request() -> None:

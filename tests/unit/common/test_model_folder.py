@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import ModelError
-from common.model_folder import describe, locate, revision_of
+from common.model_folder import describe, locate, revision_of, sampling_defaults
 
 
 def folder(path: Path, **config: Any) -> Path:
@@ -94,3 +94,43 @@ def test_a_hub_id_that_is_not_cached_says_how_to_get_it(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match="download it first"):
         locate("nobody/nothing")
+
+
+def test_the_models_own_sampling_settings_are_read(tmp_path: Path) -> None:
+    assert sampling_defaults(folder(tmp_path)) == ()
+    values = {"repetition_penalty": 1.05, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0}
+    more = {"do_sample": False, "max_new_tokens": 5, "eos_token_id": [1, 2], "typical_p": 0.5}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**values, **more}))
+    assert dict(sampling_defaults(tmp_path)) == values
+
+
+def test_sampling_settings_that_are_null_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": null, "top_p": 1}')
+    assert sampling_defaults(tmp_path) == (("top_p", 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "-0.1"),
+        ("temperature", "NaN"),
+        ("temperature", '"0.7"'),
+        ("temperature", "true"),
+        ("top_p", "0"),
+        ("top_p", "1.5"),
+        ("top_k", "-2"),
+        ("top_k", "1.5"),
+        ("top_k", "Infinity"),
+        ("top_k", "1" + "0" * 400),
+        ("min_p", "[0.1]"),
+        ("repetition_penalty", "0"),
+        ("repetition_penalty", "1e999"),
+    ],
+)
+def test_a_sampling_setting_that_no_request_could_have_is_named(
+    field: str, value: str, tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(f'{{"{field}": {value}}}')
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {field} should be") as caught:
+        sampling_defaults(tmp_path)
+    assert len(str(caught.value)) < len(str(tmp_path)) + 250

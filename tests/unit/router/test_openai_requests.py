@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from common.messages.tokenize import ChatPrompt, IdsPrompt, StreamSettings, TextPrompt
@@ -182,3 +184,35 @@ def test_the_cost_of_a_job_is_what_it_may_come_to() -> None:
     assert job.cost_tokens(4096) == 10 + 3 + 4 * 100
     assert job.cost_tokens(50) == 10 + 3 + 4 * 50
     assert _chat().job.cost_tokens(4096) == 32 // 4 + 4096
+
+
+MODELS_OWN = (
+    ("temperature", 0.6),
+    ("top_p", 0.9),
+    ("top_k", 20.0),
+    ("min_p", 0.1),
+    ("repetition_penalty", 1.05),
+)
+
+
+def test_what_the_client_left_out_is_the_models_own_setting() -> None:
+    for job in (_chat().job, parse_completion({"model": "m", "prompt": "a"}, UnknownFields()).job):
+        sampling = job.with_defaults(MODELS_OWN).sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 20)
+        assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.05)
+        assert type(sampling.top_k) is int
+
+
+@given(st.sets(st.sampled_from(["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])))
+def test_what_the_client_said_wins_even_where_it_is_the_usual_value(said: set[str]) -> None:
+    usual = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    job = _chat(**{name: usual[name] for name in said}).job.with_defaults(MODELS_OWN)
+    for name, own in MODELS_OWN:
+        assert getattr(job.sampling, name) == (usual[name] if name in said else own)
+
+
+def test_a_model_that_sets_nothing_or_something_unknown_changes_nothing() -> None:
+    job = _chat().job
+    assert job.with_defaults(()) is job
+    assert job.with_defaults((("max_tokens", 5.0), ("wibble", 1.0))) is job
+    assert job.with_defaults((("top_k", -1.0),)).sampling.top_k == 0

@@ -1,0 +1,31 @@
+"""What a compute says of the model that it has loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.config import ModelSettings
+from common.errors import ModelError
+from services.compute.config import ComputeSettings
+from services.compute.device import ModelDevice
+
+
+def _device(folder: Path, generation_config: str) -> ModelDevice:
+    config = {"vocab_size": 320, "max_position_embeddings": 64, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(generation_config)
+    return ModelDevice(ModelSettings(path=str(folder)), ComputeSettings(device="sim"))
+
+
+def test_the_card_has_the_models_sampling_settings(tmp_path: Path) -> None:
+    _, _, card = _device(tmp_path, '{"top_k": 20, "temperature": 0.6}').load()
+    assert card.sampling_defaults == (("temperature", 0.6), ("top_k", 20.0))
+    assert (card.max_model_len, card.max_output_length) == (64, 63)
+
+
+def test_a_model_with_a_broken_sampling_setting_does_not_load(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="top_p should be"):
+        _device(tmp_path, '{"top_p": 7}').load()
