@@ -126,7 +126,7 @@ class Dispatch:
                 prompt=prompt,
                 sampling=_seeded(job),
                 stream=job.stream,
-                limits=_limits(way),
+                limits=_limits(way, job),
                 admitted_at_s=wall_s,
                 output_ids=int32s(),
                 num_choices=count,
@@ -217,12 +217,14 @@ def _seeded(job: Job) -> SamplingParams:
     return dataclasses.replace(job.sampling, seed=secrets.randbits(63))
 
 
-def _limits(way: Way) -> TokenLimits:
+def _limits(way: Way, job: Job) -> TokenLimits:
+    """Say what fits; a limit that is not the client's own must shrink to it, not be refused."""
     card = way.card
+    bounds = (card.max_output_length, 0 if job.sampling.max_tokens else job.usual_max_tokens)
     return TokenLimits(
         max_model_len=card.max_model_len,
         max_input_length=card.max_input_length,
-        max_output_length=card.max_output_length,
+        max_output_length=min(filter(None, bounds), default=0),
         vocab_size=card.vocab_size,
     )
 

@@ -20,7 +20,8 @@ class Job:
     `prompt_field` is the request field the prompts came from, `max_tokens_field` the name under
     which the client gave its limit. A `sampling.seed` counts only where
     `has_seed`; else each prompt is given one at admission. `unset` names the sampling settings
-    that the client left to the model.
+    that the client left to the model. Where the client gave no limit (`sampling.max_tokens` 0),
+    `usual_max_tokens` is generated, or what fits if that is less; 0 is all that fits.
     """
 
     model: str
@@ -34,6 +35,7 @@ class Job:
     cache_salt: str = ""
     max_tokens_field: str = "max_tokens"
     unset: frozenset[str] = frozenset()
+    usual_max_tokens: int = 0
 
     @property
     def num_all_choices(self) -> int:
@@ -56,7 +58,7 @@ class Job:
     def cost_tokens(self, max_model_len: int) -> int:
         """Estimate the tokens that this job may occupy, without tokenizing: 4 bytes a token."""
         prompt = sum(_estimated_tokens(source) for source in self.prompts)
-        output = self.sampling.max_tokens or max_model_len
+        output = self.sampling.max_tokens or self.usual_max_tokens or max_model_len
         return prompt + self.num_all_choices * min(output, max_model_len or output)
 
 

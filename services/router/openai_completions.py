@@ -19,7 +19,7 @@ from services.router.sampling_fields import (
     parse_sampling,
 )
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
+USUAL_MAX_TOKENS = 16  # OpenAI's, where the client names no number
 
 
 class CompletionFields(BaseModel):
@@ -71,13 +71,14 @@ def parse_completion(body: dict[str, Any], unknown: UnknownFields) -> Completion
         model=shared.model,
         prompts=prompts,
         prompt_field="prompt",
-        sampling=shared.sampling(shared.max_tokens or DEFAULT_MAX_TOKENS, logprobs),
+        sampling=shared.sampling(shared.max_tokens or 0, logprobs),
         has_seed=shared.seed is not None,
         stream=shared.stream_settings(),
         num_choices=num_choices,
         priority=shared.priority or 0,
         cache_salt=shared.cache_salt or "",
         unset=shared.unset,
+        usual_max_tokens=max(USUAL_MAX_TOKENS, shared.min_tokens or 0),
     )
     unknown.warn(body, KNOWN_FIELDS)
     return CompletionRequest(job, bool(shared.stream), shared.include_usage, bool(fields.echo))

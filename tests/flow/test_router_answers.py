@@ -157,6 +157,32 @@ async def test_the_itinerary_and_the_limits_are_stamped_on_the_request() -> None
         assert message.limits.max_model_len == 512
 
 
+@pytest.mark.parametrize(
+    ("body", "longest", "expected"),
+    [
+        ({}, 511, (0, 16)),
+        ({}, 10, (0, 10)),
+        ({}, 0, (0, 16)),
+        ({"min_tokens": 40}, 511, (0, 40)),
+        ({"min_tokens": 40}, 10, (0, 10)),
+        ({"max_tokens": 9}, 10, (9, 10)),
+    ],
+)
+async def test_a_completion_without_max_tokens_asks_for_sixteen_or_what_fits(
+    body: dict[str, Any], longest: int, expected: tuple[int, int]
+) -> None:
+    async with running_router(workers=False) as ring:
+        ring.worker("tokenizer", "tokenizer")
+        ring.worker("detokenizer", "detokenizer")
+        ring.worker("compute", "compute", dataclasses.replace(CARD, max_output_length=longest))
+        ring.beat()
+        await ring.settle()
+        async with ring.post(TEXT, {"model": "demo", "prompt": "a", **body}) as response:
+            assert response.status == 200
+        (message,) = ring.workers["tokenizer"].of(Tokenize)
+        assert (message.sampling.max_tokens, message.limits.max_output_length) == expected
+
+
 async def test_completion_logprobs_have_the_old_shape() -> None:
     def token(index: int) -> TokenLogprob:
         chosen = Candidate(index, "Hello"[index * 3 :][:3], b"abc"[: 3 - index], -0.5)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from common.messages.tokenize import ChatPrompt, IdsPrompt, StreamSettings, TextPrompt
+from services.router.job import Job
 from services.router.openai_chat import ChatRequest, parse_chat
 from services.router.openai_completions import parse_completion
 from services.router.openai_fields import UnknownFields
@@ -140,7 +141,18 @@ def test_a_prompt_may_be_text_or_ids_or_a_list_of_either(prompt: Any, expected: 
         elif isinstance(each, TextPrompt):
             got.append(each.text)
     assert got == expected
-    assert job.sampling.max_tokens == 16
+
+
+def test_sixteen_tokens_are_usual_for_completions_and_not_the_clients_own_number() -> None:
+    def job(**more: Any) -> Job:
+        return parse_completion({"model": "demo", "prompt": "a", **more}, UnknownFields()).job
+
+    assert (job().sampling.max_tokens, job().usual_max_tokens) == (0, 16)
+    assert job(max_tokens=5).sampling.max_tokens == 5
+    more = job(min_tokens=40)
+    assert (more.sampling.min_tokens, more.usual_max_tokens) == (40, 40)
+    assert job().cost_tokens(4096) == 16
+    assert _chat().job.usual_max_tokens == 0
 
 
 def test_completion_extras() -> None:

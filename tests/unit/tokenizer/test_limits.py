@@ -44,6 +44,15 @@ def test_min_tokens_never_exceed_what_fits() -> None:
     assert (result.max_tokens, result.min_tokens) == (30, 30)
 
 
+def test_the_usual_sixteen_shrink_to_what_the_context_leaves() -> None:
+    usual = replace(LIMITS, max_output_length=16)  # as the router says it for completions
+    assert max_tokens_of(10, usual) == 16
+    assert max_tokens_of(89, usual) == 11
+    result = resolve_max_tokens(sampling(0, min_tokens=16), usual, 89, "prompt")
+    assert isinstance(result, SamplingParams)
+    assert (result.max_tokens, result.min_tokens) == (11, 11)
+
+
 def test_a_request_that_just_fits_passes_unchanged() -> None:
     wanted = sampling(20)
     assert resolve_max_tokens(wanted, LIMITS, 80, "prompt") is wanted
