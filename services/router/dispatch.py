@@ -78,7 +78,7 @@ class Dispatch:
     def group(self, model: str) -> Group:
         """Find the workers of a model; ApiError 404 if it is not served, 503 if it cannot be now.
 
-        An empty `model` stands for the only one there is.
+        An empty `model`, as `/tokenize` may have it, stands for the first one that can be served.
         """
         if self.draining:
             raise ApiError(DRAINING, 1.0)

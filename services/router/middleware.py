@@ -113,7 +113,7 @@ def _plain_http_error(error: web.HTTPException) -> web.Response:
     """Say in OpenAI's shape what aiohttp's own routing found."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        message = f"{error.method} is not allowed here; {allowed} is"
+        message = f"{error.method} is not allowed here; use {allowed.replace(', ', ' or ')}"
         response = error_response(ApiError(Failure(405, "method_not_allowed", message)))
         response.headers["Allow"] = allowed
         return response

@@ -14,6 +14,7 @@ from services.router.fleet import SERVICES, Group, Worker
 from services.router.sse import json_bytes
 
 MAX_TICK_AGE_S = 5.0  # ticks come ten times a second
+RETRY_AFTER_S = "1"  # workers register twice a second
 
 
 class StatusHandlers:
@@ -73,7 +74,10 @@ class StatusHandlers:
         missing = list(dispatch.fleet.missing)
         status = "draining" if dispatch.draining else "waiting" if missing else "ok"
         body = {"status": status, "missing": missing, **more}
-        return _json(body, 200 if dispatch.ready else 503)
+        response = _json(body, 200 if dispatch.ready else 503)
+        if not dispatch.ready:
+            response.headers["Retry-After"] = RETRY_AFTER_S
+        return response
 
     def _complete_groups(self) -> list[Group]:
         return [group for group in self._dispatch.fleet.groups() if not group.missing]

@@ -70,7 +70,13 @@ async def test_wrong_paths_and_methods_answer_in_the_same_shape() -> None:
         async with ring.session.get(CHAT) as response:
             assert response.status == 405
             assert response.headers["Allow"] == "POST"
-            assert error_of(await response.read())["code"] == "method_not_allowed"
+            error = error_of(await response.read())
+            assert error["code"] == "method_not_allowed"
+            assert error["message"] == "GET is not allowed here; use POST"
+        async with ring.post("/ready", {}) as response:
+            assert response.headers["Allow"] == "GET, HEAD"
+            error = error_of(await response.read())
+            assert error["message"] == "POST is not allowed here; use GET or HEAD"
 
 
 async def test_more_tokens_than_the_model_can_make_are_refused_by_the_name_given() -> None:
@@ -118,6 +124,7 @@ async def test_keys_are_asked_for_everywhere_but_at_the_probes() -> None:
         for path in ("/live", "/ready", "/health"):
             async with ring.session.get(path) as response:
                 assert response.status == 200
+                assert "Retry-After" not in response.headers
         headers = {"Authorization": "Bearer secret"}
         async with ring.post(CHAT, chat(), headers=headers) as response:
             assert response.status == 200

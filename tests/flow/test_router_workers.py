@@ -29,6 +29,7 @@ async def test_without_workers_requests_wait_for_nobody() -> None:
             assert response.headers["Retry-After"] == "1"
         async with ring.session.get("/ready") as response:
             assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
             body = await response.json()
             assert body["missing"] == ["tokenizer", "compute", "detokenizer"]
         async with ring.session.get("/live") as response:
