@@ -180,6 +180,19 @@ class Dispatch:
         )
         return answer
 
+    async def prompt_lengths(self, job: Job, group: Group) -> list[int]:
+        """Count the tokens of every prompt, one after the other; ApiError 400 for one too long."""
+        lengths = []
+        for number, prompt in enumerate(job.prompts):
+            field = job.field_of(number)
+            if isinstance(prompt, IdsPrompt):
+                length = len(prompt.ids)
+            else:
+                length = len((await self.tokenize(group, prompt, field, False)).ids)
+            _check_length(length, group.card, field)
+            lengths.append(length)
+        return lengths
+
     async def detokenize(self, group: Group, ids: IdsPrompt, field: str) -> str:
         """Ask a detokenizer for the text of ids."""
         check_ids(list(ids.ids), field, group.card.vocab_size or 1 << 31)
@@ -248,6 +261,14 @@ def _check_max_tokens(job: Job, card: ModelCard) -> None:
     if 0 < most < job.sampling.max_tokens:
         field = job.max_tokens_field
         raise bad_field(field, f"may be {most} at most (it is {job.sampling.max_tokens})")
+
+
+def _check_length(length: int, card: ModelCard, field: str) -> None:
+    """Refuse a prompt that the model could not take (0: the model sets no limit)."""
+    most = card.max_input_length or card.max_model_len
+    if 0 < most < length:
+        message = f"has {length} tokens; this model takes {most} at most"
+        raise bad_field(field, message, "context_length_exceeded")
 
 
 def _unsendable(error: LinkError, field: str) -> ApiError:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
 
-from common.messages.failure import Failure
+from common.messages.failure import Failure, Usage
+from common.messages.text import TextEnded
 from common.telemetry import names
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
 from services.router.fleet import Group
-from services.router.formats import ChatFormat, CompletionFormat, ResponseHead
+from services.router.formats import Answer, ChatFormat, CompletionFormat, ResponseHead
 from services.router.inflight import Entry, Sink
 from services.router.job import Job
 from services.router.middleware import CLIENT, REQUEST_ID, REQUEST_ID_HEADER
@@ -26,7 +27,7 @@ from services.router.openai_fields import UnknownFields
 from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
 from services.router.responses import Collector
-from services.router.sse import json_bytes
+from services.router.sse import DONE, json_bytes
 from services.router.stream import Flushes, Stream
 
 STREAM_HEADERS = {
@@ -78,6 +79,9 @@ class GenerationHandlers:
             parsed = parse_completion(body, self._unknown)
             group = self._dispatch.group(parsed.job.model)
             job = parsed.job.with_defaults(group.card.sampling_defaults)
+            lengths: list[int] = []
+            if job.prompt_only:
+                lengths = await self._prompt_lengths(request[CLIENT], job, group)
             echoes: list[str] = []
             if parsed.echo:
                 texts = await self._dispatch.prompt_texts(job, group)
@@ -86,8 +90,18 @@ class GenerationHandlers:
             layout = CompletionFormat(head, job.num_all_choices, parsed.include_usage, echoes)
             span.asked(job, head.id)
             asked = Asked(job, group, request[CLIENT], layout, parsed.include_usage, span)
+            if job.prompt_only:
+                return _echoed(asked, lengths, parsed.streaming)
             answer = self._stream if parsed.streaming else self._complete
             return await answer(request, asked)
+
+    async def _prompt_lengths(self, client: str, job: Job, group: Group) -> list[int]:
+        """Count the tokens of the prompts of a job that is admitted meanwhile."""
+        ticket = self._dispatch.admit(client, job, group)
+        try:
+            return await self._dispatch.prompt_lengths(job, group)
+        finally:
+            self._dispatch.release(ticket)
 
     async def _complete(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         """Wait for all choices and answer in one piece."""
@@ -171,6 +185,25 @@ class _Admitted:
         self._dispatch.release(self._ticket)
         if self._entry is not None:
             self._dispatch.close(self._entry)
+
+
+def _echoed(asked: Asked, lengths: Sequence[int], streaming: bool) -> web.Response:
+    """Answer with the prompts alone; the events of a stream are all there at once."""
+    job, layout = asked.job, asked.layout
+    ended = TextEnded(0, "length", Usage(0, 0, 0))
+    usage = Usage(sum(lengths), 0, 0)
+    asked.span.answered(usage, [ended.reason] * job.num_all_choices)
+    if not streaming:
+        answers = [Answer("", None, ended)] * job.num_all_choices
+        body = json_bytes(layout.body(answers, usage))
+        return web.Response(body=body, content_type="application/json")
+    events: list[bytes] = []
+    for choice in range(job.num_all_choices):
+        events += (layout.opening(choice), layout.ending(choice, ended))
+    if asked.include_usage:
+        events.append(layout.usage(usage))
+    events.append(DONE)
+    return web.Response(body=b"".join(events), headers=STREAM_HEADERS)
 
 
 def _head(prefix: str, group: Group, clock: Callable[[], float] = time.time) -> ResponseHead:

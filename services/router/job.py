@@ -21,7 +21,8 @@ class Job:
     which the client gave its limit. A `sampling.seed` counts only where
     `has_seed`; else each prompt is given one at admission. `unset` names the sampling settings
     that the client left to the model. Where the client gave no limit (`sampling.max_tokens` 0),
-    `usual_max_tokens` is generated, or what fits if that is less; 0 is all that fits.
+    `usual_max_tokens` is generated, or what fits if that is less; 0 is all that fits. Of a job
+    that is `prompt_only` nothing is generated: it never goes round the ring.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Job:
     max_tokens_field: str = "max_tokens"
     unset: frozenset[str] = frozenset()
     usual_max_tokens: int = 0
+    prompt_only: bool = False
 
     @property
     def num_all_choices(self) -> int:
@@ -58,6 +60,8 @@ class Job:
     def cost_tokens(self, max_model_len: int) -> int:
         """Estimate the tokens that this job may occupy, without tokenizing: 4 bytes a token."""
         prompt = sum(_estimated_tokens(source) for source in self.prompts)
+        if self.prompt_only:
+            return prompt
         output = self.sampling.max_tokens or self.usual_max_tokens or max_model_len
         return prompt + self.num_all_choices * min(output, max_model_len or output)
 

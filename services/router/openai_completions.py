@@ -47,8 +47,11 @@ class CompletionRequest:
 
 
 def parse_completion(body: dict[str, Any], unknown: UnknownFields) -> CompletionRequest:
-    """Validate a completion request; ApiError 400 names the field at fault."""
-    shared = parse_sampling(body)
+    """Validate a completion request; ApiError 400 names the field at fault.
+
+    With `echo`, `max_tokens` may be 0: then the prompt is all of the answer.
+    """
+    shared = parse_sampling(body, may_be_empty=body.get("echo") is True)
     try:
         fields = CompletionFields.model_validate(body)
     except ValidationError as error:
@@ -58,7 +61,11 @@ def parse_completion(body: dict[str, Any], unknown: UnknownFields) -> Completion
     if fields.best_of is not None and fields.best_of != num_choices:
         raise unsupported("best_of")  # where it equals n it asks for nothing more
     if fields.echo and fields.logprobs is not None:
-        raise unsupported("echo", "not together with logprobs")
+        raise bad_field(
+            "echo", "is not supported yet together with logprobs", "unsupported_parameter"
+        )
+    if shared.max_tokens == 0 and shared.min_tokens:
+        raise bad_field("min_tokens", "must not exceed max_tokens, which is 0")
     prompts = parse_prompts(fields.prompt, shared.add_special_tokens is not False)
     if len(prompts) * num_choices > MAX_ALL_CHOICES:
         raise bad_field(
@@ -79,6 +86,7 @@ def parse_completion(body: dict[str, Any], unknown: UnknownFields) -> Completion
         cache_salt=shared.cache_salt or "",
         unset=shared.unset,
         usual_max_tokens=max(USUAL_MAX_TOKENS, shared.min_tokens or 0),
+        prompt_only=shared.max_tokens == 0,
     )
     unknown.warn(body, KNOWN_FIELDS)
     return CompletionRequest(job, bool(shared.stream), shared.include_usage, bool(fields.echo))

@@ -41,7 +41,7 @@ class SamplingFields(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
@@ -106,12 +106,17 @@ class SamplingFields(BaseModel):
         )
 
 
-def parse_sampling(body: dict[str, Any]) -> SamplingFields:
-    """Validate the shared fields of a request; ApiError 400 names the field at fault."""
+def parse_sampling(body: dict[str, Any], may_be_empty: bool = False) -> SamplingFields:
+    """Validate the shared fields of a request; ApiError 400 names the field at fault.
+
+    Only a request that `may_be_empty` may ask for no tokens at all.
+    """
     try:
         fields = SamplingFields.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
+    if fields.max_tokens == 0 and not may_be_empty:
+        raise bad_field("max_tokens", "should be greater than or equal to 1 (it is 0)")
     if fields.stream_options is not None and not fields.stream:
         raise bad_field("stream_options", "is only allowed together with stream: true")
     return fields

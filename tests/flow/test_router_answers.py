@@ -215,6 +215,32 @@ async def test_echo_puts_the_prompt_before_the_text(stream: bool) -> None:
         assert texts == {0: "Say: Hello", 1: "text of idsHello"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_with_no_tokens_is_the_prompt_and_its_usage(stream: bool) -> None:
+    async with running_router() as ring:
+        body = {"model": "demo", "prompt": ["Say: ", [1, 2]], "echo": True, "max_tokens": 0, "n": 2}
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        async with ring.post(TEXT, body) as response:
+            data = await response.read()
+        assert response.status == 200
+        chunks = events(data) if stream else [json.loads(data)]
+        texts = dict.fromkeys(range(4), "")
+        reasons = []
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice["text"]
+                reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+        assert texts == {0: "Say: ", 1: "Say: ", 2: "text of ids", 3: "text of ids"}
+        assert reasons == ["length"] * 4
+        usage = chunks[-1]["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3 + 2, 0)
+        kind = "text/event-stream" if stream else "application/json"
+        assert response.content_type == kind
+        assert ring.workers["tokenizer"].of(Tokenize) == []
+        await ring.until(ring.is_empty)
+
+
 async def test_a_failure_in_mid_stream_is_an_error_event_before_done() -> None:
     async with running_router() as ring:
         task = await waiting(ring, chat(stream=True, n=2))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common.messages.control import ModelCard
 from common.messages.failure import Failure
 from common.messages.tokenize import Tokenize
 from tests.flow.router_ring import (
@@ -101,6 +102,30 @@ async def test_prompt_ids_outside_the_vocabulary_are_named() -> None:
         body = {"model": "demo", "prompt": [[1, 2], [3, 1000]]}
         async with ring.post(TEXT, body) as response:
             assert error_of(await response.read())["param"] == "prompt[1][1]"
+
+
+async def test_an_echo_alone_is_refused_like_any_request() -> None:
+    async with running_router(workers=False, max_in_flight=1) as ring:
+        ring.worker("tokenizer", "tokenizer")
+        ring.worker("compute", "compute", ModelCard("demo", "rev1", 1000, 512, 2, 511))
+        ring.worker("detokenizer", "detokenizer")
+        ring.beat()
+        await ring.settle()
+        body = {"model": "demo", "echo": True, "max_tokens": 0}
+        for prompt, field in (("long", "prompt"), ([[1], [1, 2, 3]], "prompt[1]")):
+            async with ring.post(TEXT, {**body, "prompt": prompt}) as response:
+                assert response.status == 400
+                error = error_of(await response.read())
+            assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+            assert "3 tokens" in error["message"] and "2 at most" in error["message"]
+        async with ring.post(TEXT, {**body, "prompt": [1, 1000]}) as response:
+            assert error_of(await response.read())["param"] == "prompt[1]"
+        task = await waiting(ring, chat())
+        async with ring.post(TEXT, {**body, "prompt": "a"}) as response:
+            assert response.status == 503
+        ring.text(last_counter(ring), 0, "a", end="stop")
+        await task
+        await ring.until(ring.is_empty)
 
 
 async def test_a_message_that_no_inbox_takes_is_a_413() -> None:

@@ -114,6 +114,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"echo": True}, "echo"),
+    ({"echo": True, "max_tokens": 0}, "max_tokens"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
 ]
@@ -137,6 +138,10 @@ COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
     ({"echo": True, "logprobs": 1}, "echo"),
+    ({"echo": True, "logprobs": 1, "max_tokens": 0}, "echo"),
+    ({"echo": False, "max_tokens": 0}, "max_tokens"),
+    ({"echo": True, "max_tokens": -1}, "max_tokens"),
+    ({"echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens"),
     ({"echo": "yes"}, "echo"),
     ({"best_of": 2, "n": 1}, "best_of"),
 ]

@@ -155,6 +155,14 @@ def test_sixteen_tokens_are_usual_for_completions_and_not_the_clients_own_number
     assert _chat().job.usual_max_tokens == 0
 
 
+def test_an_echo_of_the_prompt_alone_asks_for_no_tokens() -> None:
+    body = {"model": "demo", "prompt": "abcd" * 10, "n": 3, "echo": True, "max_tokens": 0}
+    job = parse_completion(body, UnknownFields()).job
+    assert job.prompt_only
+    assert job.cost_tokens(4096) == 10
+    assert not parse_completion({**body, "max_tokens": None}, UnknownFields()).job.prompt_only
+
+
 def test_completion_extras() -> None:
     body = {"model": "demo", "prompt": ["a", "b"], "n": 3, "best_of": 3, "logprobs": 0}
     body |= {"add_special_tokens": False, "priority": -1, "cache_salt": "s", "suffix": ""}
