@@ -23,7 +23,7 @@ _MAX_RECONNECT_MS = 1000
 class Peer:
     """A PUSH socket to one address. It never blocks and queues nothing for a dead peer."""
 
-    __slots__ = ("address", "fd", "outbox", "socket", "used_s", "watched")
+    __slots__ = ("address", "fd", "outbox", "socket", "succeeded", "used_s", "watched")
 
     def __init__(self, address: Address, socket: zmq.Socket[bytes], outbox: Outbox) -> None:
         self.address = address
@@ -32,6 +32,7 @@ class Peer:
         self.fd = int(socket.getsockopt(zmq.FD))
         self.watched = False
         self.used_s = 0.0
+        self.succeeded = False  # a link to another life at the same endpoint was opened after it
 
     def push(self, frames: list[bytes]) -> bool:
         """Hand a message to libzmq; False when it cannot take it now.

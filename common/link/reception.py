@@ -21,7 +21,7 @@ _LOG_INTERVAL_S = 1.0  # a broken or hostile peer must not fill the disk
 
 @dataclass(slots=True)
 class LinkStats:
-    """Counters of one actor's links since its start; `num_waiting` is of this moment."""
+    """Counters of one actor's links since its start; the last two are of this moment."""
 
     num_sent: int = 0
     num_received: int = 0
@@ -32,6 +32,7 @@ class LinkStats:
     num_peers_lost: int = 0
     num_refused_keys: int = 0
     num_waiting: int = 0
+    num_links: int = 0  # over sockets
 
     def count_refused_key(self) -> None:
         """Count a client that was not let in."""

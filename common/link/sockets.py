@@ -105,6 +105,7 @@ class SocketMail:
         """Return the counters as they are now."""
         stats = self._stats.copy()
         stats.num_waiting = self._num_waiting()
+        stats.num_links = len(self._peers)
         stats.num_merged += sum(peer.outbox.num_merged for peer in self._peers.values())
         return stats
 
@@ -214,6 +215,10 @@ class SocketMail:
             self._stats.num_dropped += 1
             self._loop.call_soon(self._tell_lost, to)
             return None
+        if to.incarnation:  # else it may be for one of those that there are links to
+            for other in self._peers.values():
+                if other.address.endpoint == to.endpoint and other.address.incarnation:
+                    other.succeeded = True
         self._peers[to] = peer
         self._sweep_soon()
         return peer
@@ -271,10 +276,18 @@ class SocketMail:
                 self.forget(peer.address)
                 self._stats.num_peers_lost += 1
                 self._tell_lost(peer.address)
-            elif not peer.outbox and now_s - peer.used_s > _IDLE_S:
+            elif not peer.outbox and now_s - peer.used_s > self._idle_s(peer):
                 self.forget(peer.address)
         if self._peers:
             self._sweep_soon()
+
+    def _idle_s(self, peer: Peer) -> float:
+        """How long a link stays open unused.
+
+        One to an earlier life goes early, or each restart would cost a socket for minutes; not at
+        once, for late mail to that life opens it anew, which looks as if it succeeded the live one.
+        """
+        return self.patience_s if peer.succeeded else _IDLE_S
 
     def _tell_lost(self, peer: Address) -> None:
         if self._peer_lost is not None and not self._closed:

@@ -1,0 +1,75 @@
+"""Links to peers that were started anew: those to their earlier lives do not pile up."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from common.config import LinkSettings
+from common.messages.address import Address
+from common.messages.control import RouterAlive
+from tests.system.link_boxes import Box, abort, boxes, ipc_settings
+
+
+@pytest.fixture
+def ipc(tmp_path: Path) -> LinkSettings:
+    return ipc_settings(tmp_path)
+
+
+def test_links_to_earlier_lives_are_closed_soon(ipc: LinkSettings) -> None:
+    async def main() -> None:
+        async with boxes(ipc, "router-0") as (sender,):
+            for life in range(5):
+                peer = Box(ipc, "compute-0").open()
+                sender.mail.send(peer.mail.address, abort(life))
+                await peer.until(partial(bool, peer.got))
+                if life < 4:
+                    await peer.mail.close(0.0)
+            sender.mail.patience_s = 0.05  # only now: a new link may need longer on a busy machine
+            await sender.until(lambda: sender.mail.stats().num_links == 1)
+            sender.mail.send(peer.mail.address, abort(9))
+            await peer.until(lambda: peer.counters == [4, 9])
+            assert sender.mail.stats().num_links == 1
+            assert sender.lost == []
+            await peer.mail.close(0.0)
+
+    uvloop.run(main())
+
+
+def test_mail_to_an_earlier_life_costs_the_live_one_nothing(ipc: LinkSettings) -> None:
+    async def main() -> None:
+        async with boxes(ipc, "router-0", "compute-0") as (sender, peer):
+            former = Address(peer.mail.address.endpoint, "0" * 16)
+            for counter in range(500):
+                sender.mail.send(peer.mail.address, abort(counter))
+                sender.mail.send(former, abort(counter))
+            await peer.until(lambda: len(peer.got) == 500)
+            await peer.until(lambda: peer.mail.stats().num_misaddressed == 500)
+            assert peer.counters == list(range(500))
+            assert sender.mail.stats().num_links == 2
+
+    uvloop.run(main())
+
+
+def test_a_link_to_whoever_is_there_closes_no_other(ipc: LinkSettings) -> None:
+    async def main() -> None:
+        async with boxes(ipc, "compute-0", "router-0") as (sender, router):
+            sender.mail.send(router.mail.address, abort(1))
+            anybody = Address(router.mail.address.endpoint, "")
+            sender.mail.send(anybody, RouterAlive(sender.mail.address, 1))
+            for life in (3, 4):
+                peer = Box(ipc, "compute-1").open()
+                sender.mail.send(peer.mail.address, abort(life))
+                await peer.until(partial(bool, peer.got))
+                await peer.mail.close(0.0)
+            await router.until(lambda: len(router.got) == 2)
+            assert sender.mail.stats().num_links == 4
+            sender.mail.patience_s = 0.05
+            # The sweep that closes the link to the third life has looked at the others, too.
+            await sender.until(lambda: sender.mail.stats().num_links < 4)
+            assert sender.mail.stats().num_links == 3
+
+    uvloop.run(main())
