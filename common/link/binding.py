@@ -18,9 +18,11 @@ from common.link.resolve import (
     MAX_IPC_PATH_BYTES,
     TcpPlace,
     is_any,
+    is_literal,
     is_loopback,
     literal_now,
     own_host,
+    require_inbox,
     sendable,
     tcp_place,
 )
@@ -78,6 +80,24 @@ def expand(endpoint: str, run_dir: str, name: str) -> str:
             raise ConfigError(f"[links] run_dir is empty, but {endpoint!r} needs it")
         endpoint = endpoint.replace("{run_dir}", os.path.abspath(run_dir))
     return endpoint.replace("{name}", name)
+
+
+def check_routers(settings: LinkSettings, keys: Keys | None) -> None:
+    """Raise `ConfigError` for a `routers` entry that no mail could ever go to."""
+    for entry in settings.routers:
+        endpoint = router_endpoint(entry, settings.run_dir)
+        try:
+            require_inbox(endpoint)
+            place = tcp_place(endpoint)
+            if place is not None and is_literal(place.host):
+                require_keys(place, keys)
+        except ConfigError as error:
+            raise ConfigError(f"[links] routers: {str(error).removeprefix('[links] ')}") from error
+
+
+def router_endpoint(entry: str, run_dir: str) -> str:
+    """Fill `{run_dir}` in an entry of `routers`; ConfigError where it is empty."""
+    return expand(entry, run_dir, "router") if "{run_dir}" in entry else entry
 
 
 def require_keys(place: TcpPlace, keys: Keys | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from typing import NamedTuple
 
@@ -62,6 +63,20 @@ def sendable(endpoint: str) -> bool:
         return len(endpoint.removeprefix("ipc://").encode(errors="replace")) <= MAX_IPC_PATH_BYTES
     place = tcp_place(endpoint)
     return place is not None and is_literal(place.host) and _is_port(place.port)
+
+
+def require_inbox(endpoint: str) -> None:
+    """Raise `ConfigError` for what is no endpoint of an inbox: its host may be a name."""
+    place = tcp_place(endpoint)
+    if place is None or is_literal(place.host):
+        fits = sendable(endpoint) and (place is None or int(place.port) > 0)
+    else:
+        fits = _is_name(place.host) and place.port not in ("*", "0")
+    if not fits:
+        raise ConfigError(
+            f"[links] {endpoint!r:.200} is no inbox: ipc:///PATH (at most {MAX_IPC_PATH_BYTES} "
+            "bytes) or tcp://HOST:PORT is needed"
+        )
 
 
 def literal_now(place: TcpPlace) -> TcpPlace:
@@ -125,13 +140,9 @@ class Resolver:
 
         ConfigError for what is no endpoint at all.
         """
+        require_inbox(endpoint)
         place = tcp_place(endpoint)
         if place is None or is_literal(place.host):
-            if not sendable(endpoint):
-                raise ConfigError(
-                    f"[links] {endpoint!r} is no inbox: ipc:///PATH (at most "
-                    f"{MAX_IPC_PATH_BYTES} bytes) or tcp://HOST:PORT is needed"
-                )
             return (endpoint,)
         self._ask(endpoint, place)
         return self._endpoints.get(endpoint, ())
@@ -163,6 +174,12 @@ class Resolver:
             self._tasks.pop(endpoint, None)
         hosts = dict.fromkeys(str(address[4][0]) for address in found)
         self._endpoints[endpoint] = tuple(str(TcpPlace(host, place.port)) for host in hosts)
+
+
+def _is_name(host: str) -> bool:
+    """Whether a host may be asked for: Python's resolver fails oddly on an empty or long label."""
+    labels = host.removesuffix(".").split(".")
+    return all(re.fullmatch(r"[A-Za-z0-9_-]{1,63}", label) for label in labels)
 
 
 def _is_port(text: str) -> bool:

@@ -18,7 +18,7 @@ import zmq
 from common.config import LinkSettings
 from common.errors import ConfigError, MessageTooLarge
 from common.link import curve
-from common.link.binding import BoundInbox, bind_inbox, expand, require_keys
+from common.link.binding import BoundInbox, bind_inbox, check_routers, require_keys, router_endpoint
 from common.link.codec import Codec
 from common.link.mail import Deliver, PeerLost
 from common.link.outbox import PATIENCE_S, Outbox
@@ -49,6 +49,7 @@ class SocketMail:
         self._authenticator: curve.Authenticator | None = None
         if settings.curve_dir:
             self._keys = curve.load_keys(settings.curve_dir, curve.service_of(name))
+        check_routers(settings, self._keys)
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         try:
             self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
@@ -112,12 +113,9 @@ class SocketMail:
     def resolve(self, endpoint: str) -> tuple[str, ...]:
         """Return the literal endpoints of a router's name as known now; asks every second.
 
-        ConfigError for what is no endpoint, or one that needs keys that are not there.
+        ConfigError for what is no endpoint.
         """
-        expanded = endpoint
-        if "{run_dir}" in endpoint:
-            expanded = expand(endpoint, self._settings.run_dir, "router")
-        return self._resolver.endpoints(expanded)
+        return self._resolver.endpoints(router_endpoint(endpoint, self._settings.run_dir))
 
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
         """Start handing over mail."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
 import subprocess
 import sys
@@ -133,6 +134,20 @@ def test_names_of_routers_are_resolved_on_the_loop(ipc: LinkSettings) -> None:
             assert set(one.mail.resolve(name)) <= {"tcp://127.0.0.1:5000", "tcp://[::1]:5000"}
 
     uvloop.run(main())
+
+
+def test_a_worker_with_an_impossible_router_ends_with_a_line_that_says_so() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "services.detokenizer"],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "SLIPSTREAM_LINKS__ROUTERS": "router:5000"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 78
+    assert "slipstream detokenizer: [links] routers: 'router:5000' is no inbox" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 # --- CURVE

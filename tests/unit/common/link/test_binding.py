@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from common.config import LinkSettings
 from common.errors import ConfigError
-from common.link.binding import expand, require_keys
+from common.link.binding import check_routers, expand, require_keys
 from common.link.resolve import TcpPlace
 
 
@@ -34,3 +35,43 @@ def test_what_other_hosts_can_reach_needs_keys(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_loopback_needs_no_keys(host: str) -> None:
     require_keys(TcpPlace(host, "5000"), None)
+
+
+ROUTERS = ("ipc://{run_dir}/router-0.sock", "tcp://127.0.0.1:5000", "tcp://routers.local:5000")
+
+
+def test_routers_may_be_paths_places_and_names() -> None:
+    check_routers(LinkSettings(routers=ROUTERS, run_dir="/run/s"), None)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "router:5000",
+        "tcp://router",
+        "tcp://router:0",
+        "tcp://router:*",
+        "tcp://*:5000",
+        "tcp://127.0.0.1:0",
+        "tcp://two words:5000",
+        "tcp://a..b:5000",
+        f"tcp://{'a' * 64}:5000",
+        "ipc://relative.sock",
+        "ipc:///" + "a" * 107,
+        "",
+    ],
+)
+def test_a_routers_entry_that_no_mail_can_go_to_is_a_mistake_in_the_settings(entry: str) -> None:
+    with pytest.raises(ConfigError, match=r"^\[links\] routers: .* is no inbox"):
+        check_routers(LinkSettings(routers=(*ROUTERS, entry), run_dir="/run/s"), None)
+
+
+def test_a_router_of_another_host_needs_keys() -> None:
+    settings = LinkSettings(routers=("tcp://10.0.0.1:5000",))
+    with pytest.raises(ConfigError, match=r"^\[links\] routers: tcp://10.0.0.1:5000 .* keys"):
+        check_routers(settings, None)
+
+
+def test_a_routers_entry_in_the_run_dir_needs_one() -> None:
+    with pytest.raises(ConfigError, match="run_dir is empty"):
+        check_routers(LinkSettings(routers=ROUTERS), None)
