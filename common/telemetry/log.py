@@ -4,13 +4,15 @@
     log.info("registered", router=endpoint)
 
 A line below the level costs one attribute look-up. What a request is about is bound where it is
-known: `for_request(request_id, traceparent).warning(...)`.
+known: `for_request(request_id, traceparent).warning(...)`, and by the other services, which do not
+know the request's id, `for_attempts(attempts, traceparents).error(...)`.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 import structlog
@@ -18,9 +20,12 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from common.config import TelemetrySettings
 from common.errors import ConfigError
+from common.messages.address import AttemptId
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 FORMATS = ("auto", "console", "json")
+MAX_NAMED = 16  # attempts or traces in one line
+SHORT_ROUTER = 8  # of the 16 digits of an incarnation: enough to tell a deployment's routers apart
 
 _process: dict[str, str] = {}  # fields of every line of this process
 
@@ -64,10 +69,32 @@ def describe_process(**fields: str) -> None:
 def for_request(request_id: str, traceparent: str = "") -> FilteringBoundLogger:
     """Return a logger whose lines name the request and, where there is one, its trace."""
     logger: FilteringBoundLogger = structlog.get_logger()
-    fields = {"request_id": request_id}
-    if len(traceparent) >= 35:
-        fields["trace_id"] = traceparent[3:35]
-    return logger.bind(**fields)
+    return logger.bind(request_id=request_id, **_named("trace_id", _trace_ids((traceparent,))))
+
+
+def for_attempts(
+    attempts: Iterable[AttemptId], traceparents: Iterable[str] = ()
+) -> FilteringBoundLogger:
+    """Return a logger whose lines name attempts, as ROUTER:COUNTER, and their traces.
+
+    ROUTER is the beginning of the router's incarnation. Of many, the first few are named. To be
+    called where something went wrong: it costs more than a step may.
+    """
+    logger: FilteringBoundLogger = structlog.get_logger()
+    names = [f"{attempt.router[:SHORT_ROUTER]}:{attempt.counter}" for attempt in attempts]
+    return logger.bind(**_named("attempt", names), **_named("trace_id", _trace_ids(traceparents)))
+
+
+def _trace_ids(traceparents: Iterable[str]) -> list[str]:
+    return [text[3:35] for text in traceparents if len(text) >= 35]
+
+
+def _named(field: str, values: Iterable[str]) -> dict[str, Any]:
+    """Give a field of one value, or for several one in the plural and their number."""
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) <= 1:
+        return {field: distinct[0]} if distinct else {}
+    return {f"{field}s": distinct[:MAX_NAMED], f"num_{field}s": len(distinct)}
 
 
 def _json() -> list[Processor]:

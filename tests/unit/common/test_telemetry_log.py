@@ -12,6 +12,7 @@ import structlog
 
 from common.config import TelemetrySettings
 from common.errors import ConfigError
+from common.messages.address import AttemptId
 from common.telemetry import log
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -58,6 +59,29 @@ def test_a_requests_lines_carry_its_id_and_its_trace() -> None:
     assert first["request_id"] == "req-1"
     assert first["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
     assert "trace_id" not in second
+
+
+def test_lines_of_one_attempt_name_it_and_its_trace() -> None:
+    stream = configured()
+    log.for_attempts([AttemptId("0123456789abcdef", 7)], [TRACEPARENT]).error("not sent")
+    log.for_attempts([AttemptId("r", 1)], [""]).error("not sent")
+    first, second = lines_of(stream)
+    assert first["attempt"] == "01234567:7"
+    assert first["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert second["attempt"] == "r:1"
+    assert "trace_id" not in second
+
+
+def test_lines_of_many_attempts_name_a_few_and_say_how_many_they_are() -> None:
+    stream = configured()
+    attempts = [AttemptId("r", counter) for counter in range(100)]
+    log.for_attempts(attempts, [TRACEPARENT] * 100).error("step failed")
+    log.for_attempts(()).error("step failed")
+    first, second = lines_of(stream)
+    assert first["attempts"] == [f"r:{counter}" for counter in range(log.MAX_NAMED)]
+    assert first["num_attempts"] == 100
+    assert first["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert not {"attempt", "attempts", "trace_id"} & second.keys()
 
 
 def test_lines_below_the_level_are_not_written() -> None:
