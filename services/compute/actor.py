@@ -17,7 +17,9 @@ from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure, Usage
 from common.messages.generate import ComputeInbox, Generate, StepWritten
+from common.messages.token_rows import rows
 from common.registration import Registration, WorkerState
+from common.telemetry import log
 from services.compute.config import ComputeSettings
 from services.compute.egress import step_mail
 from services.compute.engine import Engine
@@ -167,10 +169,12 @@ class ComputeActor:
         self._steps.close()
         if not self._task.done():
             await self._task
-        while self._engine.collect(force=True):
-            pass
-        self._scheduler.end_all(lambda request: True, "moved", self._clock())
-        self._send(self._scheduler.take_events())
+        if self._task.exception() is None:
+            while self._engine.collect(force=True):
+                pass
+            self._scheduler.end_all(lambda request: True, "moved", self._clock())
+            self._send(self._scheduler.take_events())
+        # Else the routers must see a death, not an orderly move: it may be a request's doing.
         stats = self._engine.stats
         self._log.info(
             "engine stopped",
@@ -220,7 +224,9 @@ class ComputeActor:
             try:
                 self._mail.send(detokenizer, message)
             except LinkError as error:
-                self._log.error("tokens not sent", to=detokenizer.endpoint, error=str(error))
+                log.for_attempts(row.attempt for row in rows(message)).error(
+                    "tokens not sent", to=detokenizer.endpoint, error=str(error)
+                )
         return num_answers
 
     def _drop_router(self, router: str, now_s: float) -> None:
@@ -228,8 +234,8 @@ class ComputeActor:
             self._scheduler.abort(AttemptId(router, counter), now_s)
         self._steps.wake()
 
-    def _step_failed(self, error: Exception) -> None:
-        self._log.error("step failed", exc_info=error)
+    def _step_failed(self, error: Exception, traceparents: dict[AttemptId, str]) -> None:
+        log.for_attempts(traceparents, traceparents.values()).error("step failed", exc_info=error)
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         """Take the process down with the loop: without it nothing is served here."""

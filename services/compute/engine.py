@@ -12,6 +12,7 @@ from math import isnan
 from typing import Any
 
 from common.errors import FatalError
+from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from services.compute.runner.protocol import Runner
 from services.compute.scheduler.protocol import Scheduler
@@ -50,6 +51,8 @@ class Engine:
 
     `in_flight_steps` is how many launched steps may be without a result when the next is planned;
     a runner that does not overlap gets 0, since waiting there would only delay its tokens.
+    `on_step_error` gets the error of a broken step and the attempts that it ended, with the
+    traceparent of each.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Engine:
         runner: Runner,
         in_flight_steps: int,
         clock: Callable[[], float],
-        on_step_error: Callable[[Exception], None],
+        on_step_error: Callable[[Exception, dict[AttemptId, str]], None],
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -113,8 +116,7 @@ class Engine:
         except FatalError:
             raise
         except Exception as error:  # the step's fault: its requests fail, the others go on
-            self._on_step_error(error)
-            self._scheduler.fail_step(plan, BROKEN_STEP, self._clock())
+            self._fail(plan, error)
             return True
         launched_s = self._clock()
         kind = step_kind(plan.num_decode_rows, plan.num_tokens - plan.num_decode_rows)
@@ -139,8 +141,7 @@ class Engine:
         except FatalError:
             raise
         except Exception as error:
-            self._on_step_error(error)
-            self._scheduler.fail_step(oldest.plan, BROKEN_STEP, self._clock())
+            self._fail(oldest.plan, error)
             return True
         waited_s = self._clock()
         self._scheduler.commit(oldest.plan, result, waited_s)
@@ -159,6 +160,10 @@ class Engine:
     def rest(self) -> None:
         """Say that there is no work: the gap until the next step is nobody's fault."""
         self._device_end_s = 0.0
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        """End the requests of a broken step, and theirs alone."""
+        self._on_step_error(error, self._scheduler.fail_step(plan, BROKEN_STEP, self._clock()))
 
     def _learn(self, step: _Launched, start_s: float, end_s: float, seen_s: float) -> None:
         """Account for the device's time, as it tells it or as the host saw it."""

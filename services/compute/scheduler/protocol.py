@@ -105,8 +105,11 @@ class Scheduler(Protocol):
         """Take a step's result: advance sequences, end those that stopped, publish pages."""
         ...
 
-    def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> None:
-        """The step broke: end every sequence that was in it with this failure."""
+    def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> dict[AttemptId, str]:
+        """The step broke: end every sequence that was in it with this failure.
+
+        Returns the attempts that it ended, with the traceparent of each.
+        """
         ...
 
     def wake_at_s(self) -> float | None:

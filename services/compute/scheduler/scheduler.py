@@ -113,8 +113,12 @@ class ContinuousScheduler:
             self._publish_launched()
         self._committer.commit(step, result)
 
-    def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> None:
-        """The step broke: end every sequence that was in it, and any that read its pages."""
+    def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> dict[AttemptId, str]:
+        """The step broke: end every sequence that was in it, and any that read its pages.
+
+        Returns the attempts that it ended, with the traceparent of each.
+        """
+        ended = {}
         step = next(step for step in self._in_flight if step.plan.step_id == plan.step_id)
         if step is self._unpublished:
             self._unpublished = None
@@ -122,13 +126,16 @@ class ContinuousScheduler:
         self._in_flight.remove(step)
         for sequence in step.sequences():
             if sequence.live:
+                ended[sequence.attempt] = sequence.params.request.traceparent
                 self._endings.end(sequence, "failed", failure)
         for sequence in list(self._residents.running):
             nodes = sequence.table.nodes
             if nodes and nodes[-1] in doubtful:
+                ended[sequence.attempt] = sequence.params.request.traceparent
                 self._endings.end(sequence, "failed", failure)
         self._preemption.distrust_swaps(plan.step_id)
         self._residents.resend_tables()
+        return ended
 
     def end_all(self, matches: Callable[[Request], bool], reason: EndReason, now_s: float) -> None:
         """End every sequence of the requests that match."""

@@ -72,7 +72,7 @@ class Server:
             runner,
             settings.in_flight_steps,
             time.monotonic,
-            self.errors.append,
+            lambda error, attempts: self.errors.append(error),
         )
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.reasons: dict[int, str] = {}
