@@ -7,20 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import structlog
-
 from common.errors import LinkError
 from common.link.mail import Mail
-from common.messages.address import Address
+from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
 from common.messages.generate import StepWritten
-from common.messages.text import Detokenized, StepMark
+from common.messages.text import Detokenized, StepMark, TextGenerated
 from common.messages.text_rows import TextRows
 from common.messages.token_rows import rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from common.model_folder import describe
 from common.registration import Registration, WorkerState
+from common.telemetry import log
 from services.detokenizer.config import DetokenizerSettings
 from services.detokenizer.spans import StreamSpans
 from services.detokenizer.streams import AbortOrder, Outcome, Streams, TextNews
@@ -48,7 +47,6 @@ class DetokenizerActor:
         self._spans = StreamSpans()
         self._draining = False
         self._progress = 0
-        self._log = structlog.get_logger()
 
     async def start(self, mail: Mail) -> None:
         """Load the vocabulary; ModelError when the model folder cannot be used."""
@@ -176,7 +174,21 @@ class DetokenizerActor:
         try:
             self._mail.send(to, message)
         except LinkError as error:
-            self._log.error("mail not sent", tag=getattr(message, "TAG", ""), error=str(error))
+            log.for_attempts(_attempts(message, to)).error(
+                "mail not sent", tag=getattr(message, "TAG", ""), error=str(error)
+            )
+
+
+def _attempts(message: object, to: Address) -> list[AttemptId]:
+    """Return what a message is about; text is for the router whose attempts its rows are."""
+    match message:
+        case TextGenerated(counters=counters):
+            return [AttemptId(to.incarnation, counter) for counter in counters]
+        case Detokenized(query=query):
+            return [query]
+        case Abort(attempt=attempt):
+            return [attempt]
+    return []
 
 
 def load_card(folder: Path, served_name: str) -> ModelCard:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
+from structlog.typing import FilteringBoundLogger
 
 from common.link.mail import Mail
 from common.messages.address import Address, AttemptId
 from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive, WorkerAlive
 from common.messages.generate import StepWritten
 from common.messages.text import AttemptRefused, Detokenized, StepMark, TextGenerated, Tokenized
+from common.telemetry import log
 from services.router.admission import Admission, AdmissionLimits
 from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch
@@ -128,7 +130,7 @@ class RouterActor:
             self._missing_checked_at_s = now_s
             doomed = self._dispatch.inflight.fail_missing(self._fleet.beaten_since_s, now_s)
             if doomed:
-                self._log.warning("attempts lost on their way", attempts=len(doomed))
+                self._named(doomed).warning("attempts lost on their way")
                 self._dispatch.abort(doomed)
 
     def drain(self) -> None:
@@ -208,10 +210,14 @@ class RouterActor:
             )
 
     def _abort(self, doomed: list[Doomed], sender: Address) -> None:
-        lost = sum(each.reason == "lost" for each in doomed)
+        lost = [each for each in doomed if each.reason == "lost"]
         if lost:
-            self._log.warning("rows lost", sender=sender.endpoint, attempts=lost)
+            self._named(lost).warning("rows lost", sender=sender.endpoint)
         self._dispatch.abort(doomed)
+
+    def _named(self, doomed: list[Doomed]) -> FilteringBoundLogger:
+        own = self._mail.address.incarnation
+        return log.for_attempts(AttemptId(own, each.counter) for each in doomed)
 
     def _lose(self, peer: Address, why: str) -> None:
         """End the attempts of a worker that the fleet has forgotten; failover will retry them."""

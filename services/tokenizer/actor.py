@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
 from opentelemetry.trace import Span, Status, StatusCode
 
 from common.errors import LinkError
@@ -18,7 +17,7 @@ from common.messages.failure import Failure
 from common.messages.text import AttemptRefused, Tokenized
 from common.messages.tokenize import IdsPrompt, Tokenize, TokenizeQuery, TokenizerInbox
 from common.registration import Registration, WorkerState
-from common.telemetry import names
+from common.telemetry import log, names
 from common.telemetry.trace import context_from, traceparent_of, tracer
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.forward import generates
@@ -58,7 +57,6 @@ class TokenizerActor:
         self._spans: dict[Work, Span] = {}
         self._mail: Mail | None = None
         self._draining = False
-        self._log = structlog.get_logger()
 
     @property
     def ready(self) -> bool:
@@ -153,7 +151,8 @@ class TokenizerActor:
             return
         job = Job(message.prompt, render_s, want_strs)
         try:
-            work.job = self._pool.submit(job, lambda outcome: self._done(work, outcome))
+            about = (work.first, message.traceparent)
+            work.job = self._pool.submit(job, lambda outcome: self._done(work, outcome), about)
         except UnicodeEncodeError as error:
             self._work.close(work)
             self._fail(work, _not_unicode(error))
@@ -191,7 +190,7 @@ class TokenizerActor:
             self._forward(work, message, outcome)
         else:
             self._end_span(work, len(outcome.ids))
-            self._send(message.reply, Tokenized(message.query, outcome.ids, outcome.strs))
+            self._send(work, message.reply, Tokenized(message.query, outcome.ids, outcome.strs))
 
     def _forward(self, work: Work, message: Tokenize, outcome: Outcome) -> None:
         sampling = resolve_max_tokens(
@@ -220,11 +219,11 @@ class TokenizerActor:
         span.set_status(Status(StatusCode.ERROR, failure.message))
         span.end()
         if isinstance(message, TokenizeQuery):
-            self._send(message.reply, Tokenized(message.query, int32s(), failure=failure))
+            self._send(work, message.reply, Tokenized(message.query, int32s(), failure=failure))
             return
         for offset, num_choices in work.live_runs():
             first = AttemptId(work.first.router, work.first.counter + offset)
-            self._send(message.itinerary.reply, AttemptRefused(first, num_choices, failure))
+            self._send(work, message.itinerary.reply, AttemptRefused(first, num_choices, failure))
 
     def _drop(self, work: Work) -> None:
         """Forget a request that nobody waits for any more."""
@@ -256,11 +255,13 @@ class TokenizerActor:
             open_counters=self._work.open_counters,
         )
 
-    def _send(self, to: Address, message: object) -> None:
+    def _send(self, work: Work, to: Address, message: object) -> None:
         try:
             self._links.send(to, message)
         except LinkError as error:
-            self._log.error("mail not sent", tag=getattr(message, "TAG", ""), error=str(error))
+            log.for_attempts((work.first,), (work.message.traceparent,)).error(
+                "mail not sent", tag=getattr(message, "TAG", ""), error=str(error)
+            )
 
     @property
     def _links(self) -> Mail:

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 import structlog
 
 from common.errors import ModelError
+from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from common.messages.tokenize import ChatPrompt
+from common.telemetry import log
 from services.tokenizer.job import Broken, Job, Outcome, Ready, Report, pack_job, size_of
 from services.tokenizer.process import Process, Spawn
 
@@ -32,6 +34,7 @@ _MAX_TRIES = 2
 _BACKOFF_S = (0.1, 5.0)
 
 Done = Callable[[Outcome], None]
+About = tuple[AttemptId, str]  # whose job it is, with its traceparent
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class _Entry:
     is_large: bool
     is_chat: bool
     deadline_s: float
+    about: About | None
     tries: int = 0
     timed_out: bool = False
 
@@ -121,8 +125,10 @@ class Pool:
         """Jobs that a process works on."""
         return sum(slot.entry is not None for slot in self._slots)
 
-    def submit(self, job: Job, done: Done) -> int:
+    def submit(self, job: Job, done: Done, about: About | None = None) -> int:
         """Take a job; `done` is called once, later, unless it is cancelled by its number first.
+
+        Should its process end, the log names what the job is about.
 
         Raises UnicodeEncodeError for a text that is not valid Unicode.
         """
@@ -140,6 +146,7 @@ class Pool:
             is_large=size_of(job.prompt) >= LARGE_PROMPT_BYTES,
             is_chat=is_chat,
             deadline_s=self._clock() + limit_s,
+            about=about,
         )
         self._entries[entry.number] = entry
         (self._large if entry.is_large else self._small).append(entry)
@@ -243,7 +250,12 @@ class Pool:
             slot.backoff_s = min(2 * slot.backoff_s, _BACKOFF_S[1])
         slot.ready = False
         self.num_restarts += 1
-        self._log.warning("tokenizer process ended", status=status, had_job=entry is not None)
+        attempts, traceparents = [], []
+        if entry is not None and entry.about is not None:
+            attempts, traceparents = [entry.about[0]], [entry.about[1]]
+        log.for_attempts(attempts, traceparents).warning(
+            "tokenizer process ended", status=status, had_job=entry is not None
+        )
         if entry is not None:
             self._orphaned(entry, status)
         self.tick()

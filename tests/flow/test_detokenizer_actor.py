@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from common.link.codec import pack
 from common.link.memory import Exchange, MemoryMail
@@ -164,6 +165,18 @@ async def test_an_abort_leaves_no_entry(ring: Ring) -> None:
     router.send(ring.mail.address, Abort(attempt, "client_gone"))
     ring.exchange.deliver()
     assert ring.actor.num_open == 0
+
+
+async def test_the_log_names_the_attempts_whose_text_was_not_sent(ring: Ring) -> None:
+    ring.exchange.max_message_bytes = 10
+    router = ring.routers["r1"].address
+    query = AttemptId(router.incarnation, 7)
+    with structlog.testing.capture_logs() as lines:
+        ring.actor.receive(DetokenizeQuery(query, router, int32s(ids_of("hello"))), router)
+        ring.actor.receive(DetokenizeQuery(query, router, int32s([200_000])), router)
+    assert [(line["event"], line["attempt"]) for line in lines] == [
+        ("mail not sent", f"{router.incarnation[:8]}:7")
+    ] * 2
 
 
 async def test_queries_are_answered_and_wrong_ids_are_named(ring: Ring) -> None:

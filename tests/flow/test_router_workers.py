@@ -129,9 +129,12 @@ async def test_a_gap_in_the_rows_ends_the_request_and_aborts_it() -> None:
     async with running_router() as ring:
         task = await waiting(ring, chat())
         ring.text(last_counter(ring), 0, "a")
-        ring.text(last_counter(ring), 2, "c")
-        status, data = await task
+        with structlog.testing.capture_logs() as lines:
+            ring.text(last_counter(ring), 2, "c")
+            status, data = await task
         assert (status, error_of(data)["code"]) == (503, "stream_lost")
+        (line,) = [line for line in lines if line["event"] == "rows lost"]
+        assert line["attempt"] == f"{ring.mail.address.incarnation[:8]}:{last_counter(ring)}"
         (abort,) = ring.workers["compute"].of(Abort)
         assert abort.reason == "lost"
 

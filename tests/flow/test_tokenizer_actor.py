@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import StatusCode
 
@@ -317,6 +318,21 @@ async def test_a_generate_that_no_link_can_carry_is_refused() -> None:
     failure = ring.refusal().failure
     assert (failure.status, failure.code) == (413, "prompt_too_large")
     assert ring.actor.num_open == 0
+
+
+async def test_the_log_names_the_request_whose_process_died_or_whose_answer_was_not_sent() -> None:
+    ring = await Ring().start()
+    ring.send(request(4, traceparent=PARENT))
+    with structlog.testing.capture_logs() as lines:
+        ring.processes.started[0].die()
+        ring.exchange.max_message_bytes = 10
+        ring.processes.started[1].die()
+        ring.pass_time(0.0)
+    told = [line for line in lines if "attempt" in line]
+    assert [line["event"] for line in told] == ["tokenizer process ended"] * 2 + ["mail not sent"]
+    for line in told:
+        assert line["attempt"] == f"{ring.router.address.incarnation[:8]}:4"
+        assert line["trace_id"] == PARENT[3:35]
 
 
 async def test_the_same_request_twice_is_worked_on_once() -> None:
