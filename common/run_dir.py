@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -12,6 +14,11 @@ from collections.abc import Iterator
 from common.errors import ConfigError
 
 LONGEST_NAME = "/detokenizer-9999.sock"
+PREFIX = "slipstream-"
+OWNER = ".owner"  # in a folder that was made for one run; locked as long as its maker lives
+LOCK_SUFFIX = ".lock"  # of the locks beside inboxes
+ABANDONED_S = 60.0
+_MADE = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")  # as tempfile names it
 MAX_SOCKET_PATH = 103  # sun_path holds 104 bytes on macOS and 108 on Linux, with the final zero
 
 
@@ -26,11 +33,52 @@ def private_run_dir(path: str = "") -> Iterator[str]:
         _check(path)
         yield path
         return
-    made = tempfile.mkdtemp(prefix="slipstream-", dir=_parent())
+    made = tempfile.mkdtemp(prefix=PREFIX, dir=_parent())
+    owner = os.open(os.path.join(made, OWNER), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        os.close(owner)
+
+
+def remove_abandoned(now_s: float) -> list[str]:
+    """Remove the folders that killed runs of this user have left; returns their paths.
+
+    `now_s` is Unix time. Only a folder that `private_run_dir` made is ever touched, and only if
+    nobody holds a lock in it, neither its maker nor the owner of an inbox, and nothing in it has
+    changed for a minute: processes end after their launcher, and start one after the other.
+    """
+    parent = _parent()
+    try:
+        names = [name for name in os.listdir(parent) if _MADE.fullmatch(name)]
+    except OSError:
+        return []
+    return [path for name in names if _removed(path := os.path.join(parent, name), now_s)]
+
+
+def _removed(path: str, now_s: float) -> bool:
+    """Remove one folder, if it is abandoned, while holding its locks; whether it was."""
+    with contextlib.ExitStack() as stack:
+        try:
+            status = os.lstat(path)
+            private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+            if not private or status.st_uid != os.geteuid():
+                return False
+            entries = {entry.name: entry for entry in os.scandir(path)}
+            changes_s = [entry.stat(follow_symlinks=False).st_mtime for entry in entries.values()]
+            if OWNER not in entries or now_s - max(status.st_mtime, *changes_s) < ABANDONED_S:
+                return False
+            for name in entries:
+                if name == OWNER or name.endswith(LOCK_SUFFIX):
+                    lock = os.open(entries[name].path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                    stack.callback(os.close, lock)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a lock that is held, or somebody else is removing it
+            return False
+        shutil.rmtree(path, ignore_errors=True)
+    return not os.path.exists(path)
 
 
 def _parent() -> str:

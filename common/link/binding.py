@@ -26,7 +26,7 @@ from common.link.resolve import (
     sendable,
     tcp_place,
 )
-from common.run_dir import private_run_dir
+from common.run_dir import LOCK_SUFFIX, private_run_dir
 
 # Messages. libzmq gives its sender credit when half of them are read, so mail that merges should
 # meet a low mark and wait, merged, in the sender's outbox: with 500 streams and the detokenizer
@@ -142,7 +142,7 @@ def _bind_ipc(inbox: zmq.Socket[bytes], endpoint: str, settings: LinkSettings) -
 
 def _lock(path: Path) -> int:
     """Lock the name beside an ipc socket: without it a second bind would steal the inbox."""
-    lock_path = path.with_suffix(".lock")
+    lock_path = path.with_suffix(LOCK_SUFFIX)
     descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,12 +7,15 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import structlog
+
 from common.config import LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, SERVICE_TABLES
 from common.errors import ConfigError
-from common.run_dir import private_run_dir
+from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from services.launcher.child import Child, service_command
 from services.launcher.front import Front
@@ -38,6 +41,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         front = Front(plan.value("router", "host", DEFAULT_HOST), _port(plan))
         stack.callback(front.close)
         model = find_model(plan.model, with_weights=plan.needs_weights)
+        for abandoned in remove_abandoned(time.time()):
+            structlog.get_logger().info("removed the folder of a killed run", path=abandoned)
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
         Path(config).write_text(toml_text(tables_of_run(plan, model, run_dir, log_format)))

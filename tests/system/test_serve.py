@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -52,6 +53,27 @@ def test_the_folder_of_a_run_is_private_and_goes_with_it(sim_folder: Path) -> No
         assert subprocess.run([*health, "compute-1"], cwd=ROOT).returncode == 1
         assert stack.stop() == 0
         assert not run_dir.exists()
+
+
+def test_the_folder_of_a_killed_run_goes_with_the_next_start(sim_folder: Path) -> None:
+    with Stack(sim_folder, "--device", "sim") as stack:
+        (registered, *_) = stack.logged("worker registered")
+        run_dir = Path(registered["endpoint"].removeprefix("ipc://")).parent
+        left = descendants_of(stack.process.pid)
+        stack.signal(signal.SIGKILL)
+        stack.wait()
+        stack.wait_until(
+            lambda: not any(is_running(pid) for pid in left), 20, "all gone", alive=False
+        )
+    assert run_dir.is_dir()
+    hour_ago_s = time.time() - 3600
+    for path in (*run_dir.iterdir(), run_dir):
+        os.utime(path, (hour_ago_s, hour_ago_s), follow_symlinks=False)
+    with Stack(sim_folder, "--device", "sim") as stack:
+        assert not run_dir.exists()
+        removed = stack.logged("removed the folder of a killed run")
+        assert str(run_dir) in {line["path"] for line in removed}
+        assert stack.stop() == 0
 
 
 @pytest.mark.parametrize(
