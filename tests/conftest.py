@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
-# Speed is judged by benchmarks: a busy machine makes no test fail.
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
+# No deadline: speed is judged by benchmarks, and a busy machine makes no test fail. In CI the examples
+# are the same every time, so that a change fails for its own faults; elsewhere every run tries new ones.
+settings.register_profile("ours", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("ours")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Set
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-MAX_ID = (1 << 32) - 1  # `tokenizers` raises beyond, and passes over what is not in the vocabulary
 MAX_PENDING_IDS = 16  # the longest wait for a character: no script needs more than 4 byte tokens
 
 
@@ -16,17 +15,16 @@ class WindowDecoding:
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Set[int]) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = special_ids
+        self._all = frozenset(tokenizer.get_vocab(True).values())
+        self._ordinary = self._all - special_ids
 
     def stream(self, skip_special_tokens: bool) -> WindowStream:
         """Start a stream; special tokens are left out of it or written out."""
-        return WindowStream(
-            self._tokenizer, self._special_ids if skip_special_tokens else frozenset()
-        )
+        return WindowStream(self._tokenizer, self._ordinary if skip_special_tokens else self._all)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the token's text as the decoder gives it alone; none for what is no id."""
-        if not 0 <= token_id <= MAX_ID:
+        if token_id not in self._all:
             return b""
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text.encode()
@@ -39,11 +37,11 @@ class WindowStream:
     so that what the decoder does at a beginning cancels out.
     """
 
-    __slots__ = ("_context", "_pending", "_skipped", "_tokenizer")
+    __slots__ = ("_context", "_pending", "_taken", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, skipped: Set[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, taken: Set[int]) -> None:
         self._tokenizer = tokenizer
-        self._skipped = skipped
+        self._taken = taken
         self._context: list[int] = []
         self._pending: list[int] = []
 
@@ -51,7 +49,7 @@ class WindowStream:
         """Take more ids and return the text that is certain now."""
         parts = []
         for token_id in ids:
-            if 0 <= token_id <= MAX_ID and token_id not in self._skipped:
+            if token_id in self._taken:  # others are no text, and would push the context out
                 self._pending.append(token_id)
                 parts.append(self._take(final=len(self._pending) > MAX_PENDING_IDS))
         return "".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE, WordPiece
@@ -81,6 +81,7 @@ def word_piece() -> Tokenizer:
 
 
 @pytest.mark.parametrize("make", [metaspace, word_piece])
+@example(ids=[0, 6, 6, 6, 6, 6, 0], skip=False, cut=0)
 @given(ids=st.lists(st.integers(0, 7), max_size=20), skip=st.booleans(), cut=st.integers(0, 20))
 def test_other_decoders_go_through_a_window(make, ids, skip, cut) -> None:
     vocabulary = Vocabulary(make())
