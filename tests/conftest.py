@@ -7,8 +7,9 @@ import os
 import pytest
 from hypothesis import settings
 
-# No deadline: speed is judged by benchmarks, and a busy machine makes no test fail. In CI the examples
-# are the same every time, so that a change fails for its own faults; elsewhere every run tries new ones.
+# No deadline: speed is judged by benchmarks, and a busy machine makes no test fail. In CI the
+# examples are the same every time, so that a change fails for its own faults; elsewhere every run
+# tries new ones.
 settings.register_profile("ours", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("ours")
 
