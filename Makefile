@@ -38,6 +38,7 @@ test: $(VENV)/.installed-dev
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(BIN)/python -m pytest tests/kernels $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""Microbenchmarks of the GPU kernels: one module for each, listed in `__main__`."""

@@ -1,0 +1,1 @@
+"""Step input: from one packed upload to everything that a step's kernels read."""
