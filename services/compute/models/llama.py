@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.compute.models.config import DecoderConfig, parse_decoder
-from services.compute.models.transformer import Variations
+from services.compute.models.decoder import Variations
 
 
 def describe(raw: Mapping[str, Any]) -> tuple[DecoderConfig, Variations]:

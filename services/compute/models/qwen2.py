@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from services.compute.models.config import DecoderConfig, parse_decoder
+from services.compute.models.decoder import Variations
 from services.compute.models.qwen_windows import layer_windows
-from services.compute.models.transformer import Variations
 
 
 def describe(raw: Mapping[str, Any]) -> tuple[DecoderConfig, Variations]:

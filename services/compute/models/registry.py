@@ -8,7 +8,7 @@ from typing import Any
 from common.errors import ModelError
 from services.compute.models import llama, mistral, qwen2, qwen3
 from services.compute.models.config import DecoderConfig, architecture_of
-from services.compute.models.transformer import Variations
+from services.compute.models.decoder import Variations
 
 Describe = Callable[[Mapping[str, Any]], tuple[DecoderConfig, Variations]]
 

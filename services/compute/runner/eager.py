@@ -26,9 +26,10 @@ from services.compute.config import ComputeSettings
 from services.compute.kernels.upload import upload
 from services.compute.layers.attention import Attention, Workspace
 from services.compute.layers.attention_work import Geometry, plan_attention
-from services.compute.layers.linear import Linear
+from services.compute.layers.linear import Linear, MakeLinear
 from services.compute.layers.packed_linear import PackedLinear, can_pack
 from services.compute.layers.paged_cache import PagedCache
+from services.compute.models.decoder import load_decoder
 from services.compute.models.dummy import DummyWeights
 from services.compute.models.loader import Progress, SafetensorsWeights
 from services.compute.models.registry import describe_model
@@ -140,12 +141,10 @@ class EagerRunner:
         else:
             weights = SafetensorsWeights(path, dtype, device, progress)
         with torch.inference_mode():
+            make_linear: MakeLinear = PackedLinear if can_pack(dtype, device) else Linear
             model = Transformer(
-                config,
-                variations,
-                weights,
+                load_decoder(config, variations, weights, make_linear),
                 settings.max_model_len or config.max_position_embeddings,
-                PackedLinear if can_pack(dtype, device) else Linear,
             )
             limits = choose_limits(settings, config, dtype, device)
             runner = EagerRunner(model, settings, limits, eos_token_ids(path))

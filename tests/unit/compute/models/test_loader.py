@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from common.errors import ModelError
 from services.compute.layers.linear import Linear
+from services.compute.models.decoder import load_decoder
 from services.compute.models.loader import SafetensorsWeights
 from services.compute.models.registry import describe_model
 from services.compute.models.transformer import Transformer
@@ -28,7 +29,8 @@ def model() -> PreTrainedModel:
 def load(folder: Path, progress=None) -> Transformer:
     config, variations = describe_model(json.loads((folder / "config.json").read_text()))
     weights = SafetensorsWeights(folder, torch.float32, CPU, progress)
-    return Transformer(config, variations, weights, config.max_position_embeddings, Linear)
+    decoder = load_decoder(config, variations, weights, Linear)
+    return Transformer(decoder, config.max_position_embeddings)
 
 
 def rewrite(folder: Path, change) -> None:
@@ -44,7 +46,7 @@ def test_shards_give_the_same_model(model: PreTrainedModel, tmp_path: Path) -> N
     hidden = torch.randn(3, 64)
     again = load(sharded)
     assert torch.equal(whole.logits(hidden), again.logits(hidden))
-    for ours, theirs in zip(whole._layers, again._layers, strict=True):
+    for ours, theirs in zip(whole._decoder.layers, again._decoder.layers, strict=True):
         assert torch.equal(ours.qkv.weight_OI, theirs.qkv.weight_OI)
 
 
