@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 Int32s: TypeAlias = Annotated["array[int]", "i"]
 Int64s: TypeAlias = Annotated["array[int]", "q"]
 Float32s: TypeAlias = Annotated["array[float]", "f"]
+Float64s: TypeAlias = Annotated["array[float]", "d"]
 
 
 def int32s(values: Iterable[int] = ()) -> array[int]:
@@ -24,3 +25,8 @@ def int64s(values: Iterable[int] = ()) -> array[int]:
 def float32s(values: Iterable[float] = ()) -> array[float]:
     """Pack floats into a 32-bit column."""
     return array("f", values)
+
+
+def float64s(values: Iterable[float] = ()) -> array[float]:
+    """Pack floats into a 64-bit column."""
+    return array("d", values)

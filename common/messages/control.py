@@ -42,6 +42,23 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a compute's steps took: counts since its start, times over its last thousand steps.
+
+    `times` has (name, median, 99th percentile) in seconds for the host's `plan`, `launch`, `wait`,
+    `commit` and `send`, for `host`, its whole cycle less what it waited, and for `device`.
+    `device_idle_ratio` is the share of the device's time that went by between two steps while
+    there was work. What the device does not tell is left out.
+    """
+
+    num_steps: int
+    num_prefill_tokens: int
+    num_samples: int
+    times: tuple[tuple[str, float, float], ...] = ()
+    device_idle_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How busy a worker is: requests running and waiting against its capacity, KV in use (0..1)."""
 
@@ -49,6 +66,7 @@ class Load:
     num_waiting: int
     capacity: int
     kv_usage: float = 0.0
+    steps: StepReport | None = None  # compute's
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,7 @@ class ComputeActor:
                 num_waiting=stats.num_waiting + stats.num_swapped,
                 capacity=self._runner.spec().max_num_seqs,
                 kv_usage=used / stats.pages_total if stats.pages_total else 0.0,
+                steps=self._engine.report(now_s),
             ),
             progress=self._engine.stats.num_steps,
             stall_after_s=self._runner.spec().stall_after_s,

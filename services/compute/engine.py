@@ -13,10 +13,12 @@ from typing import Any
 
 from common.errors import FatalError
 from common.messages.address import AttemptId
+from common.messages.control import StepReport
 from common.messages.failure import Failure
 from services.compute.runner.protocol import Runner
 from services.compute.scheduler.protocol import Scheduler
 from services.compute.step import StepPlan
+from services.compute.step_record import StepRecords
 from services.compute.step_timer import StepTimer, step_kind
 
 BROKEN_STEP = Failure(500, "engine_step_failed", "The model's step failed; see the server's log.")
@@ -28,6 +30,8 @@ class EngineStats:
     while there was work."""
 
     num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_samples: int = 0
     plan_s: float = 0.0
     launch_s: float = 0.0
     wait_s: float = 0.0
@@ -44,6 +48,7 @@ class _Launched:
     ticket: Any
     kind: tuple[int, int]
     launched_s: float
+    record: int  # its number in the records
 
 
 class Engine:
@@ -72,6 +77,7 @@ class Engine:
         self._timer = StepTimer()
         self._device_end_s = 0.0
         self.stats = EngineStats()
+        self.records = StepRecords()
 
     @property
     def num_in_flight(self) -> int:
@@ -120,7 +126,8 @@ class Engine:
             return True
         launched_s = self._clock()
         kind = step_kind(plan.num_decode_rows, plan.num_tokens - plan.num_decode_rows)
-        self._in_flight.append(_Launched(plan, ticket, kind, launched_s))
+        record = self.records.launched(plan, began_s, planned_s, launched_s)
+        self._in_flight.append(_Launched(plan, ticket, kind, launched_s, record))
         if self._runner.spec().overlaps:
             self._timer.host_took(launched_s - began_s)
         self.stats.plan_s += planned_s - began_s
@@ -145,21 +152,51 @@ class Engine:
             return True
         waited_s = self._clock()
         self._scheduler.commit(oldest.plan, result, waited_s)
+        committed_s = self._clock()
+        self.records.taken(oldest.record, began_s, waited_s, committed_s)
+        self._count(oldest.plan)
         self.stats.wait_s += waited_s - began_s
-        self.stats.commit_s += self._clock() - waited_s
-        self.stats.num_steps += 1
+        self.stats.commit_s += committed_s - waited_s
         self._learn(oldest, result.device_start_s, result.device_end_s, waited_s)
         return True
+
+    def now_s(self) -> float:
+        """Return the time by the engine's clock."""
+        return self._clock()
+
+    def sent(self, began_s: float, slept_s: float) -> None:
+        """Note that the mail of the step taken last was sent, from then until now.
+
+        `slept_s` is what was slept since the mail before.
+        """
+        self.records.sent(began_s, self._clock(), slept_s)
+
+    def report(self, now_s: float) -> StepReport:
+        """Say what the last steps took; cheap enough for every heartbeat, not for every step."""
+        return StepReport(
+            num_steps=self.stats.num_steps,
+            num_prefill_tokens=self.stats.num_prefill_tokens,
+            num_samples=self.stats.num_samples,
+            times=self.records.times(now_s),
+            device_idle_ratio=self.records.device_idle_ratio(now_s),
+        )
 
     def forget(self) -> None:
         """Start the statistics again, after the warm-up."""
         self.stats = EngineStats()
+        self.records = StepRecords()
         self._timer = StepTimer()
         self._device_end_s = 0.0
 
     def rest(self) -> None:
         """Say that there is no work: the gap until the next step is nobody's fault."""
         self._device_end_s = 0.0
+        self.records.rested()
+
+    def _count(self, plan: StepPlan) -> None:
+        self.stats.num_steps += 1
+        self.stats.num_prefill_tokens += plan.num_tokens - plan.num_decode_rows
+        self.stats.num_samples += len(plan.sample_row)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """End the requests of a broken step, and theirs alone."""
@@ -171,6 +208,7 @@ class Engine:
             self._timer.ended(step.kind, step.launched_s, seen_s)
             return
         self._timer.ended(step.kind, step.launched_s, end_s)
+        self.records.on_device(step.record, start_s, end_s)
         self.stats.device_busy_s += end_s - start_s
         if self._device_end_s > 0.0:
             self.stats.device_idle_s += max(0.0, start_s - self._device_end_s)

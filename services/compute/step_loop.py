@@ -32,6 +32,7 @@ class StepLoop:
         self._unanswered = 0
         self._closing = False
         self._collected_s = 0.0
+        self._slept_s = 0.0  # since a step's mail was sent
         self._sleeper: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -73,14 +74,16 @@ class StepLoop:
         if launched:  # mail that comes while the device works is for the next plan
             await self._sleep_until_near(self._engine.result_delay_s(), wakeable=False)
         self._engine.collect(force=True)
-        await self._deliver()
+        await self._deliver(of_step=True)
 
-    async def _deliver(self) -> None:
+    async def _deliver(self, of_step: bool = False) -> None:
         events = self._scheduler.take_events()
-        if not events:
-            return
-        num_answers = self._send(events)
-        if self._lockstep:
+        began_s = self._engine.now_s()
+        num_answers = self._send(events) if events else 0
+        if of_step:
+            self._engine.sent(began_s, self._slept_s)
+            self._slept_s = 0.0
+        if self._lockstep and events:
             self._unanswered += num_answers
             deadline_s = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
             while self._unanswered > 0 and not self._closing:
@@ -111,7 +114,9 @@ class StepLoop:
 
         timer = None if delay_s is None else loop.call_later(delay_s, time_is_up)
         self._sleeper = sleeper if wakeable else None
+        began_s = self._engine.now_s()
         await sleeper
+        self._slept_s += self._engine.now_s() - began_s
         self._sleeper = None
         if timer is not None:
             timer.cancel()

@@ -32,7 +32,7 @@ float32 = st.floats(width=32, allow_nan=False)
 usages = st.builds(Usage, int64, int64, int64)
 reasons = st.sampled_from(typing.get_args(EndReason))
 
-_COLUMNS = {"i": int32, "q": int64, "f": float32}
+_COLUMNS = {"i": int32, "q": int64, "f": float32, "d": st.floats(allow_nan=False)}
 _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     int: int64,
     float: st.floats(allow_nan=False),

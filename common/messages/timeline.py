@@ -1,0 +1,80 @@
+"""What the stages did and when, asked for by a router: the parts of a timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from common.errors import MalformedMessage
+from common.messages.address import Address, AttemptId
+from common.messages.arrays import Float64s
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineQuery:
+    """Router to worker: say what you did in the last seconds."""
+
+    TAG: ClassVar[str] = "timeline_query"
+    query: AttemptId
+    reply: Address
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrackArg:
+    """A number of each span of a track, such as its rows."""
+
+    name: str
+    values: Float64s
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Spans of one kind, oldest first: what was done from `began_s` to `ended_s`.
+
+    Times are those of the sender's monotonic clock; NaN is a span that is not known. Tracks of one
+    `lane` are drawn in one line.
+    """
+
+    lane: str
+    name: str
+    began_s: Float64s
+    ended_s: Float64s
+    args: tuple[TrackArg, ...] = ()
+
+    def check(self) -> None:
+        """Raise `MalformedMessage` unless all columns have one length."""
+        columns = (self.ended_s, *(arg.values for arg in self.args))
+        if any(len(column) != len(self.began_s) for column in columns):
+            raise MalformedMessage("a track's columns differ in length")
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePart:
+    """Worker to router: the answer to a `TimelineQuery`.
+
+    `unix_s` is Unix time less the monotonic clock, so that parts of several hosts can be put into
+    one timeline.
+    """
+
+    TAG: ClassVar[str] = "timeline_part"
+    query: AttemptId
+    unix_s: float
+    tracks: tuple[Track, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """What one process did; `service` and `name` say which it is."""
+
+    service: str
+    name: str
+    unix_s: float
+    tracks: tuple[Track, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What a router gives out: its own part, and those of the workers that have answered."""
+
+    parts: tuple[StagePart, ...]

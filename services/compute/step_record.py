@@ -1,0 +1,195 @@
+"""What every step took, on the host and on the device: a ring of the last steps.
+
+Noting a step costs one to two microseconds (a row of doubles, written in four pieces); what is made
+of the rows is made when somebody asks, never by a step.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from math import isnan, nan
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.messages.timeline import Track, TrackArg
+from services.compute.step import StepPlan
+
+CAPACITY = 8192  # steps: 1 MiB, and more than five seconds of the shortest steps
+WINDOW = 1024  # steps that percentiles and the idle share are taken over
+TIMES_INTERVAL_S = 0.5  # between two looks at them, a heartbeat's: each takes 0.1 ms
+
+_LAUNCH = ("step_id", "decode_rows", "prefill_tokens", "samples", "rested")
+_TIMES = ("plan_s", "launch_s", "launched_s", "wait_s", "commit_s", "committed_s")
+_REST = ("send_s", "sent_s", "slept_s", "device_start_s", "device_end_s")
+_NAMES = _LAUNCH + _TIMES + _REST
+_PLACE = {name: place for place, name in enumerate(_NAMES)}
+_ROW_BYTES = 8 * len(_NAMES)
+_LAUNCHED = struct.Struct("8d")
+_UNKNOWN = struct.pack("8d", *[nan] * 8)
+_TAKEN = struct.Struct("3d")
+_SENT = struct.Struct("3d")
+_DEVICE = struct.Struct("2d")
+_TAKEN_AT, _SENT_AT, _DEVICE_AT = (
+    8 * _PLACE[name] for name in ("wait_s", "send_s", "device_start_s")
+)
+_HOST_PHASES = {  # name: column of its begin, column of its end
+    "plan": ("plan_s", "launch_s"),
+    "launch": ("launch_s", "launched_s"),
+    "wait": ("wait_s", "commit_s"),
+    "commit": ("commit_s", "committed_s"),
+    "send": ("send_s", "sent_s"),
+}
+
+Column: TypeAlias = npt.NDArray[np.float64]
+
+
+class Rows:
+    """A copy of some records: [N, names]."""
+
+    def __init__(self, table_NC: Column) -> None:
+        self._table_NC = table_NC
+
+    def __getitem__(self, name: str) -> Column:
+        """Return a column by name."""
+        return self._table_NC[:, _PLACE[name]]
+
+    def since(self, name: str, time_s: float) -> Rows:
+        """Return the records whose time of that name is no earlier."""
+        return Rows(self._table_NC[self[name] >= time_s])
+
+    def column(self, name: str) -> array[float]:
+        """Return a column as mail has it."""
+        return array("d", self[name].tobytes())
+
+
+class StepRecords:
+    """The last steps, oldest first, on the host's monotonic clock; NaN is what is not known (yet).
+
+    The engine notes what it did; the loop around it what it sent and slept. `rested` is 1 for a
+    step that came after a time without work: the gap before it is nobody's fault. `slept_s` is how
+    long the loop slept since the send before, since the host had nothing to do.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._data = bytearray(_UNKNOWN * (2 * capacity))
+        self._table = np.frombuffer(self._data).reshape(capacity, len(_NAMES))
+        self._num_launched = 0
+        self._last_taken = -1
+        self._rested = True
+        self._times: tuple[tuple[str, float, float], ...] = ()
+        self._idle_ratio: float | None = None
+        self._looked_at_s = -TIMES_INTERVAL_S
+
+    def rested(self) -> None:
+        """Note that there was nothing to do before the next step."""
+        self._rested = True
+
+    def launched(self, plan: StepPlan, began_s: float, planned_s: float, launched_s: float) -> int:
+        """Note a step that is on the device now; returns its number, for the other notes."""
+        number = self._num_launched
+        self._num_launched = number + 1
+        num_decode_rows = plan.num_decode_rows
+        num_prefill_tokens = len(plan.tokens) - num_decode_rows
+        num_samples = len(plan.sample_row)
+        at = number % self._capacity * _ROW_BYTES
+        sizes = (plan.step_id, num_decode_rows, num_prefill_tokens, num_samples, self._rested)
+        _LAUNCHED.pack_into(self._data, at, *sizes, began_s, planned_s, launched_s)
+        self._data[at + _LAUNCHED.size : at + _ROW_BYTES] = _UNKNOWN
+        self._rested = False
+        return number
+
+    def taken(self, number: int, began_s: float, waited_s: float, committed_s: float) -> None:
+        """Note that a step's result was waited for and committed."""
+        at = number % self._capacity * _ROW_BYTES + _TAKEN_AT
+        _TAKEN.pack_into(self._data, at, began_s, waited_s, committed_s)
+        self._last_taken = number
+
+    def on_device(self, number: int, start_s: float, end_s: float) -> None:
+        """Note when the device began and ended a step."""
+        at = number % self._capacity * _ROW_BYTES + _DEVICE_AT
+        _DEVICE.pack_into(self._data, at, start_s, end_s)
+
+    def sent(self, began_s: float, sent_s: float, slept_s: float) -> None:
+        """Note when the mail of the step taken last was sent."""
+        if self._last_taken >= 0:
+            at = self._last_taken % self._capacity * _ROW_BYTES + _SENT_AT
+            _SENT.pack_into(self._data, at, began_s, sent_s, slept_s)
+            self._last_taken = -1
+
+    def last(self, count: int) -> Rows:
+        """Return a copy of the rows of the last steps that were launched, oldest first."""
+        first = max(0, self._num_launched - min(count, self._capacity))
+        return Rows(self._table[np.arange(first, self._num_launched) % self._capacity])
+
+    def times(self, now_s: float) -> tuple[tuple[str, float, float], ...]:
+        """Return (name, median, 99th percentile) in seconds of phases, host cycle and device.
+
+        They are over the last steps and at most half a second old. `host` is the host's cycle: from
+        the end of one send to the end of the next, less what it waited or slept in between.
+        """
+        self._look(now_s)
+        return self._times
+
+    def device_idle_ratio(self, now_s: float) -> float | None:
+        """Return the share of the device's time between steps while there was work, if known."""
+        self._look(now_s)
+        return self._idle_ratio
+
+    def tracks(self, since_s: float) -> tuple[Track, ...]:
+        """Return the phases and the device's steps from then on, to be drawn."""
+        rows = self.last(self._capacity).since("plan_s", since_s)
+        args = [TrackArg(name, rows.column(name)) for name in _LAUNCH if name != "rested"]
+        spans = [("host", name, *columns) for name, columns in _HOST_PHASES.items()]
+        spans.append(("device", "step", "device_start_s", "device_end_s"))
+        return tuple(
+            Track(
+                lane,
+                name,
+                rows.column(begin),
+                rows.column(end),
+                tuple(args if name in ("plan", "step") else args[:1]),
+            )
+            for lane, name, begin, end in spans
+        )
+
+    def _look(self, now_s: float) -> None:
+        if now_s - self._looked_at_s < TIMES_INTERVAL_S:
+            return
+        self._looked_at_s = now_s
+        rows = self.last(WINDOW)
+        durations = {name: rows[end] - rows[begin] for name, (begin, end) in _HOST_PHASES.items()}
+        durations["host"] = _host_cycles(rows)
+        durations["device"] = rows["device_end_s"] - rows["device_start_s"]
+        found = ((name, *_percentiles(seconds)) for name, seconds in durations.items())
+        self._times = tuple((name, p50, p99) for name, p50, p99 in found if not isnan(p50))
+        self._idle_ratio = _idle_ratio(rows)
+
+
+def _host_cycles(rows: Rows) -> Column:
+    """Return what the host itself took from send to send; NaN after a rest."""
+    cycles = rows["sent_s"][1:] - rows["sent_s"][:-1]
+    waited = rows["commit_s"] - rows["wait_s"] + rows["slept_s"]
+    busy: Column = cycles - waited[1:]
+    return np.where(rows["rested"][1:] > 0, nan, busy)
+
+
+def _idle_ratio(rows: Rows) -> float | None:
+    """Return gaps / (gaps + steps) of the device, without the gaps of rests."""
+    start_s, end_s = rows["device_start_s"], rows["device_end_s"]
+    gaps = np.where(rows["rested"][1:] > 0, 0.0, start_s[1:] - end_s[:-1])
+    idle_s = float(np.nansum(np.maximum(gaps, 0.0)))
+    busy_s = float(np.nansum(end_s - start_s))
+    return idle_s / (idle_s + busy_s) if busy_s > 0 else None
+
+
+def _percentiles(seconds: Column) -> tuple[float, float]:
+    """Return the median and the 99th percentile (nearest rank) of what is known."""
+    known = np.sort(seconds[~np.isnan(seconds)])
+    if not len(known):
+        return nan, nan
+    last = len(known) - 1
+    return float(known[round(0.5 * last)]), float(known[round(0.99 * last)])
