@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from services.compute.kernels.step_input import kernel, reference
+from services.compute.kernels.step_input.buffers import NO_SLOT, Resident, StepInputs
+from services.compute.runner.cuda.packing import pack
+from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
+from tests.unit.compute.step_plans import PlanSizes, random_plan, random_slot_rows
+
+MAX_ROWS = 320
+MAX_TOKENS = 700
+POISON = -77
+
+CASES = {
+    "nothing": PlanSizes(),
+    "one decode row": PlanSizes(1, (), 1),
+    "decode rows": PlanSizes(31, (), 3),
+    "one chunk": PlanSizes(0, (7,), 2),
+    "a chunk of a token": PlanSizes(3, (1, 5)),
+    "chunks only": PlanSizes(0, (9, 1, 30, 64), 12),
+    "mixed": PlanSizes(21, (33, 2, 5, 70, 1), 17),
+    "mixed in more than one block": PlanSizes(150, (129, 3, 200), 300, 160, max_pages=32),
+    "a block of decode rows, then chunks": PlanSizes(128, (4, 5, 6, 7, 8), 5, 140),
+    "more decode rows than two blocks": PlanSizes(300, (), 40, 320),
+    "many short chunks": PlanSizes(5, (2,) * 130, 2500, 160),
+    "pages of one token's width": PlanSizes(8, (11,), 9, page_tokens=1, max_pages=128),
+}
+
+
+class Step(NamedTuple):
+    """A packed step in front of random tables."""
+
+    sizes: PlanSizes
+    plan: StepPlan
+    slot_rows: Int32Array
+    packed: Tensor
+    tables: Resident
+
+
+def make_step(sizes: PlanSizes, seed: int, num_slot_rows: int = 0, num_words: int = 5) -> Step:
+    plan = random_plan(sizes, seed)
+    slot_rows = random_slot_rows(num_slot_rows, num_words, sizes.num_slots, seed)
+    out = np.full(20_000, POISON, dtype=np.int32)
+    pack(plan, slot_rows, out)
+    generator = torch.Generator().manual_seed(seed)
+
+    def table(*shape: int) -> Tensor:
+        return torch.randint(0, 10_000, shape, dtype=torch.int32, generator=generator)
+
+    tables = Resident(
+        page_table=table(sizes.num_slots, sizes.max_pages),
+        last_token=table(sizes.num_slots),
+        slot_params=table(sizes.num_slots, num_words),
+    )
+    return Step(sizes, plan, slot_rows, torch.from_numpy(out), tables)
+
+
+def moved(record: Resident | StepInputs, device: torch.device) -> Resident | StepInputs:
+    return type(record)(*(getattr(record, f.name).clone().to(device) for f in fields(record)))
+
+
+def poisoned_inputs(device: torch.device) -> StepInputs:
+    inputs = StepInputs.make(MAX_TOKENS, MAX_ROWS, device)
+    for field in fields(inputs):
+        getattr(inputs, field.name).fill_(POISON)
+    return inputs
+
+
+def assert_equal(actual: Resident | StepInputs, expected: Resident | StepInputs) -> None:
+    for field in fields(expected):
+        name = field.name
+        assert torch.equal(getattr(actual, name).cpu(), getattr(expected, name).cpu()), name
+
+
+def unpacked(
+    step: Step,
+    device: torch.device,
+    unpack: Callable[..., None],
+    buckets: tuple[int, int] | None = None,
+) -> StepInputs:
+    inputs = poisoned_inputs(device)
+    resident = moved(step.tables, device)
+    num_tokens, num_samples = buckets or (max(1, step.plan.num_tokens), len(step.plan.sample_row))
+    page_tokens = step.sizes.page_tokens
+    unpack(step.packed.to(device), resident, inputs, num_tokens, num_samples, page_tokens)
+    assert_equal(resident, step.tables)
+    return inputs
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("num_slot_rows", [0, 1, 23])
+def test_deltas_reach_their_places_and_nothing_else(
+    name: str, num_slot_rows: int, device: torch.device
+) -> None:
+    step = make_step(CASES[name], len(name), num_slot_rows)
+    plan, tables = step.plan, moved(step.tables, device)
+    kernel.apply_deltas(step.packed.to(device), tables)
+    expected = moved(step.tables, torch.device("cpu"))
+    expected.page_table.numpy()[plan.page_slot, plan.page_index] = plan.page_id
+    expected.slot_params.numpy()[step.slot_rows[:, 0]] = step.slot_rows[:, 1:]
+    assert_equal(tables, expected)
+
+
+@pytest.mark.parametrize("num_words", [1, 4, 33])
+def test_deltas_are_the_reference_s_for_any_number_of_words(
+    num_words: int, device: torch.device
+) -> None:
+    step = make_step(PlanSizes(4, (6,), 50), 3, 20, num_words)
+    tables, expected = moved(step.tables, device), moved(step.tables, torch.device("cpu"))
+    kernel.apply_deltas(step.packed.to(device), tables)
+    reference.apply_deltas(step.packed, expected)
+    assert_equal(tables, expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_unpacked_as_by_the_reference(name: str, seed: int, device: torch.device) -> None:
+    step = make_step(CASES[name], seed, num_slot_rows=seed)
+    expected = unpacked(step, torch.device("cpu"), reference.unpack_step)
+    assert_equal(unpacked(step, device, kernel.unpack_step), expected)
+
+
+@pytest.mark.parametrize("buckets", [(MAX_TOKENS, MAX_ROWS), (400, 40), (129, 128)])
+@pytest.mark.parametrize("name", ["nothing", "one decode row", "decode rows", "one chunk", "mixed"])
+def test_padding_fills_the_buckets_and_no_more(
+    name: str, buckets: tuple[int, int], device: torch.device
+) -> None:
+    if name == "mixed" and buckets[0] == 129:
+        buckets = (133, 128)
+    step = make_step(CASES[name], 7)
+    inputs = unpacked(step, device, kernel.unpack_step, buckets)
+    assert_equal(inputs, unpacked(step, torch.device("cpu"), reference.unpack_step, buckets))
+    num_tokens, num_rows = step.plan.num_tokens, step.plan.num_rows
+    num_samples = len(step.plan.sample_row)
+    padded_rows = min(buckets[0], MAX_ROWS)
+    for values, size, bucket, padding in (
+        (inputs.tokens_T, num_tokens, buckets[0], 0),
+        (inputs.positions_T, num_tokens, buckets[0], 0),
+        (inputs.kv_slots_T, num_tokens, buckets[0], -1),
+        (inputs.row_slot_R, num_rows, padded_rows, 0),
+        (inputs.q_len_R, num_rows, padded_rows, 0),
+        (inputs.token_start_R, num_rows, padded_rows, num_tokens),
+        (inputs.sample_token_S, num_samples, buckets[1], 0),
+        (inputs.sample_slot_S, num_samples, buckets[1], NO_SLOT),
+        (inputs.sample_index_S, num_samples, buckets[1], 0),
+    ):
+        assert (values[size:bucket] == padding).all()
+        assert (values[bucket:] == POISON).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_reference_says_what_the_plan_says(name: str) -> None:
+    step = make_step(CASES[name], 11)
+    plan, sizes = step.plan, step.sizes
+    inputs = unpacked(step, torch.device("cpu"), reference.unpack_step)
+    counts = [plan.num_rows, plan.num_decode_rows, plan.num_tokens, len(plan.sample_row)]
+    assert inputs.counts.tolist() == [*counts, 0, 0, 0, 0]
+    token, last_tokens = 0, []
+    for row, slot in enumerate(plan.row_slot.tolist()):
+        for position in range(plan.q_start[row], plan.q_start[row] + plan.q_len[row]):
+            page_index, offset = divmod(position, sizes.page_tokens)
+            page = int(step.tables.page_table[slot, page_index])
+            known = int(plan.tokens[token])
+            expected = int(step.tables.last_token[slot]) if known == DEVICE_TOKEN else known
+            assert int(inputs.tokens_T[token]) == expected
+            assert int(inputs.positions_T[token]) == position
+            assert int(inputs.kv_slots_T[token]) == page * sizes.page_tokens + offset
+            token += 1
+        last_tokens.append(token - 1)
+    assert inputs.q_len_R[: plan.num_rows].tolist() == plan.q_len.tolist()
+    assert inputs.q_start_R[: plan.num_rows].tolist() == plan.q_start.tolist()
+    for sample, row in enumerate(plan.sample_row.tolist()):
+        assert int(inputs.sample_token_S[sample]) == last_tokens[row]
+        assert int(inputs.sample_slot_S[sample]) == int(plan.row_slot[row])
+        assert int(inputs.sample_index_S[sample]) == int(plan.sample_index[sample])
+
+
+def test_pages_beyond_two_billion_cache_slots_are_found(device: torch.device) -> None:
+    step = make_step(PlanSizes(2, (3,), page_tokens=32), 5)
+    step.tables.page_table.fill_(2**31 - 1)
+    inputs = unpacked(step, device, kernel.unpack_step)
+    assert (inputs.kv_slots_T[:5] // 32 == 2**31 - 1).all()
