@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.errors import FatalError
 from common.model_folder import eos_token_ids, read_json
 from services.compute.config import ComputeSettings
 from services.compute.kernels.upload import upload
@@ -35,6 +31,7 @@ from services.compute.models.loader import Progress, SafetensorsWeights
 from services.compute.models.registry import describe_model
 from services.compute.models.transformer import Transformer
 from services.compute.models.weights import WeightSource
+from services.compute.runner.device_errors import fatal_if_the_device_fails
 from services.compute.runner.eager_limits import (
     Limits,
     bytes_of_page,
@@ -42,14 +39,12 @@ from services.compute.runner.eager_limits import (
     choose_dtype,
     choose_limits,
     choose_threads,
+    cpu_room_bytes,
     prepare_cpu,
 )
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import DEVICE_TOKEN, StepPlan, StepResult
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 CPU_STALL_AFTER_S = 60.0
 CUDA_STALL_AFTER_S = 10.0
@@ -65,19 +60,6 @@ class EagerTicket:
     sampled: Sampled | None = None  # on the host once `done`
     done: torch.cuda.Event | None = None
     end_s: float = math.nan
-
-
-def _fatal_if_the_device_fails(method: Callable[P, T]) -> Callable[P, T]:
-    """After a device error no later call can be trusted: the process has to end."""
-
-    @wraps(method)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return method(*args, **kwargs)
-        except torch.AcceleratorError as error:
-            raise FatalError(f"the device failed: {error}") from error
-
-    return guarded
 
 
 class EagerRunner:
@@ -146,7 +128,7 @@ class EagerRunner:
                 load_decoder(config, variations, weights, make_linear),
                 settings.max_model_len or config.max_position_embeddings,
             )
-            limits = choose_limits(settings, config, dtype, device)
+            limits = choose_limits(settings, config, dtype, device, cpu_room_bytes)
             runner = EagerRunner(model, settings, limits, eos_token_ids(path))
             if settings.warmup:
                 runner.warm_up()
@@ -156,7 +138,7 @@ class EagerRunner:
         """Capabilities and sizes, fixed since loading."""
         return self._spec
 
-    @_fatal_if_the_device_fails
+    @fatal_if_the_device_fails
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> EagerTicket:
         """Apply transfers and deltas, and compute the logits of the plan's samples.
@@ -186,7 +168,7 @@ class EagerRunner:
             x_TE = x_TE.index_select(0, self._upload(last))
         return EagerTicket(plan, start_s, self._model.logits(x_TE))
 
-    @_fatal_if_the_device_fails
+    @fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: EagerTicket) -> EagerTicket:
         """Draw the plan's samples, keep them for the next step and start their way to the host."""
@@ -203,7 +185,7 @@ class EagerRunner:
             ticket.end_s = time.monotonic()
         return ticket
 
-    @_fatal_if_the_device_fails
+    @fatal_if_the_device_fails
     def result(self, ticket: EagerTicket) -> StepResult:
         """The step's tokens; waits for the device."""
         sampled = ticket.sampled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,22 +64,37 @@ def choose_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype
     return torch.bfloat16 if fast else torch.float32
 
 
-def choose_limits(
-    settings: ComputeSettings,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Limits:
-    """Lengths and page counts; raises ConfigError where settings contradict one another."""
+def longest_model_len(settings: ComputeSettings, config: DecoderConfig) -> int:
+    """The length of the settings, or the model's; ConfigError for more than the model has."""
     longest = config.max_position_embeddings
     if settings.max_model_len > longest:
         raise ConfigError(
             f"compute.max_model_len is {settings.max_model_len}, and the model's positions end at "
             f"{longest} (max_position_embeddings in its config.json); lower it."
         )
-    max_model_len = settings.max_model_len or longest
+    return settings.max_model_len or longest
+
+
+def prefill_tokens(settings: ComputeSettings, device: torch.device) -> int:
+    """Prompt tokens of one step."""
+    return settings.max_prefill_tokens or (512 if device.type == "cpu" else 8192)
+
+
+def choose_limits(
+    settings: ComputeSettings,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    room_bytes: Callable[[], int],
+) -> Limits:
+    """Lengths and page counts; raises ConfigError where settings contradict one another.
+
+    `room_bytes` says how much memory the pages may take; it is asked only if the settings do not
+    say.
+    """
+    max_model_len = longest_model_len(settings, config)
     page_bytes = bytes_of_page(settings.page_tokens, config, dtype)
-    num_pages = _device_pages(settings, max_model_len, page_bytes, device)
+    num_pages = _device_pages(settings, max_model_len, page_bytes, room_bytes)
     capacity = num_pages * settings.page_tokens
     if capacity < max_model_len:
         if settings.max_model_len:
@@ -91,8 +107,13 @@ def choose_limits(
         max_model_len=max_model_len,
         num_pages=num_pages,
         num_host_pages=int(settings.swap_space * 2**30) // page_bytes,
-        max_prefill_tokens=settings.max_prefill_tokens or (512 if device.type == "cpu" else 8192),
+        max_prefill_tokens=prefill_tokens(settings, device),
     )
+
+
+def cpu_room_bytes() -> int:
+    """What the KV cache may take of the host's memory."""
+    return int(_available_memory() * CPU_MEMORY_SHARE)
 
 
 def num_step_weights(config: DecoderConfig) -> int:
@@ -140,16 +161,12 @@ def prepare_cpu(num_threads: int) -> None:
 
 
 def _device_pages(
-    settings: ComputeSettings, max_model_len: int, page_bytes: int, device: torch.device
+    settings: ComputeSettings, max_model_len: int, page_bytes: int, room_bytes: Callable[[], int]
 ) -> int:
     if settings.max_batched_token_mem:
         return -(-settings.max_batched_token_mem // settings.page_tokens)
     enough = settings.max_num_seqs * -(-max_model_len // settings.page_tokens)
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        room = free - int(total * (1.0 - settings.gpu_memory_utilization))
-    else:
-        room = int(_available_memory() * CPU_MEMORY_SHARE)
+    room = room_bytes()
     if room < page_bytes:
         raise ConfigError(
             "No memory is left for the KV cache; free some, choose a smaller model, or set "
