@@ -55,9 +55,11 @@ def unpack_step(
     sample_row_S = packed[at.sample_row : at.sample_index]
     sample_index_S = packed[at.sample_index : at.page_slot]
 
-    row_T = torch.arange(len(row_slot_R)).repeat_interleave(q_len_R)
+    row_T = torch.arange(len(row_slot_R), device=packed.device).repeat_interleave(q_len_R)
     slot_T = row_slot_R[row_T]
-    positions_T = q_start_R[row_T] + torch.arange(len(tokens_T)) - token_start_R[row_T]
+    positions_T = (
+        q_start_R[row_T] + torch.arange(len(tokens_T), device=packed.device) - token_start_R[row_T]
+    )
     from_device_T = tokens_T == DEVICE_TOKEN
     page_T = resident.page_table[slot_T, positions_T // page_tokens].long()
     kv_slots_T = page_T * page_tokens + positions_T % page_tokens
