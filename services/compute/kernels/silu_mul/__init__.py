@@ -1,0 +1,1 @@
+"""The gate of the MLP: silu(gate) * up."""
