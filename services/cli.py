@@ -1,4 +1,4 @@
-"""The command `slipstream`: serve a model, ask a service for its health, make keys.
+"""The command `slipstream`: serve a model, ask for its health or a timeline, make keys.
 
 Each command loads only what it needs: a health check runs every few seconds.
 """
@@ -17,7 +17,13 @@ INSTALLED_CONFIG = "/etc/slipstream/slipstream.toml"
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     options = _parser().parse_args(arguments)
-    commands = {"serve": _serve, "health": _health, "keys": _keys, "version": _version}
+    commands = {
+        "serve": _serve,
+        "health": _health,
+        "timeline": _timeline,
+        "keys": _keys,
+        "version": _version,
+    }
     return commands[options.command](options)
 
 
@@ -59,6 +65,23 @@ def _run_dir(config: str | None) -> str:
         if config:
             sys.stderr.write(f"slipstream health: {path}: {error}\n")
         return ""
+
+
+def _timeline(options: argparse.Namespace) -> int:
+    import json
+
+    from services.timeline import TimelineError, chrome_trace, fetch, summary
+
+    try:
+        timeline = fetch(options.url, options.seconds, options.api_key)
+        with open(options.output, "w", encoding="ascii") as file:
+            json.dump(chrome_trace(timeline), file)
+    except (TimelineError, OSError) as error:
+        sys.stderr.write(f"slipstream timeline: {error}\n")
+        return 1
+    print("\n".join(summary(timeline)))
+    print(f"{options.output}: open it at https://ui.perfetto.dev or in chrome://tracing")
+    return 0
 
 
 def _keys(options: argparse.Namespace) -> int:
@@ -118,6 +141,29 @@ def _parser() -> argparse.ArgumentParser:
         "--config",
         metavar="FILE",
         help=f"its settings (default: $SLIPSTREAM_CONFIG or {INSTALLED_CONFIG})",
+    )
+    timeline = commands.add_parser(
+        "timeline",
+        help="draw what the processes of a running server did in the last seconds",
+        description="Write what every process of a running server did in the last seconds as a "
+        "trace for Perfetto or Chrome: plan, launch, wait, commit and send of each step, the "
+        "device's steps and the gaps between them, and the text being made of them meanwhile.",
+    )
+    timeline.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        help="where its API is (default: %(default)s)",
+    )
+    timeline.add_argument(
+        "--seconds", type=float, default=5.0, help="how far back (default: %(default)s)"
+    )
+    timeline.add_argument("--api-key", default="", metavar="KEY", help="where the API needs one")
+    timeline.add_argument(
+        "-o",
+        "--output",
+        default="trace.json",
+        metavar="FILE",
+        help="where to write it (default: %(default)s)",
     )
     keys = commands.add_parser(
         "keys",

@@ -10,6 +10,7 @@ from common.messages.arrays import Int32s
 from common.messages.columns import require_choices
 from common.messages.control import Abort, RouterAlive
 from common.messages.sampling import SamplingParams
+from common.messages.timeline import TimelineQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +50,4 @@ class StepWritten:
     step_id: int
 
 
-ComputeInbox: TypeAlias = Generate | Abort | RouterAlive | StepWritten
+ComputeInbox: TypeAlias = Generate | Abort | RouterAlive | StepWritten | TimelineQuery

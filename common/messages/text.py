@@ -10,6 +10,7 @@ from common.messages.arrays import Int32s, Int64s
 from common.messages.columns import require_choices
 from common.messages.control import WorkerAlive
 from common.messages.failure import Failure, Usage
+from common.messages.timeline import TimelinePart
 from common.messages.tokens import EndReason
 
 
@@ -119,4 +120,6 @@ class Detokenized:
     failure: Failure | None = None
 
 
-RouterInbox: TypeAlias = TextGenerated | AttemptRefused | Tokenized | Detokenized | WorkerAlive
+RouterInbox: TypeAlias = (
+    TextGenerated | AttemptRefused | Tokenized | Detokenized | WorkerAlive | TimelinePart
+)

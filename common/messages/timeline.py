@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from common.errors import MalformedMessage
 from common.messages.address import Address, AttemptId
@@ -15,6 +15,7 @@ class TimelineQuery:
     """Router to worker: say what you did in the last seconds."""
 
     TAG: ClassVar[str] = "timeline_query"
+    LINGERS: ClassVar[bool] = False
     query: AttemptId
     reply: Address
     seconds: float
@@ -58,6 +59,7 @@ class TimelinePart:
     """
 
     TAG: ClassVar[str] = "timeline_part"
+    LINGERS: ClassVar[bool] = False
     query: AttemptId
     unix_s: float
     tracks: tuple[Track, ...]
@@ -67,7 +69,7 @@ class TimelinePart:
 class StagePart:
     """What one process did; `service` and `name` say which it is."""
 
-    service: str
+    service: Literal["router", "tokenizer", "compute", "detokenizer"]
     name: str
     unix_s: float
     tracks: tuple[Track, ...]

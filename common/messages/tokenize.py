@@ -10,6 +10,7 @@ from common.messages.arrays import Int32s
 from common.messages.columns import require_choices
 from common.messages.control import Abort, RouterAlive
 from common.messages.sampling import SamplingParams
+from common.messages.timeline import TimelineQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +107,4 @@ class TokenizeQuery:
     traceparent: str = ""
 
 
-TokenizerInbox: TypeAlias = Tokenize | TokenizeQuery | Abort | RouterAlive
+TokenizerInbox: TypeAlias = Tokenize | TokenizeQuery | Abort | RouterAlive | TimelineQuery

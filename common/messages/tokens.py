@@ -9,6 +9,7 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import Float32s, Int32s, Int64s
 from common.messages.control import Abort, RouterAlive
 from common.messages.failure import Failure, Usage
+from common.messages.timeline import TimelineQuery
 
 # stop: EOS, a stop token or a stop string; length: a limit; aborted: by the router or a stop
 # string; failed: this request's fault or this engine's; refused: never started; moved: draining.
@@ -92,4 +93,6 @@ class DetokenizeQuery:
     traceparent: str = ""
 
 
-DetokenizerInbox: TypeAlias = TokensGenerated | DetokenizeQuery | Abort | RouterAlive
+DetokenizerInbox: TypeAlias = (
+    TokensGenerated | DetokenizeQuery | Abort | RouterAlive | TimelineQuery
+)

@@ -17,9 +17,11 @@ from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure, Usage
 from common.messages.generate import ComputeInbox, Generate, StepWritten
+from common.messages.timeline import TimelineQuery
 from common.messages.token_rows import rows
 from common.registration import Registration, WorkerState
 from common.telemetry import log
+from common.telemetry.span_ring import timeline_part
 from services.compute.config import ComputeSettings
 from services.compute.egress import step_mail
 from services.compute.engine import Engine
@@ -110,6 +112,9 @@ class ComputeActor:
             case StepWritten(step_id=step_id):
                 if step_id == self._step_id:  # else it is too late: that step is waited for no more
                     self._steps.answered()
+            case TimelineQuery():
+                self._show_timeline(message, now_s)
+                return
         self._steps.wake()
 
     def peer_lost(self, peer: Address) -> None:
@@ -229,6 +234,10 @@ class ComputeActor:
                     "tokens not sent", to=detokenizer.endpoint, error=str(error)
                 )
         return num_answers
+
+    def _show_timeline(self, query: TimelineQuery, now_s: float) -> None:
+        tracks = self._engine.records.tracks(now_s - query.seconds)
+        self._mail.send(query.reply, timeline_part(query, self._clock, tracks))
 
     def _drop_router(self, router: str, now_s: float) -> None:
         for counter in self._scheduler.open_attempts(router):

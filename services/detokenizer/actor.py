@@ -15,11 +15,13 @@ from common.messages.failure import Failure
 from common.messages.generate import StepWritten
 from common.messages.text import Detokenized, StepMark, TextGenerated
 from common.messages.text_rows import TextRows
+from common.messages.timeline import TimelineQuery
 from common.messages.token_rows import rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from common.model_folder import describe
 from common.registration import Registration, WorkerState
 from common.telemetry import log
+from common.telemetry.span_ring import SpanRing, timeline_part
 from services.detokenizer.config import DetokenizerSettings
 from services.detokenizer.spans import StreamSpans
 from services.detokenizer.streams import AbortOrder, Outcome, Streams, TextNews
@@ -45,6 +47,7 @@ class DetokenizerActor:
         self._registration = registration
         self._clock = clock
         self._spans = StreamSpans()
+        self._steps = SpanRing("text", "detokenize", "rows")
         self._draining = False
         self._progress = 0
 
@@ -69,6 +72,9 @@ class DetokenizerActor:
                 self._spans.end(attempt, "aborted")
             case RouterAlive():
                 self._registration.answered(message, now_s)
+            case TimelineQuery():
+                track = self._steps.track(now_s - message.seconds)
+                self._send(message.reply, timeline_part(message, self._clock, (track,)))
 
     def peer_lost(self, peer: Address) -> None:
         """A router that takes no mail loses its streams; a compute's end with its terminals."""
@@ -130,6 +136,7 @@ class DetokenizerActor:
         if mark is not None:  # a router that there is nothing for cannot say that it is written
             for _ in range(len(message.routers) - len(mails)):
                 self._send(mark.compute, StepWritten(mark.step_id))
+        self._steps.note(now_s, self._clock(), len(message.counters))
 
     def _note(self, outcome: Outcome, mails: dict[Address, TextRows]) -> None:
         match outcome:

@@ -15,7 +15,9 @@ from common.messages.address import Address, AttemptId
 from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive, WorkerAlive
 from common.messages.generate import StepWritten
 from common.messages.text import AttemptRefused, Detokenized, StepMark, TextGenerated, Tokenized
+from common.messages.timeline import TimelinePart
 from common.telemetry import log
+from common.telemetry.span_ring import SpanRing
 from services.router.admission import Admission, AdmissionLimits
 from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch
@@ -26,6 +28,7 @@ from services.router.placement import Placement
 from services.router.round_robin import RoundRobin
 from services.router.server import HttpServer
 from services.router.stream import Flushes, SlowClientLimits
+from services.router.timeline_handler import TimelineHandler
 
 MISSING_CHECK_S = 0.5  # a heartbeat's interval
 MAX_ABORTS_PER_BEAT = 256
@@ -79,8 +82,13 @@ class RouterActor:
             settings.slow_client_max_bytes,
             settings.slow_client_timeout_s,
         )
-        self._flushes = Flushes(asyncio.get_running_loop(), limits, self._clock())
-        self._server = HttpServer(self._dispatch, self._flushes, settings)
+        loop = asyncio.get_running_loop()
+        self._flushes = Flushes(loop, limits, self._clock(), self._clock)
+        self._texts = SpanRing("text", "take", "rows")
+        timeline = TimelineHandler(
+            self._dispatch, mail.address, self._clock, (self._texts, self._flushes.spans)
+        )
+        self._server = HttpServer(self._dispatch, self._flushes, timeline, settings)
         self.port = await self._server.start(self._listen_fd)
         self._log.info("listening", host=settings.host, port=self.port)
 
@@ -99,7 +107,9 @@ class RouterActor:
         dispatch = self._dispatch
         match message:
             case TextGenerated():
+                began_s = self._clock()
                 doomed = dispatch.inflight.text(message)
+                self._texts.note(began_s, self._clock(), len(message.counters))
                 if doomed:
                     self._abort(doomed, sender)
                 if message.mark is not None:
@@ -109,7 +119,7 @@ class RouterActor:
                 return
             case AttemptRefused():
                 dispatch.abort(dispatch.inflight.refused(message))
-            case Tokenized() | Detokenized():
+            case Tokenized() | Detokenized() | TimelinePart():
                 dispatch.queries.answered(message)
         self._fleet.heard(sender.incarnation, self._clock())
 

@@ -18,6 +18,7 @@ from common.messages.control import Abort, AbortReason, ModelCard
 from common.messages.failure import Failure
 from common.messages.sampling import SamplingParams
 from common.messages.text import Detokenized, Tokenized
+from common.messages.timeline import TimelinePart, TimelineQuery
 from common.messages.tokenize import (
     IdsPrompt,
     PromptSource,
@@ -29,13 +30,14 @@ from common.messages.tokenize import (
 from common.messages.tokens import DetokenizeQuery
 from services.router.admission import Admission, Ticket
 from services.router.errors import ApiError, bad_field
-from services.router.fleet import Fleet, Group, Way
+from services.router.fleet import Fleet, Group, Way, Worker
 from services.router.inflight import Doomed, Entry, InFlight, Sink
 from services.router.job import Job
 from services.router.openai_completions import check_ids
 from services.router.queries import Queries
 
 DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
+TIMELINE_TIMEOUT_S = 5.0  # of one worker; others are shown without it
 NO_WORKER = "no {} is available; try again"
 
 
@@ -208,6 +210,16 @@ class Dispatch:
             query.counter, worker.address.incarnation, self._query_timeout_s
         )
         return answer.text
+
+    async def timeline(self, worker: Worker, seconds: float) -> TimelinePart:
+        """Ask a worker what it did in the last seconds; ApiError 503 if it does not say."""
+        self.queries.check_room()
+        query = self._query_id()
+        self._mail.send(worker.address, TimelineQuery(query, self._mail.address, seconds))
+        answer: TimelinePart = await self.queries.answer(
+            query.counter, worker.address.incarnation, TIMELINE_TIMEOUT_S
+        )
+        return answer
 
     async def prompt_texts(self, job: Job, group: Group) -> list[str]:
         """Return the text of every prompt of a completion, for `echo`."""

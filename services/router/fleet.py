@@ -56,6 +56,11 @@ class Worker:
         self.num_placed = 0  # by this router since the last heartbeat
         self.unknown: frozenset[int] = frozenset()  # listed last time, not open here
 
+    @property
+    def name(self) -> str:
+        """What people call it; see `name_of`."""
+        return name_of(self.address)
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -262,6 +267,11 @@ class Fleet:
 
     def _is_silent(self, worker: Worker, now_s: float) -> bool:
         return now_s - worker.heard_at_s > self._lease_s
+
+
+def name_of(address: Address) -> str:
+    """Return a name for people: `compute-0` where the inbox is a file, else host and port."""
+    return address.endpoint.rpartition("/")[2].removesuffix(".sock")
 
 
 def _of(workers: Iterable[Worker], service: ServiceName) -> tuple[Worker, ...]:

@@ -22,7 +22,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 CLIENT: web.RequestKey[str] = web.RequestKey("client", str)
 REQUEST_ID_HEADER = "X-Request-Id"
-OPEN_PATHS = frozenset({"/live", "/ready", "/health"})  # probes have no key
+OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/metrics"})  # probes have no key
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 

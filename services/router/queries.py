@@ -7,6 +7,7 @@ from typing import Any
 
 from common.messages.failure import Failure
 from common.messages.text import Detokenized, Tokenized
+from common.messages.timeline import TimelinePart
 from services.router.errors import FULL, ApiError
 from services.router.inflight import WORKER_LOST
 
@@ -51,11 +52,12 @@ class Queries:
             raise ApiError(answer, 1.0 if answer.retryable else None)
         return answer
 
-    def answered(self, message: Tokenized | Detokenized) -> None:
+    def answered(self, message: Tokenized | Detokenized | TimelinePart) -> None:
         """Hand an answer to whoever waits for it; a late one is passed over."""
         _, future = self._open.get(message.query.counter, _NOBODY)
         if future is not None and not future.done():
-            future.set_result(message if message.failure is None else message.failure)
+            failure = None if isinstance(message, TimelinePart) else message.failure
+            future.set_result(message if failure is None else failure)
 
     def lose_worker(self, incarnation: str, failure: Failure = WORKER_LOST) -> None:
         """Fail the questions that a dead worker was asked."""

@@ -12,6 +12,7 @@ from services.router.generation_handlers import GenerationHandlers
 from services.router.middleware import ApiKeys, make_guard
 from services.router.status_handlers import StatusHandlers
 from services.router.stream import Flushes
+from services.router.timeline_handler import TimelineHandler
 from services.router.token_handlers import TokenHandlers
 
 BACKLOG = 4096  # 100 clients connecting at once must not meet a full queue
@@ -23,7 +24,13 @@ LINGER_S = 2.0  # for the rest of a refused request's body
 class HttpServer:
     """Owns the application, its runner and the site."""
 
-    def __init__(self, dispatch: Dispatch, flushes: Flushes, settings: RouterSettings) -> None:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        flushes: Flushes,
+        timeline: TimelineHandler,
+        settings: RouterSettings,
+    ) -> None:
         self.status = StatusHandlers(dispatch)
         self._settings = settings
         self._runner: web.AppRunner | None = None
@@ -42,6 +49,8 @@ class HttpServer:
                 web.get("/live", self.status.live),
                 web.get("/ready", self.status.ready),
                 web.get("/health", self.status.health),
+                web.get("/metrics", self.status.metrics),
+                web.get("/timeline", timeline.timeline),
             ]
         )
 

@@ -1,4 +1,4 @@
-"""`/live`, `/ready`, `/health` and `/v1/models`: what this router is and knows."""
+"""`/live`, `/ready`, `/health`, `/metrics` and `/v1/models`: what this router is and knows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 from aiohttp import web
 
+from common.messages.control import StepReport
 from common.messages.failure import Failure
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
 from services.router.fleet import SERVICES, Group, Worker
+from services.router.metrics import exposition
 from services.router.sse import json_bytes
 
 MAX_TICK_AGE_S = 5.0  # ticks come ten times a second
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RETRY_AFTER_S = "1"  # workers register twice a second
 
 
@@ -54,6 +57,11 @@ class StatusHandlers:
                 "queries": len(self._dispatch.queries),
             }
         )
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Say the same in numbers, as Prometheus reads them."""
+        text = exposition(self._dispatch)
+        return web.Response(body=text.encode(), headers={"Content-Type": METRICS_TYPE})
 
     async def models(self, request: web.Request) -> web.Response:
         """List the models that are served, in OpenAI's shape."""
@@ -96,8 +104,9 @@ class StatusHandlers:
 
 def _instance(worker: Worker) -> dict[str, Any]:
     load = worker.load
-    return {
+    found = {
         "service": worker.service,
+        "name": worker.name,
         "incarnation": worker.address.incarnation,
         "draining": worker.draining,
         "open": worker.num_open,
@@ -105,6 +114,21 @@ def _instance(worker: Worker) -> dict[str, Any]:
         "num_waiting": load.num_waiting,
         "capacity": load.capacity,
         "kv_usage": round(load.kv_usage, 4),
+    }
+    if load.steps is not None:
+        found["steps"] = _steps(load.steps)
+    return found
+
+
+def _steps(report: StepReport) -> dict[str, Any]:
+    return {
+        "count": report.num_steps,
+        "prefill_tokens": report.num_prefill_tokens,
+        "sampled_tokens": report.num_samples,
+        "seconds": {
+            name: {"p50": round(p50, 6), "p99": round(p99, 6)} for name, p50, p99 in report.times
+        },
+        "device_idle_ratio": report.device_idle_ratio,
     }
 
 

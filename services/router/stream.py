@@ -7,6 +7,8 @@ between the response's header and its end, which remain aiohttp's.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +16,7 @@ import structlog
 
 from common.messages.failure import Failure, Usage
 from common.messages.text import TextEnded, TokenLogprob
+from common.telemetry.span_ring import SpanRing
 from services.router.sse import DONE, EventFormat, EventTemplate, error_event
 from services.router.usage import UsageTally
 
@@ -219,9 +222,15 @@ class Flushes:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, limits: SlowClientLimits, now_s: float = 0.0
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: SlowClientLimits,
+        now_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop = loop
+        self.spans = SpanRing("text", "write", "streams")
+        self._clock = clock
         self._limits = limits
         self._now_s = now_s
         self._log = structlog.get_logger()
@@ -245,6 +254,7 @@ class Flushes:
             self.schedule(stream)
 
     def _flush(self) -> None:
+        began_s = self._clock()
         streams, self._scheduled = self._scheduled, []
         for stream in streams:
             stream.is_scheduled = False
@@ -254,3 +264,4 @@ class Flushes:
             except Exception as error:  # one broken stream must not cost the others their text
                 self._log.error("stream failed", exc_info=error)
                 stream.drop()
+        self.spans.note(began_s, self._clock(), len(streams))

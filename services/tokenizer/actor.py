@@ -15,9 +15,11 @@ from common.messages.arrays import int32s
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
 from common.messages.text import AttemptRefused, Tokenized
+from common.messages.timeline import TimelineQuery
 from common.messages.tokenize import IdsPrompt, Tokenize, TokenizeQuery, TokenizerInbox
 from common.registration import Registration, WorkerState
 from common.telemetry import log, names
+from common.telemetry.span_ring import SpanRing, timeline_part
 from common.telemetry.trace import context_from, traceparent_of, tracer
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.forward import generates
@@ -55,6 +57,7 @@ class TokenizerActor:
         self._clocks = clocks or Clocks()
         self._work = WorkTable(settings.max_pending_requests, settings.max_pending_bytes)
         self._spans: dict[Work, Span] = {}
+        self._encoded = SpanRing("prompts", "tokenize", "tokens")
         self._mail: Mail | None = None
         self._draining = False
 
@@ -110,6 +113,8 @@ class TokenizerActor:
                     self._drop(work)
             case RouterAlive():
                 self._registration.answered(message, now_s)
+            case TimelineQuery():
+                self._show_timeline(message, now_s)
 
     def peer_lost(self, peer: Address) -> None:
         """End the requests of a router that does not take its mail.
@@ -128,7 +133,7 @@ class TokenizerActor:
 
     def _take(self, message: Tokenize | TokenizeQuery, now_s: float) -> None:
         size = size_of(message.prompt)
-        work = Work(message, size)
+        work = Work(message, size, began_s=now_s)
         parent = context_from(message.traceparent)
         span = tracer().start_span(names.SPAN_TOKENIZE, parent, attributes=_attributes(work))
         self._spans[work] = span
@@ -177,6 +182,7 @@ class TokenizerActor:
 
     def _done(self, work: Work, outcome: Outcome) -> None:
         self._work.close(work)
+        self._encoded.note(work.began_s, self._clocks.monotonic_s(), len(outcome.ids))
         message = work.message
         failure = outcome.failure
         if failure is None:
@@ -254,6 +260,10 @@ class TokenizerActor:
             draining=self._draining,
             open_counters=self._work.open_counters,
         )
+
+    def _show_timeline(self, query: TimelineQuery, now_s: float) -> None:
+        track = self._encoded.track(now_s - query.seconds)
+        self._links.send(query.reply, timeline_part(query, self._clocks.monotonic_s, (track,)))
 
     def _send(self, work: Work, to: Address, message: object) -> None:
         try:

@@ -25,6 +25,7 @@ class Work:
     message: Tokenize | TokenizeQuery
     size: int
     job: int = 0
+    began_s: float = 0.0
     aborted: set[int] = field(default_factory=set)
 
     @property

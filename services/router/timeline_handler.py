@@ -1,0 +1,74 @@
+"""`/timeline`: what this router and all workers did in the last seconds, for `slipstream timeline`.
+
+It answers with a packed `Timeline` message. Making a drawing of it would stop this loop for longer
+than anything that is drawn, so that is left to whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+
+from common.errors import LinkError
+from common.link.codec import pack
+from common.messages.address import Address
+from common.messages.timeline import StagePart, Timeline
+from common.telemetry.span_ring import SpanRing
+from services.router.dispatch import Dispatch
+from services.router.errors import ApiError, bad_field
+from services.router.fleet import Worker, name_of
+
+DEFAULT_SECONDS = 5.0
+MAX_SECONDS = 600.0
+
+
+class TimelineHandler:
+    """The handler of the endpoint, and the spans of the router itself."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        address: Address,
+        clock: Callable[[], float],
+        spans: Sequence[SpanRing],
+    ) -> None:
+        self._dispatch = dispatch
+        self._address = address
+        self._clock = clock
+        self._spans = spans
+
+    async def timeline(self, request: web.Request) -> web.Response:
+        """Answer with all parts; a worker that does not answer is left out."""
+        seconds = _seconds(request.query.get("seconds", ""))
+        workers = list(self._dispatch.fleet.workers())
+        found = await asyncio.gather(*(self._part(worker, seconds) for worker in workers))
+        parts = (self._own_part(seconds), *(part for part in found if part is not None))
+        body = pack(Timeline(parts))
+        return web.Response(body=body, content_type="application/msgpack")
+
+    async def _part(self, worker: Worker, seconds: float) -> StagePart | None:
+        try:
+            part = await self._dispatch.timeline(worker, seconds)
+        except (ApiError, LinkError):
+            return None
+        return StagePart(worker.service, worker.name, part.unix_s, part.tracks)
+
+    def _own_part(self, seconds: float) -> StagePart:
+        now_s = self._clock()
+        tracks = tuple(spans.track(now_s - seconds) for spans in self._spans)
+        unix_s = time.time() - self._clock()
+        return StagePart("router", name_of(self._address), unix_s, tracks)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text) if text else DEFAULT_SECONDS
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_SECONDS:
+        raise bad_field("seconds", f"should be above 0 and at most {MAX_SECONDS:.0f}")
+    return seconds
