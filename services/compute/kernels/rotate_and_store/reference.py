@@ -28,7 +28,7 @@ def rotate_and_store(
     num_tokens = qkv_TC.shape[0]
     _, _, kv_heads, page_tokens, width = kv_pages.shape
     heads = qkv_TC.view(num_tokens, num_heads + 2 * kv_heads, width)
-    q_THD, k_TKD, v_TKD = heads.split((num_heads, kv_heads, kv_heads), dim=1)
+    q_THD, k_TKD, v_TKD = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
     positions_T = inputs.positions_T[:num_tokens].long()
     cos_T1J, sin_T1J = cos_PD[positions_T].unsqueeze(1), sin_PD[positions_T].unsqueeze(1)
     if q_norm_D is not None:
