@@ -1,0 +1,68 @@
+"""Rotation and KV write: all of qkv read, all of it written, the queries in place.
+
+Predicted on an H200, in a graph, at 1B / 8B: 2 µs for 1 and 64 tokens (a launch, a load of the
+position, a load of its cosines, a store), 2.5 / 3 µs for 256, 8 / 14 µs for 2048 and 27 / 52 µs for
+8192, which is 80 to 90 % of the copy bandwidth. Head norms (a model like 8B that has them) cost
+nothing but at the smallest sizes, where the sum over a head adds 0.1 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.kernels.case import Case
+from services.compute.kernels.rotate_and_store.kernel import rotate_and_store
+from services.compute.kernels.step_input.buffers import StepInputs
+
+HEADS = {"1B": (32, 8, 64), "8B": (32, 8, 128)}
+TOKENS = (1, 64, 256, 2048, 8192)
+POSITIONS = 8192
+PAGE_TOKENS = 16
+NUM_SETS = 8
+EPS = 1e-6
+
+
+def cases() -> Iterator[Case]:
+    """Every size, at 8B with head norms, too."""
+    for model, heads in HEADS.items():
+        for tokens in TOKENS:
+            yield _case(f"rotate_and_store {model} T={tokens}", tokens, heads, with_norms=False)
+    for tokens in TOKENS:
+        name = f"rotate_and_store 8B T={tokens} with head norms"
+        yield _case(name, tokens, HEADS["8B"], with_norms=True)
+
+
+def _case(name: str, tokens: int, heads: tuple[int, int, int], with_norms: bool) -> Case:
+    num_heads, kv_heads, width = heads
+    num_columns = (num_heads + 2 * kv_heads) * width
+    device = torch.device("cuda")
+    angles = torch.rand(POSITIONS, width // 2, device=device)
+    norm = torch.ones(width, device=device, dtype=torch.bfloat16) if with_norms else None
+    num_pages = max(2 * tokens // PAGE_TOKENS, 1024)
+    runs: list[Callable[[], None]] = []
+    for _ in range(NUM_SETS):
+        inputs = StepInputs.make(tokens, tokens, device)
+        inputs.positions_T.random_(0, POSITIONS)
+        inputs.kv_slots_T.copy_(torch.randperm(num_pages * PAGE_TOKENS, device=device)[:tokens])
+        qkv = torch.randn(tokens, num_columns, device=device, dtype=torch.bfloat16)
+        pages = torch.zeros(
+            (num_pages, 2, kv_heads, PAGE_TOKENS, width), device=device, dtype=torch.bfloat16
+        )
+        runs.append(
+            partial(
+                rotate_and_store,
+                qkv,
+                inputs,
+                angles.cos(),
+                angles.sin(),
+                norm,
+                norm,
+                EPS,
+                pages,
+                num_heads,
+            )
+        )
+    return Case(name, runs, 2 * 2 * tokens * num_columns, 3.0 * tokens * num_columns)
