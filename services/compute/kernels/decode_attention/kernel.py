@@ -1,0 +1,365 @@
+"""Paged attention for one query a row: split over the context, balanced by a list made on the
+device.
+
+All query heads of a kv head share a tile, so that keys and values are read once. A row among
+others of its length is one item and is written at once; a long one is several, and whichever of
+them finishes last merges all (the split-KV scheme of Flash-Decoding, with the merge of stream-K).
+
+Shape legend: R rows, I items, C size classes, N positions of a tile, G query heads of a kv head,
+D head width, S chunks merged at once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.decode_attention import work as words
+from services.compute.kernels.decode_attention.work import DecodeWork, Tiling, padded
+from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
+
+LOG2_E = 1.4426950408889634
+MERGE_ELEMENTS = 8192  # partial results a merging program has in flight: 64 registers a thread
+PLAN_ITEMS = 256  # items written at once
+PLAN_WARPS = 8
+
+_ITEM_WORDS = tl.constexpr(words.ITEM_WORDS)
+_ROW = tl.constexpr(words.ROW)
+_SLOT = tl.constexpr(words.SLOT)
+_CHUNK = tl.constexpr(words.CHUNK)
+_SHIFT = tl.constexpr(words.SHIFT)
+_LENGTH = tl.constexpr(words.LENGTH)
+_FIRST = tl.constexpr(words.FIRST)
+_NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
+_SIZE_CLASSES = tl.constexpr(8)
+_LOG2_SIZE_CLASSES = tl.constexpr(3)
+
+
+@triton.jit
+def _store_items(items, place, row, slot, chunk, shift, length, first, mask):
+    item = items + place * _ITEM_WORDS
+    tl.store(item + _ROW, row, mask=mask)
+    tl.store(item + _SLOT, slot, mask=mask)
+    tl.store(item + _CHUNK, chunk, mask=mask)
+    tl.store(item + _SHIFT, shift, mask=mask)
+    tl.store(item + _LENGTH, length, mask=mask)
+    tl.store(item + _FIRST, first, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows", "item_limit", "min_shift", "max_splits"])
+def _plan_kernel(
+    counts,
+    q_start_R,
+    row_slot_R,
+    items,
+    num_items,
+    scratch,  # [3, BLOCK_R]
+    num_rows,
+    item_limit,
+    min_shift,
+    max_splits,
+    FIXED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    LOG2_BLOCK_R: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    row_R = tl.arange(0, BLOCK_R)
+    num_decode_rows = tl.minimum(tl.load(counts + _NUM_DECODE_ROWS), num_rows)
+    real_R = row_R < num_decode_rows
+    last_R = tl.load(q_start_R + row_R, mask=real_R, other=-1)  # a row that is none has no chunk
+    slot_R = tl.load(row_slot_R + row_R, mask=real_R, other=0)
+
+    shift_R = tl.zeros([BLOCK_R], tl.int32) + min_shift
+    if FIXED:
+        for _ in range(0, 24):  # a row beyond max_splits chunks doubles them, whatever others do
+            shift_R += ((last_R >> shift_R) >= max_splits).to(tl.int32)
+    else:
+        shift = min_shift
+        num_positions = tl.sum(last_R + 1)
+        while (num_positions >> shift) > item_limit:  # no use in counting these
+            shift += 1
+        num_chunks = tl.sum((last_R >> shift) + 1)
+        while num_chunks > item_limit:
+            shift += 1
+            num_chunks = tl.sum((last_R >> shift) + 1)
+        shift_R = tl.zeros([BLOCK_R], tl.int32) + shift
+
+    # All chunks of a row but its last are full. They come first in the list and the last chunks
+    # follow by size: what starts late is short.
+    last_chunk_R = last_R >> shift_R  # -1: no chunk
+    full_R = tl.maximum(last_chunk_R, 0)
+    first_full_R = tl.cumsum(full_R, 0) - full_R
+    first_R = tl.cumsum(last_chunk_R + 1, 0) - (last_chunk_R + 1)
+    num_full = tl.sum(full_R)
+    tl.store(num_items, num_full + num_decode_rows)
+
+    rest_R = last_R - (last_chunk_R << shift_R)  # positions of the last chunk, less one
+    class_R = _SIZE_CLASSES - 1 - ((rest_R * _SIZE_CLASSES) >> shift_R)
+    class_C = tl.arange(0, _SIZE_CLASSES)
+    is_RC = ((class_R[:, None] == class_C[None, :]) & real_R[:, None]).to(tl.int32)
+    of_class_C = tl.sum(is_RC, axis=0)
+    before_C = tl.cumsum(of_class_C, 0) - of_class_C
+    place_RC = tl.cumsum(is_RC, 0) - is_RC + before_C[None, :]
+    place_R = num_full + tl.sum(is_RC * place_RC, axis=1)
+    _store_items(items, place_R, row_R, slot_R, last_chunk_R, shift_R, last_R + 1, first_R, real_R)
+
+    tl.store(scratch + row_R, first_full_R)
+    tl.store(scratch + BLOCK_R + row_R, first_R)
+    tl.store(scratch + 2 * BLOCK_R + row_R, shift_R)
+    tl.debug_barrier()
+    for begin in range(0, num_full, BLOCK_I):
+        place_I = begin + tl.arange(0, BLOCK_I)
+        mask_I = place_I < num_full
+        row_I = tl.zeros([BLOCK_I], tl.int32)  # the last row whose first full chunk is not beyond
+        for step in tl.static_range(LOG2_BLOCK_R):
+            probe_I = row_I + (BLOCK_R >> (step + 1))
+            row_I = tl.where(tl.load(scratch + probe_I) <= place_I, probe_I, row_I)
+        chunk_I = place_I - tl.load(scratch + row_I)
+        first_I = tl.load(scratch + BLOCK_R + row_I)
+        shift_I = tl.load(scratch + 2 * BLOCK_R + row_I)
+        slot_I = tl.load(row_slot_R + row_I, mask=mask_I, other=0)
+        length_I = tl.load(q_start_R + row_I, mask=mask_I, other=0) + 1
+        _store_items(items, place_I, row_I, slot_I, chunk_I, shift_I, length_I, first_I, mask_I)
+
+
+@triton.jit(do_not_specialize=["window"])
+def _decode_kernel(
+    q,
+    kv_pages,
+    page_table,
+    items,
+    num_items,
+    partial,  # [I, K, G, D]
+    partial_stats,  # [2, I, K, G]
+    arrivals,  # [R, K]
+    out,
+    scale_log2,
+    window,
+    Q_ROW: tl.constexpr,
+    OUT_ROW: tl.constexpr,
+    TABLE_ROW: tl.constexpr,
+    MAX_ITEMS: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MERGE_G: tl.constexpr,
+    MERGE_S: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    head = tl.program_id(0)  # fastest: all heads of a page are read at about the same time
+    item = tl.program_id(1)
+    # Everything about the item lies in one sector and is on its way before the count is known.
+    count = tl.load(num_items)
+    words_ = items + item * _ITEM_WORDS
+    row = tl.load(words_ + _ROW)
+    slot = tl.load(words_ + _SLOT)
+    chunk = tl.load(words_ + _CHUNK)
+    shift = tl.load(words_ + _SHIFT)
+    length = tl.load(words_ + _LENGTH)
+    first = tl.load(words_ + _FIRST)
+    if item >= count:
+        return
+    seen_from = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    first_chunk = seen_from >> shift  # those before are out of the window
+    if chunk < first_chunk:
+        return
+    num_chunks = ((length - 1) >> shift) - first_chunk + 1
+    start = tl.maximum(chunk << shift, seen_from)
+    end = tl.minimum((chunk + 1) << shift, length)
+
+    g_G = tl.arange(0, BLOCK_G)
+    d_D = tl.arange(0, BLOCK_D)
+    n_N = tl.arange(0, BLOCK_N)
+    mask_GD = (g_G[:, None] < G) & (d_D[None, :] < D)
+    offset_GD = (head * G + g_G)[:, None] * D + d_D[None, :]
+    q_GD = tl.load(q + row.to(tl.int64) * Q_ROW + offset_GD, mask=mask_GD, other=0.0)
+    if WIDEN:
+        q_GD = q_GD.to(tl.float32)
+    pages = page_table + slot.to(tl.int64) * TABLE_ROW
+    keys = kv_pages + head * (P * D)
+
+    top_G = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    # Sums stay apart by column until the end: one reduction across warps less in each turn.
+    sum_GN = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
+    mix_GD = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    # Page ids are one tile ahead, in registers: were they loaded where they are used, Triton would
+    # give half of its pipeline's depth to them.
+    page_N = tl.load(pages + (start + n_N) // P, mask=start + n_N < end, other=0)
+    for position in range(start, end, BLOCK_N):
+        position_N = position + n_N
+        # What lies beyond the context may be another sequence's NaN: it is not even loaded.
+        real_N = position_N < end
+        offset_N = page_N.to(tl.int64) * (2 * K * P * D) + (position_N % P) * D
+        offset_ND = offset_N[:, None] + d_D[None, :]
+        mask_ND = real_N[:, None] & (d_D[None, :] < D)
+        k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
+        v_ND = tl.load(keys + K * P * D + offset_ND, mask=mask_ND, other=0.0)
+        weight_dtype = v_ND.dtype
+        if WIDEN:
+            k_ND = k_ND.to(tl.float32)
+            v_ND = v_ND.to(tl.float32)
+        score_GN = tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee") * scale_log2
+        score_GN = tl.where(real_N[None, :], score_GN, float("-inf"))
+        new_top_G = tl.maximum(top_G, tl.max(score_GN, axis=1))
+        weight_GN = tl.exp2(score_GN - new_top_G[:, None])
+        fade_G = tl.exp2(top_G - new_top_G)
+        sum_GN = sum_GN * fade_G[:, None] + weight_GN
+        mix_GD = mix_GD * fade_G[:, None]
+        weight_GN = weight_GN.to(weight_dtype).to(v_ND.dtype)
+        mix_GD = tl.dot(weight_GN, v_ND, acc=mix_GD, input_precision="ieee")
+        top_G = new_top_G
+        next_N = position_N + BLOCK_N
+        page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
+    sum_G = tl.sum(sum_GN, axis=1)
+
+    out_row = out + row.to(tl.int64) * OUT_ROW
+    if num_chunks == 1:
+        result_GD = mix_GD / sum_G[:, None]
+        tl.store(out_row + offset_GD, result_GD.to(out.dtype.element_ty), mask=mask_GD)
+    else:
+        stat_G = ((first + chunk) * K + head) * G + g_G
+        tl.store(partial + stat_G.to(tl.int64)[:, None] * D + d_D[None, :], mix_GD, mask=mask_GD)
+        tl.store(partial_stats + stat_G, top_G, mask=g_G < G)
+        tl.store(partial_stats + MAX_ITEMS * K * G + stat_G, sum_G, mask=g_G < G)
+        # All threads' partial results are written before the one thread that says so releases
+        # them; the one that finds itself last acquires everybody's.
+        tl.debug_barrier()
+        arrival = arrivals + row * K + head
+        arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
+        if arrived == num_chunks - 1:
+            tl.store(arrival, 0)
+            m_G = tl.arange(0, MERGE_G)
+            s_S = tl.arange(0, MERGE_S)
+            top_M = tl.full([MERGE_G], float("-inf"), tl.float32)
+            sum_M = tl.zeros([MERGE_G], tl.float32)
+            mix_MD = tl.zeros([MERGE_G, BLOCK_D], tl.float32)
+            for begin in range(0, num_chunks, MERGE_S):
+                s_ok = begin + s_S < num_chunks
+                place_S = first + first_chunk + begin + s_S
+                stat_SM = (place_S[:, None] * K + head) * G + m_G[None, :]
+                mask_SM = s_ok[:, None] & (m_G[None, :] < G)
+                # Read past the first-level cache, which knows nothing of other programs' writes.
+                top_SM = tl.load(
+                    partial_stats + stat_SM, mask=mask_SM, other=0.0, cache_modifier=".cg"
+                )
+                sum_SM = tl.load(
+                    partial_stats + MAX_ITEMS * K * G + stat_SM,
+                    mask=mask_SM,
+                    other=1.0,
+                    cache_modifier=".cg",
+                )
+                mix_SMD = tl.load(
+                    partial + stat_SM.to(tl.int64)[:, :, None] * D + d_D[None, None, :],
+                    mask=mask_SM[:, :, None] & (d_D[None, None, :] < D),
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                top_SM = tl.where(s_ok[:, None], top_SM, float("-inf"))
+                new_top_M = tl.maximum(top_M, tl.max(top_SM, axis=0))
+                weight_SM = tl.exp2(top_SM - new_top_M[None, :])
+                fade_M = tl.exp2(top_M - new_top_M)
+                sum_M = sum_M * fade_M + tl.sum(sum_SM * weight_SM, axis=0)
+                mix_MD = mix_MD * fade_M[:, None] + tl.sum(mix_SMD * weight_SM[:, :, None], axis=0)
+                top_M = new_top_M
+            result_MD = mix_MD / sum_M[:, None]
+            offset_MD = (head * G + m_G)[:, None] * D + d_D[None, :]
+            tl.store(
+                out_row + offset_MD,
+                result_MD.to(out.dtype.element_ty),
+                mask=(m_G[:, None] < G) & (d_D[None, :] < D),
+            )
+
+
+def plan_decode(
+    inputs: StepInputs,
+    work: DecodeWork,
+    page_tokens: int,
+    num_rows: int,
+    fixed_chunk: int = 0,
+) -> None:
+    """Write the list of items for the step's decode rows, for launches of the same num_rows.
+
+    Chunks are as short as num_rows' share of items allows, so that a long row among short ones is
+    cut finely. With fixed_chunk (positions, a power of two) they are that, or the next powers of
+    two for a row of more than the work's max_splits chunks: they depend on the row alone.
+    """
+    chunk = fixed_chunk or max(words.MIN_CHUNK, page_tokens)
+    if chunk & (chunk - 1):
+        raise ValueError(f"fixed_chunk must be a power of two, got {fixed_chunk}")
+    if bool(fixed_chunk) != bool(work.max_splits):
+        raise ValueError("fixed_chunk and DecodeWork's max_splits go together: give both or none")
+    block_rows = work.scratch.shape[1]
+    _plan_kernel[(1,)](
+        inputs.counts,
+        inputs.q_start_R,
+        inputs.row_slot_R,
+        work.items,
+        work.num_items,
+        work.scratch,
+        num_rows,
+        work.item_limit(num_rows),
+        chunk.bit_length() - 1,
+        work.max_splits,
+        FIXED=fixed_chunk > 0,
+        BLOCK_R=block_rows,
+        LOG2_BLOCK_R=block_rows.bit_length() - 1,
+        BLOCK_I=PLAN_ITEMS,
+        num_warps=PLAN_WARPS,
+    )
+
+
+def decode_attention(
+    q_THD: Tensor,
+    kv_pages: Tensor,
+    resident: Resident,
+    inputs: StepInputs,
+    work: DecodeWork,
+    out_THD: Tensor,
+    scale: float,
+    window: int,
+    num_rows: int,
+) -> None:
+    """Attention of the step's decode rows over pages [N, 2, K, P, D] into out_THD.
+
+    Of `inputs`, plan_decode has put into `work` what is needed. Rows that are no decode rows are
+    neither read nor written. A row's result depends on itself and on the length of its chunks.
+    """
+    _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
+    group = q_THD.shape[1] // kv_heads
+    tiling = work.tiling or Tiling.of(head_dim, kv_pages.element_size())
+    block_dim = padded(head_dim)
+    merge_group = triton.next_power_of_2(group)
+    _decode_kernel[(kv_heads, work.item_limit(num_rows))](
+        q_THD,
+        kv_pages,
+        resident.page_table,
+        work.items,
+        work.num_items,
+        work.partial_IKGD,
+        work.partial_stats,
+        work.arrivals_RK,
+        out_THD,
+        scale * LOG2_E,
+        window,
+        Q_ROW=q_THD.stride(0),
+        OUT_ROW=out_THD.stride(0),
+        TABLE_ROW=resident.page_table.stride(0),
+        MAX_ITEMS=work.items.shape[0],
+        K=kv_heads,
+        G=group,
+        D=head_dim,
+        P=page_tokens,
+        BLOCK_G=padded(group),
+        BLOCK_D=block_dim,
+        BLOCK_N=tiling.block_tokens,
+        MERGE_G=merge_group,
+        MERGE_S=max(1, MERGE_ELEMENTS // (merge_group * block_dim)),
+        WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )

@@ -1,0 +1,341 @@
+"""Decode attention against float64, with pages full of NaN wherever a row must not look.
+
+Shape legend: T tokens, H query heads, K kv heads, D head width, P positions of a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from services.compute.kernels.decode_attention import reference
+from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
+from services.compute.kernels.decode_attention.work import CHUNK, ROW, DecodeWork
+from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
+
+ON_GPU = torch.cuda.is_available()
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+SPARE_ROWS = 2  # of the bucket, beyond the step's
+MAX_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    kv_heads: int = 2
+    group: int = 2
+    head_dim: int = 16
+    page_tokens: int = 8
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's tensors; what no row may read is NaN."""
+
+    shape: Shape
+    lengths: list[int]
+    q_THD: Tensor
+    kv_pages: Tensor
+    resident: Resident
+    inputs: StepInputs
+
+    @property
+    def bucket(self) -> int:
+        return len(self.lengths) + SPARE_ROWS
+
+    def work(self, max_splits: int = 0) -> DecodeWork:
+        shape = self.shape
+        return DecodeWork.make(
+            max(MAX_ROWS, self.bucket),
+            shape.kv_heads,
+            shape.group,
+            shape.head_dim,
+            max_splits,
+            device=self.q_THD.device,
+        )
+
+    def attend(self, work: DecodeWork, window: int = 0) -> Tensor:
+        """The kernel's output, poisoned before; the padding rows must keep the poison."""
+        out_THD = torch.full_like(self.q_THD, torch.nan).contiguous()
+        scale = self.shape.head_dim**-0.5
+        decode_attention(
+            self.q_THD,
+            self.kv_pages,
+            self.resident,
+            self.inputs,
+            work,
+            out_THD,
+            scale,
+            window,
+            self.bucket,
+        )
+        assert out_THD[len(self.lengths) :].isnan().all()
+        assert not work.arrivals_RK.any()
+        return out_THD[: len(self.lengths)]
+
+    def expected(self, window: int = 0) -> Tensor:
+        """The reference's output in float64."""
+        q_THD = self.q_THD.double()
+        out_THD = torch.full_like(q_THD, torch.nan)
+        reference.decode_attention(
+            q_THD,
+            self.kv_pages.double(),
+            self.resident,
+            self.inputs,
+            self.work(),
+            out_THD,
+            self.shape.head_dim**-0.5,
+            window,
+            self.bucket,
+        )
+        return out_THD[: len(self.lengths)]
+
+    def check(self, out_THD: Tensor, window: int = 0) -> None:
+        expected = self.expected(window)
+        error = (out_THD.double() - expected).norm() / expected.norm()
+        assert error < BOUNDS[self.shape.dtype]
+
+
+def make_step(
+    device: torch.device, lengths: list[int], shape: Shape, seed: int = 0, window: int = 0
+) -> Step:
+    """Rows of these context lengths in scattered pages and slots."""
+    random = torch.Generator().manual_seed(seed)
+    heads = shape.kv_heads * shape.group
+    num_rows = len(lengths)
+    pages_of = [-(-length // shape.page_tokens) for length in lengths]
+    num_pages = sum(pages_of) + 3
+    num_slots = num_rows + 5
+    order = torch.randperm(num_pages, generator=random).int()
+    slots = torch.randperm(num_slots, generator=random)[:num_rows].int()
+    table = torch.full((num_slots, max(pages_of, default=1) + 1), num_pages - 1, dtype=torch.int32)
+    kv = torch.randn(
+        num_pages, 2, shape.kv_heads, shape.page_tokens, shape.head_dim, generator=random
+    )
+    seen = torch.zeros(num_pages, shape.page_tokens, dtype=torch.bool)
+    for row, (length, count) in enumerate(zip(lengths, pages_of, strict=True)):
+        mine = order[:count]
+        order = order[count:]
+        table[slots[row], :count] = mine
+        positions = torch.arange(max(0, length - window) if window else 0, length)
+        seen[mine[positions // shape.page_tokens].long(), positions % shape.page_tokens] = True
+    kv.permute(0, 3, 1, 2, 4)[~seen] = torch.nan
+    qkv = torch.randn(
+        num_rows + SPARE_ROWS, (heads + 2 * shape.kv_heads) * shape.head_dim, generator=random
+    )
+    qkv[num_rows:] = torch.nan
+    qkv = qkv.to(device, shape.dtype)
+    inputs = StepInputs.make(64, max(MAX_ROWS, num_rows + SPARE_ROWS), device)
+    inputs.counts[NUM_DECODE_ROWS] = num_rows
+    inputs.q_start_R[:] = 1 << 20  # of no row's concern
+    inputs.row_slot_R[:] = 1 << 20
+    inputs.q_start_R[:num_rows] = torch.tensor(lengths, dtype=torch.int32) - 1
+    inputs.row_slot_R[:num_rows] = slots
+    resident = Resident.make(num_slots, table.shape[1], 1, device)
+    resident.page_table.copy_(table)
+    return Step(
+        shape=shape,
+        lengths=lengths,
+        q_THD=qkv[:, : heads * shape.head_dim].unflatten(1, (heads, shape.head_dim)),
+        kv_pages=kv.to(device, shape.dtype),
+        resident=resident,
+        inputs=inputs,
+    )
+
+
+def shapes() -> Iterator[Shape]:
+    for head_dim in (16, 32, 64, 80, 96, 128, 256):
+        yield Shape(head_dim=head_dim, kv_heads=1)
+    for group in (1, 3, 4, 5, 6, 7, 8, 16, 20):
+        yield Shape(group=group)
+    for page_tokens in (16, 128):
+        yield Shape(page_tokens=page_tokens, kv_heads=1)
+    for dtype in (torch.bfloat16, torch.float16):
+        yield Shape(dtype=dtype, group=4, head_dim=64, page_tokens=16)
+        yield Shape(dtype=dtype, group=7, head_dim=80, page_tokens=16)
+
+
+@pytest.mark.parametrize("shape", list(shapes()), ids=str)
+def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Shape) -> None:
+    step = make_step(device, [1, 7, 150, 64, 65], shape)
+    work = step.work()
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
+    assert (work.items[: int(work.num_items), CHUNK] > 0).any() or shape.page_tokens > 64
+    step.check(step.attend(work))
+
+
+@pytest.mark.parametrize("window", [1, 5, 64, 70, 1000])
+@pytest.mark.parametrize("max_splits", [0, 4])
+def test_a_window_hides_all_before_it_and_its_pages_are_not_read(
+    device: torch.device, window: int, max_splits: int
+) -> None:
+    shape = Shape()
+    step = make_step(device, [1, 4, 70, 64, 200, 129], shape, seed=window, window=window)
+    work = step.work(max_splits)
+    plan_decode(
+        step.inputs, work, shape.page_tokens, step.bucket, fixed_chunk=32 if max_splits else 0
+    )
+    step.check(step.attend(work, window), window)
+    step.check(step.attend(work, window), window)  # a layer later, with the same plan
+
+
+def test_a_step_without_decode_rows_writes_nothing(device: torch.device) -> None:
+    step = make_step(device, [], Shape())
+    work = step.work()
+    work.items.fill_(1 << 20)
+    plan_decode(step.inputs, work, 8, step.bucket)
+    assert int(work.num_items) == 0
+    assert step.attend(work).numel() == 0
+
+
+def test_one_long_row_among_short_ones_is_cut_and_merged(device: torch.device) -> None:
+    shape = Shape(kv_heads=1)
+    step = make_step(device, [3, 2100, 9], shape)
+    work = step.work()
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
+    assert int(work.num_items) == 2 + -(-2100 // 64)
+    first = step.attend(work)
+    step.check(first)
+    assert torch.equal(first, step.attend(work))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_a_fixed_chunk_a_row_is_bitwise_the_same_in_any_batch(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    shape = Shape(dtype=dtype)
+    step = make_step(device, [33, 300, 90, 1, 64], shape)
+    work = step.work(max_splits=4)
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket, fixed_chunk=32)
+    together = step.attend(work)
+    step.check(together)
+    alone = work_alone = None
+    for row in range(len(step.lengths)):
+        inputs = StepInputs.make(64, 16, device)
+        inputs.counts[NUM_DECODE_ROWS] = 1
+        inputs.q_start_R[0] = step.inputs.q_start_R[row]
+        inputs.row_slot_R[0] = step.inputs.row_slot_R[row]
+        alone = Step(
+            shape=shape,
+            lengths=[step.lengths[row]],
+            q_THD=step.q_THD[row:],
+            kv_pages=step.kv_pages,
+            resident=step.resident,
+            inputs=inputs,
+        )
+        work_alone = alone.work(max_splits=4)
+        plan_decode(inputs, work_alone, shape.page_tokens, 1, fixed_chunk=32)
+        out_THD = torch.full_like(alone.q_THD, torch.nan).contiguous()
+        decode_attention(
+            alone.q_THD,
+            alone.kv_pages,
+            alone.resident,
+            inputs,
+            work_alone,
+            out_THD,
+            shape.head_dim**-0.5,
+            0,
+            1,
+        )
+        assert torch.equal(out_THD[0], together[row])
+
+
+def test_fixed_chunk_and_max_splits_go_together(device: torch.device) -> None:
+    step = make_step(device, [5], Shape())
+    with pytest.raises(ValueError, match="max_splits"):
+        plan_decode(step.inputs, step.work(), 8, 1, fixed_chunk=64)
+    with pytest.raises(ValueError, match="max_splits"):
+        plan_decode(step.inputs, step.work(max_splits=4), 8, 1)
+    with pytest.raises(ValueError, match="power of two"):
+        plan_decode(step.inputs, step.work(max_splits=4), 8, 1, fixed_chunk=48)
+
+
+def cut(lengths: list[int], shifts: list[int]) -> dict[tuple[int, int], tuple[int, int]]:
+    """(row, chunk) -> (place among the partial results, positions) of all items that must be."""
+    found = {}
+    for row, (length, shift) in enumerate(zip(lengths, shifts, strict=True)):
+        for chunk in range(-(-length >> shift)):
+            found[row, chunk] = (len(found), min(1 << shift, length - (chunk << shift)))
+    return found
+
+
+def planned(work: DecodeWork) -> dict[tuple[int, int], tuple[int, int]]:
+    """The same of the items that are."""
+    found = {}
+    for item in work.items[: int(work.num_items)].tolist():
+        row, _, chunk, shift, length, first = item[:6]
+        found[row, chunk] = (first + chunk, min(1 << shift, length - (chunk << shift)))
+    return found
+
+
+def inputs_of(lengths: list[int], max_rows: int, device: torch.device) -> StepInputs:
+    inputs = StepInputs.make(1, max_rows, device)
+    inputs.counts[NUM_DECODE_ROWS] = len(lengths)
+    inputs.q_start_R[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32) - 1
+    return inputs
+
+
+LENGTHS = st.lists(st.one_of(st.integers(1, 300), st.integers(1, 200_000)), min_size=0, max_size=40)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=LENGTHS, spare=st.integers(0, 9), kv_heads=st.sampled_from([1, 8, 32]))
+def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
+    device: torch.device, lengths: list[int], spare: int, kv_heads: int
+) -> None:
+    work = DecodeWork.make(50, kv_heads, 1, 16, device=device)
+    bucket = len(lengths) + spare
+    limit = work.item_limit(bucket)
+    plan_decode(inputs_of(lengths, 50, device), work, 16, bucket)
+    shift = 6
+    while sum(-(-length >> shift) for length in lengths) > limit:
+        shift += 1
+    expected = cut(lengths, [shift] * len(lengths))
+    assert int(work.num_items) == len(expected) <= work.items.shape[0]
+    assert planned(work) == expected
+    items = work.items[: len(expected)].tolist()
+    sizes = [expected[item[ROW], item[CHUNK]][1] for item in items]
+    slack = -(-(1 << shift) // 8)  # a size class
+    assert all(later <= earlier + slack for earlier, later in zip(sizes, sizes[1:], strict=False))
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths=LENGTHS, fixed=st.sampled_from([16, 64, 256]), splits=st.sampled_from([1, 4, 16]))
+def test_a_plan_with_a_fixed_chunk_cuts_each_row_by_itself(
+    device: torch.device, lengths: list[int], fixed: int, splits: int
+) -> None:
+    work = DecodeWork.make(50, 2, 1, 16, splits, device=device)
+    plan_decode(inputs_of(lengths, 50, device), work, 16, len(lengths), fixed_chunk=fixed)
+    shifts = []
+    for length in lengths:
+        shift = fixed.bit_length() - 1
+        while -(-length >> shift) > splits:
+            shift += 1
+        shifts.append(shift)
+    assert planned(work) == cut(lengths, shifts)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="too many positions for the interpreter")
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [0, 300])
+def test_many_rows_of_mixed_lengths_agree_with_float64(
+    device: torch.device, head_dim: int, dtype: torch.dtype, window: int
+) -> None:
+    shape = Shape(kv_heads=8, group=4, head_dim=head_dim, page_tokens=16, dtype=dtype)
+    random = torch.Generator().manual_seed(head_dim + window)
+    lengths = (torch.randn(250, generator=random).mul(0.8).exp() * 400).int().clamp(1, 3000)
+    step = make_step(device, [*lengths.tolist(), 40_000], shape, window=window)
+    work = step.work()
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
+    first = step.attend(work, window)
+    step.check(first, window)
+    for _ in range(50):  # whichever chunk comes last, the row is the same
+        assert torch.equal(first, step.attend(work, window))
