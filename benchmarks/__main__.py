@@ -1,7 +1,7 @@
 """Run benchmarks one after the other: `python -m benchmarks [NAME …]`, all of them by default.
 
 Each is a module of its own that can also be run alone, with its own arguments; every one writes
-what it found to benchmarks/results/.
+what it found to benchmarks/results/. Those that need a GPU run by default only where there is one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ def names() -> list[str]:
     ]
 
 
+def needs_gpu(name: str) -> bool:
+    """Whether a module says that it measures a GPU."""
+    return "\nNEEDS_GPU = True" in (FOLDER / f"{name}.py").read_text()
+
+
+def default_names() -> list[str]:
+    """Return the modules that this machine can run."""
+    has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
+    return [name for name in names() if has_gpu or not needs_gpu(name)]
+
+
 def main(chosen: list[str]) -> int:
     """Run the chosen ones; returns how many failed."""
     known = names()
@@ -30,7 +41,7 @@ def main(chosen: list[str]) -> int:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
         return 2
     num_failed = 0
-    for name in chosen or known:
+    for name in chosen or default_names():
         print(f"== {name}", flush=True)
         ran = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=FOLDER.parent)
         num_failed += ran.returncode != 0

@@ -30,13 +30,17 @@ class Report:
         lines += [_row(row) for row in rows]
         self._parts.append("\n".join(lines))
 
+    @property
+    def page(self) -> str:
+        """The page as Markdown."""
+        return "\n\n".join(self._parts) + "\n"
+
     def write(self) -> Path:
         """Write the page, print it, and return its path."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self._name}.md"
-        page = "\n\n".join(self._parts) + "\n"
-        path.write_text(page)
-        print(page)
+        path.write_text(self.page)
+        print(self.page)
         return path
 
 

@@ -1,0 +1,98 @@
+"""The workloads that the GPU's figures are of: how many streams, how long prompts and answers are.
+
+Lengths follow from the seed and the workload's name alone, and the ids in the prompts from the
+repeat too, so that a second run of the same workload finds none of its prompts in the prefix cache.
+The random streams are those that the recorded figures were taken with: the same seed asks the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+FIRST_ID, LAST_ID = 1000, 100_000  # ordinary ids in every large vocabulary; the last is left out
+SIGMA = 1.0  # of log-normal lengths
+MIN_TOKENS = 4  # likewise
+BISECTIONS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token counts: all `mean`, or log-normal with that mean once they are cut off at `cap`."""
+
+    mean: int
+    cap: int = 0  # 0: all have the same length
+
+    def draw(self, dice: random.Random, count: int) -> list[int]:
+        """Draw so many lengths; the sample itself is scaled to have the mean."""
+        if not self.cap:
+            return [self.mean] * count
+        deviations = [dice.gauss(0.0, 1.0) for _ in range(count)]
+        low, high = 0.0, 12.0  # of the logarithm of the median
+        middle = 0.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            if sum(self._scaled(middle, deviations)) / count < self.mean:
+                low = middle
+            else:
+                high = middle
+        return [int(length) for length in self._scaled(middle, deviations)]
+
+    def _scaled(self, log_median: float, deviations: list[float]) -> list[float]:
+        return [
+            min(self.cap, max(MIN_TOKENS, math.exp(log_median + SIGMA * deviation)))
+            for deviation in deviations
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """So many requests, of which so many are always open."""
+
+    name: str
+    concurrency: int
+    num_requests: int
+    prompt: Lengths
+    output: Lengths
+
+    def scaled(self, share: float) -> Workload:
+        """Return the same with a share of the requests, one at least."""
+        count = max(1, int(self.num_requests * share))
+        return replace(self, num_requests=count, concurrency=min(self.concurrency, count))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: its prompt, and how many tokens to answer with."""
+
+    prompt_ids: list[int]
+    max_tokens: int
+
+
+CHAT_PROMPT, CHAT_OUTPUT = Lengths(220, cap=1024), Lengths(200, cap=1024)
+WORKLOADS = {
+    "A": Workload("A", 1, 4, Lengths(128), Lengths(512)),
+    "B": Workload("B", 64, 256, CHAT_PROMPT, CHAT_OUTPUT),
+    "C": Workload("C", 256, 1024, CHAT_PROMPT, CHAT_OUTPUT),
+}
+WARM_UP = (
+    Workload("wa", 1, 3, Lengths(128), Lengths(32)),
+    Workload("wb", 64, 128, Lengths(256), Lengths(48)),
+    Workload("wc", 256, 256, Lengths(64), Lengths(24)),
+    Workload("wd", 8, 16, Lengths(3000), Lengths(8)),
+)
+
+
+def requests_of(
+    workload: Workload, seed: int, repeat: int = 0, last_id: int = LAST_ID
+) -> list[Ask]:
+    """Return the requests, in the order in which they are sent."""
+    length_dice = random.Random(f"{seed}/{workload.name}/len")
+    id_dice = random.Random(f"{seed}/{workload.name}/{repeat}/ids")
+    prompts = workload.prompt.draw(length_dice, workload.num_requests)
+    outputs = workload.output.draw(length_dice, workload.num_requests)
+    return [
+        Ask([id_dice.randrange(FIRST_ID, last_id) for _ in range(length)], max_tokens)
+        for length, max_tokens in zip(prompts, outputs, strict=True)
+    ]
