@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from common.config import Settings
 
 
@@ -31,8 +33,11 @@ class ComputeSettings(Settings):
     static_batch_window_s: float = 0.05
     in_flight_steps: int = 1  # steps launched ahead of the last result
     lockstep: bool = False  # wait for the routers' answer to each step, as a serial server does
+    batch_invariant: bool = False  # on cuda: equal text whatever runs beside it, at a price
     num_threads: int = 0  # torch threads on the CPU; default: by model size, at most cores - 1
     max_threads: int = 0  # bounds that default; set by the launcher where replicas share a host
+    pin: Literal["auto", "on", "off"] = "auto"  # `slipstream serve` chooses a `core`, if it can
+    core: int = Field(-1, ge=-1)  # of its own for the thread that drives the device; -1: any
     warmup: bool = True
     grace_s: float = 30.0
     sim_step_base_s: float = 0.005  # the virtual device's step: this much at least,

@@ -8,20 +8,26 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import structlog
 
-from common.config import LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, SERVICE_TABLES
+from common.config import (
+    ENV_PREFIX,
+    LAUNCHER_FD_VARIABLE,
+    LISTEN_FD_VARIABLE,
+    SERVICE_TABLES,
+)
 from common.errors import ConfigError
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from services.launcher.child import Child, service_command
+from services.launcher.cores import Cores
 from services.launcher.front import Front
 from services.launcher.model import find_model
 from services.launcher.options import DEFAULT_HOST, DEFAULT_PORT
-from services.launcher.plan import Plan, environment_of, tables_of_run
+from services.launcher.plan import Plan, cores_of, environment_of, tables_of_run
 from services.launcher.ring import Ring
 from services.launcher.settings_file import toml_text
 
@@ -49,7 +55,10 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         read_fd, write_fd = os.pipe()  # its writing end goes with us, which the services notice
         stack.callback(os.close, read_fd)
         stack.callback(os.close, write_fd)
-        children = _children(plan, env, config, (read_fd, front.fd))
+        cores = cores_of(plan, env)
+        children = _children(plan, env, config, (read_fd, front.fd), cores)
+        if cores is not None:
+            stack.enter_context(_kept_off(cores))
         write = _writer(log_format, config, max(len(child.name) for child in children))
 
         def announce(seconds: float) -> None:
@@ -82,20 +91,48 @@ def _port(plan: Plan) -> int:
     return int(text)
 
 
-def _children(plan: Plan, env: Mapping[str, str], config: str, fds: tuple[int, int]) -> list[Child]:
+@contextlib.contextmanager
+def _kept_off(cores: Cores) -> Iterator[None]:
+    """Keep this process, and what it starts meanwhile, off the cores that are given away.
+
+    The thread that one is for takes it itself, when all others of its process have been made.
+    """
+    before = os.sched_getaffinity(0)
+    logger = structlog.get_logger()
+    try:
+        os.sched_setaffinity(0, cores.common)
+        logger.info("cores given away", own=list(cores.own), common=sorted(cores.common))
+    except OSError as error:
+        logger.warning("the cores given away cannot be kept free", error=str(error))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, before)
+
+
+def _children(
+    plan: Plan,
+    env: Mapping[str, str],
+    config: str,
+    fds: tuple[int, int],
+    cores: Cores | None,
+) -> list[Child]:
     """Describe all processes; `fds` are the launcher's pipe and the listening socket."""
     root = str(Path(__file__).resolve().parents[2])
     pipe, listening = fds
     children = []
     # Compute first: it takes longest to start.
     for service in sorted(SERVICE_TABLES, key=lambda service: service != "compute"):
-        for name in plan.counts.names(service):
+        for index, name in enumerate(plan.counts.names(service)):
             inherited = environment_of(name, plan, env, root)
             inherited[LAUNCHER_FD_VARIABLE] = str(pipe)
             passed: tuple[int, ...] = (pipe,)
             if service == "router":
                 inherited[LISTEN_FD_VARIABLE] = str(listening)
                 passed = fds
+            if service == "compute" and cores is not None:
+                inherited[f"{ENV_PREFIX}COMPUTE__CORE"] = str(cores.own[index])
             command = service_command(service, name, config)
             children.append(Child(name, command, inherited, passed))
     return children

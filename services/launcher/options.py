@@ -142,6 +142,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "device is fast at it)",
     )
     group.add_argument(
+        "--pin",
+        dest="compute.pin",
+        choices=("auto", "on", "off"),
+        help="give each thread that drives a GPU a processor core of its own, which all other "
+        "threads and processes keep off; auto does where there are enough cores (default: auto)",
+    )
+    group.add_argument(
         "--load-format",
         dest="compute.load_format",
         choices=("auto", "dummy"),

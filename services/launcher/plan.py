@@ -15,6 +15,8 @@ from common.config import (
     layers_of,
     validated,
 )
+from common.errors import ConfigError
+from services.launcher.cores import Cores, available_cores, place
 from services.launcher.counts import Counts
 
 DEFAULT_GRACE_S = 30.0
@@ -104,6 +106,28 @@ def environment_of(name: str, plan: Plan, env: Mapping[str, str], root: str) -> 
         if gpus:
             kept["CUDA_VISIBLE_DEVICES"] = gpus[int(index) % len(gpus)]
     return kept
+
+
+def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
+    """Choose a core of its own for each thread that drives a GPU; None for no such thing.
+
+    Raises ConfigError where the user insists and there are too few cores.
+    """
+    pin = plan.value("compute", "pin", "auto")
+    if pin == "off" or plan.value("compute", "core"):  # the user has chosen
+        return None
+    device = plan.value("compute", "device", "auto")
+    on_gpu = device == "cuda" or (device == "auto" and bool(gpus_in(env)))
+    if pin != "on" and not on_gpu:
+        return None
+    cores = available_cores()
+    placed = place(cores, plan.counts.compute, forced=pin == "on")
+    if placed is None and pin == "on":
+        raise ConfigError(
+            f"[compute] pin is on: {plan.counts.compute} compute processes and the others need "
+            f"more than the {len(cores)} cores that there are"
+        )
+    return placed
 
 
 def gpus_in(env: Mapping[str, str]) -> list[str]:
