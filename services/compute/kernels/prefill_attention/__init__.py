@@ -1,0 +1,1 @@
+"""Paged causal attention of prefill chunks over everything their sequences hold so far."""

@@ -1,0 +1,45 @@
+"""How the kernel is cut up, by data type and head width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A program's tile: `block_m` rows (queries times heads of a group) by `block_n` keys.
+
+    `block_n` decides the order of the sums, so results are bitwise comparable only where it is
+    the same. It must not depend on anything that changes between steps.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+NARROW = Tiling(block_m=128, block_n=128, num_warps=8, num_stages=3)
+"""Half precision, heads up to 64."""
+MIDDLE = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=3)
+"""Half precision, heads up to 128."""
+WIDE = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
+"""Half precision, heads up to 256: 192 KiB of the 227 KiB of shared memory."""
+FLOAT32 = Tiling(block_m=64, block_n=32, num_warps=8, num_stages=2)
+"""IEEE products, which tensor cores do not have: for checking, not for speed."""
+FLOAT32_WIDE = Tiling(block_m=32, block_n=32, num_warps=8, num_stages=2)
+
+PROGRAMS_PER_SM = 8
+"""Launched at most. A program takes several tiles when there are more, so that a bucket's surplus
+programs stay few (each occupies a place on its SM for about 1 µs) and the hardware still balances."""
+
+
+def tiling_of(dtype: torch.dtype, head_width: int) -> Tiling:
+    """The tile for these heads."""
+    if dtype == torch.float32:
+        return FLOAT32 if head_width <= 128 else FLOAT32_WIDE
+    if head_width <= 64:
+        return NARROW
+    return MIDDLE if head_width <= 128 else WIDE
