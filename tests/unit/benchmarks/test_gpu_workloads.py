@@ -1,0 +1,78 @@
+"""The requests that the GPU's figures are of."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.gpu_workloads import (
+    FIRST_ID,
+    LAST_ID,
+    MIN_TOKENS,
+    WARM_UP,
+    WORKLOADS,
+    Lengths,
+    requests_of,
+)
+
+# The first requests of the record, and the sum of all; taken from its load generator.
+RECORDED_B = [(247, 341), (139, 225), (213, 75), (624, 517)]
+RECORDED_B_PROMPT_TOKENS = 56201
+
+
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_lengths_have_the_mean_that_was_asked_for_and_stay_within_bounds(name: str) -> None:
+    workload = WORKLOADS[name]
+    asks = requests_of(workload, seed=1)
+    assert len(asks) == workload.num_requests
+    for lengths, asked in (
+        ([len(ask.prompt_ids) for ask in asks], workload.prompt),
+        ([ask.max_tokens for ask in asks], workload.output),
+    ):
+        assert abs(sum(lengths) / len(lengths) - asked.mean) < 1  # whole tokens: cut, not rounded
+        assert max(lengths) <= asked.cap
+        assert min(lengths) >= MIN_TOKENS
+
+
+def test_workload_a_has_one_length_of_each_kind() -> None:
+    asks = requests_of(WORKLOADS["A"], seed=1)
+    assert [(len(ask.prompt_ids), ask.max_tokens) for ask in asks] == [(128, 512)] * 4
+
+
+def test_the_recorded_seed_asks_what_was_recorded() -> None:
+    asks = requests_of(WORKLOADS["B"], seed=1)
+    assert [(len(ask.prompt_ids), ask.max_tokens) for ask in asks[:4]] == RECORDED_B
+    assert sum(len(ask.prompt_ids) for ask in asks) == RECORDED_B_PROMPT_TOKENS
+
+
+def test_a_repeat_asks_for_the_same_lengths_with_other_ids() -> None:
+    first, again = (requests_of(WORKLOADS["B"], seed=1, repeat=repeat) for repeat in (0, 1))
+    assert [len(ask.prompt_ids) for ask in first] == [len(ask.prompt_ids) for ask in again]
+    assert [ask.max_tokens for ask in first] == [ask.max_tokens for ask in again]
+    assert all(a.prompt_ids != b.prompt_ids for a, b in zip(first, again, strict=True))
+
+
+def test_another_seed_asks_for_other_lengths() -> None:
+    first, other = (requests_of(WORKLOADS["B"], seed=seed) for seed in (1, 2))
+    assert [ask.max_tokens for ask in first] != [ask.max_tokens for ask in other]
+
+
+@given(st.integers(FIRST_ID + 1, LAST_ID), st.integers(0, 5))
+def test_ids_stay_within_the_vocabulary(last_id: int, seed: int) -> None:
+    for ask in requests_of(WARM_UP[0], seed, last_id=last_id):
+        assert all(FIRST_ID <= token_id < last_id for token_id in ask.prompt_ids)
+
+
+@given(st.integers(8, 300), st.integers(400, 2000), st.integers(1, 200))
+def test_a_sample_of_any_size_is_scaled_to_the_mean(mean: int, cap: int, count: int) -> None:
+    lengths = Lengths(mean, cap).draw(random.Random(7), count)
+    assert abs(sum(lengths) / count - mean) <= 1
+
+
+def test_a_share_of_a_workload_has_no_more_streams_than_requests() -> None:
+    few = WORKLOADS["C"].scaled(0.01)
+    assert (few.num_requests, few.concurrency) == (10, 10)
+    assert WORKLOADS["A"].scaled(0.001).num_requests == 1
