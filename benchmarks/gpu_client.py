@@ -92,14 +92,14 @@ class StreamReader:
 
     def __init__(self) -> None:
         self._reply: Reply | None = None
-        self._tail = b""
+        self._tail = self._ending = b""
         self._in_head = True
         self._done = False
 
     def begin(self, reply: Reply) -> None:
         """Expect this answer next."""
         self._reply = reply
-        self._tail = b""
+        self._tail = self._ending = b""
         self._in_head = True
         self._done = False
 
@@ -139,11 +139,14 @@ class StreamReader:
             self._done = True
         if num_events > 0:
             self._note(reply, num_events, now_s)
-        if self._done and lines.endswith(LAST_CHUNK):
-            reply.end_s = now_s
-            self._reply = None
-            return True
-        return False
+        if not self._done:
+            return False
+        self._ending = (self._ending + lines)[-len(LAST_CHUNK) :]
+        if self._ending != LAST_CHUNK:
+            return False
+        reply.end_s = now_s
+        self._reply = None
+        return True
 
     def lost(self, error: str, now_s: float) -> None:
         """End the answer that is waited for, if there is one."""
