@@ -15,6 +15,11 @@ STAGED_BYTES = 64 << 10
 of shared memory: three times the 40 KiB that 4.5 TB/s with a microsecond's latency needs."""
 
 MAX_STAGES = 6
+MAX_ROWS = 16
+MAX_WARPS = 16
+
+WARP_BYTES = 1 << 10
+"""Of an input row, for each warp: two loads of 16 bytes a thread."""
 
 SMALL_TILE_BYTES = 8 << 10
 """The same where the weight is so small that larger tiles leave programs without work."""
@@ -22,8 +27,8 @@ SMALL_TILE_BYTES = 8 << 10
 MIN_BLOCKS_PER_PROGRAM = 4
 """With fewer, the programs that have one block more take up to a third longer than the rest."""
 
-MAX_RESIDENT_INPUTS = 8192
-"""Wider inputs do not fit in the registers beside the weights (4 rows, 8 warps)."""
+MAX_RESIDENT_INPUTS = 4096
+"""A product alone takes wider inputs step by step: four rows of them crowd the registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +51,12 @@ def matvec_config(num_out: int, num_in: int, itemsize: int) -> MatvecConfig:
 
 def norm_matvec_config(num_out: int, num_in: int, itemsize: int) -> MatvecConfig:
     """For a product whose input is normalised first."""
-    row_bytes = padded(num_in) * itemsize
-    rows = _rows(num_out, row_bytes)
-    return MatvecConfig(rows, num_warps=_warps(row_bytes), num_stages=_stages(rows * row_bytes))
+    return _resident(num_out, padded(num_in) * itemsize, tiles=1)
 
 
 def gate_up_config(num_gates: int, num_in: int, itemsize: int) -> MatvecConfig:
     """For `num_gates` pairs of a gate and an up row: a block's tile is two of `rows`."""
-    row_bytes = 2 * padded(num_in) * itemsize
-    rows = _rows(num_gates, row_bytes)
-    return MatvecConfig(rows, num_warps=_warps(row_bytes), num_stages=_stages(rows * row_bytes))
+    return _resident(num_gates, padded(num_in) * itemsize, tiles=2)
 
 
 def padded(num_in: int) -> int:
@@ -63,19 +64,14 @@ def padded(num_in: int) -> int:
     return 1 << max(num_in - 1, 0).bit_length()
 
 
-def _rows(num_out: int, row_bytes: int) -> int:
-    rows = max(1, min(16, TILE_BYTES // row_bytes))
-    while rows * row_bytes > SMALL_TILE_BYTES and rows > 1:
+def _resident(num_out: int, row_bytes: int, tiles: int) -> MatvecConfig:
+    rows = max(1, min(MAX_ROWS, TILE_BYTES // (tiles * row_bytes)))
+    while rows > 1 and tiles * rows * row_bytes > SMALL_TILE_BYTES:
         if num_out >= rows * PROGRAMS * MIN_BLOCKS_PER_PROGRAM:
             break
         rows //= 2
-    return rows
-
-
-def _warps(row_bytes: int) -> int:
-    # a load of 16 bytes a thread and row, twice at least
-    return max(1, min(8, row_bytes // (32 * 32)))
-
-
-def _stages(tile_bytes: int) -> int:
-    return max(2, min(MAX_STAGES, STAGED_BYTES // tile_bytes + 1))
+    return MatvecConfig(
+        rows=rows,
+        num_warps=max(1, min(MAX_WARPS, row_bytes // WARP_BYTES)),
+        num_stages=max(2, min(MAX_STAGES, STAGED_BYTES // (tiles * rows * row_bytes) + 1)),
+    )

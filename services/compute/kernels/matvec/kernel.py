@@ -415,7 +415,8 @@ def _launch_rows(
         HAS_BIAS=bias_O is not None,
         PDL=pdl,
         num_warps=config.num_warps,
-        maxnreg=max(128, 128 * 8 // config.num_warps),
+        # two programs' share of the registers; four rows would take more and leave one alone
+        maxnreg=min(255, max(128, 128 * 8 // config.num_warps)),
         **_launch_options(pdl),
     )
 

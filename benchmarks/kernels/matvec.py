@@ -1,0 +1,207 @@
+"""Linear maps of 1, 2 and 4 rows, bf16, beside cuBLAS, and the linear maps of a layer in sequence.
+
+Predicted for one row on an H200 (4.5 TB/s; about 2 µs of a launch are not covered by reading):
+8B qkv 13, o 9.5, gate/up 54, down 28, head 236 µs; 1B qkv 5, o 4, gate/up 17, down 9.5, head 119.
+With dependent launch the 2 µs shrink to about 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.kernels.case import Case
+from services.compute.kernels.add_rms_norm.kernel import add_rms_norm
+from services.compute.kernels.matvec.kernel import matvec, norm_gate_up_silu, norm_matvec
+from services.compute.kernels.silu_mul.kernel import silu_mul
+
+COLD_BYTES = 160 << 20
+"""Weights taken in turn: several times the L2 cache of 50 or 60 MB."""
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The widths of a model's linear maps."""
+
+    name: str
+    width: int
+    qkv: int
+    inner: int
+    vocabulary: int
+
+
+MODELS = (
+    Model("8B", width=4096, qkv=6144, inner=14336, vocabulary=128256),
+    Model("1B", width=2048, qkv=3072, inner=8192, vocabulary=128256),
+)
+
+
+def draw(*shape: int) -> Tensor:
+    """Normal values, scaled as weights of the last dimension's width."""
+    values = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    return values.mul_(shape[-1] ** -0.5) if shape[0] > 4 else values
+
+
+def cold_weights(num_out: int, num_in: int) -> list[Tensor]:
+    """As many weights as make every read one from memory."""
+    copies = max(2, -(-COLD_BYTES // (2 * num_out * num_in)))
+    return [draw(num_out, num_in) for _ in range(copies)]
+
+
+def cases() -> Iterator[Case]:
+    """Single maps, then layers."""
+    for model in MODELS:
+        for num_rows in (1, 2, 4):
+            yield from _maps(model, num_rows)
+    for model in MODELS:
+        for num_rows in (1, 4):
+            yield from _layers(model, num_rows)
+
+
+def _maps(model: Model, num_rows: int) -> Iterator[Case]:
+    width, inner = model.width, model.inner
+    yield from _normed(f"{model.name} qkv", num_rows, model.qkv, width)
+    yield from _plain(f"{model.name} o", num_rows, width, width)
+    yield from _gated(f"{model.name} gate/up", num_rows, inner, width)
+    yield from _plain(f"{model.name} down", num_rows, width, inner)
+    yield from _normed(f"{model.name} head", num_rows, model.vocabulary, width)
+
+
+def _case(name: str, weights: list[Tensor], num_rows: int, call: Callable[[Tensor], None]) -> Case:
+    def bound(weight: Tensor) -> Callable[[], None]:
+        return lambda: call(weight)
+
+    num_out, num_in = weights[0].shape
+    return Case(
+        f"{name} {num_out}x{num_in}",
+        [bound(weight) for weight in weights],
+        num_bytes=2.0 * (num_out * num_in + num_rows * (num_in + num_out)),
+        flops=2.0 * num_rows * num_out * num_in,
+    )
+
+
+def _pdl(num_rows: int) -> tuple[bool, ...]:
+    """Dependent launch is compared at one row: what it saves does not depend on their number."""
+    return (False, True) if num_rows == 1 else (False,)
+
+
+def _plain(name: str, num_rows: int, num_out: int, num_in: int) -> Iterator[Case]:
+    weights, x = cold_weights(num_out, num_in), draw(num_rows, num_in)
+    out = torch.empty(num_rows, num_out, device="cuda", dtype=x.dtype)
+    name = f"{name} T={num_rows}"
+    yield _case(f"{name} F.linear", weights, num_rows, lambda w: F.linear(x, w))
+    for pdl in _pdl(num_rows):
+        tag = " pdl" if pdl else ""
+        yield _case(
+            f"{name} matvec{tag}",
+            weights,
+            num_rows,
+            lambda w, pdl=pdl: matvec(x, w, None, out, pdl=pdl),
+        )
+
+
+def _normed(name: str, num_rows: int, num_out: int, num_in: int) -> Iterator[Case]:
+    weights, x, delta = (
+        cold_weights(num_out, num_in),
+        draw(num_rows, num_in),
+        draw(num_rows, num_in),
+    )
+    norm, total = draw(num_in), torch.empty_like(x)
+    out = torch.empty(num_rows, num_out, device="cuda", dtype=x.dtype)
+    name = f"{name} T={num_rows}"
+    yield _case(f"{name} F.linear", weights, num_rows, lambda w: F.linear(x, w))
+    for pdl in _pdl(num_rows):
+        tag = " pdl" if pdl else ""
+        yield _case(
+            f"{name} norm_matvec{tag}",
+            weights,
+            num_rows,
+            lambda w, pdl=pdl: norm_matvec(x, delta, norm, EPS, w, None, out, total, pdl=pdl),
+        )
+
+
+def _gated(name: str, num_rows: int, inner: int, num_in: int) -> Iterator[Case]:
+    weights, x, delta = (
+        cold_weights(2 * inner, num_in),
+        draw(num_rows, num_in),
+        draw(num_rows, num_in),
+    )
+    norm, total = draw(num_in), torch.empty_like(x)
+    out = torch.empty(num_rows, inner, device="cuda", dtype=x.dtype)
+    name = f"{name} T={num_rows}"
+    yield _case(f"{name} F.linear", weights, num_rows, lambda w: F.linear(x, w))
+    for pdl in _pdl(num_rows):
+        tag = " pdl" if pdl else ""
+        yield _case(
+            f"{name} norm_gate_up_silu{tag}",
+            weights,
+            num_rows,
+            lambda w, pdl=pdl: norm_gate_up_silu(x, delta, norm, EPS, w, out, total, pdl=pdl),
+        )
+
+
+class Layer:
+    """The linear maps of one layer; attention is left out: its output is taken to be q."""
+
+    def __init__(self, model: Model, num_rows: int) -> None:
+        width, inner = model.width, model.inner
+        self.qkv, self.out = draw(model.qkv, width), draw(width, width)
+        self.gate_up, self.down = draw(2 * inner, width), draw(width, inner)
+        self.norm = torch.ones(width, device="cuda", dtype=torch.bfloat16)
+        self.x, self.delta, self.sum = (draw(num_rows, width).mul_(0.1) for _ in range(3))
+        self.normed = torch.empty_like(self.x)
+        self.mixed = draw(num_rows, model.qkv)
+        self.wide, self.gated = draw(num_rows, 2 * inner), draw(num_rows, inner)
+        self.heads = self.mixed[:, :width]
+
+    @property
+    def num_bytes(self) -> float:
+        return 2.0 * sum(w.numel() for w in (self.qkv, self.out, self.gate_up, self.down))
+
+    def torch_only(self) -> None:
+        """cuBLAS and torch's own norm, additions and gate."""
+        width = self.norm.shape
+        mixed = F.linear(F.rms_norm(self.x, width, self.norm, EPS), self.qkv)
+        self.x.add_(F.linear(mixed[:, : width[0]], self.out))
+        wide = F.linear(F.rms_norm(self.x, width, self.norm, EPS), self.gate_up)
+        gate, up = wide.chunk(2, dim=-1)
+        self.x.add_(F.linear(F.silu(gate).mul_(up), self.down))
+
+    def separate(self) -> None:
+        """cuBLAS between this repository's element-wise kernels."""
+        add_rms_norm(self.x, self.delta, self.norm, EPS, self.normed)
+        torch.mm(self.normed, self.qkv.t(), out=self.mixed)
+        torch.mm(self.heads, self.out.t(), out=self.delta)
+        add_rms_norm(self.x, self.delta, self.norm, EPS, self.normed)
+        torch.mm(self.normed, self.gate_up.t(), out=self.wide)
+        silu_mul(self.wide, self.gated)
+        torch.mm(self.gated, self.down.t(), out=self.delta)
+
+    def fused(self, pdl: bool) -> None:
+        """Four launches."""
+        x, delta, total, norm = self.x, self.delta, self.sum, self.norm
+        norm_matvec(x, delta, norm, EPS, self.qkv, None, self.mixed, total, pdl=pdl)
+        matvec(self.heads, self.out, None, delta, pdl=pdl)
+        norm_gate_up_silu(total, delta, norm, EPS, self.gate_up, self.gated, self.normed, pdl=pdl)
+        matvec(self.gated, self.down, None, delta, pdl=pdl)
+
+
+def _layers(model: Model, num_rows: int) -> Iterator[Case]:
+    layers = [Layer(model, num_rows) for _ in range(3)]
+
+    def chain(name: str, runs: list[Callable[[], None]]) -> Case:
+        num_bytes = layers[0].num_bytes
+        return Case(
+            f"{model.name} layer chain T={num_rows} {name}", runs, num_bytes, num_rows * num_bytes
+        )
+
+    yield chain("torch", [layer.torch_only for layer in layers])
+    yield chain("cuBLAS, own norm and silu", [layer.separate for layer in layers])
+    yield chain("fused", [lambda layer=layer: layer.fused(False) for layer in layers])
+    yield chain("fused pdl", [lambda layer=layer: layer.fused(True) for layer in layers])

@@ -1,0 +1,300 @@
+"""`python -m benchmarks.kernels matvec_sweep`: the constants of the matrix-vector kernels.
+
+Times every sensible cut of each map of Llama-3.1-8B and 3.2-1B at one row, then the best few at
+four rows and under dependent launch, and prints a table, from which config.py's constants are. A
+pool of processes compiles first, into Triton's cache on disk: some 500 kernels, half a second each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.kernels.case import READ_BYTES_PER_S, Case
+from benchmarks.kernels.matvec import EPS, MODELS, cold_weights, draw
+from services.compute.kernels.matvec.config import (
+    MatvecConfig,
+    gate_up_config,
+    matvec_config,
+    norm_matvec_config,
+    padded,
+)
+from services.compute.kernels.matvec.kernel import matvec, norm_gate_up_silu, norm_matvec
+
+NUM_SMS = 132
+SHARED_BYTES = 220 << 10
+IN_FLIGHT = (40 << 10, 216 << 10)  # bytes for each multiprocessor, fewest and most
+MOST_CUTS = 28
+LONG_OUTPUTS = 50_000
+NUM_BEST = 3
+BUDGET_S = 60.0
+CALLS, REPLAYS = 20, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """One linear map: `kind` says which kernel."""
+
+    name: str
+    kind: str
+    num_out: int
+    num_in: int
+
+    @property
+    def num_bytes(self) -> float:
+        return 2.0 * self.num_out * self.num_in
+
+    @property
+    def tiles(self) -> int:
+        return 2 if self.kind == "gate_up" else 1
+
+    @property
+    def default(self) -> MatvecConfig:
+        if self.kind == "gate_up":
+            return gate_up_config(self.num_out // 2, self.num_in, 2)
+        make = norm_matvec_config if self.kind == "norm" else matvec_config
+        return make(self.num_out, self.num_in, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One compiled kernel."""
+
+    map: Map
+    num_rows: int
+    config: MatvecConfig
+    pdl: bool = False
+
+
+def maps() -> list[Map]:
+    """The maps that share no constants."""
+    found = []
+    for model in MODELS:
+        found += [
+            Map(f"{model.name} qkv", "norm", model.qkv, model.width),
+            Map(f"{model.name} o", "plain", model.width, model.width),
+            Map(f"{model.name} gate/up", "gate_up", 2 * model.inner, model.width),
+            Map(f"{model.name} down", "plain", model.width, model.inner),
+            Map(f"{model.name} head", "norm", model.vocabulary, model.width),
+        ]
+    return found
+
+
+def cuts(m: Map) -> list[MatvecConfig]:
+    """Cuts with enough bytes in flight, spread evenly if there are too many."""
+    found = _resident(m)
+    if m.kind == "plain":
+        found += _thinned([*_stepped(m)], MOST_CUTS)
+    return [m.default, *(config for config in found if config != m.default)]
+
+
+def _thinned(found: list[MatvecConfig], most: int) -> list[MatvecConfig]:
+    step = max(1.0, len(found) / most)
+    return [found[int(i * step)] for i in range(int(len(found) / step))]
+
+
+def _resident(m: Map) -> list[MatvecConfig]:
+    row_bytes = 2 * padded(m.num_in) * m.tiles
+    outputs = m.num_out // m.tiles
+    found, whole = [], []
+    for rows in (1, 2, 4, 8, 16):
+        tile = rows * row_bytes
+        for warps in (4, 8, 16):
+            if not 32 <= tile // (32 * warps) <= 256 or row_bytes // m.tiles // (32 * warps) > 128:
+                continue
+            if 32 * warps * 16 > row_bytes // m.tiles * 2:
+                continue
+            if outputs // rows <= NUM_SMS * 64 // warps * 4:
+                whole.append(MatvecConfig(rows, warps, 1, programs=outputs))
+            for per_sm in (1, 2, 3, 4, 6, 8):
+                for stages in (2, 3, 4, 6):
+                    staged = per_sm * (stages - 1) * tile
+                    turns = outputs / rows / (NUM_SMS * per_sm)
+                    fits = staged <= SHARED_BYTES and per_sm * warps <= 48
+                    if fits and IN_FLIGHT[0] <= staged <= IN_FLIGHT[1] and turns >= 1.0:
+                        found.append(MatvecConfig(rows, warps, stages, programs=NUM_SMS * per_sm))
+    # a long map hides its start and its end, so that fewer cuts tell the best
+    return _thinned(found, MOST_CUTS if outputs < LONG_OUTPUTS else MOST_CUTS // 2) + whole
+
+
+def _stepped(m: Map) -> Iterator[MatvecConfig]:
+    for rows in (1, 2, 4, 8):
+        for block_in in (512, 1024, 2048):
+            for warps in (2, 4, 8):
+                for stages in (2, 3, 4, 6):
+                    staged = rows * block_in * 2 * (stages - 1)
+                    resident = min(
+                        m.num_out / rows / NUM_SMS, 64 / warps, SHARED_BYTES / staged, 32.0
+                    )
+                    flight = resident * staged
+                    if IN_FLIGHT[0] <= flight <= IN_FLIGHT[1] and block_in >= 256 * warps:
+                        yield MatvecConfig(rows, warps, stages, block_in=block_in)
+
+
+@cache
+def _rows_of(m: Map, num_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, delta = draw(num_rows, m.num_in), draw(num_rows, m.num_in)
+    out = torch.empty(num_rows, m.num_out // m.tiles, device="cuda", dtype=x.dtype)
+    return x, delta, draw(m.num_in), out, torch.empty_like(x)
+
+
+def call(job: Job, weight: Tensor) -> None:
+    """Launch it."""
+    x, delta, norm, out, total = _rows_of(job.map, job.num_rows)
+    if job.map.kind == "plain":
+        matvec(x, weight, None, out, config=job.config, pdl=job.pdl)
+    elif job.map.kind == "norm":
+        norm_matvec(x, delta, norm, EPS, weight, None, out, total, config=job.config, pdl=job.pdl)
+    else:
+        norm_gate_up_silu(x, delta, norm, EPS, weight, out, total, config=job.config, pdl=job.pdl)
+
+
+@cache
+def _any_weight(m: Map) -> Tensor:
+    return torch.zeros(m.num_out, m.num_in, device="cuda", dtype=torch.bfloat16)
+
+
+def compile_one(job: Job) -> str:
+    """In a process of the pool: what went wrong, or nothing."""
+    try:
+        call(job, _any_weight(job.map))
+        torch.cuda.synchronize()
+    except Exception as error:  # too much shared memory, mostly: the cut is passed over
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+def time_s(run: Callable[[Tensor], object], weights: list[Tensor]) -> float:
+    """Seconds of one call, the best of a few replays of a graph of 20."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run(weights[0])
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for turn in range(CALLS):
+            run(weights[turn % len(weights)])
+    best = float("inf")
+    graph.replay()
+    for _ in range(REPLAYS):
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1e3 / CALLS)
+    return best
+
+
+class Sweep:
+    """Compiles in the pool, and times here while the pool is idle."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+        self._began = time.monotonic()
+        self.failures: dict[str, int] = {}
+
+    def compiled(self, jobs: list[Job]) -> list[Job]:
+        """Those that compile and launch, once all have been tried."""
+        tried = list(zip(jobs, [self._pool.submit(compile_one, job) for job in jobs], strict=True))
+        good = []
+        for job, future in tried:
+            if problem := future.result():
+                self._fail(problem)
+            else:
+                good.append(job)
+        self.say(f"{len(good)} of {len(jobs)} compiled")
+        return good
+
+    def times(self, jobs: list[Job], weights: list[Tensor]) -> dict[Job, float]:
+        """Seconds of those that are reached in time."""
+        found = {}
+        for job in jobs:
+            if time.monotonic() - self._began > BUDGET_S:
+                self._fail("out of time")
+            else:
+                found[job] = time_s(partial(call, job), weights)
+        return found
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:5.1f} s  {text}", flush=True)
+
+    def _fail(self, problem: str) -> None:
+        self.failures[problem] = self.failures.get(problem, 0) + 1
+
+
+def best(m: Map, single: dict[Job, float]) -> list[Job]:
+    """The fastest few, the fastest two of either kernel, and the present cut."""
+    order = sorted(single, key=lambda job: single[job])
+    resident = [job for job in order if not job.config.block_in]
+    stepped = [job for job in order if job.config.block_in]
+    now = [job for job in order if job.config == m.default]
+    return list(dict.fromkeys([*order[:NUM_BEST], *resident[:2], *stepped[:2], *now]))
+
+
+def report(m: Map, times: dict[Job, float], blas_s: float) -> None:
+    """A line for cuBLAS and one for each of the best cuts."""
+    print(
+        f"{m.name} {m.num_out}x{m.num_in}: floor {m.num_bytes / READ_BYTES_PER_S * 1e6:.1f} µs, "
+        f"cuBLAS {blas_s * 1e6:.2f} µs {m.num_bytes / blas_s / 1e12:.2f} TB/s"
+    )
+    for job in best(m, {j: t for j, t in times.items() if j.num_rows == 1 and not j.pdl}):
+        c, seconds = job.config, times[job]
+        print(
+            f"  rows {c.rows:<2} warps {c.num_warps:<2} stages {c.num_stages} "
+            + (f"block_in {c.block_in:<5}" if c.block_in else f"programs {c.programs:<5}")
+            + f" T=1 {seconds * 1e6:6.2f} µs {m.num_bytes / seconds / 1e12:4.2f} TB/s"
+            f"  pdl {_micros(times.get(replace(job, pdl=True)))}"
+            f"  T=4 {_micros(times.get(replace(job, num_rows=4)))}"
+            f"{'  (now)' if c == m.default else ''}",
+            flush=True,
+        )
+
+
+def _micros(seconds: float | None) -> str:
+    return "     -" if seconds is None else f"{seconds * 1e6:6.2f}"
+
+
+def sweep(pool: ProcessPoolExecutor) -> dict[str, int]:
+    """Print the tables; what was passed over, and how often."""
+    run = Sweep(pool)
+    found = maps()
+    good = run.compiled([Job(m, 1, config) for m in found for config in cuts(m)])
+    times: dict[Job, float] = {}
+    blas_s = {}
+    for m in found:
+        weights, x = cold_weights(m.num_out, m.num_in), draw(1, m.num_in)
+        blas_s[m] = time_s(partial(F.linear, x), weights)
+        times |= run.times([job for job in good if job.map == m], weights)
+    run.say("timed at one row")
+    chosen = [job for m in found for job in best(m, {j: t for j, t in times.items() if j.map == m})]
+    good = run.compiled(
+        [replace(job, num_rows=4) for job in chosen] + [replace(job, pdl=True) for job in chosen]
+    )
+    for m in found:
+        weights = cold_weights(m.num_out, m.num_in)
+        times |= run.times([job for job in good if job.map == m], weights)
+        report(m, {j: t for j, t in times.items() if j.map == m}, blas_s[m])
+    run.say("done")
+    return run.failures
+
+
+def cases() -> Iterator[Case]:
+    """None: a sweep prints a table of its own."""
+    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+        failures = sweep(pool)
+    for problem, count in failures.items():
+        print(f"passed over {count}: {problem}")
+    yield from ()
