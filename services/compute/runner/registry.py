@@ -17,6 +17,12 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
         from services.compute.runner import sim
 
         return sim.load(folder, settings)
+    from services.compute.runner.eager_limits import choose_device
+
+    if choose_device(settings).type == "cuda":
+        from services.compute.runner.cuda.load import load_cuda
+
+        return load_cuda(folder, settings)
     from services.compute.runner.eager import EagerRunner
 
     return EagerRunner.load(folder, settings)

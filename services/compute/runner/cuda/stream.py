@@ -71,7 +71,8 @@ class HostStream:
         self._launches: dict[Hashable, Callable[[], None]] = {}
 
     def record(self, name: Hashable, launch: Callable[[], None]) -> None:
-        """Keep the function."""
+        """Call the function, and keep it."""
+        launch()
         self._launches[name] = launch
 
     def replay(self, name: Hashable) -> None:

@@ -1,0 +1,117 @@
+"""Attention of a step by the GPU's kernels: one variant for each kind of step.
+
+Shape legend: T tokens (the bucket), H query heads, K kv heads, D head width, N pages,
+P positions in a page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
+from services.compute.kernels.decode_attention.work import DecodeWork
+from services.compute.kernels.prefill_attention.kernel import plan_prefill, prefill_attention
+from services.compute.kernels.prefill_attention.work import PrefillWork
+from services.compute.kernels.step_input.buffers import Resident, StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTables:
+    """What all variants read, and the work lists that they write for themselves."""
+
+    inputs: StepInputs
+    resident: Resident
+    decode: DecodeWork
+    prefill: PrefillWork
+    page_tokens: int
+    scale: float
+    max_rows: int
+
+
+class KernelAttention(Protocol):
+    """`plan` once a step, `attend` once a layer, when the layer's keys are in their pages."""
+
+    def plan(self, num_tokens: int) -> None:
+        """Divide the step's work, on the device."""
+        ...
+
+    def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
+        """Write the outputs of all rows of this kind of step."""
+        ...
+
+
+class DecodeAttention:
+    """Steps of decode rows alone."""
+
+    def __init__(self, tables: AttentionTables) -> None:
+        self._tables = tables
+
+    def plan(self, num_tokens: int) -> None:
+        """Cut long contexts so that all multiprocessors have some."""
+        tables = self._tables
+        num_rows = min(num_tokens, tables.max_rows)
+        plan_decode(tables.inputs, tables.decode, tables.page_tokens, num_rows)
+
+    def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
+        """Row r is token r."""
+        tables = self._tables
+        num_rows = min(q_THD.shape[0], tables.max_rows)
+        decode_attention(
+            q_THD,
+            kv_pages,
+            tables.resident,
+            tables.inputs,
+            tables.decode,
+            out_THD,
+            tables.scale,
+            window,
+            num_rows,
+        )
+
+
+class PrefillAttention:
+    """Prompt chunks; with `all_rows` decode rows too, so that one arithmetic serves all."""
+
+    def __init__(self, tables: AttentionTables, all_rows: bool) -> None:
+        self._tables = tables
+        self._all_rows = all_rows
+
+    def plan(self, num_tokens: int) -> None:
+        """List the blocks of queries."""
+        tables = self._tables
+        plan_prefill(tables.inputs, tables.prefill, num_tokens, self._all_rows)
+
+    def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
+        """Each chunk sees the prefix in the pages and itself."""
+        tables = self._tables
+        prefill_attention(
+            q_THD,
+            kv_pages,
+            tables.resident,
+            tables.inputs,
+            tables.prefill,
+            out_THD,
+            tables.scale,
+            window,
+            q_THD.shape[0],
+        )
+
+
+class MixedAttention:
+    """Decode rows and prompt chunks in one step."""
+
+    def __init__(self, decode: KernelAttention, prefill: KernelAttention) -> None:
+        self._parts = (decode, prefill)
+
+    def plan(self, num_tokens: int) -> None:
+        """Both plans."""
+        for part in self._parts:
+            part.plan(num_tokens)
+
+    def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
+        """Each part writes the rows that are its own."""
+        for part in self._parts:
+            part.attend(q_THD, kv_pages, out_THD, window)

@@ -1,0 +1,136 @@
+"""The forward pass of a decoder by fused kernels, on buffers that never move.
+
+The same arithmetic as transformer.py in nine launches a layer: norms take the residual addition
+with them; head norms, rotation and the cache write are one; so are SiLU and the product with up.
+
+Shape legend: T tokens (the bucket), E hidden width, F inner width of the MLP, H query heads,
+K kv heads, D head width, C = (H + 2K) * D, V vocabulary, S sampled rows, Y layers, N pages,
+P positions in a page.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.compute.kernels.add_rms_norm.kernel import add_rms_norm, gather_add_rms_norm
+from services.compute.kernels.rotate_and_store.kernel import rotate_and_store
+from services.compute.kernels.silu_mul.kernel import silu_mul
+from services.compute.kernels.step_input.buffers import StepInputs
+from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.linear import Linear
+from services.compute.layers.product import Product
+from services.compute.layers.rope import angles, inverse_frequencies
+from services.compute.models.config import DecoderConfig
+from services.compute.models.decoder import Decoder, DecoderLayer
+
+
+class Activations:
+    """The intermediate results of the largest step; smaller ones use the front of them."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        max_tokens: int,
+        max_samples: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def rows(count: int, width: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(count, width, dtype=dtype, device=device)
+
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self.x_TE = rows(max_tokens, config.hidden_size)
+        self.delta_TE = rows(max_tokens, config.hidden_size)
+        self.normed_TE = rows(max_tokens, config.hidden_size)
+        self.qkv_TC = rows(max_tokens, heads * config.head_dim)
+        self.mixed_THD = rows(max_tokens, config.num_heads * config.head_dim)
+        self.gate_up_TF2 = rows(max_tokens, 2 * config.intermediate_size)
+        self.inner_TF = rows(max_tokens, config.intermediate_size)
+        self.sampled_SE = rows(max_samples, config.hidden_size)
+        self.logits_SV = rows(max_samples, config.vocab_size, torch.float32)
+
+
+class FusedDecoder:
+    """Launches the pass of one bucket: eagerly to warm up, under capture to be replayed."""
+
+    def __init__(
+        self,
+        decoder: Decoder[Linear],
+        activations: Activations,
+        inputs: StepInputs,
+        product: Product,
+        max_positions: int,
+    ) -> None:
+        config = decoder.config
+        self._decoder = decoder
+        self._activations = activations
+        self._inputs = inputs
+        self._product = product
+        self._eps = config.rms_norm_eps
+        inv_freq = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        half_PD = angles(inv_freq, max_positions)[:, : config.head_dim // 2]
+        self._cos_PD = half_PD.cos().to(decoder.device)
+        self._sin_PD = half_PD.sin().to(decoder.device)
+
+    def forward(self, num_tokens: int, kv_pages: Tensor, attention: KernelAttention) -> None:
+        """Leave the hidden states of T tokens in x and the last layer's part in delta.
+
+        kv_pages is [Y, N, 2, K, P, D]; keys and values of the step are stored there.
+        """
+        acts, product = self._activations, self._product
+        x_TE, delta_TE = acts.x_TE[:num_tokens], acts.delta_TE[:num_tokens]
+        normed_TE = acts.normed_TE[:num_tokens]
+        qkv_TC, inner_TF = acts.qkv_TC[:num_tokens], acts.inner_TF[:num_tokens]
+        gate_up_TF2 = acts.gate_up_TF2[:num_tokens]
+        tokens_T = self._inputs.tokens_T[:num_tokens]
+        torch.index_select(self._decoder.embedding.weight_VE, 0, tokens_T, out=x_TE)
+        attention.plan(num_tokens)
+        before: Tensor | None = None
+        for layer, pages in zip(self._decoder.layers, kv_pages, strict=True):
+            add_rms_norm(x_TE, before, layer.attention_norm.weight_E, self._eps, normed_TE)
+            product(normed_TE, layer.qkv, qkv_TC)
+            product(self.attend(layer, qkv_TC, pages, attention), layer.out, delta_TE)
+            add_rms_norm(x_TE, delta_TE, layer.mlp_norm.weight_E, self._eps, normed_TE)
+            product(normed_TE, layer.gate_up, gate_up_TF2)
+            silu_mul(gate_up_TF2, inner_TF)
+            product(inner_TF, layer.down, delta_TE)
+            before = delta_TE
+
+    def logits(self, num_samples: int) -> Tensor:
+        """Float32 logits [S, V] after the sampled tokens of the forward pass before."""
+        acts, decoder = self._activations, self._decoder
+        sampled_SE, logits_SV = acts.sampled_SE[:num_samples], acts.logits_SV[:num_samples]
+        index_S = self._inputs.sample_token_S[:num_samples]
+        gather_add_rms_norm(
+            acts.x_TE, acts.delta_TE, index_S, decoder.norm.weight_E, self._eps, sampled_SE
+        )
+        self._product(sampled_SE, decoder.head, logits_SV)
+        return logits_SV
+
+    def attend(
+        self,
+        layer: DecoderLayer[Linear],
+        qkv_TC: Tensor,
+        pages: Tensor,
+        attention: KernelAttention,
+    ) -> Tensor:
+        """Rotate, store keys and values, and mix: [T, H * D] from the layer's projections."""
+        config = self._decoder.config
+        num_tokens = qkv_TC.shape[0]
+        mixed_THD = self._activations.mixed_THD[:num_tokens]
+        rotate_and_store(
+            qkv_TC,
+            self._inputs,
+            self._cos_PD,
+            self._sin_PD,
+            None if layer.q_norm is None else layer.q_norm.weight_E,
+            None if layer.k_norm is None else layer.k_norm.weight_E,
+            self._eps,
+            pages,
+            config.num_heads,
+        )
+        heads = (num_tokens, config.num_heads, config.head_dim)
+        q_THD = qkv_TC[:, : config.num_heads * config.head_dim].view(heads)
+        attention.attend(q_THD, pages, mixed_THD.view(heads), layer.window)
+        return mixed_THD

@@ -1,0 +1,162 @@
+"""The CUDA runner: step plans as two graph launches, one upload before them and one copy after.
+
+It knows slots, pages and rows; requests, prefixes and queues are the scheduler's. Nothing here
+waits for the device but `result`.
+
+Shape legend: S samples, W words of a result.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.compute.layers.paged_cache import PagedCache
+from services.compute.runner.cuda.device_clock import DeviceClock
+from services.compute.runner.cuda.packing import (
+    MAX_PAGE_ENTRIES,
+    check_tokens,
+    pack,
+    split,
+    without_rows,
+)
+from services.compute.runner.cuda.results import Results
+from services.compute.runner.cuda.staging import Staging
+from services.compute.runner.cuda.step_machine import StepMachine
+from services.compute.runner.cuda.stream import DeviceStream, Mark
+from services.compute.runner.device_errors import fatal_if_the_device_fails
+from services.compute.runner.protocol import RunnerSpec
+from services.compute.sampling.slot_words import NUM_WORDS, slot_words
+from services.compute.step import Int32Array, StepPlan, StepResult
+
+NO_RESULT: Int32Array = np.zeros((0, 2), dtype=np.int32)
+NO_SLOT_ROWS: Int32Array = np.zeros((0, 1 + NUM_WORDS), dtype=np.int32)
+
+
+@dataclass(slots=True)
+class CudaTicket:
+    """One step on its way: what it was, where its tokens will be, when they are there."""
+
+    plan: StepPlan
+    begin: Mark
+    upload: int = 0
+    end: Mark | None = None
+    result_SW: Int32Array | None = None  # holds the result once `end` has passed
+
+
+class CudaRunner:
+    """Runs step plans one after the other in the order given."""
+
+    def __init__(
+        self,
+        machine: StepMachine,
+        cache: PagedCache,
+        spec: RunnerSpec,
+        stream: DeviceStream,
+        in_flight_steps: int,
+    ) -> None:
+        self._machine = machine
+        self._cache = cache
+        self._spec = spec
+        self._stream = stream
+        self._clock = DeviceClock()
+        pinned = machine.packed.device.type == "cuda"
+        # one for each step in flight, one being written, one being read
+        num_buffers = in_flight_steps + 2
+        self._staging = Staging(machine.packed, num_buffers, stream.synchronize)
+        self._results = Results(num_buffers, machine.max_result_ints, pinned)
+
+    def spec(self) -> RunnerSpec:
+        """Capabilities and sizes, fixed since loading."""
+        return self._spec
+
+    @fatal_if_the_device_fails
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> CudaTicket:
+        """Launch transfers, deltas and the forward pass.
+
+        Raises ValueError for a token id outside the vocabulary.
+        """
+        ticket = CudaTicket(plan, self._stream.mark())
+        self._cache.swap_out(plan.swap_out)
+        self._cache.swap_in(plan.swap_in)
+        slot_rows = NO_SLOT_ROWS
+        if plan.slots:
+            self._machine.sampler.place(plan.slots)
+            slot_rows = self._slot_rows(plan)
+        try:
+            check_tokens(plan, self._spec.vocab_size)
+        except ValueError:
+            self._apply(without_rows(plan), slot_rows)
+            raise
+        if len(plan.page_slot) > MAX_PAGE_ENTRIES:
+            *parts, plan = split(plan, MAX_PAGE_ENTRIES)
+            for part in parts:
+                self._apply(part, NO_SLOT_ROWS)
+        ticket.upload = self._upload(plan, slot_rows)
+        self._machine.forward(plan.num_tokens, plan.num_decode_rows == plan.num_rows)
+        return ticket
+
+    @fatal_if_the_device_fails
+    @torch.inference_mode()
+    def sample(self, ticket: CudaTicket) -> CudaTicket:
+        """Launch the draws and their way to the host."""
+        plan, machine = ticket.plan, self._machine
+        if len(plan.sample_row):
+            variant = machine.sampler.variant(plan.row_slot[plan.sample_row])
+            result_SW = machine.sample(variant, len(plan.sample_row))
+            ticket.result_SW = self._results.copy(result_SW)
+        else:
+            ticket.result_SW = NO_RESULT
+        ticket.end = self._stream.mark()
+        return ticket
+
+    @fatal_if_the_device_fails
+    def result(self, ticket: CudaTicket) -> StepResult:
+        """The step's tokens; waits for the device."""
+        if ticket.end is None or ticket.result_SW is None:
+            raise RuntimeError(f"step {ticket.plan.step_id} has not been sampled")
+        waited = not ticket.end.query()
+        ticket.end.synchronize()
+        self._staging.done(ticket.upload)
+        start_s, end_s = self._clock.times_of(ticket.begin, ticket.end, time.monotonic(), waited)
+        plan = ticket.plan
+        tokens, finite, logprobs = self._machine.sampler.unpack(ticket.result_SW, plan)
+        return StepResult(
+            step_id=plan.step_id,
+            tokens=tokens[:, None],
+            n_valid=finite.astype(np.int32),
+            nonfinite=~finite,
+            logprobs=logprobs,
+            device_start_s=start_s,
+            device_end_s=end_s,
+        )
+
+    def ready(self, ticket: CudaTicket) -> bool:
+        """Whether the device is done with the step."""
+        return ticket.end is not None and ticket.end.query()
+
+    def close(self) -> None:
+        """Wait for what is in flight; memory goes with the runner."""
+        self._stream.synchronize()
+
+    def _upload(self, plan: StepPlan, slot_rows: Int32Array) -> int:
+        buffer = self._staging.buffer()
+        return self._staging.upload(pack(plan, slot_rows, buffer))
+
+    def _apply(self, plan: StepPlan, slot_rows: Int32Array) -> None:
+        """Change the resident tables as the plan says, and run no rows of it."""
+        for part in split(plan, MAX_PAGE_ENTRIES):
+            self._upload(part, slot_rows)
+            self._machine.apply()
+
+    def _slot_rows(self, plan: StepPlan) -> Int32Array:
+        """[N, 1 + W]: each new slot and its words."""
+        rows = np.empty((len(plan.slots), 1 + NUM_WORDS), dtype=np.int32)
+        for row, delta in zip(rows, plan.slots, strict=True):
+            row[0] = delta.slot
+            row[1:] = slot_words(delta, self._spec.vocab_size)
+        return rows

@@ -1,0 +1,188 @@
+"""The device's side of all steps: buffers, work lists and the launches that turn an upload into
+a result.
+
+Two launches a step: the forward pass by kind and number of tokens, sampling by variant and number
+of samples. Each is recorded for the sizes in buckets.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from services.compute.kernels.decode_attention.work import DecodeWork
+from services.compute.kernels.prefill_attention.work import PrefillWork
+from services.compute.kernels.step_input.buffers import Resident, StepInputs
+from services.compute.kernels.step_input.kernel import apply_deltas, unpack_step
+from services.compute.layers.invariant_product import invariant_product
+from services.compute.layers.kernel_attention import (
+    AttentionTables,
+    DecodeAttention,
+    KernelAttention,
+    MixedAttention,
+    PrefillAttention,
+)
+from services.compute.layers.linear import Linear
+from services.compute.layers.product import cublas_product
+from services.compute.models.decoder import Decoder
+from services.compute.models.fused_decoder import Activations, FusedDecoder
+from services.compute.models.narrow_decoder import NARROW_SIZES, NarrowDecoder
+from services.compute.runner.cuda.buckets import bucket_of, row_buckets, token_buckets
+from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, packed_size
+from services.compute.runner.cuda.stream import DeviceStream
+from services.compute.sampling.device_sampler import DeviceSampler, Variant
+from services.compute.sampling.slot_words import NUM_WORDS
+
+Kind: TypeAlias = Literal["decode", "mixed"]
+Launch: TypeAlias = tuple[tuple[object, ...], Callable[[], None]]
+
+APPLY = ("apply",)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSizes:
+    """The largest step, and the longest sequence."""
+
+    max_tokens: int
+    max_rows: int
+    max_positions: int
+    page_tokens: int
+
+
+class StepMachine:
+    """Made once; KV pages come later, when it is known how much memory the rest takes."""
+
+    def __init__(
+        self,
+        decoder: Decoder[Linear],
+        sizes: MachineSizes,
+        stream: DeviceStream,
+        batch_invariant: bool,
+    ) -> None:
+        config, device = decoder.config, decoder.device
+        self.sizes = sizes
+        self._stream = stream
+        self._row_buckets = row_buckets(sizes.max_rows)
+        self._token_buckets = token_buckets(sizes.max_tokens)
+        max_pages = -(-sizes.max_positions // sizes.page_tokens)
+        self.inputs = StepInputs.make(sizes.max_tokens, sizes.max_rows, device)
+        self.resident = Resident.make(sizes.max_rows, max_pages, NUM_WORDS, device)
+        upload_ints = packed_size(
+            sizes.max_rows, sizes.max_tokens, MAX_PAGE_ENTRIES, sizes.max_rows, NUM_WORDS
+        )
+        self.packed = torch.zeros(upload_ints, dtype=torch.int32, device=device)
+        self.sampler = DeviceSampler(
+            sizes.max_rows, config.vocab_size, sizes.max_rows, self.resident, self.inputs, device
+        )
+        activations = Activations(config, sizes.max_tokens, sizes.max_rows, decoder.dtype, device)
+        product = invariant_product if batch_invariant else cublas_product
+        self._decoder = FusedDecoder(
+            decoder, activations, self.inputs, product, sizes.max_positions
+        )
+        self._narrow: NarrowDecoder | None = None
+        if NarrowDecoder.suits(decoder) and not batch_invariant:
+            self._narrow = NarrowDecoder(decoder, activations, self.inputs, self._decoder)
+        self._results: dict[Variant, Tensor] = {}
+        self._attention = self._attentions(decoder, batch_invariant)
+
+    @property
+    def num_launches(self) -> int:
+        """How many launches `record` makes."""
+        return 1 + len(self._row_buckets) * (1 + len(Variant)) + len(self._token_buckets)
+
+    @property
+    def max_result_ints(self) -> int:
+        """The largest result; known once launches are recorded."""
+        return max(result_SW.numel() for result_SW in self._results.values())
+
+    def record(self, kv_pages: Tensor) -> Iterator[int]:
+        """Record all launches, largest first, on these pages [Y, N, 2, K, P, D]."""
+        for number, (name, launch) in enumerate(self._launches(kv_pages), 1):
+            self._stream.record(name, launch)
+            yield number
+
+    def record_largest(self, kv_pages: Tensor) -> None:
+        """Record one launch of each form: the most memory that any needs beside its buffers."""
+        seen = set()
+        for name, launch in self._launches(kv_pages):
+            if name[:-1] not in seen:
+                seen.add(name[:-1])
+                self._stream.record(name, launch)
+
+    def forward(self, num_tokens: int, only_decodes: bool) -> None:
+        """Launch the forward pass of the step whose upload is in `packed`."""
+        kind: Kind = "decode" if only_decodes else "mixed"
+        buckets = self._row_buckets if only_decodes else self._token_buckets
+        self._stream.replay((kind, bucket_of(num_tokens, buckets)))
+
+    def apply(self) -> None:
+        """Change the resident tables as `packed` says, and nothing else."""
+        self._stream.replay(APPLY)
+
+    def sample(self, variant: Variant, num_samples: int) -> Tensor:
+        """Launch the sampling that belongs to it; results [S, W], on the device."""
+        bucket = bucket_of(num_samples, self._row_buckets)
+        self._stream.replay(("sample", variant, bucket))
+        return self._results[variant][:num_samples]
+
+    def _launches(self, kv_pages: Tensor) -> Iterator[Launch]:
+        yield APPLY, partial(apply_deltas, self.packed, self.resident)
+        for size in reversed(self._token_buckets):
+            yield ("mixed", size), partial(self._forward, "mixed", size, kv_pages)
+        for size in reversed(self._row_buckets):
+            yield ("decode", size), partial(self._forward, "decode", size, kv_pages)
+        for variant in Variant:
+            for size in reversed(self._row_buckets):
+                yield ("sample", variant, size), partial(self._sample, variant, size)
+
+    @torch.inference_mode()
+    def _forward(self, kind: Kind, num_tokens: int, kv_pages: Tensor) -> None:
+        apply_deltas(self.packed, self.resident)
+        unpack_step(
+            self.packed,
+            self.resident,
+            self.inputs,
+            num_tokens,
+            self.sizes.max_rows,
+            self.sizes.page_tokens,
+        )
+        decoder: FusedDecoder | NarrowDecoder = self._decoder
+        if kind == "decode" and num_tokens in NARROW_SIZES and self._narrow is not None:
+            decoder = self._narrow
+        decoder.forward(num_tokens, kv_pages, self._attention[kind])
+
+    @torch.inference_mode()
+    def _sample(self, variant: Variant, num_samples: int) -> None:
+        logits_SV = self._decoder.logits(num_samples)
+        result_SW = self.sampler.launch(variant, logits_SV, num_samples)
+        self._results.setdefault(variant, result_SW)  # the largest is recorded first
+
+    def _attentions(
+        self, decoder: Decoder[Linear], batch_invariant: bool
+    ) -> dict[Kind, KernelAttention]:
+        config, sizes, device = decoder.config, self.sizes, decoder.device
+        group = config.num_heads // config.num_kv_heads
+        tables = AttentionTables(
+            inputs=self.inputs,
+            resident=self.resident,
+            decode=DecodeWork.make(
+                sizes.max_rows, config.num_kv_heads, group, config.head_dim, device=device
+            ),
+            prefill=PrefillWork.make(sizes.max_tokens, sizes.max_rows, group, device),
+            page_tokens=sizes.page_tokens,
+            scale=config.head_dim**-0.5,
+            max_rows=sizes.max_rows,
+        )
+        if batch_invariant:  # one arithmetic for every row, whether it is decoded or recomputed
+            uniform = PrefillAttention(tables, all_rows=True)
+            return {"decode": uniform, "mixed": uniform}
+        decode = DecodeAttention(tables)
+        return {
+            "decode": decode,
+            "mixed": MixedAttention(decode, PrefillAttention(tables, all_rows=False)),
+        }

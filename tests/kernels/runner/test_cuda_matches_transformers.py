@@ -1,0 +1,68 @@
+"""The CUDA runner gives what transformers gives: in every family on a GPU, and in Triton's
+interpreter for one family of each kind of layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from services.compute.config import ComputeSettings
+from services.compute.runner.cuda.graphs import GraphStream
+from services.compute.runner.cuda.load import load_on
+from services.compute.runner.cuda.stream import DeviceStream, HostStream
+from tests.unit.compute.hand_scheduler import HandScheduler
+from tests.unit.compute.runner_scenarios import (  # noqa: F401
+    COUNT,
+    PAGE_TOKENS,
+    PROMPTS,
+    test_a_generated_prefix_is_shared_too,
+    test_a_prompt_in_chunks,
+    test_a_sequence_alone,
+    test_a_sequence_goes_on_after_a_round_trip_to_the_host,
+    test_a_sequence_goes_on_after_preemption_by_recompute,
+    test_a_shared_prefix_is_not_computed_again,
+    test_chunks_of_one_prompt_beside_decoding_others,
+    test_sequences_of_different_lengths_together,
+    test_the_next_step_is_launched_before_the_last_ones_tokens_are_known,
+)
+from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
+
+ON_GPU = torch.cuda.is_available()
+SETTINGS = ComputeSettings(
+    device="cuda",
+    dtype="float32",
+    page_tokens=PAGE_TOKENS,
+    max_num_seqs=8,
+    max_prefill_tokens=120,
+    max_batched_token_mem=2048,
+    swap_space=0.01,
+)
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS) if ON_GPU else ["qwen3", "mistral_window"])
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PreTrainedModel, list[list[int]]]:
+    model = make_model(request.param)
+    folder = save_model(model, tmp_path_factory.mktemp(request.param))
+    return folder, model, [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
+
+
+@pytest.fixture
+def expected(family: tuple[Path, PreTrainedModel, list[list[int]]]) -> list[list[int]]:
+    return family[2]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["fast", "batch_invariant"])
+def runner(family, request: pytest.FixtureRequest, device: torch.device):
+    settings = SETTINGS.model_copy(update={"batch_invariant": request.param})
+    stream: DeviceStream = GraphStream(device) if ON_GPU else HostStream()
+    return load_on(family[0], settings, device, stream)
+
+
+@pytest.fixture
+def hand(runner) -> HandScheduler:
+    return HandScheduler(runner, PAGE_TOKENS)
