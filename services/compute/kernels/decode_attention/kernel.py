@@ -20,7 +20,8 @@ from services.compute.kernels.decode_attention.work import DecodeWork, Tiling, p
 from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 LOG2_E = 1.4426950408889634
-MERGE_ELEMENTS = 8192  # partial results a merging program has in flight: 64 registers a thread
+MERGE_ELEMENTS = 8192  # partial results that a merge has in flight: 64 registers a thread
+MAX_MERGE_CHUNKS = 64
 PLAN_ITEMS = 256  # items written at once
 PLAN_WARPS = 8
 
@@ -155,13 +156,13 @@ def _decode_kernel(
     item = tl.program_id(1)
     # Everything about the item lies in one sector and is on its way before the count is known.
     count = tl.load(num_items)
-    words_ = items + item * _ITEM_WORDS
-    row = tl.load(words_ + _ROW)
-    slot = tl.load(words_ + _SLOT)
-    chunk = tl.load(words_ + _CHUNK)
-    shift = tl.load(words_ + _SHIFT)
-    length = tl.load(words_ + _LENGTH)
-    first = tl.load(words_ + _FIRST)
+    at = items + item * _ITEM_WORDS
+    row = tl.load(at + _ROW)
+    slot = tl.load(at + _SLOT)
+    chunk = tl.load(at + _CHUNK)
+    shift = tl.load(at + _SHIFT)
+    length = tl.load(at + _LENGTH)
+    first = tl.load(at + _FIRST)
     if item >= count:
         return
     seen_from = tl.where(window > 0, tl.maximum(length - window, 0), 0)
@@ -177,19 +178,20 @@ def _decode_kernel(
     n_N = tl.arange(0, BLOCK_N)
     mask_GD = (g_G[:, None] < G) & (d_D[None, :] < D)
     offset_GD = (head * G + g_G)[:, None] * D + d_D[None, :]
+    pages = page_table + slot.to(tl.int64) * TABLE_ROW
+    keys = kv_pages + head * (P * D)
+
+    # Page ids are one tile ahead, in registers: were they loaded where they are used, Triton would
+    # give half of its pipeline's depth to them. Queries come after them: nothing waits twice.
+    page_N = tl.load(pages + (start + n_N) // P, mask=start + n_N < end, other=0)
     q_GD = tl.load(q + row.to(tl.int64) * Q_ROW + offset_GD, mask=mask_GD, other=0.0)
     if WIDEN:
         q_GD = q_GD.to(tl.float32)
-    pages = page_table + slot.to(tl.int64) * TABLE_ROW
-    keys = kv_pages + head * (P * D)
 
     top_G = tl.full([BLOCK_G], float("-inf"), tl.float32)
     # Sums stay apart by column until the end: one reduction across warps less in each turn.
     sum_GN = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
     mix_GD = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    # Page ids are one tile ahead, in registers: were they loaded where they are used, Triton would
-    # give half of its pipeline's depth to them.
-    page_N = tl.load(pages + (start + n_N) // P, mask=start + n_N < end, other=0)
     for position in range(start, end, BLOCK_N):
         position_N = position + n_N
         # What lies beyond the context may be another sequence's NaN: it is not even loaded.
@@ -358,7 +360,7 @@ def decode_attention(
         BLOCK_D=block_dim,
         BLOCK_N=tiling.block_tokens,
         MERGE_G=merge_group,
-        MERGE_S=max(1, MERGE_ELEMENTS // (merge_group * block_dim)),
+        MERGE_S=max(1, min(MAX_MERGE_CHUNKS, MERGE_ELEMENTS // (merge_group * block_dim))),
         WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,

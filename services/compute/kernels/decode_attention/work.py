@@ -22,13 +22,6 @@ MIN_CHUNK = 64
 """A chunk's positions at least: one tile of the kernel, below which merging costs more than it
 hides."""
 
-ONE_ROW_PROGRAMS = 264
-"""Programs that a single row may be cut into: two for each of the H200's 132 multiprocessors."""
-
-MAX_EXTRA_PROGRAMS = 1056
-"""Programs beyond one for each row and head: eight for each multiprocessor, so that no chunk is
-longer than a fair share of the step by far."""
-
 TILE_BYTES = 16 << 10
 """Keys of a tile: with as many of values, three tiles deep, two programs fit a multiprocessor."""
 
@@ -49,6 +42,19 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
+class Balance:
+    """Programs that a step may have beyond one for each row and kv head."""
+
+    per_row: int = 264  # a single row's: two for each of the H200's 132 multiprocessors
+    at_most: int = 1056  # eight each: no chunk is longer than a fair share of the step by far
+
+    def item_limit(self, num_rows: int, num_kv_heads: int) -> int:
+        """Items at most of a step with num_rows rows."""
+        extra = min(num_rows * self.per_row, self.at_most)
+        return num_rows + -(-extra // num_kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeWork:
     """Static buffers of a step's decode attention; every layer of the step uses them in turn."""
 
@@ -61,6 +67,7 @@ class DecodeWork:
     max_rows: int
     num_kv_heads: int
     max_splits: int
+    balance: Balance
     tiling: Tiling | None
 
     @staticmethod
@@ -72,6 +79,7 @@ class DecodeWork:
         max_splits: int = 0,
         *,
         device: torch.device,
+        balance: Balance = Balance(),
         tiling: Tiling | None = None,
     ) -> DecodeWork:
         """Buffers for up to max_rows rows of any length.
@@ -80,7 +88,7 @@ class DecodeWork:
         chooses their length by the batch. With max_splits > 0 each row has that many places, which
         is what a fixed chunk needs.
         """
-        items = item_limit(max_rows, num_kv_heads, max_splits)
+        items = max_rows * max_splits or balance.item_limit(max_rows, num_kv_heads)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -95,20 +103,15 @@ class DecodeWork:
             max_rows=max_rows,
             num_kv_heads=num_kv_heads,
             max_splits=max_splits,
+            balance=balance,
             tiling=tiling,
         )
 
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
-        return item_limit(num_rows, self.num_kv_heads, self.max_splits)
-
-
-def item_limit(num_rows: int, num_kv_heads: int, max_splits: int) -> int:
-    """Items at most of a step with num_rows rows."""
-    if max_splits:
-        return num_rows * max_splits
-    extra = min(num_rows * ONE_ROW_PROGRAMS, MAX_EXTRA_PROGRAMS)
-    return num_rows + -(-extra // num_kv_heads)
+        if self.max_splits:
+            return num_rows * self.max_splits
+        return self.balance.item_limit(num_rows, self.num_kv_heads)
 
 
 def padded(size: int) -> int:

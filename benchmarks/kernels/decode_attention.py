@@ -1,0 +1,172 @@
+"""Decode attention: what is read is the rows' keys and values, once.
+
+The floor is those bytes at the H200's read bandwidth. Predicted there, in a graph, µs a launch
+(8B / 1B shape): 5.5 / 5 for one row of 600 tokens (launch, four loads that wait for one another,
+partial results and their merge), 9 / 7 for one of 4096, 9 / 7 for 8 rows of 600, 35 / 19 for 64
+rows of 500 on average, 134 / 68 for 256 of them (87 % of the bandwidth), 150 / 77 with one of 16384
+among these. A plan takes 4 to 6 µs, once a step.
+
+Short cases are several launches, on caches of their own, so that nothing is left in the L2 cache
+from the round before: their time is that of all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.kernels.case import Case
+from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
+from services.compute.kernels.decode_attention.work import Balance, DecodeWork, Tiling
+from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
+
+HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
+PAGE_TOKENS = 16
+MAX_CONTEXT = 32768
+COLD_BYTES = 256 << 20  # four times the L2 cache
+MAX_RUNS = 20  # of which a graph calls each once
+
+BATCHES = ("1x600", "1x4096", "8x600", "64 mixed", "256 mixed", "256 mixed, one 16384")
+TILINGS = {
+    "8B": (
+        Tiling(64, 4, 2),
+        Tiling(64, 4, 4),
+        Tiling(32, 4, 3),
+        Tiling(32, 4, 4),
+        Tiling(32, 2, 3),
+        Tiling(32, 2, 4),
+        Tiling(128, 4, 2),
+        Tiling(128, 8, 2),
+        Tiling(128, 8, 3),
+    ),
+    "1B": (
+        Tiling(128, 4, 2),
+        Tiling(128, 4, 4),
+        Tiling(64, 4, 3),
+        Tiling(64, 4, 4),
+        Tiling(64, 2, 3),
+        Tiling(64, 2, 4),
+        Tiling(128, 8, 3),
+        Tiling(256, 8, 2),
+    ),
+}
+TILED_BATCHES = ("1x600", "64 mixed", "256 mixed")
+BALANCES = (Balance(132, 528), Balance(528, 1056), Balance(264, 528), Balance(264, 2112))
+BALANCED_BATCHES = ("1x600", "1x4096", "8x600", "64 mixed", "256 mixed", "256 mixed, one 16384")
+
+
+def cases() -> Iterator[Case]:
+    """The batches at the chosen settings, then the settings that were not."""
+    for model in HEADS:
+        for batch in BATCHES:
+            yield _case(model, batch)
+    for batch in ("1x600", "256 mixed", "256 mixed, one 16384"):
+        yield _plan_case(batch)
+    for model, tilings in TILINGS.items():
+        for batch in TILED_BATCHES:
+            for tiling in tilings:
+                yield _case(model, batch, tiling=tiling)
+    for batch in BALANCED_BATCHES:
+        for balance in BALANCES:
+            yield _case("8B", batch, balance=balance)
+
+
+def _lengths(batch: str) -> list[int]:
+    if batch == "8x600":
+        return [600] * 8
+    if batch.startswith("1x"):
+        return [int(batch[2:])]
+    random = torch.Generator().manual_seed(7)
+    count = int(batch.split()[0])
+    draws = torch.randn(count, generator=random).mul(0.8).exp()
+    lengths: list[int] = (draws * (500 / draws.mean())).int().clamp(16, 4096).tolist()
+    if batch.endswith("16384"):
+        lengths[count // 2] = 16384
+    return lengths
+
+
+def _step(lengths: list[int], device: torch.device) -> tuple[StepInputs, Resident, int]:
+    """Rows with their pages scattered over as many as they need; their number."""
+    rows = len(lengths)
+    counts = [-(-length // PAGE_TOKENS) for length in lengths]
+    inputs = StepInputs.make(rows, rows, device)
+    inputs.counts[NUM_DECODE_ROWS] = rows
+    inputs.q_start_R.copy_(torch.tensor(lengths) - 1)
+    inputs.row_slot_R.copy_(torch.randperm(rows))
+    resident = Resident.make(rows, MAX_CONTEXT // PAGE_TOKENS, 1, device)
+    order = torch.randperm(sum(counts), dtype=torch.int32)
+    parts = order.split(counts)
+    for slot, part in zip(inputs.row_slot_R.tolist(), parts, strict=True):
+        resident.page_table[slot, : len(part)] = part
+    return inputs, resident, sum(counts)
+
+
+def _case(
+    model: str, batch: str, *, tiling: Tiling | None = None, balance: Balance | None = None
+) -> Case:
+    device = torch.device("cuda")
+    num_heads, kv_heads, width = HEADS[model]
+    lengths = _lengths(batch)
+    rows = len(lengths)
+    inputs, resident, num_pages = _step(lengths, device)
+    work = DecodeWork.make(
+        rows,
+        kv_heads,
+        num_heads // kv_heads,
+        width,
+        device=device,
+        tiling=tiling,
+        balance=balance or Balance(),
+    )
+    plan_decode(inputs, work, PAGE_TOKENS, rows)
+    launch_bytes = sum(lengths) * 2 * kv_heads * width * 2 + 2 * rows * num_heads * width * 2
+    num_runs = min(MAX_RUNS, -(-COLD_BYTES // launch_bytes) + 1)
+    launches = -(-COLD_BYTES // (launch_bytes * num_runs))
+
+    def launch() -> Callable[[], None]:
+        shape = (num_pages, 2, kv_heads, PAGE_TOKENS, width)
+        kv_pages = torch.empty(shape, device=device, dtype=torch.bfloat16).normal_()
+        qkv = torch.randn(
+            rows, (num_heads + 2 * kv_heads) * width, device=device, dtype=torch.bfloat16
+        )
+        q_THD = qkv[:, : num_heads * width].unflatten(1, (num_heads, width))
+        out_THD = torch.empty(rows, num_heads, width, device=device, dtype=torch.bfloat16)
+        return partial(
+            decode_attention,
+            q_THD,
+            kv_pages,
+            resident,
+            inputs,
+            work,
+            out_THD,
+            width**-0.5,
+            0,
+            rows,
+        )
+
+    def run(calls: list[Callable[[], None]]) -> None:
+        for call in calls:
+            call()
+
+    name = f"decode_attention {model} {batch}" + (f" ({launches} launches)" * (launches > 1))
+    if tiling:
+        name += f" tile {tiling.block_tokens}/{tiling.num_warps}/{tiling.num_stages}"
+    if balance:
+        name += f" {balance.per_row}/{balance.at_most}"
+    return Case(
+        name=name,
+        runs=[partial(run, [launch() for _ in range(launches)]) for _ in range(num_runs)],
+        num_bytes=launch_bytes * launches,
+        flops=4.0 * sum(lengths) * num_heads * width * launches,
+    )
+
+
+def _plan_case(batch: str) -> Case:
+    device = torch.device("cuda")
+    lengths = _lengths(batch)
+    inputs, _, _ = _step(lengths, device)
+    work = DecodeWork.make(256, 8, 4, 128, device=device)
+    run = partial(plan_decode, inputs, work, PAGE_TOKENS, len(lengths))
+    return Case(name=f"plan_decode {batch}", runs=[run], num_bytes=12.0 * len(lengths))
