@@ -16,11 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.prefill_attention.tiling import (
-    PROGRAMS_PER_SM,
-    Tiling,
-    tiling_of,
-)
+from services.compute.kernels.prefill_attention.tiling import Tiling, tiling_of
 from services.compute.kernels.prefill_attention.work import PrefillWork, num_items_bound
 from services.compute.kernels.step_input.buffers import (
     NUM_DECODE_ROWS,
@@ -66,7 +62,9 @@ def _plan_kernel(
             len_R = tl.load(q_len_R + other_R, mask=other_R < num_rows, other=0)
             blocks_R = (len_R + BLOCK_Q - 1) // BLOCK_Q
             # Of equal positions the earlier row's comes first.
-            reach_IR = position_I[:, None] - start_R[None, :] - (other_R < row).to(tl.int32)[None, :]
+            reach_IR = (
+                position_I[:, None] - start_R[None, :] - (other_R < row).to(tl.int32)[None, :]
+            )
             after_IR = tl.where(reach_IR < 0, 0, reach_IR // BLOCK_Q + 1)
             place_I += tl.sum(tl.maximum(blocks_R[None, :] - after_IR, 0), axis=1)
         present_I = block_I < num_blocks
@@ -121,7 +119,7 @@ def _attend(
     WINDOWED: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Take in the blocks from `begin` to `end`. Where MASKED, keys outside [low, high) are not read."""
+    """Take in the blocks from `begin` to `end`; where MASKED, read keys in [low, high) only."""
     offset_D = tl.arange(0, PADDED_D)
     for start in tl.range(begin, end, BLOCK_N):
         position_N = start + tl.arange(0, BLOCK_N)
@@ -302,7 +300,8 @@ def prefill_attention(
     """Attention of every planned query over positions up to its own, the last `window` if not 0.
 
     `q_THD` and `out_THD` may have any token stride; a token's heads must be contiguous. `kv_pages`
-    [N, 2, K, P, D] must be contiguous. `scale` must be positive. `num_tokens` is the bucket.
+    [N, 2, K, P, D] must be contiguous. `scale` must be positive. `num_tokens` is the bucket, `tiling`
+    for measuring others than the chosen one.
     """
     _, num_heads, width = q_THD.shape
     _, _, num_kv_heads, page_tokens, _ = kv_pages.shape
@@ -311,7 +310,7 @@ def prefill_attention(
     tiling = tiling or tiling_of(q_THD.dtype, width)
     num_items = num_items_bound(num_tokens, work.max_rows, work.block_q)
     splits = triton.cdiv(work.block_q, tiling.block_m // work.group)
-    num_programs = min(num_items * splits * num_kv_heads, work.num_sms * PROGRAMS_PER_SM)
+    num_programs = min(num_items * splits * num_kv_heads, work.num_sms * tiling.programs_per_sm)
     _prefill_attention_kernel[(num_programs,)](
         q_THD,
         kv_pages,

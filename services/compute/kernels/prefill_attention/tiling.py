@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+PROGRAMS_PER_SM = 8
+"""Launched at most. A program takes several tiles when there are more, so that a bucket's surplus
+programs stay few (each holds a place on its SM for about 1 µs) and the hardware still balances."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
@@ -19,6 +23,7 @@ class Tiling:
     block_n: int
     num_warps: int
     num_stages: int
+    programs_per_sm: int = PROGRAMS_PER_SM
 
 
 NARROW = Tiling(block_m=128, block_n=128, num_warps=8, num_stages=3)
@@ -30,10 +35,6 @@ WIDE = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
 FLOAT32 = Tiling(block_m=64, block_n=32, num_warps=8, num_stages=2)
 """IEEE products, which tensor cores do not have: for checking, not for speed."""
 FLOAT32_WIDE = Tiling(block_m=32, block_n=32, num_warps=8, num_stages=2)
-
-PROGRAMS_PER_SM = 8
-"""Launched at most. A program takes several tiles when there are more, so that a bucket's surplus
-programs stay few (each occupies a place on its SM for about 1 µs) and the hardware still balances."""
 
 
 def tiling_of(dtype: torch.dtype, head_width: int) -> Tiling:

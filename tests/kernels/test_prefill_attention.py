@@ -1,0 +1,293 @@
+"""Prefill attention against float64, and against itself cut up differently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from services.compute.kernels.prefill_attention import reference
+from services.compute.kernels.prefill_attention.work import PrefillWork, num_items_bound
+from services.compute.kernels.step_input.buffers import (
+    NUM_DECODE_ROWS,
+    NUM_ROWS,
+    NUM_TOKENS,
+    Resident,
+    StepInputs,
+)
+
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+Row = tuple[int, int]  # q_start, q_len
+
+
+@dataclass(frozen=True)
+class Shape:
+    group: int = 2
+    width: int = 32
+    num_kv_heads: int = 2
+    page_tokens: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int = 0
+
+    @property
+    def scale(self) -> float:
+        return self.width**-0.5
+
+
+def random(rng: np.random.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(dtype)
+
+
+def exact(x: Tensor) -> Tensor:
+    """Small integers, of which sums of products are exact."""
+    return (x * 1.5).round().clamp(-2, 2)
+
+
+def exact_values(v_NKD: Tensor) -> Tensor:
+    """Powers of two, so few in each column that their sum is exact for any weights."""
+    position_N = torch.arange(v_NKD.shape[0])[:, None]
+    kept_ND = position_N % v_NKD.shape[2] == torch.arange(v_NKD.shape[2])
+    return torch.where(kept_ND[:, None], v_NKD.sign() * 0.5, 0.0)
+
+
+class Step:
+    """A step of rows with random queries, its sequences' pages scattered among NaN.
+
+    The interpreter's matrix products are numpy's, where a row's bits depend on its place. With
+    `order_free`, inputs are such that these products are exact; all the rest still rounds.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        rows: list[Row],
+        seed: int,
+        num_decode_rows: int = 0,
+        order_free: bool = False,
+    ) -> None:
+        self.shape, self.rows = shape, rows
+        rng = np.random.default_rng(seed)
+        num_tokens = sum(q_len for _, q_len in rows)
+        self.bucket = num_tokens + 5
+        heads, page_tokens = shape.group * shape.num_kv_heads, shape.page_tokens
+        lengths = [q_start + q_len for q_start, q_len in rows]
+        needed = [-(-length // page_tokens) for length in lengths]
+        num_pages = sum(needed) + 3
+        order = rng.permutation(num_pages)
+        self.kv_pages = torch.full(
+            (num_pages, 2, shape.num_kv_heads, page_tokens, shape.width), torch.nan
+        ).to(shape.dtype)
+        self.resident = Resident.make(len(rows) + 2, max(needed) + 2, 1, torch.device("cpu"))
+        self.resident.page_table.fill_(int(order[-1]))  # a page of NaN
+        self.inputs = StepInputs.make(self.bucket, len(rows) + 2, torch.device("cpu"))
+        slots = rng.permutation(len(rows) + 2)
+        token = 0
+        for row, ((q_start, q_len), length) in enumerate(zip(rows, lengths, strict=True)):
+            pages, order = order[: needed[row]], order[needed[row] :]
+            slot = int(slots[row])
+            self.resident.page_table[slot, : needed[row]] = torch.from_numpy(pages)
+            kv = random(rng, shape.dtype, length, 2, shape.num_kv_heads, shape.width)
+            if order_free:
+                kv = torch.stack([exact(kv[:, 0]), exact_values(kv[:, 1])], dim=1)
+            for place, page in enumerate(pages.tolist()):
+                part = kv[place * page_tokens : (place + 1) * page_tokens]
+                self.kv_pages[page, :, :, : len(part)] = part.permute(1, 2, 0, 3)
+            self.inputs.row_slot_R[row] = slot
+            self.inputs.q_start_R[row] = q_start
+            self.inputs.q_len_R[row] = q_len
+            self.inputs.token_start_R[row] = token
+            token += q_len
+        self.inputs.row_slot_R[len(rows) :] = 1 << 20  # must not be followed
+        self.inputs.q_len_R[len(rows) :] = 7
+        self.inputs.counts[NUM_ROWS] = len(rows)
+        self.inputs.counts[NUM_DECODE_ROWS] = num_decode_rows
+        self.inputs.counts[NUM_TOKENS] = num_tokens
+        self.qkv = random(rng, shape.dtype, self.bucket, heads + 3, shape.width)
+        if order_free:
+            self.qkv = exact(self.qkv)
+        self.work = PrefillWork.make(self.bucket, len(rows) + 2, shape.group, torch.device("cpu"))
+
+    @property
+    def q_THD(self) -> Tensor:
+        """The queries as a view, with a stride that holds more than they."""
+        return self.qkv[:, : self.shape.group * self.shape.num_kv_heads]
+
+    def expected(self, all_rows: bool = False) -> Tensor:
+        out_THD = torch.full_like(self.q_THD, torch.nan, dtype=torch.float64)
+        reference.plan_prefill(self.inputs, self.work, self.bucket, all_rows)
+        reference.prefill_attention(
+            self.q_THD.double(), self.kv_pages.double(), self.resident, self.inputs, self.work,
+            out_THD, self.shape.scale, self.shape.window, self.bucket,
+        )  # fmt: skip
+        return out_THD
+
+    def actual(self, device: torch.device, all_rows: bool = False, bucket: int = 0) -> Tensor:
+        from services.compute.kernels.prefill_attention import kernel
+
+        inputs = StepInputs(
+            **{name: getattr(self.inputs, name).to(device) for name in StepInputs.__slots__}
+        )
+        resident = Resident(
+            **{name: getattr(self.resident, name).to(device) for name in Resident.__slots__}
+        )
+        work = PrefillWork.make(bucket or self.bucket, self.work.max_rows, self.shape.group, device)
+        work.items_I2.fill_(-1)
+        work.num_items.fill_(-1)
+        out_THD = torch.full_like(self.q_THD, torch.nan, device=device)
+        kernel.plan_prefill(inputs, work, bucket or self.bucket, all_rows)
+        kernel.prefill_attention(
+            self.qkv.to(device)[:, : self.q_THD.shape[1]], self.kv_pages.to(device), resident,
+            inputs, work, out_THD, self.shape.scale, self.shape.window, bucket or self.bucket,
+        )  # fmt: skip
+        return out_THD.cpu()
+
+
+def check(step: Step, device: torch.device, all_rows: bool = False) -> None:
+    expected, actual = step.expected(all_rows), step.actual(device, all_rows)
+    written = ~expected.isnan()
+    assert torch.equal(written, ~actual.isnan())
+    error = (actual.double() - expected)[written].norm() / expected[written].norm()
+    assert error < BOUNDS[step.shape.dtype]
+
+
+MIXED = [(40, 1), (3, 1), (0, 9), (70, 50), (31, 33), (0, 1)]
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+def test_every_head_width_matches_float64(
+    width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    shape = Shape(width=width, dtype=dtype, num_kv_heads=1)
+    check(Step(shape, [(5, 1), (0, 9), (60, 43)], width, num_decode_rows=1), device)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16])
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+def test_every_group_matches_float64(group: int, dtype: torch.dtype, device: torch.device) -> None:
+    check(Step(Shape(group=group, dtype=dtype), [(7, 1), (0, 9), (70, 50)], group, 1), device)
+
+
+@pytest.mark.parametrize("page_tokens", [8, 16, 64, 256])
+def test_every_page_size_matches_float64(page_tokens: int, device: torch.device) -> None:
+    check(Step(Shape(page_tokens=page_tokens), MIXED, page_tokens, 2), device)
+
+
+@pytest.mark.parametrize("window", [1, 5, 31, 32, 33, 64, 100, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_hides_what_is_older(
+    window: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    rows = [(9, 1), (0, 17), (150, 40), (31, 33)]
+    check(Step(Shape(window=window, dtype=dtype), rows, window, num_decode_rows=1), device)
+
+
+def test_decode_rows_are_left_alone_unless_all_rows_are_asked_for(device: torch.device) -> None:
+    step = Step(Shape(), MIXED, 1, num_decode_rows=2)
+    assert step.actual(device)[:2].isnan().all()
+    assert step.actual(device)[-step.bucket + 2 : -5].isfinite().all()
+    check(step, device, all_rows=True)
+
+
+def test_a_step_of_decode_rows_alone_writes_nothing(device: torch.device) -> None:
+    assert Step(Shape(), [(9, 1), (4, 1)], 1, num_decode_rows=2).actual(device).isnan().all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("all_rows", [False, True])
+def test_the_plan_lists_every_block_once_longest_context_first(
+    seed: int, all_rows: bool, device: torch.device
+) -> None:
+    from services.compute.kernels.prefill_attention import kernel
+
+    rng = np.random.default_rng(seed)
+    num_rows = int(rng.integers(1, [200, 200, 60, 15][seed]))
+    num_decode_rows = int(rng.integers(0, num_rows + 1))
+    inputs = StepInputs.make(4, 256, device)
+    q_len_R = rng.integers(1, [2, 40, 300, 3000][seed], num_rows)
+    q_len_R[:num_decode_rows] = 1
+    q_start_R = rng.integers(0, 50, num_rows) * rng.integers(0, 2, num_rows)
+    inputs.q_len_R.fill_(99)[:num_rows] = torch.from_numpy(q_len_R)
+    inputs.q_start_R.fill_(99)[:num_rows] = torch.from_numpy(q_start_R)
+    inputs.counts[NUM_ROWS] = num_rows
+    inputs.counts[NUM_DECODE_ROWS] = num_decode_rows
+    num_tokens = int(q_len_R.sum())
+    work = PrefillWork.make(num_tokens, 256, 4, device)
+    work.items_I2.fill_(-1)
+    reference.plan_prefill(inputs, work, num_tokens, all_rows)
+    expected_items, expected_count = work.items_I2.clone(), int(work.num_items)
+    work.items_I2.fill_(-1)
+    work.num_items.fill_(-1)
+    kernel.plan_prefill(inputs, work, num_tokens, all_rows)
+    assert int(work.num_items) == expected_count <= num_items_bound(num_tokens, 256, work.block_q)
+    assert torch.equal(work.items_I2, expected_items)
+
+
+@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+def test_results_do_not_depend_on_chunk_boundaries(
+    window: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    shape = Shape(group=3, width=width, dtype=dtype, window=window, num_kv_heads=1)
+    length, cuts = 170, [[40, 110], [1, 2, 64, 65, 128], [100, 167]]
+    whole = Step(shape, [(0, length)], 3, order_free=device.type == "cpu")
+    expected = whole.actual(device)[:length]
+    assert expected.isfinite().all()
+    for boundaries in cuts:
+        edges = [0, *boundaries, length]
+        pieces = [(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        assert torch.equal(_as_pieces(whole, pieces).actual(device)[:length], expected)
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+def test_token_by_token_gives_the_bits_of_one_chunk(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    shape = Shape(group=2, width=128, dtype=dtype, num_kv_heads=1)
+    whole = Step(shape, [(0, 70)], 4, order_free=device.type == "cpu")
+    single = _as_pieces(whole, [(position, 1) for position in range(70)])
+    single.inputs.counts[NUM_DECODE_ROWS] = 70
+    assert torch.equal(single.actual(device, all_rows=True)[:70], whole.actual(device)[:70])
+
+
+def test_results_do_not_depend_on_other_rows_nor_the_bucket(device: torch.device) -> None:
+    shape = Shape(group=4, dtype=torch.bfloat16)
+    alone = Step(shape, [(20, 45)], 5)
+    expected = alone.actual(device)[:45]
+    assert torch.equal(alone.actual(device, bucket=512)[:45], expected)
+    among = Step(shape, [(9, 1), (0, 13), (20, 45), (64, 20)], 6, num_decode_rows=1)
+    among.qkv[14:59] = alone.qkv[:45]
+    slot, old = int(among.inputs.row_slot_R[2]), int(alone.inputs.row_slot_R[0])
+    pages = among.resident.page_table[slot, :5].long()
+    among.kv_pages[pages] = alone.kv_pages[alone.resident.page_table[old, :5].long()]
+    assert torch.equal(among.actual(device)[14:59], expected)
+
+
+def _as_pieces(whole: Step, pieces: list[Row]) -> Step:
+    """The one sequence of `whole` as many rows, as if each were a step of its own."""
+    step = Step(whole.shape, pieces, 0)
+    step.qkv, step.kv_pages, step.bucket = whole.qkv, whole.kv_pages, whole.bucket
+    pages = whole.resident.page_table[int(whole.inputs.row_slot_R[0])]
+    width = min(pages.numel(), step.resident.page_table.shape[1])
+    step.resident.page_table[:, :width] = pages[:width]
+    return step
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_long_prompts_match_float64_and_keep_their_bits(
+    width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    shape = Shape(group=4, width=width, dtype=dtype)
+    check(Step(shape, [(700, 1), (0, 2100), (900, 333), (5, 17)] + [(0, 220)] * 9, 8, 1), device)
+    whole = Step(shape, [(0, 1500)], 9)
+    pieces = [(a, b - a) for a, b in ((0, 333), (333, 1024), (1024, 1025), (1025, 1500))]
+    expected = whole.actual(device)[:1500]
+    for _ in range(3):
+        assert torch.equal(_as_pieces(whole, pieces).actual(device)[:1500], expected)
