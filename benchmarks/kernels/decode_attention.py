@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.kernels.case import Case
 from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import Balance, DecodeWork, Tiling
+from services.compute.kernels.decode_attention.work import EXTRA_PROGRAMS, DecodeWork, Tiling
 from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
@@ -43,9 +43,9 @@ TILINGS = {
     ),
     "1B": (
         Tiling(128, 4, 2),
-        Tiling(128, 4, 4),
+        Tiling(128, 4, 3),
         Tiling(64, 4, 3),
-        Tiling(64, 4, 4),
+        Tiling(64, 4, 5),
         Tiling(64, 2, 3),
         Tiling(64, 2, 4),
         Tiling(128, 8, 3),
@@ -53,8 +53,7 @@ TILINGS = {
     ),
 }
 TILED_BATCHES = ("1x600", "64 mixed", "256 mixed")
-BALANCES = (Balance(132, 528), Balance(528, 1056), Balance(264, 528), Balance(264, 2112))
-BALANCED_BATCHES = ("1x600", "1x4096", "8x600", "64 mixed", "256 mixed", "256 mixed, one 16384")
+EXTRAS = (132, 528, 1056)
 
 
 def cases() -> Iterator[Case]:
@@ -68,9 +67,10 @@ def cases() -> Iterator[Case]:
         for batch in TILED_BATCHES:
             for tiling in tilings:
                 yield _case(model, batch, tiling=tiling)
-    for batch in BALANCED_BATCHES:
-        for balance in BALANCES:
-            yield _case("8B", batch, balance=balance)
+    for model in HEADS:
+        for batch in BATCHES:
+            for extra in EXTRAS:
+                yield _case(model, batch, extra_programs=extra)
 
 
 def _lengths(batch: str) -> list[int]:
@@ -104,7 +104,7 @@ def _step(lengths: list[int], device: torch.device) -> tuple[StepInputs, Residen
 
 
 def _case(
-    model: str, batch: str, *, tiling: Tiling | None = None, balance: Balance | None = None
+    model: str, batch: str, *, tiling: Tiling | None = None, extra_programs: int = EXTRA_PROGRAMS
 ) -> Case:
     device = torch.device("cuda")
     num_heads, kv_heads, width = HEADS[model]
@@ -118,7 +118,7 @@ def _case(
         width,
         device=device,
         tiling=tiling,
-        balance=balance or Balance(),
+        extra_programs=extra_programs,
     )
     plan_decode(inputs, work, PAGE_TOKENS, rows)
     launch_bytes = sum(lengths) * 2 * kv_heads * width * 2 + 2 * rows * num_heads * width * 2
@@ -153,8 +153,8 @@ def _case(
     name = f"decode_attention {model} {batch}" + (f" ({launches} launches)" * (launches > 1))
     if tiling:
         name += f" tile {tiling.block_tokens}/{tiling.num_warps}/{tiling.num_stages}"
-    if balance:
-        name += f" {balance.per_row}/{balance.at_most}"
+    if extra_programs != EXTRA_PROGRAMS:
+        name += f" +{extra_programs} programs"
     return Case(
         name=name,
         runs=[partial(run, [launch() for _ in range(launches)]) for _ in range(num_runs)],

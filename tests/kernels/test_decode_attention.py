@@ -6,7 +6,7 @@ Shape legend: T tokens, H query heads, K kv heads, D head width, P positions of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -284,7 +284,7 @@ def inputs_of(lengths: list[int], max_rows: int, device: torch.device) -> StepIn
 LENGTHS = st.lists(st.one_of(st.integers(1, 300), st.integers(1, 200_000)), min_size=0, max_size=40)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(lengths=LENGTHS, spare=st.integers(0, 9), kv_heads=st.sampled_from([1, 8, 32]))
 def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
     device: torch.device, lengths: list[int], spare: int, kv_heads: int
@@ -305,7 +305,7 @@ def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
     assert all(later <= earlier + slack for earlier, later in zip(sizes, sizes[1:], strict=False))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(lengths=LENGTHS, fixed=st.sampled_from([16, 64, 256]), splits=st.sampled_from([1, 4, 16]))
 def test_a_plan_with_a_fixed_chunk_cuts_each_row_by_itself(
     device: torch.device, lengths: list[int], fixed: int, splits: int
@@ -339,3 +339,21 @@ def test_many_rows_of_mixed_lengths_agree_with_float64(
     step.check(first, window)
     for _ in range(50):  # whichever chunk comes last, the row is the same
         assert torch.equal(first, step.attend(work, window))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs 4 GiB")
+def test_pages_beyond_two_to_the_31_elements_are_found(device: torch.device) -> None:
+    shape = Shape(dtype=torch.bfloat16, kv_heads=8, group=4, head_dim=128, page_tokens=16)
+    step = make_step(device, [40, 500], shape)
+    small = step.kv_pages
+    first = (1 << 31) // small[0].numel()
+    large = small.new_empty(first + len(small), *small.shape[1:])
+    large[first:] = small
+    step.resident.page_table += first
+    far = replace(step, kv_pages=large)
+    work = far.work()
+    plan_decode(far.inputs, work, shape.page_tokens, far.bucket)
+    out_THD = far.attend(work)
+    step.resident.page_table -= first
+    step.check(out_THD)

@@ -22,8 +22,14 @@ MIN_CHUNK = 64
 """A chunk's positions at least: one tile of the kernel, below which merging costs more than it
 hides."""
 
+EXTRA_PROGRAMS = 264
+"""Programs that a step may have beyond one for each row and kv head: two for each of the H200's 132
+multiprocessors. A single row is cut into these, all of which run at once; more of them gain nothing
+in a simulation of that device, and each costs its start and its part of a merge."""
+
+TILE_TOKENS = 64
 TILE_BYTES = 16 << 10
-"""Keys of a tile: with as many of values, three tiles deep, two programs fit a multiprocessor."""
+"""Keys of a tile at most: with as many of values, three programs fit a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +42,12 @@ class Tiling:
 
     @staticmethod
     def of(head_dim: int, element_bytes: int) -> Tiling:
-        """The tiling for a cache of this head width and element size."""
-        block = TILE_BYTES // (padded(head_dim) * element_bytes)
-        return Tiling(block_tokens=min(128, max(16, block)))
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """Programs that a step may have beyond one for each row and kv head."""
-
-    per_row: int = 264  # a single row's: two for each of the H200's 132 multiprocessors
-    at_most: int = 1056  # eight each: no chunk is longer than a fair share of the step by far
-
-    def item_limit(self, num_rows: int, num_kv_heads: int) -> int:
-        """Items at most of a step with num_rows rows."""
-        extra = min(num_rows * self.per_row, self.at_most)
-        return num_rows + -(-extra // num_kv_heads)
+        """The tiling for a cache of this head width and element size; all keep 64 KiB or less of
+        it on their way."""
+        token_bytes = padded(head_dim) * element_bytes
+        block_tokens = max(16, min(TILE_TOKENS, TILE_BYTES // token_bytes))
+        is_small = 2 * block_tokens * token_bytes <= TILE_BYTES
+        return Tiling(block_tokens, num_stages=4 if is_small else 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class DecodeWork:
     max_rows: int
     num_kv_heads: int
     max_splits: int
-    balance: Balance
+    extra_programs: int
     tiling: Tiling | None
 
     @staticmethod
@@ -79,7 +75,7 @@ class DecodeWork:
         max_splits: int = 0,
         *,
         device: torch.device,
-        balance: Balance = Balance(),
+        extra_programs: int = EXTRA_PROGRAMS,
         tiling: Tiling | None = None,
     ) -> DecodeWork:
         """Buffers for up to max_rows rows of any length.
@@ -88,7 +84,7 @@ class DecodeWork:
         chooses their length by the batch. With max_splits > 0 each row has that many places, which
         is what a fixed chunk needs.
         """
-        items = max_rows * max_splits or balance.item_limit(max_rows, num_kv_heads)
+        items = _item_limit(max_rows, num_kv_heads, max_splits, extra_programs)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -103,15 +99,19 @@ class DecodeWork:
             max_rows=max_rows,
             num_kv_heads=num_kv_heads,
             max_splits=max_splits,
-            balance=balance,
+            extra_programs=extra_programs,
             tiling=tiling,
         )
 
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
-        if self.max_splits:
-            return num_rows * self.max_splits
-        return self.balance.item_limit(num_rows, self.num_kv_heads)
+        return _item_limit(num_rows, self.num_kv_heads, self.max_splits, self.extra_programs)
+
+
+def _item_limit(num_rows: int, num_kv_heads: int, max_splits: int, extra_programs: int) -> int:
+    if max_splits:
+        return num_rows * max_splits
+    return num_rows + -(-extra_programs // num_kv_heads)
 
 
 def padded(size: int) -> int:
