@@ -17,6 +17,7 @@ from common.messages.failure import Failure, Usage
 from common.messages.generate import ComputeInbox
 from common.messages.text import Candidate, RouterInbox, TextGenerated, TokenLogprob
 from common.messages.text_rows import TextRows
+from common.messages.timeline import Track, TrackArg
 from common.messages.token_rows import TokenLogprobs, TokenRows
 from common.messages.tokenize import TokenizerInbox
 from common.messages.tokens import DetokenizerInbox, EndReason, TokensGenerated
@@ -86,10 +87,20 @@ def text_messages(draw: st.DrawFn) -> TextGenerated:
     return rows.build()
 
 
+@st.composite
+def tracks(draw: st.DrawFn) -> Track:
+    length = draw(st.integers(0, 4))
+    numbers = st.floats(allow_nan=False)
+    columns = st.lists(numbers, min_size=length, max_size=length).map(lambda n: array("d", n))
+    args = draw(st.lists(st.builds(TrackArg, st.text(max_size=4), columns), max_size=2))
+    return Track(draw(st.text(max_size=4)), "step", draw(columns), draw(columns), tuple(args))
+
+
 _SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     AttemptId: attempts,
     TokensGenerated: token_messages(),
     TextGenerated: text_messages(),
+    Track: tracks(),
 }
 
 
