@@ -215,7 +215,6 @@ def test_with_a_fixed_chunk_a_row_is_bitwise_the_same_in_any_batch(
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket, fixed_chunk=32)
     together = step.attend(work)
     step.check(together)
-    alone = work_alone = None
     for row in range(len(step.lengths)):
         inputs = StepInputs.make(64, 16, device)
         inputs.counts[NUM_DECODE_ROWS] = 1
