@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROW_COUNTS = (1, 2, 4)
+"""How many rows the kernels take."""
+
 PROGRAMS = 264
 """Two for each of the 132 multiprocessors of an H100 or H200."""
 
@@ -29,6 +32,11 @@ MIN_BLOCKS_PER_PROGRAM = 4
 
 MAX_RESIDENT_INPUTS = 4096
 """A product alone takes wider inputs step by step: four rows of them crowd the registers."""
+
+LINE_BYTES = 128
+PREFETCH_LINES = 32
+"""Cache lines of each row that a waiting program asks for: 16 KiB of a block of four rows, 128 KiB
+for each multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,11 @@ def gate_up_config(num_gates: int, num_in: int, itemsize: int) -> MatvecConfig:
 def padded(num_in: int) -> int:
     """The power of two that holds an input."""
     return 1 << max(num_in - 1, 0).bit_length()
+
+
+def prefetch_lines(num_in: int, itemsize: int) -> int:
+    """A power of two."""
+    return max(1, min(PREFETCH_LINES, padded(num_in) * itemsize // LINE_BYTES))
 
 
 def _resident(num_out: int, row_bytes: int, tiles: int) -> MatvecConfig:

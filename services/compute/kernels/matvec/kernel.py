@@ -1,10 +1,10 @@
 """Products of 1, 2 or 4 rows with a weight: every weight is read once, at the memory's speed.
 
-Two shapes of program. `_rows_kernel` and `_gate_up_kernel` hold the whole input in registers and
-walk over blocks of output rows, so that a norm of the input is computed once a program, from the
-L2 cache. `_columns_kernel` owns one block of output rows and walks over the input, which suits
-inputs too wide for registers. Row t of the output depends on row t of the input alone, bit for
-bit, and not on T: sums are taken in the same order whatever T is.
+Two shapes of program. `_rows_kernel` holds the whole input in registers and walks over blocks of
+output rows, so that a norm of the input is computed once a program, from the L2 cache.
+`_columns_kernel` owns one block of output rows and walks over the input, which suits inputs too
+wide for registers. Row t of the output depends on row t of the input alone, bit for bit, and not
+on T: sums are taken in the same order whatever T is.
 
 The input is prepared inside the first turn of the loop over blocks: the compiler's software
 pipeline asks for the first `num_stages - 1` blocks of weights before that turn, so they are on
@@ -22,20 +22,14 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.matvec.config import (
+    ROW_COUNTS,
     MatvecConfig,
     gate_up_config,
     matvec_config,
     norm_matvec_config,
     padded,
+    prefetch_lines,
 )
-
-ROW_COUNTS = (1, 2, 4)
-"""How many rows the kernels take."""
-
-LINE_BYTES = 128
-PREFETCH_LINES = 32
-"""Cache lines of each row that a waiting program asks for: 16 KiB of a block of four rows, 128 KiB
-for each multiprocessor."""
 
 
 @triton.jit
@@ -47,12 +41,8 @@ def _wait_for_inputs(PDL: tl.constexpr):
 
 
 @triton.jit
-def _load_row(pointer, cols, NUM_IN: tl.constexpr, EVEN: tl.constexpr):
-    if EVEN:
-        row = tl.load(pointer + cols)
-    else:
-        row = tl.load(pointer + cols, mask=cols < NUM_IN, other=0.0)
-    return row
+def _load_row(pointer, cols, NUM_IN: tl.constexpr):
+    return tl.load(pointer + cols, mask=cols < NUM_IN, other=0.0)
 
 
 @triton.jit
@@ -62,7 +52,6 @@ def _input_row(
     norm_ptr,
     sum_ptr,
     eps,
-    is_writer,
     NUM_IN: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -71,40 +60,34 @@ def _input_row(
 ):
     """One row of the input: as it is, or the norm of x + delta, which one program writes."""
     cols = tl.arange(0, BLOCK_IN)
-    EVEN: tl.constexpr = BLOCK_IN == NUM_IN
-    x = _load_row(x_ptr, cols, NUM_IN, EVEN)
+    x = _load_row(x_ptr, cols, NUM_IN)
     if HAS_NORM:
         dtype = x_ptr.dtype.element_ty
         if HAS_DELTA:
-            delta = _load_row(delta_ptr, cols, NUM_IN, EVEN)
+            delta = _load_row(delta_ptr, cols, NUM_IN)
             x = (x.to(tl.float32) + delta.to(tl.float32)).to(dtype)
         if HAS_SUM:
-            tl.store(sum_ptr + cols, x, mask=(cols < NUM_IN) & is_writer)
+            tl.store(sum_ptr + cols, x, mask=(cols < NUM_IN) & (tl.program_id(0) == 0))
         wide = x.to(tl.float32)
         normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_IN + eps)
-        scale = _load_row(norm_ptr, cols, NUM_IN, EVEN).to(tl.float32)
+        scale = _load_row(norm_ptr, cols, NUM_IN).to(tl.float32)
         x = (normed.to(dtype).to(tl.float32) * scale).to(dtype)
     return x
 
 
 @triton.jit
 def _load_weights(
-    w_ptr, rows, cols, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, EVEN: tl.constexpr
+    w_ptr, rows, cols, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, BLOCK_IN: tl.constexpr
 ):
     """Weights [rows, cols] in float32; rows beyond the last repeat it, columns beyond are 0."""
     safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
     pointers = w_ptr + safe[:, None] * NUM_IN + cols[None, :]
-    if EVEN:
+    if NUM_IN % BLOCK_IN == 0:
         w = tl.load(pointers, eviction_policy="evict_first")
     else:
         inside = cols[None, :] < NUM_IN
         w = tl.load(pointers, mask=inside, other=0.0, eviction_policy="evict_first")
     return w.to(tl.float32)
-
-
-@triton.jit
-def _product(w, x):
-    return tl.sum(w * x.to(tl.float32)[None, :], axis=1)
 
 
 @triton.jit
@@ -116,12 +99,13 @@ def _store(out_ptr, bias_ptr, rows, value, NUM_OUT: tl.constexpr, HAS_BIAS: tl.c
 
 
 @triton.jit
-def _output(w, up_w, x, GATED: tl.constexpr):
+def _product(w, up_w, x, GATED: tl.constexpr):
     """One row's product, or silu(gate) * up, rounded where the separate kernels round."""
-    y = _product(w, x)
+    wide = x.to(tl.float32)[None, :]
+    y = tl.sum(w * wide, axis=1)
     if GATED:
         gate = y.to(x.dtype).to(tl.float32)
-        up = _product(up_w, x).to(x.dtype).to(tl.float32)
+        up = tl.sum(up_w * wide, axis=1).to(x.dtype).to(tl.float32)
         y = (gate / (1.0 + tl.exp(-gate))).to(x.dtype).to(tl.float32) * up
     return y
 
@@ -157,7 +141,6 @@ def _rows_kernel(
     """Blocks program, program + PROGRAMS, … of ROWS outputs; GATED: of gates, with their ups."""
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_IN)
-    EVEN: tl.constexpr = BLOCK_IN == NUM_IN
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     x0 = tl.zeros([BLOCK_IN], dtype)
     if T > 1:
@@ -167,73 +150,58 @@ def _rows_kernel(
         x3 = tl.zeros([BLOCK_IN], dtype)
     for block in tl.range(program, (NUM_OUT + ROWS - 1) // ROWS, PROGRAMS, num_stages=STAGES):
         rows = block * ROWS + tl.arange(0, ROWS)
-        w = _load_weights(w_ptr, rows, cols, NUM_OUT, NUM_IN, EVEN)
+        w = _load_weights(w_ptr, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
         up = w
         if GATED:
-            up = _load_weights(w_ptr + NUM_OUT * NUM_IN, rows, cols, NUM_OUT, NUM_IN, EVEN)
+            up = _load_weights(w_ptr + NUM_OUT * NUM_IN, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
         if block == program:
             _wait_for_inputs(PDL)
-            is_writer = program == 0
             x0 = _input_row(
-                x_ptr, delta_ptr, norm_ptr, sum_ptr, eps, is_writer,
+                x_ptr, delta_ptr, norm_ptr, sum_ptr, eps,
                 NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
             )  # fmt: skip
             if T > 1:
                 x1 = _input_row(
                     x_ptr + X_STRIDE, delta_ptr + DELTA_STRIDE, norm_ptr, sum_ptr + SUM_STRIDE,
-                    eps, is_writer, NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
+                    eps, NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
                 )  # fmt: skip
             if T > 2:
                 x2 = _input_row(
                     x_ptr + 2 * X_STRIDE, delta_ptr + 2 * DELTA_STRIDE, norm_ptr,
-                    sum_ptr + 2 * SUM_STRIDE,
-                    eps, is_writer, NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
+                    sum_ptr + 2 * SUM_STRIDE, eps, NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
                 )  # fmt: skip
                 x3 = _input_row(
                     x_ptr + 3 * X_STRIDE, delta_ptr + 3 * DELTA_STRIDE, norm_ptr,
-                    sum_ptr + 3 * SUM_STRIDE,
-                    eps, is_writer, NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
+                    sum_ptr + 3 * SUM_STRIDE, eps, NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
                 )  # fmt: skip
-        y = _output(w, up, x0, GATED)
+        y = _product(w, up, x0, GATED)
         _store(out_ptr, bias_ptr, rows, y, NUM_OUT, HAS_BIAS)
         if T > 1:
-            y = _output(w, up, x1, GATED)
+            y = _product(w, up, x1, GATED)
             _store(out_ptr + OUT_STRIDE, bias_ptr, rows, y, NUM_OUT, HAS_BIAS)
         if T > 2:
-            y = _output(w, up, x2, GATED)
+            y = _product(w, up, x2, GATED)
             _store(out_ptr + 2 * OUT_STRIDE, bias_ptr, rows, y, NUM_OUT, HAS_BIAS)
-            y = _output(w, up, x3, GATED)
+            y = _product(w, up, x3, GATED)
             _store(out_ptr + 3 * OUT_STRIDE, bias_ptr, rows, y, NUM_OUT, HAS_BIAS)
 
 
 @triton.jit
-def _prefetch_rows(
-    w_ptr,
-    rows,
-    NUM_OUT: tl.constexpr,
-    NUM_IN: tl.constexpr,
-    LINES: tl.constexpr,
-):
+def _prefetch_rows(w_ptr, rows, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, LINES: tl.constexpr):
     """Ask the L2 cache for the first LINES lines of 128 bytes of these rows, and go on."""
     LINE_SIZE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
     safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
     cols = tl.minimum(tl.arange(0, LINES) * LINE_SIZE, NUM_IN - 1)
     pointers = w_ptr + safe[:, None] * NUM_IN + cols[None, :]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.int64, bitcast=True)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    addresses = pointers.to(tl.int64, bitcast=True)
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [addresses], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def _partial(w, x_ptr, cols, NUM_IN: tl.constexpr, EVEN: tl.constexpr):
+def _partial(w, x_ptr, cols, NUM_IN: tl.constexpr):
     """Products summed over each group of 8 inputs, the 16 bytes that a thread loads at once."""
-    x = _load_row(x_ptr, cols, NUM_IN, EVEN).to(tl.float32)
-    products = w * x[None, :]
+    products = w * _load_row(x_ptr, cols, NUM_IN).to(tl.float32)[None, :]
     return tl.sum(tl.reshape(products, [w.shape[0], w.shape[1] // 8, 8]), axis=2)
 
 
@@ -257,7 +225,6 @@ def _columns_kernel(
 ):
     """ROWS outputs a program, BLOCK_IN inputs a step."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    EVEN: tl.constexpr = NUM_IN % BLOCK_IN == 0
     if PDL:
         # the loop's pipeline asks for inputs, too, and so must stay below the wait
         _prefetch_rows(w_ptr, rows, NUM_OUT, NUM_IN, PREFETCH_LINES)
@@ -268,22 +235,19 @@ def _columns_kernel(
     acc3 = acc0
     for start in tl.range(0, NUM_IN, BLOCK_IN, num_stages=STAGES):
         cols = start + tl.arange(0, BLOCK_IN)
-        w = _load_weights(w_ptr, rows, cols, NUM_OUT, NUM_IN, EVEN)
-        acc0 += _partial(w, x_ptr, cols, NUM_IN, EVEN)
+        w = _load_weights(w_ptr, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
+        acc0 += _partial(w, x_ptr, cols, NUM_IN)
         if T > 1:
-            acc1 += _partial(w, x_ptr + X_STRIDE, cols, NUM_IN, EVEN)
+            acc1 += _partial(w, x_ptr + X_STRIDE, cols, NUM_IN)
         if T > 2:
-            acc2 += _partial(w, x_ptr + 2 * X_STRIDE, cols, NUM_IN, EVEN)
-            acc3 += _partial(w, x_ptr + 3 * X_STRIDE, cols, NUM_IN, EVEN)
+            acc2 += _partial(w, x_ptr + 2 * X_STRIDE, cols, NUM_IN)
+            acc3 += _partial(w, x_ptr + 3 * X_STRIDE, cols, NUM_IN)
     _store(out_ptr, bias_ptr, rows, tl.sum(acc0, axis=1), NUM_OUT, HAS_BIAS)
     if T > 1:
-        y = tl.sum(acc1, axis=1)
-        _store(out_ptr + OUT_STRIDE, bias_ptr, rows, y, NUM_OUT, HAS_BIAS)
+        _store(out_ptr + OUT_STRIDE, bias_ptr, rows, tl.sum(acc1, axis=1), NUM_OUT, HAS_BIAS)
     if T > 2:
-        y = tl.sum(acc2, axis=1)
-        _store(out_ptr + 2 * OUT_STRIDE, bias_ptr, rows, y, NUM_OUT, HAS_BIAS)
-        y = tl.sum(acc3, axis=1)
-        _store(out_ptr + 3 * OUT_STRIDE, bias_ptr, rows, y, NUM_OUT, HAS_BIAS)
+        _store(out_ptr + 2 * OUT_STRIDE, bias_ptr, rows, tl.sum(acc2, axis=1), NUM_OUT, HAS_BIAS)
+        _store(out_ptr + 3 * OUT_STRIDE, bias_ptr, rows, tl.sum(acc3, axis=1), NUM_OUT, HAS_BIAS)
 
 
 def matvec(
@@ -302,14 +266,13 @@ def matvec(
         _launch_rows(x_TI, None, None, weight_OI, bias_O, out_TO, None, 0.0, chosen, pdl)
         return
     _check(x_TI, weight_OI, out_TO, num_out)
-    lines = min(PREFETCH_LINES, padded(num_in) * weight_OI.element_size() // LINE_BYTES)
     _columns_kernel[(triton.cdiv(num_out, chosen.rows),)](
         x_TI,
         weight_OI,
         x_TI if bias_O is None else bias_O,
         out_TO,
-        X_STRIDE=x_TI.stride(0),
-        OUT_STRIDE=out_TO.stride(0),
+        X_STRIDE=_row_stride(x_TI),
+        OUT_STRIDE=_row_stride(out_TO),
         NUM_OUT=num_out,
         NUM_IN=num_in,
         T=x_TI.shape[0],
@@ -317,7 +280,7 @@ def matvec(
         BLOCK_IN=chosen.block_in,
         STAGES=chosen.num_stages,
         HAS_BIAS=bias_O is not None,
-        PREFETCH_LINES=max(lines, 1),
+        PREFETCH_LINES=prefetch_lines(num_in, weight_OI.element_size()),
         PDL=pdl,
         num_warps=chosen.num_warps,
         **_launch_options(pdl),
@@ -397,10 +360,10 @@ def _launch_rows(
         out_TO,
         x_TI if sum_TI is None else sum_TI,
         eps,
-        X_STRIDE=x_TI.stride(0),
-        DELTA_STRIDE=0 if delta_TI is None else delta_TI.stride(0),
-        OUT_STRIDE=out_TO.stride(0),
-        SUM_STRIDE=0 if sum_TI is None else sum_TI.stride(0),
+        X_STRIDE=_row_stride(x_TI),
+        DELTA_STRIDE=_row_stride(delta_TI),
+        OUT_STRIDE=_row_stride(out_TO),
+        SUM_STRIDE=_row_stride(sum_TI),
         NUM_OUT=num_out,
         NUM_IN=weight_OI.shape[1],
         T=x_TI.shape[0],
@@ -426,6 +389,11 @@ def _check(x_TI: Tensor, weight_OI: Tensor, out_TO: Tensor, num_out: int) -> Non
     assert x_TI.shape[1] == weight_OI.shape[1] and x_TI.stride(1) == 1
     assert out_TO.shape == (x_TI.shape[0], num_out) and out_TO.stride(1) == 1
     assert weight_OI.is_contiguous()
+
+
+def _row_stride(x: Tensor | None) -> int:
+    # a single row's stride means nothing, and would make another kernel
+    return x.stride(0) if x is not None and x.shape[0] > 1 else 0
 
 
 def _launch_options(pdl: bool) -> dict[str, bool]:
