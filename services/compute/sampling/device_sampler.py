@@ -10,31 +10,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.compute.kernels.adjust.kernel import adjust
+from services.compute.kernels.adjust.tables import (
+    MAX_BIAS,
+    MAX_STOP_IDS,
+    SEEN_IN_PROMPT,
+    AdjustTables,
+)
+from services.compute.kernels.cut.kernel import cut
+from services.compute.kernels.cut.search import CutScratch
 from services.compute.kernels.draw.kernel import draw
-from services.compute.kernels.draw.parts import Parts
-from services.compute.kernels.slot_words import FLAGS
+from services.compute.kernels.draw.parts import Parts, Shaped
+from services.compute.kernels.logprobs.kernel import logprobs
+from services.compute.kernels.logprobs.scratch import RESULT_WORDS, LogprobScratch
+from services.compute.kernels.slot_words import (
+    ADJUSTED,
+    CUT,
+    FLAGS,
+    HAS_STOPS,
+    MAX_TOP_LOGPROBS,
+    MIN_TOKENS,
+    NUM_LOGPROBS,
+    PENALISED,
+    SCORED,
+)
 from services.compute.kernels.step_input.buffers import Resident, StepInputs
-from services.compute.sampling.slot_words import slot_words
+from services.compute.kernels.upload import upload
+from services.compute.sampling.slot_words import known_bias, known_ids, slot_words
 from services.compute.step import Int32Array, SlotDelta, StepPlan, TokenLogprobs
 
-BoolArray = npt.NDArray[np.bool_]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+Slots: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Logprobs: TypeAlias = dict[int, tuple[TokenLogprobs, ...]]
+
+PLAIN_WORDS = 2  # token, and whether its logits were finite
+FULL_WORDS = PLAIN_WORDS + RESULT_WORDS
 
 
 class Variant(Enum):
-    """Which launches a step's sampling needs; each is captured by itself."""
+    """Which launches a step's sampling needs; each is captured by itself.
+
+    Rows that want less than a variant offers come out of it bit by bit as from the smaller one.
+    """
 
     PLAIN = "plain"  # greedy or temperature only
-    FULL = "full"
+    CUTS = "cuts"  # top_k, top_p and min_p as well: what most models' own defaults ask for
+    FULL = "full"  # penalties, bias, early stops and logprobs as well
 
 
 class DeviceSampler:
-    """Draws the next tokens of a step from logits that lie on the device."""
+    """Draws the next tokens of a step from logits that lie on the device.
+
+    A step goes `place` with the plan's deltas, then, once their `slot_words` are in
+    `Resident.slot_params` and the samples in `StepInputs`, `launch`; both in stream order.
+    """
 
     def __init__(
         self,
@@ -50,40 +86,118 @@ class DeviceSampler:
         self._resident = resident
         self._inputs = inputs
         self._flags = np.zeros(num_slots, dtype=np.int32)
+        self._min_tokens = np.zeros(num_slots, dtype=np.int32)
+        self._num_logprobs = np.full(num_slots, -1, dtype=np.int32)
         self._parts = Parts.make(max_samples, vocab_size, device)
-        self._plain_SW = torch.zeros((max_samples, 2), dtype=torch.int32, device=device)
+        self._shaped = Shaped.make(num_slots, max_samples, vocab_size, device)
+        self._tables = AdjustTables.make(num_slots, device)
+        self._cuts = CutScratch.make(max_samples, vocab_size, device)
+        self._scores = LogprobScratch.make(max_samples, vocab_size, device)
+        self._plain_SW = torch.zeros((max_samples, PLAIN_WORDS), dtype=torch.int32, device=device)
+        self._full_SW = torch.zeros((max_samples, FULL_WORDS), dtype=torch.int32, device=device)
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
-        """Sequences take slots; whatever was known of the slots before is gone."""
-        for delta in deltas:
-            self._flags[delta.slot] = slot_words(delta, self._vocab_size)[FLAGS]
+        """Sequences take slots; whatever was known of the slots before is gone.
 
-    def variant(self, slots: npt.NDArray[np.int_]) -> Variant:
-        """What the samples of these slots need."""
-        return Variant.FULL if self._flags[slots].any() else Variant.PLAIN
+        Raises ValueError for more bias pairs or stop ids than there is room for.
+        """
+        for delta in deltas:
+            words = slot_words(delta, self._vocab_size)
+            self._flags[delta.slot] = words[FLAGS]
+            self._min_tokens[delta.slot] = words[MIN_TOKENS]
+            self._num_logprobs[delta.slot] = words[NUM_LOGPROBS]
+            if words[FLAGS] & PENALISED:
+                self._count_said(delta)
+            if words[FLAGS] & (ADJUSTED & ~PENALISED):
+                self._fill_tables(delta)
+
+    def variant(self, slots: Slots, indices: Slots | None = None) -> Variant:
+        """What samples of these slots need, `indices` being their output numbers.
+
+        Without indices every min_tokens counts as not yet reached.
+        """
+        flags = self._flags[slots]
+        if indices is not None:
+            flags = np.where(indices < self._min_tokens[slots], flags, flags & ~HAS_STOPS)
+        asked = int(np.bitwise_or.reduce(flags, initial=0))
+        if asked & (ADJUSTED | SCORED):
+            return Variant.FULL
+        return Variant.CUTS if asked & CUT else Variant.PLAIN
 
     def launch(self, variant: Variant, logits_SV: Tensor, num_samples_bucket: int) -> Tensor:
-        """Queue the draws of the samples in `StepInputs`; returns their results [S, W].
+        """Queue the draws of the samples in `StepInputs`; returns their results [S, W] to be.
 
-        Allocates nothing and waits for nothing, so that it can be captured.
+        The results lie where they lay last time. Reads the logits, float32, without changing
+        them; allocates nothing and waits for nothing, so that it can be captured.
         """
         inputs, resident = self._inputs, self._resident
-        result_SW = self._plain_SW[:num_samples_bucket]
+        plain, full = variant is Variant.PLAIN, variant is Variant.FULL
+        logits_SV = logits_SV[:num_samples_bucket]
+        result_SW = (self._full_SW if full else self._plain_SW)[:num_samples_bucket]
+        slots, indices, counts = inputs.sample_slot_S, inputs.sample_index_S, inputs.counts
+        params, shaped = resident.slot_params, self._shaped
+        if full:
+            tables, said = self._tables, shaped.said_NV
+            adjust(logits_SV, slots, indices, counts, params, tables, said, shaped.logits_SV)
+        if not plain:
+            cut(logits_SV, slots, counts, params, self._cuts, shaped.logits_SV, shaped.keep_S)
         draw(
-            logits_SV[:num_samples_bucket],
-            inputs.sample_slot_S,
-            inputs.sample_index_S,
-            inputs.counts,
-            resident.slot_params,
+            logits_SV,
+            slots,
+            indices,
+            counts,
+            params,
+            None if plain else shaped,
             self._parts,
             resident.last_token,
             result_SW,
         )
+        if full:
+            logprobs(logits_SV, slots, counts, params, self._scores, result_SW)
         return result_SW
 
     def unpack(
         self, result_SW: Int32Array, plan: StepPlan
-    ) -> tuple[Int32Array, BoolArray, dict[int, tuple[TokenLogprobs, ...]]]:
-        """Tokens [S], which of them came of finite logits, and logprobs by sample."""
+    ) -> tuple[Int32Array, BoolArray, Logprobs]:
+        """Tokens [S] of the plan, which of them came of finite logits, and logprobs by sample.
+
+        The result is the host's copy of what `launch` returned for this plan.
+        """
         count = len(plan.sample_row)
-        return result_SW[:count, 0].copy(), result_SW[:count, 1] != 0, {}
+        scored: Logprobs = {}
+        if result_SW.shape[1] == FULL_WORDS:
+            wanted = self._num_logprobs[plan.row_slot[plan.sample_row]]
+            floats = result_SW.view(np.float32)
+            for sample in np.nonzero(wanted >= 0)[0].tolist():
+                num = int(wanted[sample])
+                ids = result_SW[sample, 3 : 3 + num].tolist()
+                first = 3 + MAX_TOP_LOGPROBS
+                values = floats[sample, first : first + num].tolist()
+                chosen = TokenLogprobs(float(floats[sample, 2]), tuple(ids), tuple(values))
+                scored[sample] = (chosen,)
+        return result_SW[:count, 0].copy(), result_SW[:count, 1] != 0, scored
+
+    def _count_said(self, delta: SlotDelta) -> None:
+        said = np.bincount(
+            known_ids(delta.output_ids, self._vocab_size), minlength=self._vocab_size
+        ).astype(np.int32)
+        said[known_ids(delta.prompt_ids, self._vocab_size)] |= SEEN_IN_PROMPT
+        self._shaped.said_NV[delta.slot].copy_(upload(said, self._device))
+
+    def _fill_tables(self, delta: SlotDelta) -> None:
+        bias = known_bias(delta.sampling, self._vocab_size)
+        stops = known_ids(delta.stop_ids, self._vocab_size)
+        if len(bias) > MAX_BIAS or len(stops) > MAX_STOP_IDS:
+            raise ValueError(
+                f"slot {delta.slot}: {len(bias)} logit_bias pairs and {len(stops)} stop ids; "
+                f"there is room for {MAX_BIAS} and {MAX_STOP_IDS}"
+            )
+        ids = np.fromiter(bias.keys(), dtype=np.int32, count=len(bias))
+        values = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+        for table, array in (
+            (self._tables.bias_id_NB, ids),
+            (self._tables.bias_NB, values),
+            (self._tables.stop_id_NE, stops),
+        ):
+            if len(array):
+                table[delta.slot, : len(array)].copy_(upload(array, self._device))

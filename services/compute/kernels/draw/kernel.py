@@ -3,7 +3,8 @@
 A program keeps the best of its part; a second, small launch picks the best of those. Values and
 ids are compared only, so the outcome does not depend on how the vocabulary is split.
 
-Shape legend: S samples, V vocabulary, N slots, W words, C parts of the vocabulary.
+Shape legend: S samples, V vocabulary, N slots, W words, C parts of the vocabulary, R words of a
+result.
 """
 
 from __future__ import annotations
@@ -11,27 +12,75 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
-from services.compute.kernels import slot_words as words
-from services.compute.kernels.draw.parts import SMALL_PART, Parts
-from services.compute.kernels.step_input.buffers import NUM_SAMPLES as SAMPLES_PLACE
+from services.compute.kernels.draw.parts import SMALL_PART, Parts, Shaped
+from services.compute.kernels.sample_rows.kernel import (
+    ADJUSTED,
+    CHOICE,
+    CUT,
+    FLAGS,
+    MIN_P_LOG,
+    PENALISED,
+    SEED,
+    TEMPERATURE,
+    load_64,
+    load_float,
+    not_finite,
+    slot_of,
+)
 
-NUM_SAMPLES = tl.constexpr(SAMPLES_PLACE)
-TEMPERATURE = tl.constexpr(words.TEMPERATURE)
-SEED = tl.constexpr(words.SEED)
-CHOICE = tl.constexpr(words.CHOICE)
+MULTIPLIER_0 = tl.constexpr(0xD2511F53)
+MULTIPLIER_1 = tl.constexpr(0xCD9E8D57)
+KEY_STEP_0 = tl.constexpr(0x9E3779B9)
+KEY_STEP_1 = tl.constexpr(0xBB67AE85)
+ROUNDS = tl.constexpr(10)
 
 UNIT = tl.constexpr(2.0**-32)
 LARGEST = tl.constexpr(1.0 - 2.0**-24)
+LOG_2 = tl.constexpr(0.6931471805599453)
 SERIES_BELOW = tl.constexpr(0.0625)
+NO_ID = tl.constexpr(0x7FFFFFFF)
 
 BLOCK = 2048
 FEW_SAMPLES = 8
 STEPS_OF_MANY = 4
+INTERPRETED = triton.knobs.runtime.interpret
 
 
 @triton.jit
-def gumbel(random):
+def philox(counter, index, choice, seed):
+    """Philox4x32-10 of counter (counter, index, choice, 0) under the 64-bit key `seed`.
+
+    Products are taken in 64 bits: one wide multiplication gives both of their words.
+    """
+    c0 = counter
+    c1 = tl.zeros_like(counter) + index
+    c2 = tl.zeros_like(counter) + choice
+    c3 = tl.zeros_like(counter)
+    for turn in tl.static_range(ROUNDS):
+        k0 = ((seed + turn * KEY_STEP_0) & 0xFFFFFFFF).to(tl.uint32)
+        k1 = (((seed >> 32) + turn * KEY_STEP_1) & 0xFFFFFFFF).to(tl.uint32)
+        product0 = c0.to(tl.uint64) * MULTIPLIER_0
+        product1 = c2.to(tl.uint64) * MULTIPLIER_1
+        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = (product1 & 0xFFFFFFFF).to(tl.uint32)
+        c3 = (product0 & 0xFFFFFFFF).to(tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _log_2(x, FAST: tl.constexpr):
+    """The hardware's instruction, good to 2^-22; the precise one costs twenty times the work."""
+    if FAST:
+        return libdevice.fast_log2f(x)
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def gumbel(random, FAST: tl.constexpr):
     """Words of 32 bits to noise, -log(-log(1 - u)), in which small u keeps all its bits.
 
     Products are written as fused ones, so that no compilation rounds differently from another.
@@ -43,23 +92,35 @@ def gumbel(random):
     tail = tl.fma(uniform, tail, 1.0 / 3.0)
     tail = tl.fma(uniform, tail, 1.0 / 2.0)
     series = tl.fma(uniform * uniform, tail, uniform)
-    exponential = tl.where(uniform < SERIES_BELOW, series, -tl.log(1.0 - uniform))
-    return -tl.log(exponential)
+    logarithm = _log_2(1.0 - uniform, FAST) * -LOG_2
+    return _log_2(tl.where(uniform < SERIES_BELOW, series, logarithm), FAST) * -LOG_2
 
 
 @triton.jit
-def noise(first, seed, index, choice, BLOCK: tl.constexpr):
+def noise(first, index, choice, seed, BLOCK: tl.constexpr, FAST: tl.constexpr):
     """Gumbel noise of ids first to first + BLOCK; first is a multiple of 4."""
-    counter = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32, bitcast=True)
-    zero = tl.zeros_like(counter)
-    w0, w1, w2, w3 = tl.philox(seed, counter, zero + index, zero + choice, zero)
+    counter = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    w0, w1, w2, w3 = philox(counter, index, choice, seed)
     random = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    return gumbel(tl.reshape(random, [BLOCK]))
+    return gumbel(tl.reshape(random, [BLOCK]), FAST)
+
+
+@triton.jit
+def _load_tile(logits_ptr, shaped_ptr, ids, shaped, V: tl.constexpr, SHAPED: tl.constexpr):
+    """Logits to draw from, and which of the raw ones are not finite."""
+    logits = tl.load(logits_ptr + ids, mask=ids < V, other=0.0)
+    broken = not_finite(logits)
+    if SHAPED:
+        if shaped:
+            logits = tl.load(shaped_ptr + ids, mask=ids < V, other=0.0)
+    return logits, broken
 
 
 @triton.jit
 def _best_of_part(
     logits_ptr,
+    shaped_ptr,
+    keep_ptr,
     best_ptr,
     best_id_ptr,
     broken_ptr,
@@ -70,55 +131,70 @@ def _best_of_part(
     V: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
+    SHAPED: tl.constexpr,
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     part = tl.program_id(0)
     sample = tl.program_id(1)
-    slot = tl.load(slot_ptr + sample)
-    if (sample < tl.load(counts_ptr + NUM_SAMPLES)) & (slot >= 0):
-        row_ptr = logits_ptr + sample.to(tl.int64) * V
+    slot = slot_of(sample, slot_ptr, counts_ptr)
+    if slot >= 0:
+        logits_ptr += sample.to(tl.int64) * V
+        shaped_ptr += sample.to(tl.int64) * V
         word_ptr = params_ptr + slot.to(tl.int64) * W
-        temperature = tl.load(word_ptr + TEMPERATURE).to(tl.float32, bitcast=True)
-        lane = tl.arange(0, BLOCK)
+        temperature = load_float(word_ptr + TEMPERATURE)
+        shaped = False
+        lowest = -float("inf")
+        if SHAPED:
+            flags = tl.load(word_ptr + FLAGS)
+            shaped = (flags & (ADJUSTED | CUT)) != 0
+            # ids up to the cuts' key are kept, and min_p is a bound of its own; such rows lie
+            # ready with their maximum at 0 and the temperature applied
+            cut = (flags & CUT) != 0
+            bound = -tl.load(keep_ptr + sample).to(tl.float32, bitcast=True)
+            bound = tl.maximum(bound, load_float(word_ptr + MIN_P_LOG))
+            lowest = tl.where(cut, bound, lowest)
+            temperature = tl.where(cut, 1.0, temperature)
         start = part * (BLOCK * STEPS)
+        lane = tl.arange(0, BLOCK)
         best = tl.full([BLOCK], -float("inf"), tl.float32)
         best_id = start + lane
         broken = tl.zeros([BLOCK], tl.int32)
         if temperature > 0.0:
-            low = tl.load(word_ptr + SEED).to(tl.uint32, bitcast=True).to(tl.uint64)
-            high = tl.load(word_ptr + SEED + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
-            seed = (high << 32) | low
-            choice = tl.load(word_ptr + CHOICE).to(tl.uint32, bitcast=True)
-            index = tl.load(index_ptr + sample).to(tl.uint32, bitcast=True)
+            seed = load_64(word_ptr + SEED)
+            choice = tl.load(word_ptr + CHOICE).to(tl.uint32)
+            index = tl.load(index_ptr + sample).to(tl.uint32)
             for step in range(STEPS):
                 first = start + step * BLOCK
                 ids = first + lane
-                logits = tl.load(row_ptr + ids, mask=ids < V, other=0.0)
-                broken |= _not_finite(logits)
-                scores = tl.fma(noise(first, seed, index, choice, BLOCK), temperature, logits)
-                better = (scores > best) & (ids < V)
-                best = tl.where(better, scores, best)
-                best_id = tl.where(better, ids, best_id)
+                logits, bad = _load_tile(logits_ptr, shaped_ptr, ids, shaped, V, SHAPED)
+                broken |= bad
+                there = ids < V
+                hopeful = True
+                if SHAPED:
+                    there &= logits >= lowest
+                    # after a cut few parts have an id left, and noise is most of the work
+                    hopeful = tl.max(there.to(tl.int32), axis=0) > 0
+                if hopeful:
+                    random = noise(first, index, choice, seed, BLOCK, FAST)
+                    scores = tl.fma(random, temperature, logits)
+                    better = (scores > best) & there
+                    best = tl.where(better, scores, best)
+                    best_id = tl.where(better, ids, best_id)
         else:
             for step in tl.static_range(STEPS):
                 ids = start + step * BLOCK + lane
-                logits = tl.load(row_ptr + ids, mask=ids < V, other=0.0)
-                broken |= _not_finite(logits)
+                logits, bad = _load_tile(logits_ptr, shaped_ptr, ids, shaped, V, SHAPED)
+                broken |= bad
                 better = (logits > best) & (ids < V)
                 best = tl.where(better, logits, best)
                 best_id = tl.where(better, ids, best_id)
         top = tl.max(best, axis=0)
         place = sample * C + part
         tl.store(best_ptr + place, top)
-        tl.store(best_id_ptr + place, tl.min(tl.where(best == top, best_id, 0x7FFFFFFF), axis=0))
+        tl.store(best_id_ptr + place, tl.min(tl.where(best == top, best_id, NO_ID), axis=0))
         tl.store(broken_ptr + place, tl.max(broken, axis=0))
-
-
-@triton.jit
-def _not_finite(logits):
-    bits = logits.to(tl.int32, bitcast=True) & 0x7F800000
-    return (bits == 0x7F800000).to(tl.int32)
 
 
 @triton.jit
@@ -128,26 +204,35 @@ def _pick(
     broken_ptr,
     slot_ptr,
     counts_ptr,
+    params_ptr,
+    said_ptr,
     last_token_ptr,
     result_ptr,
+    V: tl.constexpr,
+    W: tl.constexpr,
     C: tl.constexpr,
+    SHAPED: tl.constexpr,
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
     RESULT_WIDTH: tl.constexpr,
 ):
     sample = tl.program_id(0)
-    slot = tl.load(slot_ptr + sample)
-    if (sample < tl.load(counts_ptr + NUM_SAMPLES)) & (slot >= 0):
+    slot = slot_of(sample, slot_ptr, counts_ptr)
+    if slot >= 0:
         part = tl.arange(0, LANES)
         there = part < PARTS
         place = sample * C + part
         best = tl.load(best_ptr + place, mask=there, other=-float("inf"))
-        best_id = tl.load(best_id_ptr + place, mask=there, other=0x7FFFFFFF)
+        best_id = tl.load(best_id_ptr + place, mask=there, other=NO_ID)
         broken = tl.max(tl.load(broken_ptr + place, mask=there, other=0), axis=0)
-        token = tl.min(tl.where(best == tl.max(best, axis=0), best_id, 0x7FFFFFFF), axis=0)
+        token = tl.min(tl.where(best == tl.max(best, axis=0), best_id, NO_ID), axis=0)
         tl.store(result_ptr + sample * RESULT_WIDTH, token)
         tl.store(result_ptr + sample * RESULT_WIDTH + 1, 1 - broken)
         tl.store(last_token_ptr + slot, token)
+        if SHAPED:
+            if (tl.load(params_ptr + slot.to(tl.int64) * W) & PENALISED) != 0:
+                count_ptr = said_ptr + slot.to(tl.int64) * V + token
+                tl.store(count_ptr, tl.load(count_ptr) + 1)
 
 
 def draw(
@@ -156,6 +241,7 @@ def draw(
     sample_index_S: Tensor,
     counts: Tensor,
     slot_params_NW: Tensor,
+    shaped: Shaped | None,
     parts: Parts,
     last_token_N: Tensor,
     result_SR: Tensor,
@@ -163,7 +249,8 @@ def draw(
     """The next token of each sample into `last_token_N` and the first word of `result_SR`.
 
     Its second word is 1 if all logits were finite, 0 if the token means nothing. Rows beyond the
-    counted samples, or without a slot, stay as they are.
+    counted samples, or without a slot, stay as they are. Rows that are adjusted or cut are drawn
+    from `shaped`; without it no row may be. Tokens of penalised rows are counted as said.
     """
     num_samples, vocab_size = logits_SV.shape
     few = num_samples <= FEW_SAMPLES
@@ -172,6 +259,8 @@ def draw(
     columns = parts.best_SC.shape[1]
     _best_of_part[(used, num_samples)](
         logits_SV,
+        logits_SV if shaped is None else shaped.logits_SV,
+        sample_slot_S if shaped is None else shaped.keep_S,
         parts.best_SC,
         parts.best_id_SC,
         parts.broken_SC,
@@ -182,8 +271,10 @@ def draw(
         V=vocab_size,
         W=slot_params_NW.shape[1],
         C=columns,
+        SHAPED=shaped is not None,
         BLOCK=block,
         STEPS=steps,
+        FAST=not INTERPRETED,
         num_warps=4,
     )
     _pick[(num_samples,)](
@@ -192,11 +283,16 @@ def draw(
         parts.broken_SC,
         sample_slot_S,
         counts,
+        slot_params_NW,
+        last_token_N if shaped is None else shaped.said_NV,
         last_token_N,
         result_SR,
+        V=vocab_size,
+        W=slot_params_NW.shape[1],
         C=columns,
+        SHAPED=shaped is not None,
         PARTS=used,
         LANES=triton.next_power_of_2(used),
-        RESULT_WIDTH=result_SR.shape[1],
+        RESULT_WIDTH=result_SR.stride(0),
         num_warps=1 if used <= 128 else 4,
     )

@@ -1,6 +1,6 @@
-"""What the programs that share a row's vocabulary leave for the one that picks.
+"""What lies between the launches of a draw, and before it.
 
-Shape legend: S samples, C parts of the vocabulary.
+Shape legend: S samples, V vocabulary, N slots, C parts of the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,4 +30,26 @@ class Parts:
             torch.zeros(shape, dtype=torch.float32, device=device),
             torch.zeros(shape, dtype=torch.int32, device=device),
             torch.zeros(shape, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """Rows that were adjusted or cut: their logits, what the cuts keep, and what slots have said.
+
+    Raw logits stay as they were, for logprobs. Cut rows have their maximum at 0 and the
+    temperature applied; ids are kept whose logit's magnitude has bits of at most `keep_S`.
+    """
+
+    logits_SV: Tensor  # float32
+    keep_S: Tensor  # int32
+    said_NV: Tensor  # int32, times an id was generated, and a bit if it was in the prompt
+
+    @staticmethod
+    def make(num_slots: int, max_samples: int, vocab_size: int, device: torch.device) -> Shaped:
+        """Room for the largest step and for every slot."""
+        return Shaped(
+            torch.zeros((max_samples, vocab_size), dtype=torch.float32, device=device),
+            torch.zeros(max_samples, dtype=torch.int32, device=device),
+            torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device),
         )

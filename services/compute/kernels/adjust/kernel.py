@@ -1,0 +1,125 @@
+"""Penalties, logit bias and the mask of early stops, for the rows that have any.
+
+Shape legend: S samples, V vocabulary, N slots, W words, B bias pairs of a slot, E stop ids of one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT, AdjustTables
+from services.compute.kernels.sample_rows.kernel import (
+    ADJUSTED,
+    FLAGS,
+    FREQUENCY,
+    MIN_TOKENS,
+    NUM_BIAS,
+    NUM_STOPS,
+    PENALISED,
+    PRESENCE,
+    REPETITION,
+    load_float,
+    slot_of,
+)
+
+PROMPT_BIT = tl.constexpr(SEEN_IN_PROMPT)
+BLOCK = 4096
+
+
+@triton.jit
+def _penalised(logits, said, presence, frequency, repetition):
+    """Repetition looks at prompt and output, the other two at the output only."""
+    count = said & (PROMPT_BIT - 1)
+    weaker = tl.where(logits > 0.0, tl.div_rn(logits, repetition), logits * repetition)
+    logits = tl.where(said != 0, weaker, logits)
+    logits = logits - count.to(tl.float32) * frequency
+    return logits - (count > 0).to(tl.float32) * presence
+
+
+@triton.jit
+def _adjust(
+    logits_ptr,
+    adjusted_ptr,
+    said_ptr,
+    bias_id_ptr,
+    bias_ptr,
+    stop_id_ptr,
+    slot_ptr,
+    index_ptr,
+    counts_ptr,
+    params_ptr,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    B: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    part = tl.program_id(0)
+    sample = tl.program_id(1)
+    slot = slot_of(sample, slot_ptr, counts_ptr).to(tl.int64)
+    flags = tl.load(params_ptr + tl.maximum(slot, 0) * W + FLAGS)
+    if (slot >= 0) & ((flags & ADJUSTED) != 0):
+        word_ptr = params_ptr + slot * W
+        row = sample.to(tl.int64) * V
+        first = part * BLOCK
+        ids = first + tl.arange(0, BLOCK)
+        logits = tl.load(logits_ptr + row + ids, mask=ids < V, other=0.0)
+        if (flags & PENALISED) != 0:
+            said = tl.load(said_ptr + slot * V + ids, mask=ids < V, other=0)
+            presence = load_float(word_ptr + PRESENCE)
+            frequency = load_float(word_ptr + FREQUENCY)
+            repetition = load_float(word_ptr + REPETITION)
+            logits = _penalised(logits, said, presence, frequency, repetition)
+        tl.store(adjusted_ptr + row + ids, logits, mask=ids < V)
+        # below, other threads of this program change what these have written
+        tl.debug_barrier()
+        num_bias = tl.load(word_ptr + NUM_BIAS)
+        if num_bias > 0:
+            pair = tl.arange(0, B)
+            biased = tl.load(bias_id_ptr + slot * B + pair, mask=pair < num_bias, other=-1)
+            mine = (biased >= first) & (biased < first + BLOCK)
+            bias = tl.load(bias_ptr + slot * B + pair, mask=mine, other=0.0)
+            before = tl.load(adjusted_ptr + row + biased, mask=mine, other=0.0)
+            tl.store(adjusted_ptr + row + biased, before + bias, mask=mine)
+        tl.debug_barrier()
+        if tl.load(index_ptr + sample) < tl.load(word_ptr + MIN_TOKENS):
+            place = tl.arange(0, E)
+            here = place < tl.load(word_ptr + NUM_STOPS)
+            stops = tl.load(stop_id_ptr + slot * E + place, mask=here, other=-1)
+            mine = (stops >= first) & (stops < first + BLOCK)
+            tl.store(adjusted_ptr + row + stops, -float("inf"), mask=mine)
+
+
+def adjust(
+    logits_SV: Tensor,
+    sample_slot_S: Tensor,
+    sample_index_S: Tensor,
+    counts: Tensor,
+    slot_params_NW: Tensor,
+    tables: AdjustTables,
+    said_NV: Tensor,
+    adjusted_SV: Tensor,
+) -> None:
+    """Rows whose slots ask for it go to `adjusted_SV`, changed; nothing else of it is written."""
+    num_samples, vocab_size = logits_SV.shape
+    _adjust[(triton.cdiv(vocab_size, BLOCK), num_samples)](
+        logits_SV,
+        adjusted_SV,
+        said_NV,
+        tables.bias_id_NB,
+        tables.bias_NB,
+        tables.stop_id_NE,
+        sample_slot_S,
+        sample_index_S,
+        counts,
+        slot_params_NW,
+        V=vocab_size,
+        W=slot_params_NW.shape[1],
+        B=tables.bias_NB.shape[1],
+        E=tables.stop_id_NE.shape[1],
+        BLOCK=BLOCK,
+        num_warps=8,
+        enable_fp_fusion=False,  # products round by themselves, as they do elsewhere
+    )

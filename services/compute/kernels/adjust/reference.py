@@ -1,0 +1,56 @@
+"""Penalties, bias and mask in plain PyTorch, one sample after the other.
+
+Shape legend: S samples, V vocabulary, N slots, W words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT, AdjustTables
+from services.compute.kernels.slot_words import (
+    ADJUSTED,
+    FLAGS,
+    FREQUENCY,
+    MIN_TOKENS,
+    NUM_BIAS,
+    NUM_STOPS,
+    PENALISED,
+    PRESENCE,
+    REPETITION,
+)
+from services.compute.kernels.step_input.buffers import NUM_SAMPLES
+
+
+def adjust(
+    logits_SV: Tensor,
+    sample_slot_S: Tensor,
+    sample_index_S: Tensor,
+    counts: Tensor,
+    slot_params_NW: Tensor,
+    tables: AdjustTables,
+    said_NV: Tensor,
+    adjusted_SV: Tensor,
+) -> None:
+    """As the kernel's, in the precision of the logits."""
+    for sample in range(int(counts[NUM_SAMPLES])):
+        slot = int(sample_slot_S[sample])
+        words = slot_params_NW[max(slot, 0)].cpu().numpy()
+        floats = words.view(np.float32)
+        if slot < 0 or not words[FLAGS] & ADJUSTED:
+            continue
+        logits = logits_SV[sample].clone()
+        if words[FLAGS] & PENALISED:
+            times = said_NV[slot] % SEEN_IN_PROMPT
+            repetition = float(floats[REPETITION])
+            weaker = torch.where(logits > 0, logits / repetition, logits * repetition)
+            logits = torch.where(said_NV[slot] != 0, weaker, logits)
+            logits -= times * float(floats[FREQUENCY])
+            logits -= (times > 0) * float(floats[PRESENCE])
+        biased = tables.bias_id_NB[slot, : words[NUM_BIAS]].long()
+        logits[biased] += tables.bias_NB[slot, : words[NUM_BIAS]].to(logits.dtype)
+        if int(sample_index_S[sample]) < words[MIN_TOKENS]:
+            logits[tables.stop_id_NE[slot, : words[NUM_STOPS]].long()] = -torch.inf
+        adjusted_SV[sample] = logits

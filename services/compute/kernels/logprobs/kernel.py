@@ -1,0 +1,155 @@
+"""Logprobs of the raw distribution: the drawn id's and the most likely ones', without a sort.
+
+Each part of the vocabulary finds its own largest by taking the maximum as often as asked; one
+program a row takes the largest of those.
+
+Shape legend: S samples, V vocabulary, N slots, W words, C parts, R words of a result.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.logprobs.scratch import PART, LogprobScratch
+from services.compute.kernels.sample_rows.kernel import FLAGS, NUM_LOGPROBS, SCORED, slot_of
+from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS
+
+NOTHING = tl.constexpr(-(2**63))
+LARGEST_ID = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def _ordered(logits, ids, there):
+    """A word that is larger for a larger logit and, of equals, for a lower id."""
+    bits = logits.to(tl.int32, bitcast=True)
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    return tl.where(there, (order << 32) | (ids ^ LARGEST_ID).to(tl.int64), NOTHING)
+
+
+@triton.jit
+def _score_part(
+    logits_ptr,
+    top_ptr,
+    sum_ptr,
+    largest_ptr,
+    slot_ptr,
+    counts_ptr,
+    params_ptr,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    PART: tl.constexpr,
+):
+    part = tl.program_id(0)
+    sample = tl.program_id(1)
+    slot = slot_of(sample, slot_ptr, counts_ptr)
+    word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
+    if (slot >= 0) & ((tl.load(word_ptr + FLAGS) & SCORED) != 0):
+        wanted = tl.load(word_ptr + NUM_LOGPROBS)
+        ids = part * PART + tl.arange(0, PART)
+        there = ids < V
+        row_ptr = logits_ptr + sample.to(tl.int64) * V
+        logits = tl.load(row_ptr + ids, mask=there, other=-float("inf"))
+        top = tl.max(logits, axis=0)
+        place = sample * C + part
+        tl.store(top_ptr + place, top)
+        tl.store(sum_ptr + place, tl.sum(tl.exp(logits - top), axis=0))
+        ordered = _ordered(logits, ids, there)
+        for number in range(0, wanted):
+            largest = tl.max(ordered, axis=0)
+            tl.store(largest_ptr + place * N + number, largest)
+            ordered = tl.where(ordered == largest, NOTHING, ordered)
+
+
+@triton.jit
+def _score_row(
+    logits_ptr,
+    top_ptr,
+    sum_ptr,
+    largest_ptr,
+    slot_ptr,
+    counts_ptr,
+    params_ptr,
+    result_ptr,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    LANES: tl.constexpr,
+    N_LANES: tl.constexpr,
+    RESULT_WIDTH: tl.constexpr,
+):
+    sample = tl.program_id(0)
+    slot = slot_of(sample, slot_ptr, counts_ptr)
+    word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
+    if (slot >= 0) & ((tl.load(word_ptr + FLAGS) & SCORED) != 0):
+        wanted = tl.load(word_ptr + NUM_LOGPROBS)
+        part = tl.arange(0, LANES)
+        place = sample * C + part
+        tops = tl.load(top_ptr + place, mask=part < C, other=-float("inf"))
+        sums = tl.load(sum_ptr + place, mask=part < C, other=0.0)
+        top = tl.max(tops, axis=0)
+        below_top = tl.log(tl.sum(sums * tl.exp(tops - top), axis=0))
+        out_ptr = result_ptr + sample * RESULT_WIDTH
+        token = tl.load(out_ptr)
+        chosen = tl.load(logits_ptr + sample.to(tl.int64) * V + token) - top - below_top
+        tl.store(out_ptr + 2, chosen.to(tl.int32, bitcast=True))
+        number = tl.arange(0, N_LANES)
+        ranked = tl.load(
+            largest_ptr + place[:, None] * N + number[None, :],
+            mask=(part[:, None] < C) & (number[None, :] < wanted),
+            other=NOTHING,
+        )
+        ranked = tl.reshape(ranked, [LANES * N_LANES])
+        for rank in range(0, wanted):
+            largest = tl.max(ranked, axis=0)
+            ranked = tl.where(ranked == largest, NOTHING, ranked)
+            order = (largest >> 32).to(tl.int32)
+            bits = order ^ ((order >> 31) & 0x7FFFFFFF)
+            logprob = bits.to(tl.float32, bitcast=True) - top - below_top
+            tl.store(out_ptr + 3 + rank, (largest & 0x7FFFFFFF).to(tl.int32) ^ LARGEST_ID)
+            tl.store(out_ptr + 3 + N + rank, logprob.to(tl.int32, bitcast=True))
+
+
+def logprobs(
+    logits_SV: Tensor,
+    sample_slot_S: Tensor,
+    counts: Tensor,
+    slot_params_NW: Tensor,
+    scratch: LogprobScratch,
+    result_SR: Tensor,
+) -> None:
+    """Into words 2 and up of the results, for rows that ask; word 0 is the drawn id.
+
+    The logits are the model's own, before penalties and cuts.
+    """
+    num_samples, vocab_size = logits_SV.shape
+    parts = triton.cdiv(vocab_size, PART)
+    tensors = (
+        logits_SV,
+        scratch.top_SC,
+        scratch.sum_SC,
+        scratch.largest_SCN,
+        sample_slot_S,
+        counts,
+        slot_params_NW,
+    )
+    sizes = {
+        "V": vocab_size,
+        "W": slot_params_NW.shape[1],
+        "C": parts,
+        "N": MAX_TOP_LOGPROBS,
+    }
+    _score_part[(parts, num_samples)](*tensors, **sizes, PART=PART, num_warps=8)
+    _score_row[(num_samples,)](
+        *tensors,
+        result_SR,
+        **sizes,
+        LANES=triton.next_power_of_2(parts),
+        N_LANES=triton.next_power_of_2(MAX_TOP_LOGPROBS),
+        RESULT_WIDTH=result_SR.stride(0),
+        num_warps=8,
+    )

@@ -1,0 +1,64 @@
+"""How the kernels of sampling find a sample's slot, and that slot's settings.
+
+Shape legend: S samples, N slots, W words.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from services.compute.kernels import slot_words as words
+from services.compute.kernels.step_input import buffers
+
+FLAGS = tl.constexpr(words.FLAGS)
+TEMPERATURE = tl.constexpr(words.TEMPERATURE)
+SEED = tl.constexpr(words.SEED)
+CHOICE = tl.constexpr(words.CHOICE)
+TOP_K = tl.constexpr(words.TOP_K)
+TOP_P = tl.constexpr(words.TOP_P)
+MIN_P_LOG = tl.constexpr(words.MIN_P_LOG)
+PRESENCE = tl.constexpr(words.PRESENCE)
+FREQUENCY = tl.constexpr(words.FREQUENCY)
+REPETITION = tl.constexpr(words.REPETITION)
+MIN_TOKENS = tl.constexpr(words.MIN_TOKENS)
+NUM_LOGPROBS = tl.constexpr(words.NUM_LOGPROBS)
+NUM_BIAS = tl.constexpr(words.NUM_BIAS)
+NUM_STOPS = tl.constexpr(words.NUM_STOPS)
+
+PENALISED = tl.constexpr(words.PENALISED)
+CUTS_TOP_K = tl.constexpr(words.CUTS_TOP_K)
+CUTS_TOP_P = tl.constexpr(words.CUTS_TOP_P)
+SCORED = tl.constexpr(words.SCORED)
+ADJUSTED = tl.constexpr(words.ADJUSTED)
+CUT = tl.constexpr(words.CUT)
+
+NUM_SAMPLES = tl.constexpr(buffers.NUM_SAMPLES)
+
+
+@triton.jit
+def slot_of(sample, slot_ptr, counts_ptr):
+    """The sample's slot; below 0 for padding."""
+    slot = tl.load(slot_ptr + sample)
+    return tl.where(sample < tl.load(counts_ptr + NUM_SAMPLES), slot, -1)
+
+
+@triton.jit
+def load_float(word_ptr):
+    """A float32 that lies in an int32 word."""
+    return tl.load(word_ptr).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_64(word_ptr):
+    """A value of 64 bits that lies in two words."""
+    low = tl.load(word_ptr).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(word_ptr + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+    return (high << 32) | low
+
+
+@triton.jit
+def not_finite(logits):
+    """1 where a logit is NaN or infinite."""
+    bits = logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return (bits >= 0x7F800000).to(tl.int32)
