@@ -81,7 +81,8 @@ class Step:
             (num_pages, 2, shape.num_kv_heads, page_tokens, shape.width), torch.nan
         ).to(shape.dtype)
         self.resident = Resident.make(len(rows) + 2, max(needed) + 2, 1, torch.device("cpu"))
-        self.resident.page_table.fill_(int(order[-1]))  # a page of NaN
+        no_page = int(order[-1])  # of NaN
+        self.resident.page_table.fill_(no_page)
         self.inputs = StepInputs.make(self.bucket, len(rows) + 2, torch.device("cpu"))
         slots = rng.permutation(len(rows) + 2)
         token = 0
@@ -92,9 +93,12 @@ class Step:
             kv = random(rng, shape.dtype, length, 2, shape.num_kv_heads, shape.width)
             if order_free:
                 kv = torch.stack([exact(kv[:, 0]), exact_values(kv[:, 1])], dim=1)
+            gone = max(q_start - shape.window + 1, 0) if shape.window else 0
+            kv[:gone] = torch.nan  # what no query sees
             for place, page in enumerate(pages.tolist()):
                 part = kv[place * page_tokens : (place + 1) * page_tokens]
                 self.kv_pages[page, :, :, : len(part)] = part.permute(1, 2, 0, 3)
+            self.resident.page_table[slot, : gone // page_tokens] = no_page
             self.inputs.row_slot_R[row] = slot
             self.inputs.q_start_R[row] = q_start
             self.inputs.q_len_R[row] = q_len

@@ -300,8 +300,8 @@ def prefill_attention(
     """Attention of every planned query over positions up to its own, the last `window` if not 0.
 
     `q_THD` and `out_THD` may have any token stride; a token's heads must be contiguous. `kv_pages`
-    [N, 2, K, P, D] must be contiguous. `scale` must be positive. `num_tokens` is the bucket, `tiling`
-    for measuring others than the chosen one.
+    [N, 2, K, P, D] must be contiguous. `scale` must be positive. `num_tokens` is the bucket;
+    `tiling` is there to measure others than the chosen one.
     """
     _, num_heads, width = q_THD.shape
     _, _, num_kv_heads, page_tokens, _ = kv_pages.shape

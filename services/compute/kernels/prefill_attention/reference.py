@@ -50,12 +50,13 @@ def prefill_attention(
         position = int(inputs.q_start_R[row]) + first
         token = int(inputs.token_start_R[row]) + first
         end = position + q_len
+        begin = max(position - window + 1, 0) if window else 0  # what is older may be gone
         num_pages = -(-end // page_tokens)
         pages = resident.page_table[int(inputs.row_slot_R[row]), :num_pages].long()
-        kv_2KND = kv_pages[pages].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :end]
+        kv_2KND = kv_pages[pages].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, begin:end]
         keys_HND, values_HND = kv_2KND.repeat_interleave(work.group, dim=1)
         query_Q1 = torch.arange(position, end, device=q_THD.device)[:, None]
-        key_1N = torch.arange(end, device=q_THD.device)[None, :]
+        key_1N = torch.arange(begin, end, device=q_THD.device)[None, :]
         hidden_QN = key_1N > query_Q1
         if window:
             hidden_QN |= key_1N <= query_Q1 - window
