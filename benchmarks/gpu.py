@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.gpu_client import ClientError
 from benchmarks.gpu_figures import Figures
 from benchmarks.gpu_models import NUM_SPECIAL, SHAPES, make_folder
-from benchmarks.gpu_page import DeviceTimes, Findings, Row, make_page, name_of_device, whole_run
+from benchmarks.gpu_page import Findings, Row, make_page, name_of_device
 from benchmarks.gpu_server import CHECKED_PROMPT, Server, Setup
 from benchmarks.gpu_workloads import (
     LAST_ID,
@@ -39,6 +39,7 @@ QUICK_SHARE = 0.5
 MIN_START_S = 30.0  # a server is not started with less left
 WORKLOAD_LIMIT_S = 120.0
 STOP_RESERVE_S = 15.0
+AHEAD = "one step ahead"
 LOCKSTEP_MODEL, LOCKSTEP_WORKLOAD = "llama-1b", "B"
 
 
@@ -100,7 +101,7 @@ class Session:
             self._check(f"{model}, every table empty and every page free", server.leftovers())
             memory = ", ".join(f"{k} {v:,.0f}" for k, v in server.memory_mib().items())
             self._say(f"{model}: MiB in use: {memory}")
-            self._end(server, "one step ahead")
+            self._end(server, AHEAD)
 
     def _workloads(self, server: Server) -> None:
         self._warm_up(server)
@@ -109,7 +110,7 @@ class Session:
                 figures = self._measure(server, WORKLOADS[name], repeat)
                 self._check(f"{server.model} {name}, every answer as asked", figures.problems)
                 self._pipelined.setdefault(f"{server.model} {name}", figures)
-                self.findings.rows.append(Row(server.model, name, figures, device_times(server)))
+                self.findings.rows.append(Row(server.model, name, figures))
                 self.save()
 
     def _lockstep(self, model: str) -> None:
@@ -122,7 +123,7 @@ class Session:
         with self._start(model, **{"compute.lockstep": "true"}) as server:
             self._say(f"{model} in lockstep: ready after {server.start_s:.1f} s")
             self._warm_up(server)
-            lockstep = self._measure(server, WORKLOADS[LOCKSTEP_WORKLOAD], 0)
+            lockstep = self._measure(server, WORKLOADS[LOCKSTEP_WORKLOAD], 0, "lockstep")
             self._check(f"{name} in lockstep, every answer as asked", lockstep.problems)
             self.findings.lockstep.append((name, pipelined, lockstep))
             ratio = pipelined.requests_per_s / lockstep.requests_per_s
@@ -141,12 +142,9 @@ class Session:
         stopped, problems = server.stop()
         if self._arguments.logs:
             name = f"{server.model}-{how.replace(' ', '-')}.log"
-            self._arguments.logs.mkdir(parents=True, exist_ok=True)
             (self._arguments.logs / name).write_text(server.stack.log())
         self._check(f"{server.model} ({how}), its end and its log", problems)
         self.findings.engines.append((server.model, how, server.start_s, stopped))
-        if times := whole_run(stopped):
-            self._say(f"{server.model}: {times}")
 
     def _warm_up(self, server: Server) -> None:
         for workload in WARM_UP:
@@ -156,7 +154,9 @@ class Session:
             problem = f"; {figures.problems[0]}" if figures.problems else ""
             self._say(f"{server.model}: warm-up {workload.name} {figures.wall_s:.2f} s{problem}")
 
-    def _measure(self, server: Server, workload: Workload, repeat: int) -> Figures:
+    def _measure(
+        self, server: Server, workload: Workload, repeat: int, how: str = AHEAD
+    ) -> Figures:
         workload = workload.scaled(self._arguments.scale)
         asks = self._asks(server.model, workload, repeat)
         figures = server.measure(asks, workload.concurrency, self._limit_s())
@@ -168,8 +168,12 @@ class Session:
             f"({1e6 * figures.client_cpu_per_token_s:.1f} µs/token), CPU "
             + ", ".join(f"{name} {used:.2f}" for name, used in figures.cpu_s.items())
         )
+        self._say(f"{server.model} {workload.name}: {figures.device}")
         for problem in figures.problems:
             self._say(f"{server.model} {workload.name}: {problem}")
+        if self._arguments.logs:
+            name = f"{server.model}-{how.replace(' ', '-')}-{workload.name}-{repeat}.trace.json"
+            server.save_trace(self._arguments.logs / name)
         return figures
 
     def _asks(self, model: str, workload: Workload, repeat: int) -> list[Ask]:
@@ -212,11 +216,6 @@ class Session:
         return page
 
 
-def device_times(server: Server) -> DeviceTimes | None:
-    """Return what the engine says of its last steps, where it can be asked."""
-    return None
-
-
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -241,8 +240,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="TABLE.FIELD=VALUE", help="a setting")
     add("--time-limit", type=float, default=470.0, help="seconds for everything")
     add("--out", type=Path, help="where the page goes (default: results/gpu.md if all was run)")
-    add("--logs", type=Path, metavar="FOLDER", help="keep the servers' logs")
+    add("--logs", type=Path, metavar="FOLDER", help="keep the servers' logs, and traces")
     arguments = parser.parse_args(given)
+    if arguments.logs:
+        arguments.logs.mkdir(parents=True, exist_ok=True)
     if arguments.sections is None:
         arguments.sections = [s for s in SECTIONS if s != "lockstep" or not arguments.quick]
     if arguments.lockstep and "lockstep" not in arguments.sections:

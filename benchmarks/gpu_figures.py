@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.gpu_client import Outcome
+from benchmarks.gpu_timeline import DeviceTimes
 from benchmarks.gpu_workloads import Ask
 
 RECORDED_BY = "vLLM 0.26.0, one H200, 2026-11-20"
@@ -60,6 +61,7 @@ class Figures:
     client_cpu_per_token_s: float
     cpu_s: dict[str, float] = field(default_factory=dict)  # of the server's processes, by name
     problems: tuple[str, ...] = ()
+    device: DeviceTimes | None = None
 
     @property
     def tokens_per_s(self) -> float:

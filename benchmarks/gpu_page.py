@@ -15,6 +15,7 @@ from benchmarks.gpu_figures import (
     TTFT_FIRST_AND_GOAL_MS,
     Figures,
 )
+from benchmarks.gpu_timeline import DeviceTimes
 from benchmarks.report import Report
 
 COLUMNS = [
@@ -33,6 +34,7 @@ COLUMNS = [
     "engine CPU s/s",
     "GPU idle %",
     "host ms/step",
+    "GPU ms/step",
 ]
 PROCESS_COLUMNS = [
     "model, workload",
@@ -40,6 +42,8 @@ PROCESS_COLUMNS = [
     "prompt tokens",
     "output tokens",
     "wall s",
+    "steps",
+    "host p99 ms",
     "tokens/event",
     "ITL p99 ms",
     "compute",
@@ -63,22 +67,12 @@ UNKNOWN = "–"
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceTimes:
-    """What the compute service says of some steps: NaN-free, None where it cannot tell."""
-
-    steps: int
-    idle_share: float | None  # of the device's time, between steps while there was work
-    host_ms_per_step: float | None  # plan, launch and commit; send too where it is known
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One run of one workload on one model."""
 
     model: str
     workload: str
     figures: Figures
-    device: DeviceTimes | None = None
 
 
 @dataclass(slots=True)
@@ -97,21 +91,16 @@ class Findings:
         return [f"{name}: {problem}" for name, problems in self.checks for problem in problems]
 
 
-def whole_run(stopped: Mapping[str, Any]) -> DeviceTimes | None:
-    """Read the engine's account of all its steps out of its last log line."""
-    steps = int(stopped.get("steps", 0))
-    if not steps:
-        return None
-    busy_s, idle_s = stopped["device_busy_s"], stopped["device_idle_s"]
-    host_s = stopped["plan_s"] + stopped["launch_s"] + stopped["commit_s"]
-    share = idle_s / (busy_s + idle_s) if busy_s else None
-    return DeviceTimes(steps, share, 1e3 * host_s / steps)
+def idle_share(stopped: Mapping[str, Any]) -> float | None:
+    """Read the device's idle share out of the engine's last log line, if it is in there."""
+    busy_s, idle_s = stopped.get("device_busy_s", 0.0), stopped.get("device_idle_s", 0.0)
+    return float(idle_s / (busy_s + idle_s)) if busy_s else None
 
 
 def row_cells(row: Row) -> list[object]:
     """Return one line of the table; what vLLM took is in parentheses."""
     figures, recorded = row.figures, RECORDED.get((row.model, row.workload))
-    device = row.device or DeviceTimes(0, None, None)
+    device = figures.device or DeviceTimes(0, None, None, None, None)
     known = [UNKNOWN] * 6
     held = dict.fromkeys(("p50", "p99", "itl", "tpot", "cpu"), "")
     if recorded is not None:
@@ -140,9 +129,14 @@ def row_cells(row: Row) -> list[object]:
         f"{1e3 * figures.itl_p50_s:.2f}{held['itl']}",
         f"{1e3 * figures.tpot_mean_s:.2f}{held['tpot']}",
         f"{figures.cpu_share('compute'):.2f}{held['cpu']}",
-        UNKNOWN if device.idle_share is None else f"{100 * device.idle_share:.2f}",
-        UNKNOWN if device.host_ms_per_step is None else f"{device.host_ms_per_step:.3f}",
+        _number(device.idle_share, ".2f", 100),
+        _number(device.host_ms, ".3f"),
+        _number(device.device_ms, ".3f"),
     ]
+
+
+def _number(value: float | None, form: str, factor: float = 1.0) -> str:
+    return UNKNOWN if value is None else f"{factor * value:{form}}"
 
 
 def _reached(rate: float, target: float) -> str:
@@ -159,6 +153,8 @@ def process_cells(row: Row) -> list[object]:
         figures.prompt_tokens,
         figures.output_tokens,
         f"{figures.wall_s:.2f}",
+        figures.device.steps if figures.device else UNKNOWN,
+        _number(figures.device and figures.device.host_p99_ms, ".3f"),
         f"{per_event:.2f}",
         f"{1e3 * figures.itl_p99_s:.2f}",
         *(
@@ -184,7 +180,8 @@ def make_page(findings: Findings, device: str, notes: list[str]) -> Report:
         "are tokens/s to reach, with whether they are; the roof is a timeline of the same requests "
         "with nothing but weights, KV and matrix products at the rates measured on an H200. TTFT "
         f"p50 to reach, first and then: {_ttft_targets()}. GPU idle is the device's time between "
-        "steps while there was work, host ms/step what plan, launch and commit take on the median."
+        "steps while there was work; host ms/step is what plan, launch, commit and send take "
+        "together, GPU ms/step what the device takes, both as medians."
     )
     if findings.engines:
         report.text("Each server's whole life, warm-up and drains included:")
@@ -223,8 +220,6 @@ def _ttft_targets() -> str:
 
 def _engine_cells(name: str, how: str, start_s: float, stopped: Mapping[str, Any]) -> list[object]:
     steps = max(int(stopped.get("steps", 0)), 1)
-    times = whole_run(stopped)
-    idle = times.idle_share if times else None
     return [
         f"{name}, {how}",
         round(start_s, 1),
@@ -233,7 +228,7 @@ def _engine_cells(name: str, how: str, start_s: float, stopped: Mapping[str, Any
             f"{1e3 * stopped.get(part, 0.0) / steps:.3f}"
             for part in ("plan_s", "launch_s", "wait_s", "commit_s")
         ),
-        UNKNOWN if idle is None else f"{100 * idle:.2f}",
+        _number(idle_share(stopped), ".2f", 100),
     ]
 
 

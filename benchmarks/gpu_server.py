@@ -7,14 +7,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_client import Clients, completion, http_request
+from benchmarks.gpu_client import Clients, Outcome, completion, http_request
 from benchmarks.gpu_figures import Figures, figures_of
+from benchmarks.gpu_timeline import cut, device_times
 from benchmarks.gpu_workloads import Ask
 from benchmarks.stack import Stack, StackError, cpu_s, rss_mib
+from common.messages.timeline import Timeline
+from services.timeline import TimelineError, chrome_trace, fetch
 
 MAX_MODEL_LEN = 4096
 READY_WITHIN_S = 300.0
@@ -23,6 +26,8 @@ STOPPED_WITHIN_S = 60.0
 REQUEST_TIMEOUT_S = 120.0
 PATH = "/v1/completions"
 CHECKED_PROMPT, CHECKED_TOKENS = 100, 64
+TRACED_AT, TRACED_S = 0.4, 0.25  # where in a run, as a share of it, and for how long
+KV_METRIC = "slipstream_compute_kv_cache_usage_ratio"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,24 @@ class Server:
         before = {name: cpu_s(pid) for name, pid in processes.items()}
         outcome = clients.run(within_s)
         used = {name: cpu_s(pid) - before[name] for name, pid in processes.items()}
-        return figures_of(asks, outcome, used)
+        self._timeline, self._outcome = self._fetch(outcome), outcome
+        figures = figures_of(asks, outcome, used)
+        times = [(reply.sent_s, reply.end_s) for reply in outcome.replies]
+        return replace(figures, device=device_times(self._timeline, times))
+
+    def save_trace(self, path: Path) -> None:
+        """Write a moment of the last run, from its middle, as a trace for Perfetto."""
+        begin_s = min(reply.sent_s for reply in self._outcome.replies)
+        middle_s = begin_s + TRACED_AT * self._outcome.wall_s
+        moment = cut(self._timeline, middle_s, middle_s + TRACED_S)
+        path.write_text(json.dumps(chrome_trace(moment)))
+
+    def _fetch(self, outcome: Outcome) -> Timeline:
+        try:
+            return fetch(self.stack.url, min(600.0, outcome.wall_s + 5.0))
+        except TimelineError as error:
+            print(f"no timeline: {error}", flush=True)
+            return Timeline(())
 
     def memory_mib(self) -> dict[str, float]:
         """Return what each process has in use."""
@@ -143,9 +165,20 @@ def wait_clean(stack: Stack, num_routers: int, within_s: float = CLEAN_WITHIN_S)
     while True:
         times = 1 if num_routers == 1 else 6 * num_routers
         left = {what for _ in range(times) for what in open_work(stack.health())}
+        left |= set(pages_in_use(stack))
         if not left or time.monotonic() > deadline_s:
             return tuple(sorted(left))
         time.sleep(0.1)
+
+
+def pages_in_use(stack: Stack) -> list[str]:
+    """Say which replicas have KV pages in use, in full: /health rounds to a ten-thousandth."""
+    with urllib.request.urlopen(stack.url + "/metrics", timeout=REQUEST_TIMEOUT_S) as answer:
+        lines = answer.read().decode().splitlines()
+    samples = [line.rsplit(" ", 1) for line in lines if line.startswith(KV_METRIC + "{")]
+    if not samples:
+        return [f"{KV_METRIC} is not among the metrics"]
+    return [f"{name} is {value}" for name, value in samples if float(value)]
 
 
 def open_work(health: Mapping[str, Any]) -> list[str]:

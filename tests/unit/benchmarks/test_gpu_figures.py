@@ -10,8 +10,9 @@ from benchmarks.__main__ import default_names, needs_gpu
 from benchmarks.gpu import parse
 from benchmarks.gpu_client import Outcome, Reply
 from benchmarks.gpu_figures import RECORDED, Figures, figures_of, percentile
-from benchmarks.gpu_page import DeviceTimes, Findings, Row, make_page, row_cells, whole_run
+from benchmarks.gpu_page import Findings, Row, idle_share, make_page, row_cells
 from benchmarks.gpu_server import open_work
+from benchmarks.gpu_timeline import DeviceTimes
 from benchmarks.gpu_workloads import Ask
 
 ASKS = [Ask([1000, 1001], 3), Ask([1000], 2)]
@@ -69,7 +70,7 @@ def test_percentiles(values: list[float], share: float, expected: float) -> None
     assert percentile(values, share) == expected
 
 
-def figures(tokens_per_s: float) -> Figures:
+def figures(tokens_per_s: float, device: DeviceTimes | None = None) -> Figures:
     return Figures(
         num_requests=4,
         wall_s=2.0,
@@ -85,13 +86,14 @@ def figures(tokens_per_s: float) -> Figures:
         client_share=0.01,
         client_cpu_per_token_s=1e-5,
         cpu_s={"compute-0": 1.0},
+        device=device,
     )
 
 
 def test_a_row_is_held_against_vllm_the_targets_and_the_roof() -> None:
     recorded = RECORDED["llama-1b", "A"]
-    row = Row("llama-1b", "A", figures(900), DeviceTimes(100, 0.012, 0.25))
-    assert row_cells(row) == [
+    device = DeviceTimes(100, 0.012, 0.25, 0.5, 1.1)
+    assert row_cells(Row("llama-1b", "A", figures(900, device))) == [
         "llama-1b A",
         "900",
         "690",
@@ -107,6 +109,7 @@ def test_a_row_is_held_against_vllm_the_targets_and_the_roof() -> None:
         "0.50 (1.03)",
         "1.20",
         "0.250",
+        "1.100",
     ]
 
 
@@ -140,15 +143,10 @@ STOPPED = {
 }
 
 
-def test_the_engines_last_line_tells_its_times_per_step() -> None:
-    times = whole_run(STOPPED)
-    assert times is not None
-    assert (times.steps, times.idle_share) == (10, pytest.approx(0.25))
-    assert times.host_ms_per_step == pytest.approx(0.4)
-    assert whole_run({}) is None
-    unknown = whole_run(STOPPED | {"device_busy_s": 0.0, "device_idle_s": 0.0})
-    assert unknown is not None
-    assert unknown.idle_share is None
+def test_the_engines_last_line_tells_the_devices_idle_share() -> None:
+    assert idle_share(STOPPED) == pytest.approx(0.25)
+    assert idle_share({}) is None
+    assert idle_share(STOPPED | {"device_busy_s": 0.0, "device_idle_s": 0.0}) is None
 
 
 def test_quick_leaves_lockstep_out_unless_it_is_asked_for() -> None:
