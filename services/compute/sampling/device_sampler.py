@@ -133,7 +133,7 @@ class DeviceSampler:
         inputs, resident = self._inputs, self._resident
         plain, full = variant is Variant.PLAIN, variant is Variant.FULL
         logits_SV = logits_SV[:num_samples_bucket]
-        result_SW = (self._full_SW if full else self._plain_SW)[:num_samples_bucket]
+        result_SW = self.result(variant)[:num_samples_bucket]
         slots, indices, counts = inputs.sample_slot_S, inputs.sample_index_S, inputs.counts
         params, shaped = resident.slot_params, self._shaped
         if full:
@@ -155,6 +155,10 @@ class DeviceSampler:
         if full:
             logprobs(logits_SV, slots, counts, params, self._scores, result_SW)
         return result_SW
+
+    def result(self, variant: Variant) -> Tensor:
+        """Where a variant's results lie, for as many samples as there may be."""
+        return self._full_SW if variant is Variant.FULL else self._plain_SW
 
     def unpack(
         self, result_SW: Int32Array, plan: StepPlan

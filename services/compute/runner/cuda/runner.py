@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.runner.cuda.device_clock import DeviceClock
 from services.compute.runner.cuda.packing import (
@@ -29,7 +30,7 @@ from services.compute.runner.cuda.step_machine import StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, Mark
 from services.compute.runner.device_errors import fatal_if_the_device_fails
 from services.compute.runner.protocol import RunnerSpec
-from services.compute.sampling.slot_words import NUM_WORDS, slot_words
+from services.compute.sampling.slot_words import slot_words
 from services.compute.step import Int32Array, StepPlan, StepResult
 
 NO_RESULT: Int32Array = np.zeros((0, 2), dtype=np.int32)
@@ -106,7 +107,8 @@ class CudaRunner:
         """Launch the draws and their way to the host."""
         plan, machine = ticket.plan, self._machine
         if len(plan.sample_row):
-            variant = machine.sampler.variant(plan.row_slot[plan.sample_row])
+            slots = plan.row_slot[plan.sample_row]
+            variant = machine.sampler.variant(slots, plan.sample_index)
             result_SW = machine.sample(variant, len(plan.sample_row))
             ticket.result_SW = self._results.copy(result_SW)
         else:

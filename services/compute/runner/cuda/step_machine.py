@@ -17,6 +17,7 @@ from torch import Tensor
 
 from services.compute.kernels.decode_attention.work import DecodeWork
 from services.compute.kernels.prefill_attention.work import PrefillWork
+from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_input.buffers import Resident, StepInputs
 from services.compute.kernels.step_input.kernel import apply_deltas, unpack_step
 from services.compute.layers.invariant_product import invariant_product
@@ -36,7 +37,6 @@ from services.compute.runner.cuda.buckets import bucket_of, row_buckets, token_b
 from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, packed_size
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.sampling.device_sampler import DeviceSampler, Variant
-from services.compute.sampling.slot_words import NUM_WORDS
 
 Kind: TypeAlias = Literal["decode", "mixed"]
 Launch: TypeAlias = tuple[tuple[object, ...], Callable[[], None]]
@@ -87,7 +87,6 @@ class StepMachine:
         self._narrow: NarrowDecoder | None = None
         if NarrowDecoder.suits(decoder) and not batch_invariant:
             self._narrow = NarrowDecoder(decoder, activations, self.inputs, self._decoder)
-        self._results: dict[Variant, Tensor] = {}
         self._attention = self._attentions(decoder, batch_invariant)
 
     @property
@@ -97,8 +96,8 @@ class StepMachine:
 
     @property
     def max_result_ints(self) -> int:
-        """The largest result; known once launches are recorded."""
-        return max(result_SW.numel() for result_SW in self._results.values())
+        """The largest result."""
+        return max(self.sampler.result(variant).numel() for variant in Variant)
 
     def record(self, kv_pages: Tensor) -> Iterator[int]:
         """Record all launches, largest first, on these pages [Y, N, 2, K, P, D]."""
@@ -128,7 +127,7 @@ class StepMachine:
         """Launch the sampling that belongs to it; results [S, W], on the device."""
         bucket = bucket_of(num_samples, self._row_buckets)
         self._stream.replay(("sample", variant, bucket))
-        return self._results[variant][:num_samples]
+        return self.sampler.result(variant)[:num_samples]
 
     def _launches(self, kv_pages: Tensor) -> Iterator[Launch]:
         yield APPLY, partial(apply_deltas, self.packed, self.resident)
@@ -159,8 +158,7 @@ class StepMachine:
     @torch.inference_mode()
     def _sample(self, variant: Variant, num_samples: int) -> None:
         logits_SV = self._decoder.logits(num_samples)
-        result_SW = self.sampler.launch(variant, logits_SV, num_samples)
-        self._results.setdefault(variant, result_SW)  # the largest is recorded first
+        self.sampler.launch(variant, logits_SV, num_samples)
 
     def _attentions(
         self, decoder: Decoder[Linear], batch_invariant: bool

@@ -30,7 +30,7 @@ class DeviceStream(Protocol):
     """Launches by name: recorded once, replayed at every step."""
 
     def record(self, name: Hashable, launch: Callable[[], None]) -> None:
-        """Make `launch` replayable; it runs at least once on the way, on whatever is in memory."""
+        """Make `launch` replayable; it may run on the way, on whatever is in memory."""
         ...
 
     def replay(self, name: Hashable) -> None:
@@ -71,8 +71,7 @@ class HostStream:
         self._launches: dict[Hashable, Callable[[], None]] = {}
 
     def record(self, name: Hashable, launch: Callable[[], None]) -> None:
-        """Call the function, and keep it."""
-        launch()
+        """Keep the function: there is nothing to warm up."""
         self._launches[name] = launch
 
     def replay(self, name: Hashable) -> None:
