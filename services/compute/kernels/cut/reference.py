@@ -39,10 +39,11 @@ def cut(
         if slot < 0 or not words[FLAGS] & CUT:
             continue
         adjusted = bool(words[FLAGS] & ADJUSTED)
-        logits = (shaped_SV if adjusted else logits_SV)[sample]
+        logits = (shaped_SV if adjusted else logits_SV)[sample].cpu()
         temperature = words.view(np.float32)[TEMPERATURE].item()
-        shaped_SV[sample] = logits = (logits - logits.max()) / temperature
-        sorted_V = logits.float().cpu().sort(descending=True).values
+        logits = (logits - logits.max()) / temperature  # a GPU would multiply by the inverse
+        shaped_SV[sample] = logits
+        sorted_V = logits.float().sort(descending=True).values
         keep = -torch.inf
         if words[FLAGS] & CUTS_TOP_K:
             keep = float(sorted_V[int(words[TOP_K]) - 1])

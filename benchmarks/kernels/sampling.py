@@ -1,0 +1,144 @@
+"""Sampling's kernels at S samples and V = 128256, each with the bytes it must read and write once.
+
+Predicted on an H200, in a graph, µs at S = 1 / 64 / 256. Logits that were just written lie in the
+L2 cache at S = 64 and below, as they do in serving.
+
+draw, greedy            5 /  14 /  35   reads the logits once; two launches
+draw, temperature 1     6 /  25 /  75   55 instructions of noise an id, a twentieth of them logs
+draw after a cut        6 /  20 /  60   reads raw and scaled logits; noise only where ids are left
+cut, top_p, spread 3   28 /  80 / 250   11 launches: maximum, scaling, one that narrows, gathering
+cut, top_p, spread 1   32 / 130 / 400   as dummy weights give: up to three passes that narrow
+cut, top_k 50          28 /  60 / 200
+adjust, penalties       4 /  20 /  70   reads logits and counts, writes logits
+logprobs, 20 of them   12 /  25 /  80   20 maxima of each part of 4096 ids
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from benchmarks.kernels.case import Case
+from common.messages.sampling import SamplingParams
+from services.compute.kernels.adjust.kernel import adjust
+from services.compute.kernels.adjust.tables import AdjustTables
+from services.compute.kernels.cut.kernel import cut
+from services.compute.kernels.cut.search import CutScratch
+from services.compute.kernels.draw.kernel import draw
+from services.compute.kernels.draw.parts import Parts, Shaped
+from services.compute.kernels.logprobs.kernel import logprobs
+from services.compute.kernels.logprobs.scratch import RESULT_WORDS, LogprobScratch
+from services.compute.kernels.step_input.buffers import NUM_SAMPLES
+from services.compute.sampling.slot_words import NUM_WORDS, slot_words
+from services.compute.step import SlotDelta
+
+VOCAB_SIZE = 128256
+SAMPLES = (1, 64, 256)
+PLAIN = SamplingParams(max_tokens=100, seed=1)
+PENALTIES = replace(PLAIN, presence_penalty=0.5, frequency_penalty=0.1, repetition_penalty=1.1)
+CUTS = {
+    "top_p 0.95": replace(PLAIN, top_p=0.95),
+    "top_k 50": replace(PLAIN, top_k=50),
+    "top_k 20 top_p 0.8": replace(PLAIN, top_k=20, top_p=0.8),
+    "none asked": PLAIN,
+}
+
+
+def cases() -> Iterator[Case]:
+    """Every kernel at every number of samples."""
+    for samples in SAMPLES:
+        bench = Bench.make(samples)
+        row = 4.0 * samples * VOCAB_SIZE
+        for name, sampling in (("greedy", replace(PLAIN, temperature=0.0)), ("warm", PLAIN)):
+            yield Case(f"draw {name} S={samples}", bench.draws(sampling, None), row)
+        for name, sampling in CUTS.items():
+            for spread in (1.0, 3.0):
+                runs = bench.cuts(sampling, spread)
+                size = 2 * row if name != "none asked" else 0.0
+                yield Case(f"cut {name} spread={spread:.0f} S={samples}", runs, size)
+        runs = bench.draws(CUTS["top_p 0.95"], bench.shaped_after_cut(CUTS["top_p 0.95"]))
+        yield Case(f"draw after top_p S={samples}", runs, 2 * row)
+        yield Case(f"adjust penalties S={samples}", bench.adjusts(PENALTIES), 3 * row)
+        yield Case(f"adjust none asked S={samples}", bench.adjusts(PLAIN), 0.0)
+        for count in (0, 5, 20):
+            runs = bench.logprobs(replace(PLAIN, num_logprobs=count))
+            yield Case(f"logprobs {count} S={samples}", runs, row)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Tensors of one number of samples; logits are scaled as a case asks."""
+
+    logits: tuple[torch.Tensor, ...]
+    slots: torch.Tensor
+    indices: torch.Tensor
+    counts: torch.Tensor
+    shaped: Shaped
+    result: torch.Tensor
+
+    @staticmethod
+    def make(samples: int) -> Bench:
+        """As many sets of logits as do not all stay in the cache, where that can be."""
+        slots = torch.arange(samples, device="cuda", dtype=torch.int32)
+        counts = torch.zeros(8, device="cuda", dtype=torch.int32)
+        counts[NUM_SAMPLES] = samples
+        sets = 8 if samples == 1 else 3
+        return Bench(
+            tuple(torch.randn(samples, VOCAB_SIZE, device="cuda") for _ in range(sets)),
+            slots,
+            slots * 7,
+            counts,
+            Shaped.make(samples, samples, VOCAB_SIZE, torch.device("cuda")),
+            torch.zeros((samples, 2 + RESULT_WORDS), device="cuda", dtype=torch.int32),
+        )
+
+    def words(self, sampling: SamplingParams) -> torch.Tensor:
+        """Every slot has these settings, and a seed of its own."""
+        rows = [
+            slot_words(SlotDelta(slot, 0, replace(sampling, seed=slot), 0, ()), VOCAB_SIZE)
+            for slot in range(len(self.slots))
+        ]
+        words = torch.from_numpy(np.stack(rows)).cuda()
+        assert words.shape[1] == NUM_WORDS
+        return words
+
+    def draws(self, sampling: SamplingParams, shaped: Shaped | None) -> list[Callable[[], None]]:
+        """From the logits, or from what was cut of the first of them."""
+        words, parts = self.words(sampling), self.parts()
+        last = torch.zeros_like(self.slots)
+        where = (self.slots, self.indices, self.counts, words, shaped, parts, last, self.result)
+        return [partial(draw, logits, *where) for logits in self.logits]
+
+    def cuts(self, sampling: SamplingParams, spread: float) -> list[Callable[[], None]]:
+        """Of logits of a normal distribution this wide."""
+        scratch = CutScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
+        words, shaped = self.words(sampling), self.shaped
+        where = (self.slots, self.counts, words, scratch, shaped.logits_SV, shaped.keep_S)
+        return [partial(cut, logits * spread, *where) for logits in self.logits]
+
+    def shaped_after_cut(self, sampling: SamplingParams) -> Shaped:
+        """What a draw finds after this cut."""
+        self.cuts(sampling, 3.0)[0]()
+        return self.shaped
+
+    def adjusts(self, sampling: SamplingParams) -> list[Callable[[], None]]:
+        """Of slots that have said nothing yet: the work is the same."""
+        tables = AdjustTables.make(len(self.slots), torch.device("cuda"))
+        words, shaped = self.words(sampling), self.shaped
+        where = (self.slots, self.indices, self.counts, words, tables)
+        out = torch.empty_like(shaped.logits_SV)
+        return [partial(adjust, logits, *where, shaped.said_NV, out) for logits in self.logits]
+
+    def logprobs(self, sampling: SamplingParams) -> list[Callable[[], None]]:
+        """Of whatever was drawn last."""
+        scratch = LogprobScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
+        where = (self.slots, self.counts, self.words(sampling), scratch, self.result)
+        return [partial(logprobs, logits, *where) for logits in self.logits]
+
+    def parts(self) -> Parts:
+        """Room for the parts of a draw."""
+        return Parts.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))

@@ -1,0 +1,75 @@
+"""Penalties, bias and early stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from common.messages.sampling import SamplingParams
+from services.compute.kernels.adjust.kernel import adjust
+from services.compute.kernels.adjust.reference import adjust as reference_adjust
+from services.compute.kernels.adjust.tables import MAX_BIAS, SEEN_IN_PROMPT, AdjustTables
+from services.compute.sampling.slot_words import known_bias
+from tests.kernels.sampling_step import (
+    NUM_SLOTS,
+    STOP_IDS,
+    SamplingStep,
+    make_step,
+    random_logits,
+)
+
+PLAIN = SamplingParams(max_tokens=100, seed=1)
+MANY_PAIRS = tuple((token * 5, (token % 40) - 20.0) for token in range(MAX_BIAS))
+VOCAB_SIZE = 5003
+
+
+def tables_of(step: SamplingStep, device: torch.device) -> AdjustTables:
+    """Poisoned beyond what the slots have."""
+    tables = AdjustTables.make(NUM_SLOTS, device)
+    tables.bias_id_NB.fill_(10**9)
+    tables.bias_NB.fill_(torch.nan)
+    tables.stop_id_NE.fill_(10**9)
+    for delta in step.deltas:
+        bias = known_bias(delta.sampling, VOCAB_SIZE)
+        tables.bias_id_NB[delta.slot, : len(bias)] = torch.tensor(list(bias), dtype=torch.int32)
+        tables.bias_NB[delta.slot, : len(bias)] = torch.tensor(list(bias.values()))
+        tables.stop_id_NE[delta.slot, :2] = torch.tensor(STOP_IDS, dtype=torch.int32)
+    return tables
+
+
+def test_rows_are_adjusted_as_the_reference_does_and_others_left_alone(
+    device: torch.device,
+) -> None:
+    settings = [
+        PLAIN,
+        replace(PLAIN, presence_penalty=1.5),
+        replace(PLAIN, frequency_penalty=-0.7, repetition_penalty=1.3),
+        replace(PLAIN, logit_bias=MANY_PAIRS),
+        replace(PLAIN, min_tokens=5, temperature=0.0),
+        replace(PLAIN, min_tokens=5),
+        replace(PLAIN, min_tokens=9, logit_bias=((6, 50.0), (2, -1.0)), repetition_penalty=0.5),
+        replace(PLAIN, top_k=5, num_logprobs=3),
+    ]
+    step = make_step(settings, VOCAB_SIZE, device)
+    step.choose(range(8), [9, 9, 9, 9, 4, 5, 8, 0])
+    logits = random_logits(8, VOCAB_SIZE, seed=1, device=device)
+    generator = torch.Generator().manual_seed(2)
+    said = torch.randint(0, 4, (NUM_SLOTS, VOCAB_SIZE), generator=generator, dtype=torch.int32)
+    said |= SEEN_IN_PROMPT * torch.randint(0, 2, said.shape, generator=generator).int()
+    said = said.to(device)
+    tables = tables_of(step, device)
+    slots, counts, words = step.params
+    outputs = []
+    for run, dtype in ((adjust, torch.float32), (reference_adjust, torch.float64)):
+        adjusted = torch.full((8, VOCAB_SIZE), torch.nan, dtype=dtype, device=device)
+        indices = step.inputs.sample_index_S
+        run(logits.to(dtype), slots, indices, counts, words, tables, said, adjusted)
+        outputs.append(adjusted.double())
+    ours, reference = outputs
+    assert ours[[0, 7]].isnan().all()
+    assert ours[4, list(STOP_IDS)].isneginf().all() and ours[5].isfinite().all()
+    assert torch.equal(ours.isneginf(), reference.isneginf())
+    kept = reference.isfinite()
+    error = (ours - reference)[kept].norm() / reference[kept].norm()
+    assert float(error) < 1e-6

@@ -1,0 +1,162 @@
+"""The whole of a step's sampling on the device, against the CPU's sampler on the same logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from common.messages.sampling import SamplingParams
+from services.compute.kernels.adjust.tables import MAX_BIAS, SEEN_IN_PROMPT
+from services.compute.sampling.device_sampler import FULL_WORDS, DeviceSampler, Variant
+from services.compute.sampling.sampler import Sampler
+from services.compute.step import SlotDelta, StepPlan
+from tests.kernels.sampling_step import (
+    NUM_SLOTS,
+    SamplingStep,
+    as_int64,
+    make_step,
+    random_logits,
+    random_settings,
+)
+
+PLAIN = SamplingParams(max_tokens=100, seed=1)
+GREEDY = replace(PLAIN, temperature=0.0)
+VOCAB_SIZE = 1003
+
+
+def sampler_of(step: SamplingStep, device: torch.device, vocab_size: int) -> DeviceSampler:
+    sampler = DeviceSampler(NUM_SLOTS, vocab_size, NUM_SLOTS, step.resident, step.inputs, device)
+    sampler.place(step.deltas)
+    return sampler
+
+
+def plan_of(slots: list[int], indices: list[int]) -> StepPlan:
+    rows = np.arange(len(slots), dtype=np.int32)
+    none = np.zeros(0, dtype=np.int32)
+    return StepPlan(
+        step_id=1,
+        num_decode_rows=len(slots),
+        row_slot=np.array(slots, dtype=np.int32),
+        row_epoch=rows * 0,
+        q_start=rows,
+        q_len=rows * 0 + 1,
+        pos_upper=rows + 1,
+        tokens=rows * 0 - 1,
+        sample_row=rows,
+        sample_index=np.array(indices, dtype=np.int32),
+        page_slot=none,
+        page_index=none,
+        page_id=none,
+    )
+
+
+@pytest.mark.parametrize(("seed", "vocab_size"), [(0, 1003), (1, 5003), (2, 777)])
+def test_tokens_counts_and_logprobs_are_the_cpus(
+    seed: int, vocab_size: int, device: torch.device
+) -> None:
+    step = make_step(random_settings(14, seed), vocab_size, device)
+    ours = sampler_of(step, device, vocab_size)
+    theirs = Sampler(NUM_SLOTS, vocab_size, torch.device("cpu"))
+    theirs.place(step.deltas)
+    for turn in range(2):
+        slots = [(slot * 5 + turn) % 14 for slot in range(14)][turn:]
+        indices = [(slot + turn) % 5 for slot in slots]
+        step.choose(slots, indices)
+        logits = random_logits(len(slots), vocab_size, seed * 10 + turn, device)
+        before = logits.clone()
+        result = ours.launch(Variant.FULL, logits, len(slots)).cpu().numpy()
+        assert torch.equal(logits, before)
+        tokens, finite, scores = ours.unpack(result, plan_of(slots, indices))
+        sampled = theirs.sample(logits.cpu(), as_int64(slots), as_int64(indices))
+        assert tokens.tolist() == sampled.tokens_S.tolist()
+        assert finite.all()
+        assert step.resident.last_token[slots].tolist() == tokens.tolist()
+        expected = {} if sampled.logprobs is None else sampled.logprobs.to_host()
+        assert scores.keys() == expected.keys()
+        for sample, (score,) in scores.items():
+            (wanted,) = expected[sample]
+            assert score.chosen == pytest.approx(wanted.chosen, abs=1e-5)
+            assert score.top_ids == wanted.top_ids
+            assert score.top_logprobs == pytest.approx(wanted.top_logprobs, abs=1e-5)
+
+
+def test_a_row_is_the_same_alone_and_in_company_and_in_any_variant_that_serves_it(
+    device: torch.device,
+) -> None:
+    settings = [GREEDY, PLAIN, replace(PLAIN, temperature=0.3, seed=9), *random_settings(9, 5)]
+    step = make_step(settings, 2500, device)
+    logits = random_logits(12, 2500, 6, device)
+    indices = [slot % 4 for slot in range(12)]
+    step.choose(range(12), indices)
+    together = sampler_of(step, device, 2500).launch(Variant.FULL, logits, 12).clone()
+    for slot in range(12):
+        sampler = sampler_of(step, device, 2500)
+        step.choose([slot], [indices[slot]])
+        needed = sampler.variant(np.array([slot]), np.array([indices[slot]]))
+        assert (slot >= 3) or needed is Variant.PLAIN
+        row = logits[slot : slot + 1]
+        for variant in (needed, Variant.FULL):
+            alone = sampler_of(step, device, 2500).launch(variant, row, 1)[0]
+            width = 2 if len(alone) == 2 or slot < 3 else FULL_WORDS
+            asked = settings[slot].num_logprobs
+            words = [0, 1] if width == 2 or asked < 0 else [0, 1, 2]
+            words += [3 + rank for rank in range(asked)] + [23 + rank for rank in range(asked)]
+            assert alone[words[: len(alone)]].tolist() == together[slot, words].tolist()
+
+
+def test_what_is_drawn_counts_for_the_next_step(device: torch.device) -> None:
+    step = make_step([replace(GREEDY, frequency_penalty=0.6)], VOCAB_SIZE, device)
+    sampler = sampler_of(step, device, VOCAB_SIZE)
+    step.choose([0], [3])
+    logits = torch.zeros(1, VOCAB_SIZE, device=device)
+    logits[0, 10], logits[0, 20] = 1.0, 0.5
+    drawn = [int(sampler.launch(Variant.FULL, logits, 1)[0, 0]) for _ in range(5)]
+    assert drawn == [10, 20, 10, 0, 1]
+
+
+def test_a_slot_forgets_who_had_it(device: torch.device) -> None:
+    first = replace(GREEDY, repetition_penalty=2.0, logit_bias=((9, 7.0),), min_tokens=50)
+    step = make_step([first], VOCAB_SIZE, device)
+    sampler = sampler_of(step, device, VOCAB_SIZE)
+    assert sampler._shaped.said_NV[0, [1, 4, 5]].tolist() == [SEEN_IN_PROMPT, 1, 2]
+    sampler.place([SlotDelta(0, 1, first, 0, (), (8,), ())])
+    assert sampler._shaped.said_NV[0, [1, 4, 5, 8]].tolist() == [0, 0, 0, SEEN_IN_PROMPT]
+    sampler.place([SlotDelta(0, 2, GREEDY, 0, ())])
+    assert sampler.variant(np.array([0])) is Variant.PLAIN
+
+
+def test_a_step_takes_the_smallest_variant_that_serves_all_its_samples(
+    device: torch.device,
+) -> None:
+    settings = [
+        GREEDY,
+        PLAIN,
+        replace(PLAIN, top_p=0.9),
+        replace(GREEDY, top_p=0.9),
+        replace(PLAIN, presence_penalty=1.0),
+        replace(PLAIN, num_logprobs=0),
+        replace(PLAIN, min_tokens=4),
+    ]
+    sampler = sampler_of(make_step(settings, VOCAB_SIZE, device), device, VOCAB_SIZE)
+
+    def variant(*slots: int, index: int = 0) -> Variant:
+        return sampler.variant(np.array(slots), np.full(len(slots), index))
+
+    assert variant(0, 1, 3) is Variant.PLAIN
+    assert variant(0, 2) is Variant.CUTS
+    assert variant(2, 4) is Variant.FULL
+    assert variant(5) is Variant.FULL
+    assert variant(6, index=3) is Variant.FULL
+    assert variant(6, index=4) is Variant.PLAIN
+    assert sampler.variant(np.array([6])) is Variant.FULL
+
+
+def test_more_bias_than_there_is_room_for_is_refused(device: torch.device) -> None:
+    step = make_step([GREEDY], VOCAB_SIZE, device)
+    sampler = DeviceSampler(NUM_SLOTS, 2 * MAX_BIAS, NUM_SLOTS, step.resident, step.inputs, device)
+    bias = tuple((token, 1.0) for token in range(MAX_BIAS + 1))
+    with pytest.raises(ValueError, match="1025 logit_bias pairs"):
+        sampler.place([SlotDelta(0, 0, replace(GREEDY, logit_bias=bias), 0, ())])
