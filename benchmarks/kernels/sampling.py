@@ -93,7 +93,7 @@ class Bench:
             slots * 7,
             counts,
             Shaped.make(samples, samples, VOCAB_SIZE, torch.device("cuda")),
-            torch.zeros((samples, 2 + RESULT_WORDS), device="cuda", dtype=torch.int32),
+            torch.zeros((samples, RESULT_WORDS), device="cuda", dtype=torch.int32),
         )
 
     def words(self, sampling: SamplingParams) -> torch.Tensor:
@@ -117,8 +117,9 @@ class Bench:
         """Of logits of a normal distribution this wide."""
         scratch = CutScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
         words, shaped = self.words(sampling), self.shaped
-        where = (self.slots, self.counts, words, scratch, shaped.logits_SV, shaped.keep_S)
-        return [partial(cut, logits * spread, *where) for logits in self.logits]
+        where = (self.slots, self.indices, self.counts, words, scratch)
+        out = (shaped.logits_SV, shaped.keep_S)
+        return [partial(cut, logits * spread, *where, *out) for logits in self.logits]
 
     def shaped_after_cut(self, sampling: SamplingParams) -> Shaped:
         """What a draw finds after this cut."""

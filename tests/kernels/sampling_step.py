@@ -36,8 +36,13 @@ class SamplingStep:
         self.inputs.sample_index_S[: len(slots)] = torch.tensor(indices, dtype=torch.int32)
 
     @property
+    def where(self) -> tuple[torch.Tensor, ...]:
+        """Sampled slots, output indices, counts and the slots' words."""
+        return self.inputs.sample_slot_S, self.inputs.sample_index_S, *self.params[1:]
+
+    @property
     def params(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Sampled slots, counts and the slots' words: what every kernel takes."""
+        """Sampled slots, counts and the slots' words."""
         return self.inputs.sample_slot_S, self.inputs.counts, self.resident.slot_params
 
 

@@ -44,7 +44,7 @@ def run(
     scratch.candidates_SM.fill_(-7)
     scratch.found_S.fill_(1 << 20)
     scratch.state_SL.fill_(-7)
-    cut(logits, *step.params, scratch, shaped, keep)
+    cut(logits, *step.where, scratch, shaped, keep)
     return shaped, keep
 
 
@@ -52,7 +52,7 @@ def check(step: SamplingStep, logits: torch.Tensor, max_candidates: int) -> None
     """Scaled as the reference, and cut where it cuts, up to how an exponential is rounded."""
     shaped, keep = run(step, logits, max_candidates)
     expected, expected_keep = torch.full_like(logits, torch.nan), torch.full_like(keep, -7)
-    reference_cut(logits, *step.params, expected, expected_keep)
+    reference_cut(logits, *step.where, expected, expected_keep)
     for row, delta in enumerate(step.deltas):
         sampling = delta.sampling
         if row in NOT_CUT:

@@ -10,7 +10,8 @@ import torch
 
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.adjust.tables import MAX_BIAS, SEEN_IN_PROMPT
-from services.compute.sampling.device_sampler import FULL_WORDS, DeviceSampler, Variant
+from services.compute.kernels.logprobs.scratch import CHOSEN, TOP_IDS, TOP_LOGPROBS
+from services.compute.sampling.device_sampler import DeviceSampler, Variant
 from services.compute.sampling.sampler import Sampler
 from services.compute.step import SlotDelta, StepPlan
 from tests.kernels.sampling_step import (
@@ -100,11 +101,28 @@ def test_a_row_is_the_same_alone_and_in_company_and_in_any_variant_that_serves_i
         row = logits[slot : slot + 1]
         for variant in (needed, Variant.FULL):
             alone = sampler_of(step, device, 2500).launch(variant, row, 1)[0]
-            width = 2 if len(alone) == 2 or slot < 3 else FULL_WORDS
             asked = settings[slot].num_logprobs
-            words = [0, 1] if width == 2 or asked < 0 else [0, 1, 2]
-            words += [3 + rank for rank in range(asked)] + [23 + rank for rank in range(asked)]
-            assert alone[words[: len(alone)]].tolist() == together[slot, words].tolist()
+            words = [0, 1]
+            if variant is Variant.FULL and asked >= 0:
+                words += [CHOSEN, *(TOP_IDS + rank for rank in range(asked))]
+                words += [TOP_LOGPROBS + rank for rank in range(asked)]
+            assert alone[words].tolist() == together[slot, words].tolist()
+
+
+def test_a_row_past_its_min_tokens_is_no_longer_adjusted(device: torch.device) -> None:
+    settings = [replace(PLAIN, min_tokens=4, top_p=0.9), replace(PLAIN, min_tokens=4)]
+    step = make_step(settings, VOCAB_SIZE, device)
+    sampler = sampler_of(step, device, VOCAB_SIZE)
+    sampler._shaped.logits_SV.fill_(torch.nan)
+    theirs = Sampler(NUM_SLOTS, VOCAB_SIZE, torch.device("cpu"))
+    theirs.place(step.deltas)
+    logits = random_logits(2, VOCAB_SIZE, 9, device)
+    for variant, index in ((Variant.FULL, 3), (Variant.FULL, 4), (Variant.CUTS, 4)):
+        step.choose([0, 1], [index] * 2)
+        result = sampler.launch(variant, logits, 2)
+        sampled = theirs.sample(logits.clone().cpu(), as_int64([0, 1]), as_int64([index] * 2))
+        assert result[:, 0].tolist() == sampled.tokens_S.tolist()
+        sampler._shaped.logits_SV.fill_(torch.nan)
 
 
 def test_what_is_drawn_counts_for_the_next_step(device: torch.device) -> None:
@@ -115,6 +133,17 @@ def test_what_is_drawn_counts_for_the_next_step(device: torch.device) -> None:
     logits[0, 10], logits[0, 20] = 1.0, 0.5
     drawn = [int(sampler.launch(Variant.FULL, logits, 1)[0, 0]) for _ in range(5)]
     assert drawn == [10, 20, 10, 0, 1]
+
+
+def test_a_result_is_read_by_what_its_own_step_asked(device: torch.device) -> None:
+    step = make_step([GREEDY, replace(GREEDY, num_logprobs=3)], VOCAB_SIZE, device)
+    sampler = sampler_of(step, device, VOCAB_SIZE)
+    logits = random_logits(2, VOCAB_SIZE, 8, device)
+    result = sampler.launch(Variant.FULL, logits, 2).cpu().numpy()
+    # the next step's plan is placed before this step's result is read
+    sampler.place([SlotDelta(1, 1, GREEDY, 0, ()), SlotDelta(0, 1, step.deltas[1].sampling, 0, ())])
+    _, _, scores = sampler.unpack(result, plan_of([0, 1], [0, 0]))
+    assert list(scores) == [1] and len(scores[1][0].top_ids) == 3
 
 
 def test_a_slot_forgets_who_had_it(device: torch.device) -> None:

@@ -10,7 +10,14 @@ import torch
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.logprobs.kernel import logprobs
 from services.compute.kernels.logprobs.reference import logprobs as reference_logprobs
-from services.compute.kernels.logprobs.scratch import RESULT_WORDS, LogprobScratch
+from services.compute.kernels.logprobs.scratch import (
+    CHOSEN,
+    NUM_SCORED,
+    RESULT_WORDS,
+    TOP_IDS,
+    TOP_LOGPROBS,
+    LogprobScratch,
+)
 from tests.kernels.sampling_step import SamplingStep, make_step, random_logits
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)
@@ -20,7 +27,7 @@ SETTINGS = [replace(PLAIN, num_logprobs=count) for count in (20, -1, 0, 4)]
 def run(step: SamplingStep, logits: torch.Tensor, token: int) -> torch.Tensor:
     """Results, poisoned before."""
     rows, vocab_size = logits.shape
-    result = torch.full((rows, 2 + RESULT_WORDS), -7, dtype=torch.int32, device=logits.device)
+    result = torch.full((rows, RESULT_WORDS), -7, dtype=torch.int32, device=logits.device)
     result[:, 0] = token
     scratch = LogprobScratch.make(rows, vocab_size, logits.device)
     logprobs(logits, *step.params, scratch, result)
@@ -36,8 +43,8 @@ def test_values_and_ids_are_the_references(vocab_size: int, device: torch.device
         expected = torch.full_like(result, -7)
         expected[:, 0] = 5
         reference_logprobs(logits.double(), *step.params, expected)
-        floats = [2, *range(23, 43)]
-        ids = [0, 1, *range(3, 23)]
+        floats = [CHOSEN, *range(TOP_LOGPROBS, RESULT_WORDS)]
+        ids = [0, 1, NUM_SCORED, *range(TOP_IDS, TOP_LOGPROBS)]
         assert result[:, ids].tolist() == expected[:, ids].tolist()
         ours, theirs = (some[:, floats].contiguous() for some in (result, expected))
         written = theirs != -7
@@ -50,7 +57,7 @@ def test_of_equals_the_lower_id_is_first(device: torch.device) -> None:
     step = make_step(SETTINGS[:1], 9001, device)
     logits = torch.zeros(1, 9001, device=device)
     logits[0, [8000, 17, 5000]] = 1.0
-    assert run(step, logits, 0)[0, 3:8].tolist() == [17, 5000, 8000, 0, 1]
+    assert run(step, logits, 0)[0, TOP_IDS : TOP_IDS + 5].tolist() == [17, 5000, 8000, 0, 1]
 
 
 def test_a_row_is_the_same_alone_and_in_company(device: torch.device) -> None:

@@ -29,15 +29,21 @@ from services.compute.kernels.cut.search import CutScratch
 from services.compute.kernels.draw.kernel import draw
 from services.compute.kernels.draw.parts import Parts, Shaped
 from services.compute.kernels.logprobs.kernel import logprobs
-from services.compute.kernels.logprobs.scratch import RESULT_WORDS, LogprobScratch
+from services.compute.kernels.logprobs.scratch import (
+    CHOSEN,
+    NUM_SCORED,
+    RESULT_WORDS,
+    TOP_IDS,
+    TOP_LOGPROBS,
+    LogprobScratch,
+)
 from services.compute.kernels.slot_words import (
     ADJUSTED,
     CUT,
     FLAGS,
     HAS_STOPS,
-    MAX_TOP_LOGPROBS,
     MIN_TOKENS,
-    NUM_LOGPROBS,
+    NUM_WORDS,
     PENALISED,
     SCORED,
 )
@@ -51,7 +57,7 @@ Slots: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Logprobs: TypeAlias = dict[int, tuple[TokenLogprobs, ...]]
 
 PLAIN_WORDS = 2  # token, and whether its logits were finite
-FULL_WORDS = PLAIN_WORDS + RESULT_WORDS
+FULL_WORDS = RESULT_WORDS
 
 
 class Variant(Enum):
@@ -87,7 +93,6 @@ class DeviceSampler:
         self._inputs = inputs
         self._flags = np.zeros(num_slots, dtype=np.int32)
         self._min_tokens = np.zeros(num_slots, dtype=np.int32)
-        self._num_logprobs = np.full(num_slots, -1, dtype=np.int32)
         self._parts = Parts.make(max_samples, vocab_size, device)
         self._shaped = Shaped.make(num_slots, max_samples, vocab_size, device)
         self._tables = AdjustTables.make(num_slots, device)
@@ -96,20 +101,22 @@ class DeviceSampler:
         self._plain_SW = torch.zeros((max_samples, PLAIN_WORDS), dtype=torch.int32, device=device)
         self._full_SW = torch.zeros((max_samples, FULL_WORDS), dtype=torch.int32, device=device)
 
-    def place(self, deltas: Sequence[SlotDelta]) -> None:
+    def place(self, deltas: Sequence[SlotDelta]) -> Int32Array:
         """Sequences take slots; whatever was known of the slots before is gone.
 
-        Raises ValueError for more bias pairs or stop ids than there is room for.
+        Returns the slots' words [D, NUM_WORDS], for the step's upload. Raises ValueError for more
+        bias pairs or stop ids than there is room for.
         """
-        for delta in deltas:
-            words = slot_words(delta, self._vocab_size)
+        rows = np.zeros((len(deltas), NUM_WORDS), dtype=np.int32)
+        for number, delta in enumerate(deltas):
+            rows[number] = words = slot_words(delta, self._vocab_size)
             self._flags[delta.slot] = words[FLAGS]
             self._min_tokens[delta.slot] = words[MIN_TOKENS]
-            self._num_logprobs[delta.slot] = words[NUM_LOGPROBS]
             if words[FLAGS] & PENALISED:
                 self._count_said(delta)
             if words[FLAGS] & (ADJUSTED & ~PENALISED):
                 self._fill_tables(delta)
+        return rows
 
     def variant(self, slots: Slots, indices: Slots | None = None) -> Variant:
         """What samples of these slots need, `indices` being their output numbers.
@@ -133,6 +140,8 @@ class DeviceSampler:
         inputs, resident = self._inputs, self._resident
         plain, full = variant is Variant.PLAIN, variant is Variant.FULL
         logits_SV = logits_SV[:num_samples_bucket]
+        if logits_SV.dtype != torch.float32 or not logits_SV.is_contiguous():
+            raise ValueError("the sampler takes contiguous float32 logits")
         result_SW = self.result(variant)[:num_samples_bucket]
         slots, indices, counts = inputs.sample_slot_S, inputs.sample_index_S, inputs.counts
         params, shaped = resident.slot_params, self._shaped
@@ -140,7 +149,8 @@ class DeviceSampler:
             tables, said = self._tables, shaped.said_NV
             adjust(logits_SV, slots, indices, counts, params, tables, said, shaped.logits_SV)
         if not plain:
-            cut(logits_SV, slots, counts, params, self._cuts, shaped.logits_SV, shaped.keep_S)
+            scratch, keep = self._cuts, shaped.keep_S
+            cut(logits_SV, slots, indices, counts, params, scratch, shaped.logits_SV, keep)
         draw(
             logits_SV,
             slots,
@@ -170,15 +180,14 @@ class DeviceSampler:
         count = len(plan.sample_row)
         scored: Logprobs = {}
         if result_SW.shape[1] == FULL_WORDS:
-            wanted = self._num_logprobs[plan.row_slot[plan.sample_row]]
             floats = result_SW.view(np.float32)
-            for sample in np.nonzero(wanted >= 0)[0].tolist():
-                num = int(wanted[sample])
-                ids = result_SW[sample, 3 : 3 + num].tolist()
-                first = 3 + MAX_TOP_LOGPROBS
-                values = floats[sample, first : first + num].tolist()
-                chosen = TokenLogprobs(float(floats[sample, 2]), tuple(ids), tuple(values))
-                scored[sample] = (chosen,)
+            for sample in np.nonzero(result_SW[:count, NUM_SCORED] >= 0)[0].tolist():
+                row = result_SW[sample]
+                num = int(row[NUM_SCORED])
+                ids = row[TOP_IDS : TOP_IDS + num].tolist()
+                values = floats[sample, TOP_LOGPROBS : TOP_LOGPROBS + num].tolist()
+                chosen = float(floats[sample, CHOSEN])
+                scored[sample] = (TokenLogprobs(chosen, tuple(ids), tuple(values)),)
         return result_SW[:count, 0].copy(), result_SW[:count, 1] != 0, scored
 
     def _count_said(self, delta: SlotDelta) -> None:

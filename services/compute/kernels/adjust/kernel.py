@@ -12,14 +12,14 @@ from torch import Tensor
 from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT, AdjustTables
 from services.compute.kernels.sample_rows.kernel import (
     ADJUSTED,
-    FLAGS,
     FREQUENCY,
-    MIN_TOKENS,
+    HAS_STOPS,
     NUM_BIAS,
     NUM_STOPS,
     PENALISED,
     PRESENCE,
     REPETITION,
+    flags_at,
     load_float,
     slot_of,
 )
@@ -59,9 +59,9 @@ def _adjust(
     part = tl.program_id(0)
     sample = tl.program_id(1)
     slot = slot_of(sample, slot_ptr, counts_ptr).to(tl.int64)
-    flags = tl.load(params_ptr + tl.maximum(slot, 0) * W + FLAGS)
+    word_ptr = params_ptr + tl.maximum(slot, 0) * W
+    flags = flags_at(word_ptr, tl.load(index_ptr + sample))
     if (slot >= 0) & ((flags & ADJUSTED) != 0):
-        word_ptr = params_ptr + slot * W
         row = sample.to(tl.int64) * V
         first = part * BLOCK
         ids = first + tl.arange(0, BLOCK)
@@ -84,7 +84,7 @@ def _adjust(
             before = tl.load(adjusted_ptr + row + biased, mask=mine, other=0.0)
             tl.store(adjusted_ptr + row + biased, before + bias, mask=mine)
         tl.debug_barrier()
-        if tl.load(index_ptr + sample) < tl.load(word_ptr + MIN_TOKENS):
+        if (flags & HAS_STOPS) != 0:
             place = tl.arange(0, E)
             here = place < tl.load(word_ptr + NUM_STOPS)
             stops = tl.load(stop_id_ptr + slot * E + place, mask=here, other=-1)

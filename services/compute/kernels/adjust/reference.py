@@ -14,6 +14,7 @@ from services.compute.kernels.slot_words import (
     ADJUSTED,
     FLAGS,
     FREQUENCY,
+    HAS_STOPS,
     MIN_TOKENS,
     NUM_BIAS,
     NUM_STOPS,
@@ -39,7 +40,8 @@ def adjust(
         slot = int(sample_slot_S[sample])
         words = slot_params_NW[max(slot, 0)].cpu().numpy()
         floats = words.view(np.float32)
-        if slot < 0 or not words[FLAGS] & ADJUSTED:
+        early = int(sample_index_S[sample]) < words[MIN_TOKENS]
+        if slot < 0 or not words[FLAGS] & (ADJUSTED if early else ADJUSTED & ~HAS_STOPS):
             continue
         logits = logits_SV[sample].clone()
         if words[FLAGS] & PENALISED:
@@ -51,6 +53,6 @@ def adjust(
             logits -= (times > 0) * float(floats[PRESENCE])
         biased = tables.bias_id_NB[slot, : words[NUM_BIAS]].long()
         logits[biased] += tables.bias_NB[slot, : words[NUM_BIAS]].to(logits.dtype)
-        if int(sample_index_S[sample]) < words[MIN_TOKENS]:
+        if early:
             logits[tables.stop_id_NE[slot, : words[NUM_STOPS]].long()] = -torch.inf
         adjusted_SV[sample] = logits

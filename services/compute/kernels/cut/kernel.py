@@ -26,6 +26,7 @@ from services.compute.kernels.sample_rows.kernel import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    flags_at,
     load_64,
     load_float,
     slot_of,
@@ -166,6 +167,7 @@ def _top_of_part(
     logits_ptr,
     shaped_ptr,
     top_ptr,
+    index_ptr,
     slot_ptr,
     counts_ptr,
     params_ptr,
@@ -177,7 +179,8 @@ def _top_of_part(
     part = tl.program_id(0)
     sample = tl.program_id(1)
     slot = slot_of(sample, slot_ptr, counts_ptr)
-    flags = tl.load(params_ptr + tl.maximum(slot, 0).to(tl.int64) * W + FLAGS)
+    word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
+    flags = flags_at(word_ptr, tl.load(index_ptr + sample))
     if (slot >= 0) & ((flags & CUT) != 0):
         ids = part * PART + tl.arange(0, PART)
         place = sample.to(tl.int64) * V + ids
@@ -194,6 +197,7 @@ def _narrow(
     shaped_ptr,
     keep_ptr,
     top_ptr,
+    index_ptr,
     sums_count_ptr,
     sums_mass_ptr,
     state_ptr,
@@ -219,7 +223,7 @@ def _narrow(
     sample = tl.program_id(1)
     slot = slot_of(sample, slot_ptr, counts_ptr)
     word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
-    flags = tl.load(word_ptr + FLAGS)
+    flags = flags_at(word_ptr, tl.load(index_ptr + sample))
     row = sample.to(tl.int64) * V
     if TURN == 0 and not MASS:
         if (slot >= 0) & ((flags & CUT) != 0):
@@ -494,6 +498,7 @@ def _weights(keys, there, MASS: tl.constexpr):
 def cut(
     logits_SV: Tensor,
     sample_slot_S: Tensor,
+    sample_index_S: Tensor,
     counts: Tensor,
     slot_params_NW: Tensor,
     scratch: CutScratch,
@@ -511,7 +516,15 @@ def cut(
     sizes = {"V": vocab_size, "W": slot_params_NW.shape[1]}
     grid = (parts, num_samples)
     _top_of_part[grid](
-        logits_SV, shaped_SV, scratch.top_SC, *rows, **sizes, C=parts, PART=PART, num_warps=8
+        logits_SV,
+        shaped_SV,
+        scratch.top_SC,
+        sample_index_S,
+        *rows,
+        **sizes,
+        C=parts,
+        PART=PART,
+        num_warps=8,
     )
     bracket = {
         **sizes,
@@ -535,6 +548,7 @@ def cut(
                 shaped_SV,
                 keep_S,
                 scratch.top_SC,
+                sample_index_S,
                 *sums,
                 *rows,
                 num_rows,

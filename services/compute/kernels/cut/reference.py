@@ -15,6 +15,8 @@ from services.compute.kernels.slot_words import (
     CUTS_TOP_K,
     CUTS_TOP_P,
     FLAGS,
+    HAS_STOPS,
+    MIN_TOKENS,
     TEMPERATURE,
     TOP_K,
     TOP_P,
@@ -27,6 +29,7 @@ MASS_UNIT = 2.0**40
 def cut(
     logits_SV: Tensor,
     sample_slot_S: Tensor,
+    sample_index_S: Tensor,
     counts: Tensor,
     slot_params_NW: Tensor,
     shaped_SV: Tensor,
@@ -38,7 +41,8 @@ def cut(
         words = slot_params_NW[max(slot, 0)].cpu().numpy()
         if slot < 0 or not words[FLAGS] & CUT:
             continue
-        adjusted = bool(words[FLAGS] & ADJUSTED)
+        early = int(sample_index_S[sample]) < words[MIN_TOKENS]
+        adjusted = bool(words[FLAGS] & (ADJUSTED if early else ADJUSTED & ~HAS_STOPS))
         logits = (shaped_SV if adjusted else logits_SV)[sample].cpu()
         temperature = words.view(np.float32)[TEMPERATURE].item()
         logits = (logits - logits.max()) / temperature  # a GPU would multiply by the inverse

@@ -24,6 +24,7 @@ from services.compute.kernels.sample_rows.kernel import (
     PENALISED,
     SEED,
     TEMPERATURE,
+    flags_at,
     load_64,
     load_float,
     not_finite,
@@ -147,7 +148,7 @@ def _best_of_part(
         shaped = False
         lowest = -float("inf")
         if SHAPED:
-            flags = tl.load(word_ptr + FLAGS)
+            flags = flags_at(word_ptr, tl.load(index_ptr + sample))
             shaped = (flags & (ADJUSTED | CUT)) != 0
             # ids up to the cuts' key are kept, and min_p is a bound of its own; such rows lie
             # ready with their maximum at 0 and the temperature applied
@@ -230,7 +231,7 @@ def _pick(
         tl.store(result_ptr + sample * RESULT_WIDTH + 1, 1 - broken)
         tl.store(last_token_ptr + slot, token)
         if SHAPED:
-            if (tl.load(params_ptr + slot.to(tl.int64) * W) & PENALISED) != 0:
+            if (tl.load(params_ptr + slot.to(tl.int64) * W + FLAGS) & PENALISED) != 0:
                 count_ptr = said_ptr + slot.to(tl.int64) * V + token
                 tl.store(count_ptr, tl.load(count_ptr) + 1)
 

@@ -12,10 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.logprobs import scratch as places
 from services.compute.kernels.logprobs.scratch import PART, LogprobScratch
-from services.compute.kernels.sample_rows.kernel import FLAGS, NUM_LOGPROBS, SCORED, slot_of
+from services.compute.kernels.sample_rows.kernel import NUM_LOGPROBS, slot_of
 from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS
 
+NUM_SCORED = tl.constexpr(places.NUM_SCORED)
+CHOSEN = tl.constexpr(places.CHOSEN)
+TOP_IDS = tl.constexpr(places.TOP_IDS)
+TOP_LOGPROBS = tl.constexpr(places.TOP_LOGPROBS)
 NOTHING = tl.constexpr(-(2**63))
 LARGEST_ID = tl.constexpr(0x7FFFFFFF)
 
@@ -47,8 +52,8 @@ def _score_part(
     sample = tl.program_id(1)
     slot = slot_of(sample, slot_ptr, counts_ptr)
     word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
-    if (slot >= 0) & ((tl.load(word_ptr + FLAGS) & SCORED) != 0):
-        wanted = tl.load(word_ptr + NUM_LOGPROBS)
+    wanted = tl.load(word_ptr + NUM_LOGPROBS)
+    if (slot >= 0) & (wanted >= 0):
         ids = part * PART + tl.arange(0, PART)
         there = ids < V
         row_ptr = logits_ptr + sample.to(tl.int64) * V
@@ -85,18 +90,20 @@ def _score_row(
     sample = tl.program_id(0)
     slot = slot_of(sample, slot_ptr, counts_ptr)
     word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
-    if (slot >= 0) & ((tl.load(word_ptr + FLAGS) & SCORED) != 0):
-        wanted = tl.load(word_ptr + NUM_LOGPROBS)
+    wanted = tl.load(word_ptr + NUM_LOGPROBS)
+    out_ptr = result_ptr + sample * RESULT_WIDTH
+    if slot >= 0:
+        tl.store(out_ptr + NUM_SCORED, wanted)
+    if (slot >= 0) & (wanted >= 0):
         part = tl.arange(0, LANES)
         place = sample * C + part
         tops = tl.load(top_ptr + place, mask=part < C, other=-float("inf"))
         sums = tl.load(sum_ptr + place, mask=part < C, other=0.0)
         top = tl.max(tops, axis=0)
         below_top = tl.log(tl.sum(sums * tl.exp(tops - top), axis=0))
-        out_ptr = result_ptr + sample * RESULT_WIDTH
         token = tl.load(out_ptr)
         chosen = tl.load(logits_ptr + sample.to(tl.int64) * V + token) - top - below_top
-        tl.store(out_ptr + 2, chosen.to(tl.int32, bitcast=True))
+        tl.store(out_ptr + CHOSEN, chosen.to(tl.int32, bitcast=True))
         number = tl.arange(0, N_LANES)
         ranked = tl.load(
             largest_ptr + place[:, None] * N + number[None, :],
@@ -110,8 +117,8 @@ def _score_row(
             order = (largest >> 32).to(tl.int32)
             bits = order ^ ((order >> 31) & 0x7FFFFFFF)
             logprob = bits.to(tl.float32, bitcast=True) - top - below_top
-            tl.store(out_ptr + 3 + rank, (largest & 0x7FFFFFFF).to(tl.int32) ^ LARGEST_ID)
-            tl.store(out_ptr + 3 + N + rank, logprob.to(tl.int32, bitcast=True))
+            tl.store(out_ptr + TOP_IDS + rank, (largest & 0x7FFFFFFF).to(tl.int32) ^ LARGEST_ID)
+            tl.store(out_ptr + TOP_LOGPROBS + rank, logprob.to(tl.int32, bitcast=True))
 
 
 def logprobs(
@@ -122,7 +129,7 @@ def logprobs(
     scratch: LogprobScratch,
     result_SR: Tensor,
 ) -> None:
-    """Into words 2 and up of the results, for rows that ask; word 0 is the drawn id.
+    """Into the words of the results from NUM_SCORED on; word 0 is the drawn id.
 
     The logits are the model's own, before penalties and cuts.
     """

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.slot_words import FLAGS, MAX_TOP_LOGPROBS, NUM_LOGPROBS, SCORED
+from services.compute.kernels.logprobs.scratch import CHOSEN, NUM_SCORED, TOP_IDS, TOP_LOGPROBS
+from services.compute.kernels.slot_words import NUM_LOGPROBS
 from services.compute.kernels.step_input.buffers import NUM_SAMPLES
 
 
@@ -22,14 +23,16 @@ def logprobs(
     """As the kernel's, in the precision of the logits; only the result is float32."""
     for sample in range(int(counts[NUM_SAMPLES])):
         slot = int(sample_slot_S[sample])
-        if slot < 0 or not int(slot_params_NW[slot, FLAGS]) & SCORED:
+        if slot < 0:
+            continue
+        wanted = int(slot_params_NW[slot, NUM_LOGPROBS])
+        result = result_SR[sample]
+        result[NUM_SCORED] = wanted
+        if wanted < 0:
             continue
         values_V = logits_SV[sample].log_softmax(dim=-1)
-        wanted = int(slot_params_NW[slot, NUM_LOGPROBS])
         order = logits_SV[sample].sort(descending=True, stable=True).indices[:wanted]
-        result = result_SR[sample]
         floats = result.view(torch.float32)
-        floats[2] = values_V[int(result[0])]
-        result[3 : 3 + wanted] = order.to(torch.int32)
-        first = 3 + MAX_TOP_LOGPROBS
-        floats[first : first + wanted] = values_V[order].float()
+        floats[CHOSEN] = values_V[int(result[0])]
+        result[TOP_IDS : TOP_IDS + wanted] = order.to(torch.int32)
+        floats[TOP_LOGPROBS : TOP_LOGPROBS + wanted] = values_V[order].float()

@@ -16,8 +16,11 @@ PART = 4096
 """Fixed, since the sum of a row's exponentials is taken part by part and must not depend on the
 batch."""
 
-RESULT_WORDS = 1 + 2 * MAX_TOP_LOGPROBS
-"""The chosen id's logprob, then ids, then their logprobs; floats by their bits."""
+NUM_SCORED, CHOSEN, TOP_IDS = 2, 3, 4
+TOP_LOGPROBS = TOP_IDS + MAX_TOP_LOGPROBS
+RESULT_WORDS = TOP_LOGPROBS + MAX_TOP_LOGPROBS
+"""A result: token, finite, how many of the likeliest follow (below 0: no logprobs at all), the
+drawn id's logprob, ids, and their logprobs; floats by their bits."""
 
 
 @dataclass(frozen=True, slots=True)

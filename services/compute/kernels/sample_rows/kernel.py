@@ -30,6 +30,7 @@ PENALISED = tl.constexpr(words.PENALISED)
 CUTS_TOP_K = tl.constexpr(words.CUTS_TOP_K)
 CUTS_TOP_P = tl.constexpr(words.CUTS_TOP_P)
 SCORED = tl.constexpr(words.SCORED)
+HAS_STOPS = tl.constexpr(words.HAS_STOPS)
 ADJUSTED = tl.constexpr(words.ADJUSTED)
 CUT = tl.constexpr(words.CUT)
 
@@ -41,6 +42,14 @@ def slot_of(sample, slot_ptr, counts_ptr):
     """The sample's slot; below 0 for padding."""
     slot = tl.load(slot_ptr + sample)
     return tl.where(sample < tl.load(counts_ptr + NUM_SAMPLES), slot, -1)
+
+
+@triton.jit
+def flags_at(word_ptr, index):
+    """What output number `index` of a slot asks for: stops are masked early on only."""
+    flags = tl.load(word_ptr + FLAGS)
+    early = index < tl.load(word_ptr + MIN_TOKENS)
+    return tl.where(early, flags, flags & ~HAS_STOPS)
 
 
 @triton.jit
