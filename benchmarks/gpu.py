@@ -10,9 +10,10 @@ Model folders are made on the spot (real shapes, dummy weights). One call stays 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,12 +82,12 @@ class Session:
                 raise OutOfTimeError("no time was left to start it")
             serve(model)
         except (StackError, ClientError, OutOfTimeError, OSError) as error:
-            self._note(f"{model}: {type(error).__name__}: {str(error)[-3000:]}")
+            self._say(f"{model}: {type(error).__name__}: {error}")
             self.findings.checks.append((model, (str(error).splitlines()[0],)))
         self.save()
 
     def _one_model(self, model: str) -> None:
-        with self._start(model) as server:
+        with self._started(model, AHEAD) as server:
             self._say(f"{model}: ready after {server.start_s:.1f} s")
             if "checks" in self._arguments.sections:
                 dice = requests_of(
@@ -107,7 +108,11 @@ class Session:
         self._warm_up(server)
         for repeat in range(self._arguments.repeats):
             for name in self._arguments.workloads:
-                figures = self._measure(server, WORKLOADS[name], repeat)
+                try:
+                    figures = self._measure(server, WORKLOADS[name], repeat)
+                except ClientError as error:  # the next one may be shorter
+                    self._check(f"{server.model} {name}", (str(error),))
+                    continue
                 self._check(f"{server.model} {name}, every answer as asked", figures.problems)
                 self._pipelined.setdefault(f"{server.model} {name}", figures)
                 self.findings.rows.append(Row(server.model, name, figures))
@@ -120,7 +125,7 @@ class Session:
         if pipelined is None:
             self._note(f"{name} was not run, so lockstep has nothing to be compared with")
             return
-        with self._start(model, **{"compute.lockstep": "true"}) as server:
+        with self._started(model, "lockstep", **{"compute.lockstep": "true"}) as server:
             self._say(f"{model} in lockstep: ready after {server.start_s:.1f} s")
             self._warm_up(server)
             lockstep = self._measure(server, WORKLOADS[LOCKSTEP_WORKLOAD], 0, "lockstep")
@@ -130,19 +135,22 @@ class Session:
             self._say(f"{name}: one step ahead ends {ratio:.2f} times the requests of lockstep")
             self._end(server, "lockstep")
 
-    def _start(self, model: str, **settings: object) -> Server:
+    @contextlib.contextmanager
+    def _started(self, model: str, how: str, **settings: object) -> Iterator[Server]:
         self._say(f"{model}: starting")
         folder = make_folder(self._scratch / model, SHAPES[model])
-        server = Server(self._setup, folder, **settings)
-        if server.command not in self.findings.commands:
-            self.findings.commands.append(server.command)
-        return server
+        with Server(self._setup, folder, self._left_s(), **settings) as server:
+            if server.command not in self.findings.commands:
+                self.findings.commands.append(server.command)
+            try:
+                yield server
+            finally:
+                if self._arguments.logs:
+                    name = f"{model}-{how.replace(' ', '-')}.log"
+                    (self._arguments.logs / name).write_text(server.stack.log())
 
     def _end(self, server: Server, how: str) -> None:
         stopped, problems = server.stop()
-        if self._arguments.logs:
-            name = f"{server.model}-{how.replace(' ', '-')}.log"
-            (self._arguments.logs / name).write_text(server.stack.log())
         self._check(f"{server.model} ({how}), its end and its log", problems)
         self.findings.engines.append((server.model, how, server.start_s, stopped))
 

@@ -53,7 +53,9 @@ class Setup:
 class Server:
     """One `slipstream serve` of one model folder; close it, or use it in a `with`."""
 
-    def __init__(self, setup: Setup, folder: Path, **settings: object) -> None:
+    def __init__(
+        self, setup: Setup, folder: Path, within_s: float = READY_WITHIN_S, **settings: object
+    ) -> None:
         self._setup = setup
         self.model = folder.name
         began_s = time.monotonic()
@@ -63,7 +65,7 @@ class Server:
             settings={**(setup.settings or {}), **settings},
         )
         self.command = self.stack.command.replace(str(folder), folder.name)
-        self.stack.wait_ready(READY_WITHIN_S)
+        self.stack.wait_ready(min(within_s, READY_WITHIN_S))
         self.start_s = time.monotonic() - began_s
 
     def __enter__(self) -> Server:

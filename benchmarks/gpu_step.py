@@ -1,9 +1,8 @@
 """Where the time of a GPU step goes, kernel by kernel: `python -m benchmarks.gpu_step`.
 
 The runner alone, without scheduler and ring: steps of so many decode rows at a context length, and
-with a prompt chunk beside them, launched back to back as while serving. Prints the time of a step on
-the device, what the host needs to launch it, and the kernels that it is made of, each with the
-bytes that it has to read and the time that these take at the memory's speed.
+with a prompt chunk beside them, launched back to back as while serving. Prints the time of a step
+on the device, what the host needs to launch it, and the kernels that it is made of.
 """
 
 from __future__ import annotations
