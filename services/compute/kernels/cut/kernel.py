@@ -315,17 +315,18 @@ def _sum_below(
     counts = tl.zeros([K], tl.int32)
     masses = tl.zeros([K], tl.int64)
     for step in tl.static_range(PART // TILE):
-        keys = _load_keys(row_ptr, first + step * TILE + tl.arange(0, TILE), V)
+        # two dimensions from the load on, so that nothing has to change its place in registers
+        keys = _load_keys(row_ptr, first + step * TILE + tl.arange(0, TILE)[None, :], V)
         inside = (keys >= low) & (keys <= keep)
-        below = keys[None, :] < pivots[:, None]
+        below = keys < pivots[:, None]
         if MASS:
             packed = tl.where(inside, _mass(keys) + ONE_ID, 0)
-            sums = tl.sum(tl.where(below, packed[None, :], 0), axis=1)
+            sums = tl.sum(tl.where(below, packed, 0), axis=1)
             counts += ((sums >> 52) & 0xFFF).to(tl.int32)
             masses += sums & MASS_MASK
         else:
             ones = inside.to(tl.int32)
-            counts += tl.sum(tl.where(below, ones[None, :], 0), axis=1)
+            counts += tl.sum(tl.where(below, ones, 0), axis=1)
     pivot = tl.arange(0, K)
     tl.store(count_ptr + pivot, counts)
     if MASS:
