@@ -276,7 +276,7 @@ def draw(
         BLOCK=block,
         STEPS=steps,
         FAST=not INTERPRETED,
-        num_warps=4,
+        num_warps=4 if few else 8,  # 64 registers, so that 32 warps hide each other's loads
     )
     _pick[(num_samples,)](
         parts.best_SC,
