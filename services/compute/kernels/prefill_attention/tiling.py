@@ -26,10 +26,12 @@ class Tiling:
     programs_per_sm: int = PROGRAMS_PER_SM
 
 
-NARROW = Tiling(block_m=128, block_n=128, num_warps=8, num_stages=3)
-"""Half precision, heads up to 64."""
-MIDDLE = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=3)
-"""Half precision, heads up to 128."""
+NARROW = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=3)
+"""Half precision, heads up to 64. On an H200 37 prompts of 220 tokens take 61 us in these tiles and
+107 in 128 x 128; only a chunk after a long prefix is slower in them (98 us against 80)."""
+MIDDLE = Tiling(block_m=64, block_n=64, num_warps=4, num_stages=2)
+"""Half precision, heads up to 128. 4096 tokens take 360 us (382 TFLOP/s) and 381 in 128 x 64, 37
+prompts of 220 tokens 121 and 138: two programs fit a multiprocessor."""
 WIDE = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
 """Half precision, heads up to 256: 192 KiB of the 227 KiB of shared memory."""
 FLOAT32 = Tiling(block_m=64, block_n=32, num_warps=8, num_stages=2)
