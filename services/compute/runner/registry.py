@@ -20,6 +20,9 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
     from services.compute.runner.eager_limits import choose_device
 
     if choose_device(settings).type == "cuda":
+        from services.compute.runner.cuda.toolchain import check_toolchain
+
+        check_toolchain()
         from services.compute.runner.cuda.load import load_cuda
 
         return load_cuda(folder, settings)

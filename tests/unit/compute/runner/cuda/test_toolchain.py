@@ -1,0 +1,32 @@
+"""A machine without what Triton needs is told so before a model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import ConfigError
+from services.compute.runner.cuda.toolchain import check_toolchain
+
+
+@pytest.fixture(autouse=True)
+def no_compiler_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+
+
+def test_any_usual_compiler_will_do() -> None:
+    check_toolchain(lambda name: True, {"clang": "/usr/bin/clang"}.get)
+
+
+def test_a_compiler_named_in_the_environment_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "tcc")
+    check_toolchain(lambda name: True, lambda name: None)
+
+
+def test_without_a_compiler_the_error_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match="apt install gcc python3-dev"):
+        check_toolchain(lambda name: True, lambda name: None)
+
+
+def test_without_triton_the_error_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match="pip install triton"):
+        check_toolchain(lambda name: False, {"gcc": "/usr/bin/gcc"}.get)
