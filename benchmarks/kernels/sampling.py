@@ -4,11 +4,11 @@ Predicted on an H200, in a graph, µs at S = 1 / 64 / 256. Logits that were just
 L2 cache at S = 64 and below, as they do in serving.
 
 draw, greedy            5 /  14 /  35   reads the logits once; two launches
-draw, temperature 1     6 /  25 /  75   55 instructions of noise an id, a twentieth of them logs
-draw after a cut        6 /  20 /  60   reads raw and scaled logits; noise only where ids are left
-cut, top_p, spread 3   28 /  80 / 250   11 launches: maximum, scaling, one that narrows, gathering
-cut, top_p, spread 1   32 / 130 / 400   as dummy weights give: up to three passes that narrow
-cut, top_k 50          28 /  60 / 200
+draw, temperature 1     6 /  25 /  75   55 instructions of noise an id
+draw after a cut        6 /  14 /  40   noise only in parts with ids left
+cut, top_p, spread 3   15 /  55 / 180   6 launches: maximum, one that narrows, gathering, bisection
+cut, top_p, spread 1   19 / 100 / 370   as dummy weights give: up to three that narrow, 20 us each
+cut, top_k 50          15 /  40 / 120
 adjust, penalties       4 /  20 /  70   reads logits and counts, writes logits
 logprobs, 20 of them   12 /  25 /  80   20 maxima of each part of 4096 ids
 """
@@ -58,10 +58,10 @@ def cases() -> Iterator[Case]:
         for name, sampling in CUTS.items():
             for spread in (1.0, 3.0):
                 runs = bench.cuts(sampling, spread)
-                size = 2 * row if name != "none asked" else 0.0
+                size = row if name != "none asked" else 0.0
                 yield Case(f"cut {name} spread={spread:.0f} S={samples}", runs, size)
         runs = bench.draws(CUTS["top_p 0.95"], bench.shaped_after_cut(CUTS["top_p 0.95"]))
-        yield Case(f"draw after top_p S={samples}", runs, 2 * row)
+        yield Case(f"draw after top_p S={samples}", runs, row)
         yield Case(f"adjust penalties S={samples}", bench.adjusts(PENALTIES), 3 * row)
         yield Case(f"adjust none asked S={samples}", bench.adjusts(PLAIN), 0.0)
         for count in (0, 5, 20):
@@ -118,7 +118,7 @@ class Bench:
         scratch = CutScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
         words, shaped = self.words(sampling), self.shaped
         where = (self.slots, self.indices, self.counts, words, scratch)
-        out = (shaped.logits_SV, shaped.keep_S)
+        out = (shaped.adjusted_SV, shaped.keep_S, shaped.top_S)
         return [partial(cut, logits * spread, *where, *out) for logits in self.logits]
 
     def shaped_after_cut(self, sampling: SamplingParams) -> Shaped:
@@ -131,7 +131,7 @@ class Bench:
         tables = AdjustTables.make(len(self.slots), torch.device("cuda"))
         words, shaped = self.words(sampling), self.shaped
         where = (self.slots, self.indices, self.counts, words, tables)
-        out = torch.empty_like(shaped.logits_SV)
+        out = torch.empty_like(shaped.adjusted_SV)
         return [partial(adjust, logits, *where, shaped.said_NV, out) for logits in self.logits]
 
     def logprobs(self, sampling: SamplingParams) -> list[Callable[[], None]]:

@@ -36,32 +36,34 @@ NOT_CUT = (8, 9)
 def run(
     step: SamplingStep, logits: torch.Tensor, max_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scaled logits and kept keys, poisoned before."""
+    """Maxima and kept keys, poisoned before."""
     rows, vocab_size = logits.shape
-    shaped = torch.full_like(logits, torch.nan)
+    adjusted = torch.full_like(logits, torch.nan)
+    top = logits.new_full((rows,), torch.nan)
     keep = torch.full((rows,), -7, dtype=torch.int32, device=logits.device)
     scratch = CutScratch.make(rows, vocab_size, logits.device, max_candidates)
     scratch.candidates_SM.fill_(-7)
     scratch.found_S.fill_(1 << 20)
     scratch.state_SL.fill_(-7)
-    cut(logits, *step.where, scratch, shaped, keep)
-    return shaped, keep
+    cut(logits, *step.where, scratch, adjusted, keep, top)
+    return top, keep
 
 
 def check(step: SamplingStep, logits: torch.Tensor, max_candidates: int) -> None:
-    """Scaled as the reference, and cut where it cuts, up to how an exponential is rounded."""
-    shaped, keep = run(step, logits, max_candidates)
-    expected, expected_keep = torch.full_like(logits, torch.nan), torch.full_like(keep, -7)
-    reference_cut(logits, *step.where, expected, expected_keep)
+    """Cut where the reference cuts, up to how an exponential is rounded."""
+    top, keep = run(step, logits, max_candidates)
+    expected, expected_keep = torch.full_like(top, torch.nan), torch.full_like(keep, -7)
+    reference_cut(logits, *step.where, logits, expected_keep, expected)
     for row, delta in enumerate(step.deltas):
         sampling = delta.sampling
         if row in NOT_CUT:
-            assert shaped[row].isnan().all() and int(keep[row]) == -7
+            assert top[row].isnan() and int(keep[row]) == -7
             continue
-        assert torch.equal(shaped[row], expected[row])
+        assert float(top[row]) == float(expected[row])
         if int(keep[row]) != int(expected_keep[row]):
             assert sampling.top_p < 1.0
-            magnitudes, limit = -shaped[row].cpu(), sampling.top_p
+            magnitudes = (top[row] - logits[row]).cpu() / sampling.temperature
+            limit = sampling.top_p
             if sampling.top_k:
                 magnitudes = magnitudes.sort().values
                 magnitudes = magnitudes[magnitudes <= magnitudes[sampling.top_k - 1]]
@@ -105,11 +107,11 @@ def test_masked_ids_are_never_kept_before_others(device: torch.device) -> None:
 def test_a_row_is_the_same_alone_and_in_company(device: torch.device) -> None:
     step = make_step(SETTINGS, 4099, device)
     logits = random_logits(len(SETTINGS), 4099, 4, device)
-    shaped, keep = run(step, logits, 64)
+    top, keep = run(step, logits, 64)
     for row in range(len(SETTINGS)):
         step.choose([row], [0])
         alone, keep_alone = run(step, logits[row : row + 1], 64)
-        assert alone.view(torch.int32).tolist() == shaped[row : row + 1].view(torch.int32).tolist()
+        assert alone.view(torch.int32).tolist() == top[row : row + 1].view(torch.int32).tolist()
         assert int(keep_alone[0]) == int(keep[row])
 
 

@@ -113,7 +113,7 @@ def test_a_row_past_its_min_tokens_is_no_longer_adjusted(device: torch.device) -
     settings = [replace(PLAIN, min_tokens=4, top_p=0.9), replace(PLAIN, min_tokens=4)]
     step = make_step(settings, VOCAB_SIZE, device)
     sampler = sampler_of(step, device, VOCAB_SIZE)
-    sampler._shaped.logits_SV.fill_(torch.nan)
+    sampler._shaped.adjusted_SV.fill_(torch.nan)
     theirs = Sampler(NUM_SLOTS, VOCAB_SIZE, torch.device("cpu"))
     theirs.place(step.deltas)
     logits = random_logits(2, VOCAB_SIZE, 9, device)
@@ -122,7 +122,7 @@ def test_a_row_past_its_min_tokens_is_no_longer_adjusted(device: torch.device) -
         result = sampler.launch(variant, logits, 2)
         sampled = theirs.sample(logits.clone().cpu(), as_int64([0, 1]), as_int64([index] * 2))
         assert result[:, 0].tolist() == sampled.tokens_S.tolist()
-        sampler._shaped.logits_SV.fill_(torch.nan)
+        sampler._shaped.adjusted_SV.fill_(torch.nan)
 
 
 def test_what_is_drawn_counts_for_the_next_step(device: torch.device) -> None:

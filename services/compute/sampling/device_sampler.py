@@ -147,10 +147,19 @@ class DeviceSampler:
         params, shaped = resident.slot_params, self._shaped
         if full:
             tables, said = self._tables, shaped.said_NV
-            adjust(logits_SV, slots, indices, counts, params, tables, said, shaped.logits_SV)
+            adjust(logits_SV, slots, indices, counts, params, tables, said, shaped.adjusted_SV)
         if not plain:
-            scratch, keep = self._cuts, shaped.keep_S
-            cut(logits_SV, slots, indices, counts, params, scratch, shaped.logits_SV, keep)
+            cut(
+                logits_SV,
+                slots,
+                indices,
+                counts,
+                params,
+                self._cuts,
+                shaped.adjusted_SV,
+                shaped.keep_S,
+                shaped.top_S,
+            )
         draw(
             logits_SV,
             slots,

@@ -32,8 +32,9 @@ def cut(
     sample_index_S: Tensor,
     counts: Tensor,
     slot_params_NW: Tensor,
-    shaped_SV: Tensor,
+    adjusted_SV: Tensor,
     keep_S: Tensor,
+    top_S: Tensor,
 ) -> None:
     """As the kernel's; keys are of float32 whatever the logits are."""
     for sample in range(int(counts[NUM_SAMPLES])):
@@ -43,10 +44,10 @@ def cut(
             continue
         early = int(sample_index_S[sample]) < words[MIN_TOKENS]
         adjusted = bool(words[FLAGS] & (ADJUSTED if early else ADJUSTED & ~HAS_STOPS))
-        logits = (shaped_SV if adjusted else logits_SV)[sample].cpu()
+        logits = (adjusted_SV if adjusted else logits_SV)[sample].cpu()
         temperature = words.view(np.float32)[TEMPERATURE].item()
+        top_S[sample] = logits.max()
         logits = (logits - logits.max()) / temperature  # a GPU would multiply by the inverse
-        shaped_SV[sample] = logits
         sorted_V = logits.float().sort(descending=True).values
         keep = -torch.inf
         if words[FLAGS] & CUTS_TOP_K:

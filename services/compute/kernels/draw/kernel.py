@@ -107,21 +107,22 @@ def noise(first, index, choice, seed, BLOCK: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(logits_ptr, shaped_ptr, ids, shaped, V: tl.constexpr, SHAPED: tl.constexpr):
+def _load_tile(logits_ptr, adjusted_ptr, ids, adjusted, V: tl.constexpr, SHAPED: tl.constexpr):
     """Logits to draw from, and which of the raw ones are not finite."""
     logits = tl.load(logits_ptr + ids, mask=ids < V, other=0.0)
     broken = not_finite(logits)
     if SHAPED:
-        if shaped:
-            logits = tl.load(shaped_ptr + ids, mask=ids < V, other=0.0)
+        if adjusted:
+            logits = tl.load(adjusted_ptr + ids, mask=ids < V, other=0.0)
     return logits, broken
 
 
 @triton.jit
 def _best_of_part(
     logits_ptr,
-    shaped_ptr,
+    adjusted_ptr,
     keep_ptr,
+    top_ptr,
     best_ptr,
     best_id_ptr,
     broken_ptr,
@@ -142,21 +143,19 @@ def _best_of_part(
     slot = slot_of(sample, slot_ptr, counts_ptr)
     if slot >= 0:
         logits_ptr += sample.to(tl.int64) * V
-        shaped_ptr += sample.to(tl.int64) * V
+        adjusted_ptr += sample.to(tl.int64) * V
         word_ptr = params_ptr + slot.to(tl.int64) * W
         temperature = load_float(word_ptr + TEMPERATURE)
-        shaped = False
-        lowest = -float("inf")
+        adjusted = False
         if SHAPED:
             flags = flags_at(word_ptr, tl.load(index_ptr + sample))
-            shaped = (flags & (ADJUSTED | CUT)) != 0
-            # ids up to the cuts' key are kept, and min_p is a bound of its own; such rows lie
-            # ready with their maximum at 0 and the temperature applied
+            adjusted = (flags & ADJUSTED) != 0
             cut = (flags & CUT) != 0
-            bound = -tl.load(keep_ptr + sample).to(tl.float32, bitcast=True)
-            bound = tl.maximum(bound, load_float(word_ptr + MIN_P_LOG))
-            lowest = tl.where(cut, bound, lowest)
-            temperature = tl.where(cut, 1.0, temperature)
+            # cut rows go with their maximum to 0, where float32 is finest, and are drawn from
+            # what lies at most so far below it
+            top = tl.load(top_ptr + sample)
+            lowest = -tl.load(keep_ptr + sample).to(tl.float32, bitcast=True)
+            lowest = tl.maximum(lowest, load_float(word_ptr + MIN_P_LOG))
         start = part * (BLOCK * STEPS)
         lane = tl.arange(0, BLOCK)
         best = tl.full([BLOCK], -float("inf"), tl.float32)
@@ -169,24 +168,28 @@ def _best_of_part(
             for step in range(STEPS):
                 first = start + step * BLOCK
                 ids = first + lane
-                logits, bad = _load_tile(logits_ptr, shaped_ptr, ids, shaped, V, SHAPED)
+                logits, bad = _load_tile(logits_ptr, adjusted_ptr, ids, adjusted, V, SHAPED)
                 broken |= bad
                 there = ids < V
+                scale = temperature
                 hopeful = True
                 if SHAPED:
-                    there &= logits >= lowest
+                    if cut:
+                        logits = tl.div_rn(logits - top, tl.zeros_like(logits) + temperature)
+                        there &= logits >= lowest
+                        scale = 1.0
                     # after a cut few parts have an id left, and noise is most of the work
                     hopeful = tl.max(there.to(tl.int32), axis=0) > 0
                 if hopeful:
                     random = noise(first, index, choice, seed, BLOCK, FAST)
-                    scores = tl.fma(random, temperature, logits)
+                    scores = tl.fma(random, scale, logits)
                     better = (scores > best) & there
                     best = tl.where(better, scores, best)
                     best_id = tl.where(better, ids, best_id)
         else:
             for step in tl.static_range(STEPS):
                 ids = start + step * BLOCK + lane
-                logits, bad = _load_tile(logits_ptr, shaped_ptr, ids, shaped, V, SHAPED)
+                logits, bad = _load_tile(logits_ptr, adjusted_ptr, ids, adjusted, V, SHAPED)
                 broken |= bad
                 better = (logits > best) & (ids < V)
                 best = tl.where(better, logits, best)
@@ -250,8 +253,8 @@ def draw(
     """The next token of each sample into `last_token_N` and the first word of `result_SR`.
 
     Its second word is 1 if all logits were finite, 0 if the token means nothing. Rows beyond the
-    counted samples, or without a slot, stay as they are. Rows that are adjusted or cut are drawn
-    from `shaped`; without it no row may be. Tokens of penalised rows are counted as said.
+    counted samples, or without a slot, stay as they are. Without `shaped` no row may be adjusted
+    or cut; with it, tokens of penalised rows are counted as said.
     """
     num_samples, vocab_size = logits_SV.shape
     few = num_samples <= FEW_SAMPLES
@@ -260,8 +263,9 @@ def draw(
     columns = parts.best_SC.shape[1]
     _best_of_part[(used, num_samples)](
         logits_SV,
-        logits_SV if shaped is None else shaped.logits_SV,
+        logits_SV if shaped is None else shaped.adjusted_SV,
         sample_slot_S if shaped is None else shaped.keep_S,
+        logits_SV if shaped is None else shaped.top_S,
         parts.best_SC,
         parts.best_id_SC,
         parts.broken_SC,

@@ -35,14 +35,15 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """Rows that were adjusted or cut: their logits, what the cuts keep, and what slots have said.
+    """Rows that were adjusted, what cuts keep of rows, and what slots have said.
 
-    Raw logits stay as they were, for logprobs. Cut rows have their maximum at 0 and the
-    temperature applied; ids are kept whose logit's magnitude has bits of at most `keep_S`.
+    Of a cut row ids are kept whose logit, less the row's maximum and divided by the temperature,
+    has a magnitude with bits of at most `keep_S`. Raw logits stay as they were, for logprobs.
     """
 
-    logits_SV: Tensor  # float32
+    adjusted_SV: Tensor  # float32
     keep_S: Tensor  # int32
+    top_S: Tensor  # float32, the maximum of a cut row
     said_NV: Tensor  # int32, times an id was generated, and a bit if it was in the prompt
 
     @staticmethod
@@ -51,5 +52,6 @@ class Shaped:
         return Shaped(
             torch.zeros((max_samples, vocab_size), dtype=torch.float32, device=device),
             torch.zeros(max_samples, dtype=torch.int32, device=device),
+            torch.zeros(max_samples, dtype=torch.float32, device=device),
             torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device),
         )
