@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.kernels.case import Case
 from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import EXTRA_PROGRAMS, DecodeWork, Tiling
+from services.compute.kernels.decode_attention.work import EXTRA_PROGRAMS, MIN_CHUNK, DecodeWork
 from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
@@ -28,49 +28,26 @@ MAX_CONTEXT = 32768
 COLD_BYTES = 256 << 20  # four times the L2 cache
 MAX_RUNS = 20  # of which a graph calls each once
 
-BATCHES = ("1x600", "1x4096", "8x600", "64 mixed", "256 mixed", "256 mixed, one 16384")
-TILINGS = {
-    "8B": (
-        Tiling(64, 4, 2),
-        Tiling(64, 4, 4),
-        Tiling(32, 4, 3),
-        Tiling(32, 4, 4),
-        Tiling(32, 2, 3),
-        Tiling(32, 2, 4),
-        Tiling(128, 4, 2),
-        Tiling(128, 8, 2),
-        Tiling(128, 8, 3),
-    ),
-    "1B": (
-        Tiling(128, 4, 2),
-        Tiling(128, 4, 3),
-        Tiling(64, 4, 3),
-        Tiling(64, 4, 5),
-        Tiling(64, 2, 3),
-        Tiling(64, 2, 4),
-        Tiling(128, 8, 3),
-        Tiling(256, 8, 2),
-    ),
-}
-TILED_BATCHES = ("1x600", "64 mixed", "256 mixed")
-EXTRAS = (132, 528, 1056)
+BATCHES = ("1x420", "1x600", "1x4096", "8x600", "64 mixed", "256 mixed", "256 mixed, one 16384")
+MIN_CHUNKS = {"8B": (32,), "1B": (32, 128)}
+"""Chunks of one tile, or for 1B of two, instead of those of MIN_CHUNK."""
 
 
 def cases() -> Iterator[Case]:
-    """The batches at the chosen settings, then the settings that were not."""
+    """The batches at the chosen settings, then what is not obvious of the others."""
     for model in HEADS:
         for batch in BATCHES:
             yield _case(model, batch)
-    for batch in ("1x600", "256 mixed", "256 mixed, one 16384"):
-        yield _plan_case(batch)
-    for model, tilings in TILINGS.items():
-        for batch in TILED_BATCHES:
-            for tiling in tilings:
-                yield _case(model, batch, tiling=tiling)
     for model in HEADS:
-        for batch in BATCHES:
-            for extra in EXTRAS:
-                yield _case(model, batch, extra_programs=extra)
+        yield _case(model, "64 mixed", bucket=256)
+    for batch in ("1x600", "256 mixed"):
+        yield _plan_case(batch)
+    for model, chunks in MIN_CHUNKS.items():
+        for chunk in chunks:
+            yield _case(model, "1x420", min_chunk=chunk)
+    for model in HEADS:
+        yield _case(model, "8x600", extra_programs=264)
+        yield _case(model, "1x600", extra_programs=264, min_chunk=32)
 
 
 def _lengths(batch: str) -> list[int]:
@@ -87,40 +64,48 @@ def _lengths(batch: str) -> list[int]:
     return lengths
 
 
-def _step(lengths: list[int], device: torch.device) -> tuple[StepInputs, Resident, int]:
+def _step(
+    lengths: list[int], device: torch.device, bucket: int = 0
+) -> tuple[StepInputs, Resident, int]:
     """Rows with their pages scattered over as many as they need; their number."""
     rows = len(lengths)
     counts = [-(-length // PAGE_TOKENS) for length in lengths]
-    inputs = StepInputs.make(rows, rows, device)
+    inputs = StepInputs.make(max(bucket, rows), max(bucket, rows), device)
     inputs.counts[NUM_DECODE_ROWS] = rows
-    inputs.q_start_R.copy_(torch.tensor(lengths) - 1)
-    inputs.row_slot_R.copy_(torch.randperm(rows))
+    inputs.q_start_R[:rows] = torch.tensor(lengths) - 1
+    inputs.row_slot_R[:rows] = torch.randperm(rows)
     resident = Resident.make(rows, MAX_CONTEXT // PAGE_TOKENS, 1, device)
     order = torch.randperm(sum(counts), dtype=torch.int32)
     parts = order.split(counts)
-    for slot, part in zip(inputs.row_slot_R.tolist(), parts, strict=True):
+    for slot, part in zip(inputs.row_slot_R[:rows].tolist(), parts, strict=True):
         resident.page_table[slot, : len(part)] = part
     return inputs, resident, sum(counts)
 
 
 def _case(
-    model: str, batch: str, *, tiling: Tiling | None = None, extra_programs: int = EXTRA_PROGRAMS
+    model: str,
+    batch: str,
+    *,
+    bucket: int = 0,
+    extra_programs: int = EXTRA_PROGRAMS,
+    min_chunk: int = MIN_CHUNK,
 ) -> Case:
     device = torch.device("cuda")
     num_heads, kv_heads, width = HEADS[model]
     lengths = _lengths(batch)
     rows = len(lengths)
-    inputs, resident, num_pages = _step(lengths, device)
+    inputs, resident, num_pages = _step(lengths, device, bucket)
+    bucket = max(bucket, rows)
     work = DecodeWork.make(
-        rows,
+        bucket,
         kv_heads,
         num_heads // kv_heads,
         width,
         device=device,
-        tiling=tiling,
         extra_programs=extra_programs,
+        min_chunk=min_chunk,
     )
-    plan_decode(inputs, work, PAGE_TOKENS, rows)
+    plan_decode(inputs, work, PAGE_TOKENS, bucket)
     launch_bytes = sum(lengths) * 2 * kv_heads * width * 2 + 2 * rows * num_heads * width * 2
     num_runs = min(MAX_RUNS, -(-COLD_BYTES // launch_bytes) + 1)
     launches = -(-COLD_BYTES // (launch_bytes * num_runs))
@@ -129,10 +114,10 @@ def _case(
         shape = (num_pages, 2, kv_heads, PAGE_TOKENS, width)
         kv_pages = torch.empty(shape, device=device, dtype=torch.bfloat16).normal_()
         qkv = torch.randn(
-            rows, (num_heads + 2 * kv_heads) * width, device=device, dtype=torch.bfloat16
+            bucket, (num_heads + 2 * kv_heads) * width, device=device, dtype=torch.bfloat16
         )
         q_THD = qkv[:, : num_heads * width].unflatten(1, (num_heads, width))
-        out_THD = torch.empty(rows, num_heads, width, device=device, dtype=torch.bfloat16)
+        out_THD = torch.empty(bucket, num_heads, width, device=device, dtype=torch.bfloat16)
         return partial(
             decode_attention,
             q_THD,
@@ -143,7 +128,7 @@ def _case(
             out_THD,
             width**-0.5,
             0,
-            rows,
+            bucket,
         )
 
     def run(calls: list[Callable[[], None]]) -> None:
@@ -151,8 +136,10 @@ def _case(
             call()
 
     name = f"decode_attention {model} {batch}" + (f" ({launches} launches)" * (launches > 1))
-    if tiling:
-        name += f" tile {tiling.block_tokens}/{tiling.num_warps}/{tiling.num_stages}"
+    if bucket > rows:
+        name += f" in {bucket}"
+    if min_chunk != MIN_CHUNK:
+        name += f" chunk {min_chunk}"
     if extra_programs != EXTRA_PROGRAMS:
         name += f" +{extra_programs} programs"
     return Case(

@@ -48,7 +48,7 @@ def _store_items(items, place, row, slot, chunk, shift, length, first, mask):
     tl.store(item + _FIRST, first, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "item_limit", "min_shift", "max_splits"])
+@triton.jit(do_not_specialize=["num_rows", "extra_items", "min_shift", "max_splits"])
 def _plan_kernel(
     counts,
     q_start_R,
@@ -57,7 +57,7 @@ def _plan_kernel(
     num_items,
     scratch,  # [3, BLOCK_R]
     num_rows,
-    item_limit,
+    extra_items,
     min_shift,
     max_splits,
     FIXED: tl.constexpr,
@@ -76,6 +76,8 @@ def _plan_kernel(
         for _ in range(0, 24):  # a row beyond max_splits chunks doubles them, whatever others do
             shift_R += ((last_R >> shift_R) >= max_splits).to(tl.int32)
     else:
+        # The step's own rows count, not the bucket's: one for many rows would be cut too finely.
+        item_limit = num_decode_rows + extra_items
         shift = min_shift
         num_positions = tl.sum(last_R + 1)
         while (num_positions >> shift) > item_limit:  # no use in counting these
@@ -286,11 +288,11 @@ def plan_decode(
 ) -> None:
     """Write the list of items for the step's decode rows, for launches of the same num_rows.
 
-    Chunks are as short as num_rows' share of items allows, so that a long row among short ones is
-    cut finely. With fixed_chunk (positions, a power of two) they are that, or the next powers of
-    two for a row of more than the work's max_splits chunks: they depend on the row alone.
+    Chunks are as short as the decode rows' share of items allows, so that a long row among short
+    ones is cut finely. With fixed_chunk (positions, a power of two) they are that, or the next
+    powers of two for a row of more than the work's max_splits chunks: they depend on the row alone.
     """
-    chunk = fixed_chunk or max(words.MIN_CHUNK, page_tokens)
+    chunk = fixed_chunk or max(work.min_chunk, page_tokens)
     if chunk & (chunk - 1):
         raise ValueError(f"fixed_chunk must be a power of two, got {fixed_chunk}")
     if bool(fixed_chunk) != bool(work.max_splits):
@@ -304,7 +306,7 @@ def plan_decode(
         work.num_items,
         work.scratch,
         num_rows,
-        work.item_limit(num_rows),
+        work.extra_items,
         chunk.bit_length() - 1,
         work.max_splits,
         FIXED=fixed_chunk > 0,

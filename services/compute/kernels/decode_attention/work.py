@@ -19,17 +19,19 @@ ROW, SLOT, CHUNK, SHIFT, LENGTH, FIRST = range(6)
 positions, the row's context length, the place of its first chunk among the partial results."""
 
 MIN_CHUNK = 64
-"""A chunk's positions at least: one tile of the kernel, below which merging costs more than it
+"""A chunk's positions at least: a tile or two of the kernel, below which merging costs more than it
 hides."""
 
-EXTRA_PROGRAMS = 264
-"""Programs that a step may have beyond one for each row and kv head: two for each of the H200's 132
-multiprocessors. A single row is cut into these, all of which run at once; more of them gain nothing
-in a simulation of that device, and each costs its start and its part of a merge."""
+EXTRA_PROGRAMS = 132
+"""Programs that a step may have beyond one for each row and kv head: one for each of the H200's 132
+multiprocessors. Twice as many took 16.7 µs instead of 12.0 for one row of 4096 tokens, 132.8
+instead of 126.8 for 256 rows (8B's shape)."""
 
 TILE_TOKENS = 64
-TILE_BYTES = 16 << 10
-"""Keys of a tile at most: with as many of values, three programs fit a multiprocessor."""
+TILE_BYTES = 8 << 10
+"""Keys of a tile at most: with as many of values and three stages, six programs fit a
+multiprocessor. 8B's 256 rows took 128.0 µs with them, 134.4 with four warps, 132.8 with tiles of
+twice the size, 146 with four times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,15 @@ class Tiling:
     """How a program walks through its chunk."""
 
     block_tokens: int
-    num_warps: int = 4
+    num_warps: int = 2
     num_stages: int = 3
 
     @staticmethod
     def of(head_dim: int, element_bytes: int) -> Tiling:
-        """The tiling for a cache of this head width and element size; all keep 64 KiB or less of
-        it on their way."""
+        """The tiling for a cache of this head width and element size."""
         token_bytes = padded(head_dim) * element_bytes
         block_tokens = max(16, min(TILE_TOKENS, TILE_BYTES // token_bytes))
-        is_small = 2 * block_tokens * token_bytes <= TILE_BYTES
-        return Tiling(block_tokens, num_stages=4 if is_small else 3)
+        return Tiling(block_tokens, num_warps=4 if element_bytes == 4 else 2)  # float32 would spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class DecodeWork:
     num_kv_heads: int
     max_splits: int
     extra_programs: int
+    min_chunk: int
     tiling: Tiling | None
 
     @staticmethod
@@ -76,6 +77,7 @@ class DecodeWork:
         *,
         device: torch.device,
         extra_programs: int = EXTRA_PROGRAMS,
+        min_chunk: int = MIN_CHUNK,
         tiling: Tiling | None = None,
     ) -> DecodeWork:
         """Buffers for up to max_rows rows of any length.
@@ -84,7 +86,7 @@ class DecodeWork:
         chooses their length by the batch. With max_splits > 0 each row has that many places, which
         is what a fixed chunk needs.
         """
-        items = _item_limit(max_rows, num_kv_heads, max_splits, extra_programs)
+        items = max_rows * max_splits or max_rows + _extra_items(extra_programs, num_kv_heads)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -100,18 +102,22 @@ class DecodeWork:
             num_kv_heads=num_kv_heads,
             max_splits=max_splits,
             extra_programs=extra_programs,
+            min_chunk=min_chunk,
             tiling=tiling,
         )
 
+    @property
+    def extra_items(self) -> int:
+        """Items that a step may have beyond one for each row, where no chunk is fixed."""
+        return _extra_items(self.extra_programs, self.num_kv_heads)
+
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
-        return _item_limit(num_rows, self.num_kv_heads, self.max_splits, self.extra_programs)
+        return num_rows * self.max_splits or num_rows + self.extra_items
 
 
-def _item_limit(num_rows: int, num_kv_heads: int, max_splits: int, extra_programs: int) -> int:
-    if max_splits:
-        return num_rows * max_splits
-    return num_rows + -(-extra_programs // num_kv_heads)
+def _extra_items(extra_programs: int, num_kv_heads: int) -> int:
+    return -(-extra_programs // num_kv_heads)
 
 
 def padded(size: int) -> int:
