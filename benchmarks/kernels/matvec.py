@@ -1,6 +1,6 @@
-"""Linear maps of 1, 2 and 4 rows, bf16, beside cuBLAS, and the linear maps of a layer in sequence.
+"""Linear maps of one row, bf16, beside cuBLAS, and the linear maps of a layer in sequence.
 
-Predicted for one row on an H200 (4.5 TB/s; about 2 µs of a launch are not covered by reading):
+Predicted on an H200 (4.5 TB/s; about 2 µs of a launch are not covered by reading):
 8B qkv 13, o 9.5, gate/up 54, down 28, head 236 µs; 1B qkv 5, o 4, gate/up 17, down 9.5, head 119.
 With dependent launch the 2 µs shrink to about 1.
 """
@@ -57,23 +57,21 @@ def cold_weights(num_out: int, num_in: int) -> list[Tensor]:
 def cases() -> Iterator[Case]:
     """Single maps, then layers."""
     for model in MODELS:
-        for num_rows in (1, 2, 4):
-            yield from _maps(model, num_rows)
+        yield from _maps(model)
     for model in MODELS:
-        for num_rows in (1, 4):
-            yield from _layers(model, num_rows)
+        yield from _layers(model)
 
 
-def _maps(model: Model, num_rows: int) -> Iterator[Case]:
+def _maps(model: Model) -> Iterator[Case]:
     width, inner = model.width, model.inner
-    yield from _normed(f"{model.name} qkv", num_rows, model.qkv, width)
-    yield from _plain(f"{model.name} o", num_rows, width, width)
-    yield from _gated(f"{model.name} gate/up", num_rows, inner, width)
-    yield from _plain(f"{model.name} down", num_rows, width, inner)
-    yield from _normed(f"{model.name} head", num_rows, model.vocabulary, width)
+    yield from _normed(f"{model.name} qkv", model.qkv, width)
+    yield from _plain(f"{model.name} o", width, width)
+    yield from _gated(f"{model.name} gate/up", inner, width)
+    yield from _plain(f"{model.name} down", width, inner)
+    yield from _plain(f"{model.name} head", model.vocabulary, width)
 
 
-def _case(name: str, weights: list[Tensor], num_rows: int, call: Callable[[Tensor], None]) -> Case:
+def _case(name: str, weights: list[Tensor], call: Callable[[Tensor], None]) -> Case:
     def bound(weight: Tensor) -> Callable[[], None]:
         return lambda: call(weight)
 
@@ -81,67 +79,48 @@ def _case(name: str, weights: list[Tensor], num_rows: int, call: Callable[[Tenso
     return Case(
         f"{name} {num_out}x{num_in}",
         [bound(weight) for weight in weights],
-        num_bytes=2.0 * (num_out * num_in + num_rows * (num_in + num_out)),
-        flops=2.0 * num_rows * num_out * num_in,
+        num_bytes=2.0 * (num_out * num_in + (num_in + num_out)),
+        flops=2.0 * num_out * num_in,
     )
 
 
-def _pdl(num_rows: int) -> tuple[bool, ...]:
-    """Dependent launch is compared at one row: what it saves does not depend on their number."""
-    return (False, True) if num_rows == 1 else (False,)
-
-
-def _plain(name: str, num_rows: int, num_out: int, num_in: int) -> Iterator[Case]:
-    weights, x = cold_weights(num_out, num_in), draw(num_rows, num_in)
-    out = torch.empty(num_rows, num_out, device="cuda", dtype=x.dtype)
-    name = f"{name} T={num_rows}"
-    yield _case(f"{name} F.linear", weights, num_rows, lambda w: F.linear(x, w))
-    for pdl in _pdl(num_rows):
+def _plain(name: str, num_out: int, num_in: int) -> Iterator[Case]:
+    weights, x = cold_weights(num_out, num_in), draw(1, num_in)
+    out = torch.empty(1, num_out, device="cuda", dtype=x.dtype)
+    yield _case(f"{name} F.linear", weights, lambda w: F.linear(x, w))
+    for pdl in (False, True):
         tag = " pdl" if pdl else ""
         yield _case(
             f"{name} matvec{tag}",
             weights,
-            num_rows,
             lambda w, pdl=pdl: matvec(x, w, None, out, pdl=pdl),
         )
 
 
-def _normed(name: str, num_rows: int, num_out: int, num_in: int) -> Iterator[Case]:
-    weights, x, delta = (
-        cold_weights(num_out, num_in),
-        draw(num_rows, num_in),
-        draw(num_rows, num_in),
-    )
+def _normed(name: str, num_out: int, num_in: int) -> Iterator[Case]:
+    weights, x, delta = cold_weights(num_out, num_in), draw(1, num_in), draw(1, num_in)
     norm, total = draw(num_in), torch.empty_like(x)
-    out = torch.empty(num_rows, num_out, device="cuda", dtype=x.dtype)
-    name = f"{name} T={num_rows}"
-    yield _case(f"{name} F.linear", weights, num_rows, lambda w: F.linear(x, w))
-    for pdl in _pdl(num_rows):
+    out = torch.empty(1, num_out, device="cuda", dtype=x.dtype)
+    yield _case(f"{name} F.linear", weights, lambda w: F.linear(x, w))
+    for pdl in (False, True):
         tag = " pdl" if pdl else ""
         yield _case(
             f"{name} norm_matvec{tag}",
             weights,
-            num_rows,
             lambda w, pdl=pdl: norm_matvec(x, delta, norm, EPS, w, None, out, total, pdl=pdl),
         )
 
 
-def _gated(name: str, num_rows: int, inner: int, num_in: int) -> Iterator[Case]:
-    weights, x, delta = (
-        cold_weights(2 * inner, num_in),
-        draw(num_rows, num_in),
-        draw(num_rows, num_in),
-    )
+def _gated(name: str, inner: int, num_in: int) -> Iterator[Case]:
+    weights, x, delta = cold_weights(2 * inner, num_in), draw(1, num_in), draw(1, num_in)
     norm, total = draw(num_in), torch.empty_like(x)
-    out = torch.empty(num_rows, inner, device="cuda", dtype=x.dtype)
-    name = f"{name} T={num_rows}"
-    yield _case(f"{name} F.linear", weights, num_rows, lambda w: F.linear(x, w))
-    for pdl in _pdl(num_rows):
+    out = torch.empty(1, inner, device="cuda", dtype=x.dtype)
+    yield _case(f"{name} F.linear", weights, lambda w: F.linear(x, w))
+    for pdl in (False, True):
         tag = " pdl" if pdl else ""
         yield _case(
             f"{name} norm_gate_up_silu{tag}",
             weights,
-            num_rows,
             lambda w, pdl=pdl: norm_gate_up_silu(x, delta, norm, EPS, w, out, total, pdl=pdl),
         )
 
@@ -149,15 +128,15 @@ def _gated(name: str, num_rows: int, inner: int, num_in: int) -> Iterator[Case]:
 class Layer:
     """The linear maps of one layer; attention is left out: its output is taken to be q."""
 
-    def __init__(self, model: Model, num_rows: int) -> None:
+    def __init__(self, model: Model) -> None:
         width, inner = model.width, model.inner
         self.qkv, self.out = draw(model.qkv, width), draw(width, width)
         self.gate_up, self.down = draw(2 * inner, width), draw(width, inner)
         self.norm = torch.ones(width, device="cuda", dtype=torch.bfloat16)
-        self.x, self.delta, self.sum = (draw(num_rows, width).mul_(0.1) for _ in range(3))
+        self.x, self.delta, self.sum = (draw(1, width).mul_(0.1) for _ in range(3))
         self.normed = torch.empty_like(self.x)
-        self.mixed = draw(num_rows, model.qkv)
-        self.wide, self.gated = draw(num_rows, 2 * inner), draw(num_rows, inner)
+        self.mixed = draw(1, model.qkv)
+        self.wide, self.gated = draw(1, 2 * inner), draw(1, inner)
         self.heads = self.mixed[:, :width]
 
     @property
@@ -192,14 +171,12 @@ class Layer:
         matvec(self.gated, self.down, None, delta, pdl=pdl)
 
 
-def _layers(model: Model, num_rows: int) -> Iterator[Case]:
-    layers = [Layer(model, num_rows) for _ in range(3)]
+def _layers(model: Model) -> Iterator[Case]:
+    layers = [Layer(model) for _ in range(3)]
 
     def chain(name: str, runs: list[Callable[[], None]]) -> Case:
         num_bytes = layers[0].num_bytes
-        return Case(
-            f"{model.name} layer chain T={num_rows} {name}", runs, num_bytes, num_rows * num_bytes
-        )
+        return Case(f"{model.name} layer chain {name}", runs, num_bytes, flops=num_bytes)
 
     yield chain("torch", [layer.torch_only for layer in layers])
     yield chain("cuBLAS, own norm and silu", [layer.separate for layer in layers])

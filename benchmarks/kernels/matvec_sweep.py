@@ -1,7 +1,7 @@
 """`python -m benchmarks.kernels matvec_sweep`: the constants of the matrix-vector kernels.
 
-Times every sensible cut of each map of Llama-3.1-8B and 3.2-1B at one row, then the best few at
-four rows and under dependent launch, and prints a table, from which config.py's constants are. A
+Times every sensible cut of each map of Llama-3.1-8B and 3.2-1B, then the best few under dependent
+launch, and prints a table, from which config.py's constants are. A
 pool of processes compiles first, into Triton's cache on disk: some 500 kernels, half a second each.
 """
 
@@ -35,7 +35,7 @@ SHARED_BYTES = 220 << 10
 IN_FLIGHT = (40 << 10, 216 << 10)  # bytes for each multiprocessor, fewest and most
 MOST_CUTS = 28
 LONG_OUTPUTS = 50_000
-NUM_BEST = 3
+NUM_BEST = 6
 BUDGET_S = 60.0
 CALLS, REPLAYS = 20, 6
 
@@ -70,7 +70,6 @@ class Job:
     """One compiled kernel."""
 
     map: Map
-    num_rows: int
     config: MatvecConfig
     pdl: bool = False
 
@@ -84,16 +83,14 @@ def maps() -> list[Map]:
             Map(f"{model.name} o", "plain", model.width, model.width),
             Map(f"{model.name} gate/up", "gate_up", 2 * model.inner, model.width),
             Map(f"{model.name} down", "plain", model.width, model.inner),
-            Map(f"{model.name} head", "norm", model.vocabulary, model.width),
+            Map(f"{model.name} head", "plain", model.vocabulary, model.width),
         ]
     return found
 
 
 def cuts(m: Map) -> list[MatvecConfig]:
     """Cuts with enough bytes in flight, spread evenly if there are too many."""
-    found = _resident(m)
-    if m.kind == "plain":
-        found += _thinned([*_stepped(m)], MOST_CUTS)
+    found = _cuts(m)
     return [m.default, *(config for config in found if config != m.default)]
 
 
@@ -102,7 +99,7 @@ def _thinned(found: list[MatvecConfig], most: int) -> list[MatvecConfig]:
     return [found[int(i * step)] for i in range(int(len(found) / step))]
 
 
-def _resident(m: Map) -> list[MatvecConfig]:
+def _cuts(m: Map) -> list[MatvecConfig]:
     row_bytes = 2 * padded(m.num_in) * m.tiles
     outputs = m.num_out // m.tiles
     found, whole = [], []
@@ -114,7 +111,7 @@ def _resident(m: Map) -> list[MatvecConfig]:
             if 32 * warps * 16 > row_bytes // m.tiles * 2:
                 continue
             if outputs // rows <= NUM_SMS * 64 // warps * 4:
-                whole.append(MatvecConfig(rows, warps, 1, programs=outputs))
+                whole.append(MatvecConfig(rows, warps))
             for per_sm in (1, 2, 3, 4, 6, 8):
                 for stages in (2, 3, 4, 6):
                     staged = per_sm * (stages - 1) * tile
@@ -126,30 +123,16 @@ def _resident(m: Map) -> list[MatvecConfig]:
     return _thinned(found, MOST_CUTS if outputs < LONG_OUTPUTS else MOST_CUTS // 2) + whole
 
 
-def _stepped(m: Map) -> Iterator[MatvecConfig]:
-    for rows in (1, 2, 4, 8):
-        for block_in in (512, 1024, 2048):
-            for warps in (2, 4, 8):
-                for stages in (2, 3, 4, 6):
-                    staged = rows * block_in * 2 * (stages - 1)
-                    resident = min(
-                        m.num_out / rows / NUM_SMS, 64 / warps, SHARED_BYTES / staged, 32.0
-                    )
-                    flight = resident * staged
-                    if IN_FLIGHT[0] <= flight <= IN_FLIGHT[1] and block_in >= 256 * warps:
-                        yield MatvecConfig(rows, warps, stages, block_in=block_in)
-
-
 @cache
-def _rows_of(m: Map, num_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x, delta = draw(num_rows, m.num_in), draw(num_rows, m.num_in)
-    out = torch.empty(num_rows, m.num_out // m.tiles, device="cuda", dtype=x.dtype)
+def _rows_of(m: Map) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, delta = draw(1, m.num_in), draw(1, m.num_in)
+    out = torch.empty(1, m.num_out // m.tiles, device="cuda", dtype=x.dtype)
     return x, delta, draw(m.num_in), out, torch.empty_like(x)
 
 
 def call(job: Job, weight: Tensor) -> None:
     """Launch it."""
-    x, delta, norm, out, total = _rows_of(job.map, job.num_rows)
+    x, delta, norm, out, total = _rows_of(job.map)
     if job.map.kind == "plain":
         matvec(x, weight, None, out, config=job.config, pdl=job.pdl)
     elif job.map.kind == "norm":
@@ -234,12 +217,10 @@ class Sweep:
 
 
 def best(m: Map, single: dict[Job, float]) -> list[Job]:
-    """The fastest few, the fastest two of either kernel, and the present cut."""
+    """The fastest few, and the present cut."""
     order = sorted(single, key=lambda job: single[job])
-    resident = [job for job in order if not job.config.block_in]
-    stepped = [job for job in order if job.config.block_in]
     now = [job for job in order if job.config == m.default]
-    return list(dict.fromkeys([*order[:NUM_BEST], *resident[:2], *stepped[:2], *now]))
+    return list(dict.fromkeys([*order[:NUM_BEST], *now]))
 
 
 def report(m: Map, times: dict[Job, float], blas_s: float) -> None:
@@ -248,14 +229,13 @@ def report(m: Map, times: dict[Job, float], blas_s: float) -> None:
         f"{m.name} {m.num_out}x{m.num_in}: floor {m.num_bytes / READ_BYTES_PER_S * 1e6:.1f} µs, "
         f"cuBLAS {blas_s * 1e6:.2f} µs {m.num_bytes / blas_s / 1e12:.2f} TB/s"
     )
-    for job in best(m, {j: t for j, t in times.items() if j.num_rows == 1 and not j.pdl}):
+    for job in best(m, {j: t for j, t in times.items() if not j.pdl}):
         c, seconds = job.config, times[job]
         print(
             f"  rows {c.rows:<2} warps {c.num_warps:<2} stages {c.num_stages} "
-            + (f"block_in {c.block_in:<5}" if c.block_in else f"programs {c.programs:<5}")
-            + f" T=1 {seconds * 1e6:6.2f} µs {m.num_bytes / seconds / 1e12:4.2f} TB/s"
+            f"programs {min(c.programs, m.num_out // m.tiles // c.rows):<6}"
+            f"{seconds * 1e6:6.2f} µs {m.num_bytes / seconds / 1e12:4.2f} TB/s"
             f"  pdl {_micros(times.get(replace(job, pdl=True)))}"
-            f"  T=4 {_micros(times.get(replace(job, num_rows=4)))}"
             f"{'  (now)' if c == m.default else ''}",
             flush=True,
         )
@@ -269,18 +249,16 @@ def sweep(pool: ProcessPoolExecutor) -> dict[str, int]:
     """Print the tables; what was passed over, and how often."""
     run = Sweep(pool)
     found = maps()
-    good = run.compiled([Job(m, 1, config) for m in found for config in cuts(m)])
+    good = run.compiled([Job(m, config) for m in found for config in cuts(m)])
     times: dict[Job, float] = {}
     blas_s = {}
     for m in found:
         weights, x = cold_weights(m.num_out, m.num_in), draw(1, m.num_in)
         blas_s[m] = time_s(partial(F.linear, x), weights)
         times |= run.times([job for job in good if job.map == m], weights)
-    run.say("timed at one row")
+    run.say("timed")
     chosen = [job for m in found for job in best(m, {j: t for j, t in times.items() if j.map == m})]
-    good = run.compiled(
-        [replace(job, num_rows=4) for job in chosen] + [replace(job, pdl=True) for job in chosen]
-    )
+    good = run.compiled([replace(job, pdl=True) for job in chosen])
     for m in found:
         weights = cold_weights(m.num_out, m.num_in)
         times |= run.times([job for job in good if job.map == m], weights)

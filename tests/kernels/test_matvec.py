@@ -1,4 +1,4 @@
-"""Products of a few rows, against the plain reference in float64."""
+"""Products of one row, against the plain reference in float64."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from services.compute.kernels.matvec import reference
 from services.compute.kernels.matvec.config import (
+    NUM_SMS,
+    SHARED_BYTES,
     MatvecConfig,
     gate_up_config,
     matvec_config,
@@ -27,8 +29,8 @@ SHAPES = [(8, 64), (5, 96), (37, 40), (19, 896)]
 if ON_GPU:
     SHAPES += [(3072, 2048), (2048, 8192), (6144, 4096), (4096, 14336), (1003, 3072)]
 
-RESIDENT = MatvecConfig(rows=2, num_warps=2, num_stages=3, programs=3)
-STEPPED = MatvecConfig(rows=4, num_warps=2, num_stages=2, block_in=64)
+ONE_BLOCK = MatvecConfig(rows=2, num_warps=8)
+WALKING = MatvecConfig(rows=1, num_warps=8, num_stages=2, programs=3)
 
 
 class Inputs:
@@ -67,59 +69,56 @@ def doubles(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS))
-@pytest.mark.parametrize("num_rows", [1, 2, 4])
-@pytest.mark.parametrize("config", [None, RESIDENT, STEPPED])
+@pytest.mark.parametrize("config", [None, ONE_BLOCK, WALKING])
 def test_matvec_multiplies(
-    device: torch.device, dtype: torch.dtype, num_rows: int, config: MatvecConfig | None
+    device: torch.device, dtype: torch.dtype, config: MatvecConfig | None
 ) -> None:
     for seed, (num_out, num_in) in enumerate(SHAPES):
         inputs = Inputs(seed, dtype, device)
-        x, weight = inputs.draw(num_rows, num_in), inputs.weight(num_out, num_in)
+        x, weight = inputs.draw(1, num_in), inputs.weight(num_out, num_in)
         bias = inputs.draw(num_out) if seed % 2 else None
-        out = inputs.poisoned(num_rows, num_out)
+        out = inputs.poisoned(1, num_out)
         matvec(x, weight, bias, out, config=config)
-        expected = torch.empty(num_rows, num_out, dtype=torch.float64)
+        expected = torch.empty(1, num_out, dtype=torch.float64)
         reference.matvec(*doubles(x, weight, bias), expected)
         assert error(out, expected) < BOUNDS[dtype], (num_out, num_in)
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS))
-@pytest.mark.parametrize("num_rows", [1, 2, 4])
 @pytest.mark.parametrize("has_delta", [False, True])
 def test_norm_matvec_normalises_the_sum_and_writes_it_once(
-    device: torch.device, dtype: torch.dtype, num_rows: int, has_delta: bool
+    device: torch.device, dtype: torch.dtype, has_delta: bool
 ) -> None:
     for seed, (num_out, num_in) in enumerate(SHAPES):
         inputs = Inputs(seed, dtype, device)
-        x, weight = inputs.draw(num_rows, num_in), inputs.weight(num_out, num_in)
-        delta = inputs.draw(num_rows, num_in) if has_delta else None
+        x, weight = inputs.draw(1, num_in), inputs.weight(num_out, num_in)
+        delta = inputs.draw(1, num_in) if has_delta else None
         norm = inputs.draw(num_in, scale=0.1, shift=1.0)
         bias = inputs.draw(num_out) if seed % 2 else None
-        out, total = inputs.poisoned(num_rows, num_out), inputs.poisoned(num_rows, num_in)
-        config = RESIDENT if seed % 2 else None
+        out, total = inputs.poisoned(1, num_out), inputs.poisoned(1, num_in)
+        config = WALKING if seed % 2 else None
         norm_matvec(x, delta, norm, EPS, weight, bias, out, total, config=config)
         assert_same(total, x if delta is None else x + delta)
-        expected = torch.empty(num_rows, num_out, dtype=torch.float64)
+        expected = torch.empty(1, num_out, dtype=torch.float64)
         x, delta, norm, weight, bias = doubles(x, delta, norm, weight, bias)
         reference.norm_matvec(x, delta, norm, EPS, weight, bias, expected, None)
         assert error(out, expected) < BOUNDS[dtype], (num_out, num_in)
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS))
-@pytest.mark.parametrize("num_rows", [1, 2, 4])
 def test_norm_gate_up_silu_pairs_each_gate_with_its_up_row(
-    device: torch.device, dtype: torch.dtype, num_rows: int
+    device: torch.device, dtype: torch.dtype
 ) -> None:
     for seed, (num_gates, num_in) in enumerate(SHAPES):
         inputs = Inputs(seed, dtype, device)
-        x, delta = inputs.draw(num_rows, num_in), inputs.draw(num_rows, num_in)
+        x, delta = inputs.draw(1, num_in), inputs.draw(1, num_in)
         norm = inputs.draw(num_in, scale=0.1, shift=1.0)
         weight = inputs.weight(2 * num_gates, num_in)
-        out, total = inputs.poisoned(num_rows, num_gates), inputs.poisoned(num_rows, num_in)
-        config = RESIDENT if seed % 2 else None
+        out, total = inputs.poisoned(1, num_gates), inputs.poisoned(1, num_in)
+        config = WALKING if seed % 2 else None
         norm_gate_up_silu(x, delta, norm, EPS, weight, out, total, config=config)
         assert_same(total, x + delta)
-        expected = torch.empty(num_rows, num_gates, dtype=torch.float64)
+        expected = torch.empty(1, num_gates, dtype=torch.float64)
         x, delta, norm, weight = doubles(x, delta, norm, weight)
         reference.norm_gate_up_silu(x, delta, norm, EPS, weight, expected, None)
         assert error(out, expected) < BOUNDS[dtype], (num_gates, num_in)
@@ -131,57 +130,23 @@ def test_norm_rounds_where_the_separate_kernels_round(
 ) -> None:
     """An identity weight shows the normalised input itself."""
     inputs = Inputs(7, dtype, device)
-    x, delta = inputs.draw(2, 64), inputs.draw(2, 64)
+    x, delta = inputs.draw(1, 64), inputs.draw(1, 64)
     norm = inputs.draw(64, scale=0.1, shift=1.0)
     identity = torch.eye(64, dtype=dtype, device=device)
-    out, expected = inputs.poisoned(2, 64), inputs.poisoned(2, 64)
+    out, expected = inputs.poisoned(1, 64), inputs.poisoned(1, 64)
     norm_matvec(x, delta, norm, EPS, identity, None, out, None)
     reference.norm_matvec(x, delta, norm, EPS, identity, None, expected, None)
     assert_same(out, expected)
 
 
-@pytest.mark.parametrize("config", [RESIDENT, STEPPED])
-def test_a_row_is_the_same_bits_with_any_rows_beside_it(
-    device: torch.device, config: MatvecConfig
-) -> None:
-    num_out, num_in = (4096, 4096) if ON_GPU else (13, 200)
-    inputs = Inputs(11, torch.bfloat16, device)
-    x, weight = inputs.draw(4, num_in), inputs.weight(num_out, num_in)
-    all_out = torch.empty(4, num_out, dtype=torch.float32, device=device)
-    matvec(x, weight, None, all_out, config=config)
-    for first, last in [(0, 1), (1, 2), (3, 4), (0, 2), (2, 4)]:
-        out = torch.empty(last - first, num_out, dtype=torch.float32, device=device)
-        matvec(x[first:last], weight, None, out, config=config)
-        assert torch.equal(out, all_out[first:last])
-
-
-def test_fused_rows_are_the_same_bits_with_any_rows_beside_them(device: torch.device) -> None:
-    num_out, num_in = (4096, 4096) if ON_GPU else (6, 200)
-    inputs = Inputs(12, torch.bfloat16, device)
-    x, delta, norm = inputs.draw(4, num_in), inputs.draw(4, num_in), inputs.draw(num_in)
-    weight = inputs.weight(2 * num_out, num_in)
-
-    def run(rows: slice) -> tuple[Tensor, Tensor]:
-        count = len(range(*rows.indices(4)))
-        plain, gated = inputs.poisoned(count, 2 * num_out), inputs.poisoned(count, num_out)
-        norm_matvec(x[rows], delta[rows], norm, EPS, weight, None, plain, None)
-        norm_gate_up_silu(x[rows], delta[rows], norm, EPS, weight, gated, None)
-        return plain, gated
-
-    all_plain, all_gated = run(slice(0, 4))
-    for rows in (slice(0, 1), slice(3, 4), slice(1, 3)):
-        plain, gated = run(rows)
-        assert torch.equal(plain, all_plain[rows]) and torch.equal(gated, all_gated[rows])
-
-
-def test_rows_of_wider_buffers_are_read_and_written_in_place(device: torch.device) -> None:
+def test_a_row_of_wider_buffers_is_read_and_written_in_place(device: torch.device) -> None:
     inputs = Inputs(13, torch.float32, device)
-    x, weight = inputs.draw(2, 96), inputs.weight(10, 32)
-    out = inputs.poisoned(2, 24)
-    for config in (RESIDENT, STEPPED):
+    x, weight = inputs.draw(1, 96), inputs.weight(10, 32)
+    out = inputs.poisoned(1, 24)
+    for config in (ONE_BLOCK, WALKING):
         out.fill_(torch.nan)
         matvec(x[:, 32:64], weight, None, out[:, 4:14], config=config)
-        expected = torch.empty(2, 10, dtype=torch.float64)
+        expected = torch.empty(1, 10, dtype=torch.float64)
         reference.matvec(*doubles(x[:, 32:64], weight, None), expected)
         assert error(out[:, 4:14], expected) < 1e-5
         assert out[:, :4].isnan().all() and out[:, 14:].isnan().all()
@@ -198,20 +163,19 @@ def test_float32_logits_of_bfloat16_weights_are_not_rounded(device: torch.device
 
 
 @pytest.mark.skipif(not ON_GPU, reason="dependent launch needs a GPU")
-@pytest.mark.parametrize("num_rows", [1, 4])
 def test_a_chain_under_dependent_launch_computes_the_same_bits(
-    device: torch.device, num_rows: int
+    device: torch.device,
 ) -> None:
     width, inner = 2048, 8192
     inputs = Inputs(15, torch.bfloat16, device)
-    start, norm = inputs.draw(num_rows, width), inputs.draw(width, scale=0.1, shift=1.0)
+    start, norm = inputs.draw(1, width), inputs.draw(width, scale=0.1, shift=1.0)
     qkv, out = inputs.weight(width, width), inputs.weight(width, width)
     gate_up, down = inputs.weight(2 * inner, width), inputs.weight(width, inner)
 
     def chain(pdl: bool, turns: int = 8) -> Tensor:
         x, other = start.clone(), torch.empty_like(start)
         delta, mixed = torch.zeros_like(start), torch.empty_like(start)
-        gated = torch.empty(num_rows, inner, dtype=start.dtype, device=device)
+        gated = torch.empty(1, inner, dtype=start.dtype, device=device)
         for _ in range(turns):
             norm_matvec(x, delta, norm, EPS, qkv, None, mixed, other, pdl=pdl)
             matvec(mixed, out, None, delta, pdl=pdl)
@@ -227,13 +191,15 @@ def test_a_chain_under_dependent_launch_computes_the_same_bits(
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("num_in", [64, 896, 2048, 3072, 4096, 5120, 8192, 14336])
+@pytest.mark.parametrize("num_in", [64, 896, 2048, 3072, 4096, 5120, 8192, 14336, 28672])
 def test_constants_fit_the_multiprocessor(num_in: int, itemsize: int) -> None:
     for num_out in (128, 2048, 4096, 6144, 28672, 128256):
         for make, tiles in ((matvec_config, 1), (norm_matvec_config, 1), (gate_up_config, 2)):
             config = make(num_out, num_in, itemsize)
-            width = config.block_in or padded(num_in)
-            for power_of_two in (config.rows, width, config.num_warps):
+            for power_of_two in (config.rows, config.num_warps):
                 assert power_of_two & (power_of_two - 1) == 0
-            staged = tiles * config.rows * width * itemsize * (config.num_stages - 1)
-            assert staged <= 200 << 10, (make, num_out)
+            resident = -(-config.programs // NUM_SMS) if config.num_stages > 1 else 1
+            staged = config.shared_bytes(num_in, itemsize, tiles)
+            assert resident * (staged + 1024) <= SHARED_BYTES, (make, num_out)
+            held = tiles * config.rows * padded(num_in) * itemsize
+            assert held // (32 * config.num_warps) <= 512, (make, num_out)

@@ -1,4 +1,4 @@
-"""The forward pass of one, two or four tokens: matrix-vector kernels with their neighbours fused.
+"""The forward pass of one token: matrix-vector kernels with their neighbours fused.
 
 Six launches a layer: norm and qkv, rotation and cache write, attention, out, norm with gate, up
 and SiLU, down. At one token a 1B model spends a third of its time between nine (benchmarks/results/
@@ -25,7 +25,11 @@ NARROW_SIZES = ROW_COUNTS
 
 
 class NarrowDecoder:
-    """Stands in for FusedDecoder.forward at few tokens, on the same buffers."""
+    """Stands in for FusedDecoder.forward at NARROW_SIZES tokens, on the same buffers.
+
+    With `pdl` a launch of these begins while the one before it still runs (programmatic dependent
+    launch) and asks for its weights, which no kernel writes.
+    """
 
     def __init__(
         self,
@@ -33,11 +37,13 @@ class NarrowDecoder:
         activations: Activations,
         inputs: StepInputs,
         fused: FusedDecoder,
+        pdl: bool = False,
     ) -> None:
         self._decoder = decoder
         self._activations = activations
         self._inputs = inputs
         self._fused = fused
+        self._pdl = pdl
         self._eps = decoder.config.rms_norm_eps
         # a norm's launch reads x while it writes the sum, so the two take turns
         self._other_TE = torch.zeros_like(activations.x_TE[: max(NARROW_SIZES)])
@@ -49,7 +55,7 @@ class NarrowDecoder:
 
     def forward(self, num_tokens: int, kv_pages: Tensor, attention: KernelAttention) -> None:
         """Leave the hidden states of T tokens in x and the last layer's part in delta."""
-        acts, eps = self._activations, self._eps
+        acts, eps, pdl = self._activations, self._eps, self._pdl
         qkv_TC, inner_TF = acts.qkv_TC[:num_tokens], acts.inner_TF[:num_tokens]
         delta_TE = acts.delta_TE[:num_tokens]
         # each addition changes the buffer, and there is an odd number: end in x, begin in other
@@ -69,13 +75,14 @@ class NarrowDecoder:
                 qkv.bias_O,
                 qkv_TC,
                 None if before is None else sum_TE,
+                pdl=pdl,
             )
             if before is not None:
                 x_TE, sum_TE = sum_TE, x_TE
             mixed_THD = self._fused.attend(layer, qkv_TC, pages, attention)
-            matvec(mixed_THD, layer.out.weight_OI, layer.out.bias_O, delta_TE)
+            matvec(mixed_THD, layer.out.weight_OI, layer.out.bias_O, delta_TE, pdl=pdl)
             weight_E, gate_up = layer.mlp_norm.weight_E, layer.gate_up.weight_OI
-            norm_gate_up_silu(x_TE, delta_TE, weight_E, eps, gate_up, inner_TF, sum_TE)
+            norm_gate_up_silu(x_TE, delta_TE, weight_E, eps, gate_up, inner_TF, sum_TE, pdl=pdl)
             x_TE, sum_TE = sum_TE, x_TE
-            matvec(inner_TF, layer.down.weight_OI, layer.down.bias_O, delta_TE)
+            matvec(inner_TF, layer.down.weight_OI, layer.down.bias_O, delta_TE, pdl=pdl)
             before = delta_TE

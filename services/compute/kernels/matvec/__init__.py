@@ -1,1 +1,1 @@
-"""Linear maps of a few rows: bound by reading the weights, so fused with their neighbours."""
+"""Linear maps of one row: bound by reading the weights, so fused with their neighbours."""

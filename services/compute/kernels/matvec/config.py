@@ -1,42 +1,43 @@
-"""How a product is cut into programs, by its shape: pure, and the same for every number of rows."""
+"""How a product of one row is cut into programs, by its shape: pure.
+
+Measured on an H200 for the maps of Llama-3.1-8B and 3.2-1B (matvec_sweep): most are fastest as
+programs of one small block whose weights go straight to registers. Those are many, so that each
+multiprocessor always has some that wait for memory while others compute.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROW_COUNTS = (1, 2, 4)
-"""How many rows the kernels take."""
+ROW_COUNTS = (1,)
+"""How many rows the kernels take: at two, tensor cores are as fast, at four twice as fast."""
 
-PROGRAMS = 264
-"""Two for each of the 132 multiprocessors of an H100 or H200."""
+NUM_SMS = 132
+"""Multiprocessors of an H100 or H200."""
 
-TILE_BYTES = 32 << 10
-"""Weights a program asks for at once."""
+MIN_PROGRAMS = 2 * NUM_SMS
+"""Blocks are made smaller until there are as many."""
 
-STAGED_BYTES = 64 << 10
-"""Weights on their way to a program. With two programs that is 128 KiB a multiprocessor, of 227 KiB
-of shared memory: three times the 40 KiB that 4.5 TB/s with a microsecond's latency needs."""
+SHARED_BYTES = 227 << 10
+"""Of a multiprocessor, for the programs on it."""
 
-MAX_STAGES = 6
-MAX_ROWS = 16
-MAX_WARPS = 16
+SMALL_ROW_BYTES = 4 << 10
+WIDE_ROW_BYTES = 8 << 10
+PLAIN_TILE_BYTES = 8 << 10
+MAX_ROWS = 8
+MAX_WARPS = 8
 
 WARP_BYTES = 1 << 10
 """Of an input row, for each warp: two loads of 16 bytes a thread."""
 
-SMALL_TILE_BYTES = 8 << 10
-"""The same where the weight is so small that larger tiles leave programs without work."""
+LONG_OUTPUTS = 50_000
+"""From here on few programs walk over many blocks each, loads ahead of their use: 4.49 TB/s of 4.5,
+where programs of one block take 1 to 3 % longer."""
 
-MIN_BLOCKS_PER_PROGRAM = 4
-"""With fewer, the programs that have one block more take up to a third longer than the rest."""
-
-MAX_RESIDENT_INPUTS = 4096
-"""A product alone takes wider inputs step by step: four rows of them crowd the registers."""
+LONG_TILE_BYTES = 32 << 10
+LONG_ROWS = 4
 
 LINE_BYTES = 128
-PREFETCH_LINES = 32
-"""Cache lines of each row that a waiting program asks for: 16 KiB of a block of four rows, 128 KiB
-for each multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +46,37 @@ class MatvecConfig:
 
     rows: int  # output rows of a block, a power of two
     num_warps: int
-    num_stages: int
-    programs: int = PROGRAMS  # at most; unused where block_in is set
-    block_in: int = 0  # inputs of a step; 0: all at once, held in registers
+    num_stages: int = 1  # 1: weights go to registers, else through shared memory
+    programs: int = 1 << 30  # at most; they walk over the blocks
+
+    def shared_bytes(self, num_in: int, itemsize: int, tiles: int) -> int:
+        """What a program's blocks on their way take, without the kilobyte of its reductions."""
+        return (self.num_stages - 1) * tiles * self.rows * padded(num_in) * itemsize
 
 
 def matvec_config(num_out: int, num_in: int, itemsize: int) -> MatvecConfig:
     """For a product alone."""
-    if padded(num_in) > MAX_RESIDENT_INPUTS:
-        return MatvecConfig(rows=4, num_warps=4, num_stages=4, block_in=2048 // itemsize)
-    return norm_matvec_config(num_out, num_in, itemsize)
+    row_bytes = padded(num_in) * itemsize
+    if num_out >= LONG_OUTPUTS and row_bytes <= LONG_TILE_BYTES:
+        return _long(row_bytes)
+    rows = min(MAX_ROWS, max(1, PLAIN_TILE_BYTES // row_bytes))
+    return MatvecConfig(_spread(rows, num_out), _warps(row_bytes))
 
 
 def norm_matvec_config(num_out: int, num_in: int, itemsize: int) -> MatvecConfig:
-    """For a product whose input is normalised first."""
-    return _resident(num_out, padded(num_in) * itemsize, tiles=1)
+    """For a product whose input is normalised first: larger blocks, so that fewer do it."""
+    row_bytes = padded(num_in) * itemsize
+    if num_out >= LONG_OUTPUTS and row_bytes <= LONG_TILE_BYTES:
+        return _long(row_bytes)
+    rows = 8 if row_bytes <= SMALL_ROW_BYTES else 2
+    return MatvecConfig(_spread(rows, num_out), _few_warps(row_bytes))
 
 
 def gate_up_config(num_gates: int, num_in: int, itemsize: int) -> MatvecConfig:
     """For `num_gates` pairs of a gate and an up row: a block's tile is two of `rows`."""
-    return _resident(num_gates, padded(num_in) * itemsize, tiles=2)
+    row_bytes = padded(num_in) * itemsize
+    rows = 2 if row_bytes <= 2 * WIDE_ROW_BYTES else 1
+    return MatvecConfig(_spread(rows, num_gates), _few_warps(row_bytes))
 
 
 def padded(num_in: int) -> int:
@@ -73,18 +85,30 @@ def padded(num_in: int) -> int:
 
 
 def prefetch_lines(num_in: int, itemsize: int) -> int:
-    """A power of two."""
-    return max(1, min(PREFETCH_LINES, padded(num_in) * itemsize // LINE_BYTES))
+    """Cache lines of a row, a power of two."""
+    return max(1, padded(num_in) * itemsize // LINE_BYTES)
 
 
-def _resident(num_out: int, row_bytes: int, tiles: int) -> MatvecConfig:
-    rows = max(1, min(MAX_ROWS, TILE_BYTES // (tiles * row_bytes)))
-    while rows > 1 and tiles * rows * row_bytes > SMALL_TILE_BYTES:
-        if num_out >= rows * PROGRAMS * MIN_BLOCKS_PER_PROGRAM:
-            break
+def _warps(row_bytes: int) -> int:
+    most = MAX_WARPS if row_bytes <= 4 * WIDE_ROW_BYTES else 2 * MAX_WARPS
+    return max(1, min(most, row_bytes // WARP_BYTES))
+
+
+def _few_warps(row_bytes: int) -> int:
+    """For up to eight small rows or four wide ones: up to half a kilobyte of them a thread."""
+    most = max(MAX_WARPS // 2, min(2 * MAX_WARPS, row_bytes // (2 * WARP_BYTES)))
+    return max(1, min(most, row_bytes // WARP_BYTES))
+
+
+def _spread(rows: int, num_out: int) -> int:
+    while rows > 1 and num_out < rows * MIN_PROGRAMS:
         rows //= 2
-    return MatvecConfig(
-        rows=rows,
-        num_warps=max(1, min(MAX_WARPS, row_bytes // WARP_BYTES)),
-        num_stages=max(2, min(MAX_STAGES, STAGED_BYTES // (tiles * rows * row_bytes) + 1)),
-    )
+    return rows
+
+
+def _long(row_bytes: int) -> MatvecConfig:
+    rows = min(LONG_ROWS, LONG_TILE_BYTES // row_bytes)
+    # 192 KiB for each multiprocessor either way
+    if rows * row_bytes <= LONG_TILE_BYTES // 2:
+        return MatvecConfig(rows, _warps(row_bytes), num_stages=4, programs=4 * NUM_SMS)
+    return MatvecConfig(rows, _warps(row_bytes), num_stages=3, programs=3 * NUM_SMS)
