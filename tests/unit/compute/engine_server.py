@@ -1,0 +1,124 @@
+"""Scheduler, engine and runner without mail, and a runner that is smaller than it is."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from common.messages.address import Address, AttemptId
+from common.messages.sampling import SamplingParams
+from services.compute.config import ComputeSettings
+from services.compute.device import scheduler_settings
+from services.compute.engine import Engine
+from services.compute.runner.protocol import Runner, RunnerSpec
+from services.compute.scheduler.protocol import Request
+from services.compute.scheduler.scheduler import ContinuousScheduler
+from services.compute.scheduler.schools import make_policy
+from services.compute.step import StepPlan, StepResult, TokenLogprobs
+
+ROUTER = "r"
+
+
+class Restricted:
+    """A runner that says other things of itself: fewer pages, another EOS, that it overlaps.
+
+    One loaded runner serves many tests so.
+    """
+
+    def __init__(self, runner: Runner, **spec: Any) -> None:
+        self._runner = runner
+        self._spec = replace(runner.spec(), **spec)
+
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def forward(self, plan: StepPlan) -> Any:
+        return self._runner.forward(plan)
+
+    def sample(self, ticket: Any) -> Any:
+        return self._runner.sample(ticket)
+
+    def result(self, ticket: Any) -> StepResult:
+        return self._runner.result(ticket)
+
+    def ready(self, ticket: Any) -> bool:
+        return self._runner.ready(ticket)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+class Server:
+    """One device's requests and what became of them, by their counters."""
+
+    def __init__(self, runner: Runner, settings: ComputeSettings) -> None:
+        policy = make_policy(settings.schedule, settings.static_batch_window_s)
+        spec = runner.spec()
+        self.scheduler = ContinuousScheduler(spec, scheduler_settings(settings, spec), policy)
+        self.errors: list[Exception] = []
+        self.engine = Engine(
+            self.scheduler,
+            runner,
+            settings.in_flight_steps,
+            time.monotonic,
+            lambda error, attempts: self.errors.append(error),
+        )
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.logprobs: dict[int, list[TokenLogprobs]] = defaultdict(list)
+        self.reasons: dict[int, str] = {}
+        self.cached: dict[int, int] = {}
+        self.most_swapped = 0
+
+    def ask(self, counter: int, prompt: list[int], sampling: SamplingParams, **fields: Any) -> None:
+        """Hand in a request; its choices are heard of as counter, counter + 1 …"""
+        request = Request(
+            attempt=AttemptId(ROUTER, counter),
+            detokenizer=Address("mem://d", "d"),
+            prompt_ids=tuple(prompt),
+            output_ids=tuple(fields.pop("output_ids", ())),
+            sampling=sampling,
+            header=b"",
+            **fields,
+        )
+        self.scheduler.add(request, time.monotonic())
+
+    def abort(self, counter: int) -> None:
+        """End one choice, if it has not ended yet."""
+        if counter not in self.reasons:
+            self.scheduler.abort(AttemptId(ROUTER, counter), time.monotonic())
+
+    def turn(self) -> None:
+        """One step ahead of the device, as the actor drives it."""
+        launched = self.engine.launch()
+        if not (launched and self.engine.has_room):
+            self.engine.collect(force=True)
+        self.most_swapped = max(self.most_swapped, self.scheduler.stats().num_swapped)
+        for event in self.scheduler.take_events():
+            counter = event.attempt.counter
+            self.tokens[counter] += event.token_ids
+            self.logprobs[counter] += event.logprobs
+            if event.ending is not None:
+                self.reasons[counter] = event.ending.reason
+                self.cached[counter] = event.ending.usage.cached_tokens
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is queued, running or on its way."""
+        return self.scheduler.has_work() or self.engine.num_in_flight > 0
+
+    def run(self) -> None:
+        """Until nothing is left, which leaves every page free."""
+        for _ in range(10_000):
+            if not self.is_busy:
+                break
+            self.turn()
+        self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        """No step broke, no request is left, every page is free."""
+        assert not self.errors
+        assert not self.is_busy
+        stats = self.scheduler.stats()
+        assert stats.pages_free == stats.pages_total
