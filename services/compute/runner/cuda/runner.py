@@ -30,7 +30,6 @@ from services.compute.runner.cuda.step_machine import StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, Mark
 from services.compute.runner.device_errors import fatal_if_the_device_fails
 from services.compute.runner.protocol import RunnerSpec
-from services.compute.sampling.slot_words import slot_words
 from services.compute.step import Int32Array, StepPlan, StepResult
 
 NO_RESULT: Int32Array = np.zeros((0, 2), dtype=np.int32)
@@ -86,8 +85,9 @@ class CudaRunner:
         self._cache.swap_in(plan.swap_in)
         slot_rows = NO_SLOT_ROWS
         if plan.slots:
-            self._machine.sampler.place(plan.slots)
-            slot_rows = self._slot_rows(plan)
+            slot_rows = np.empty((len(plan.slots), 1 + NUM_WORDS), dtype=np.int32)
+            slot_rows[:, 0] = [delta.slot for delta in plan.slots]
+            slot_rows[:, 1:] = self._machine.sampler.place(plan.slots)
         try:
             check_tokens(plan, self._spec.vocab_size)
         except ValueError:
@@ -154,11 +154,3 @@ class CudaRunner:
         for part in split(plan, MAX_PAGE_ENTRIES):
             self._upload(part, slot_rows)
             self._machine.apply()
-
-    def _slot_rows(self, plan: StepPlan) -> Int32Array:
-        """[N, 1 + W]: each new slot and its words."""
-        rows = np.empty((len(plan.slots), 1 + NUM_WORDS), dtype=np.int32)
-        for row, delta in zip(rows, plan.slots, strict=True):
-            row[0] = delta.slot
-            row[1:] = slot_words(delta, self._spec.vocab_size)
-        return rows
