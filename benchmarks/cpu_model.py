@@ -124,7 +124,7 @@ class Ours:
             raise RuntimeError("the scheduler has work and plans nothing")
         result = self._runner.result(self._runner.sample(self._runner.forward(plan)))
         self._scheduler.commit(plan, result, time.monotonic())
-        self._scheduler.take_events()
+        self._scheduler.take_news()
         return plan.num_rows, plan.num_decode_rows
 
 

@@ -117,6 +117,21 @@ class TokenRows:
         else:
             self._num_top.append(-1)
 
+    def extend(self, router: str, counters: bytes, first_index: bytes, token_ids: bytes) -> None:
+        """Add rows of one token each with nothing else to say, of attempts of one router.
+
+        The columns are packed as in memory: 64-bit counters, 32-bit indices and ids.
+        """
+        routers = self._routers
+        num_before = len(self._counters)
+        self._counters.frombytes(counters)
+        num_rows = len(self._counters) - num_before
+        self._router_index.extend(int32s((routers.setdefault(router, len(routers)),)) * num_rows)
+        self._first_index.frombytes(first_index)
+        self._num_tokens.extend(int32s((1,)) * num_rows)
+        self._token_ids.frombytes(token_ids)
+        self._num_top.extend(int32s((-1,)) * num_rows)
+
     def end(
         self,
         header: bytes,

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from services.compute.config import ComputeSettings
 from services.compute.egress import step_mail
 from services.compute.engine import Engine
 from services.compute.runner.protocol import Runner
-from services.compute.scheduler.protocol import Ending, Request, Scheduler, SequenceEvent
+from services.compute.scheduler.protocol import Ending, News, Request, Scheduler, SequenceEvent
 from services.compute.spans import GenerateSpans
 from services.compute.step_loop import StepLoop
 from services.compute.warmup import warm_up
@@ -181,7 +181,7 @@ class ComputeActor:
             while self._engine.collect(force=True):
                 pass
             self._scheduler.end_all(lambda request: True, "moved", self._clock())
-            self._send(self._scheduler.take_events())
+            self._send(self._scheduler.take_news())
         # Else the routers must see a death, not an orderly move: it may be a request's doing.
         stats = self._engine.stats
         self._log.info(
@@ -235,14 +235,12 @@ class ComputeActor:
         self._spans.begin(request, now_s)
         self._scheduler.add(request, now_s)
 
-    def _send(self, events: list[SequenceEvent]) -> int:
-        """Send a step's events; returns how many answers the routers will give (in lockstep)."""
-        now_s = self._clock()
-        for event in events:
-            self._spans.note(event, now_s)
+    def _send(self, news: Sequence[News]) -> int:
+        """Send a step's news; returns how many answers the routers will give (in lockstep)."""
+        self._spans.note(news, self._clock())
         self._step_id += 1
         num_answers = 0
-        for detokenizer, message in step_mail(self._step_id, events):
+        for detokenizer, message in step_mail(self._step_id, news):
             if self._settings.lockstep:
                 message = replace(message, answer_to=self._mail.address)
                 num_answers += len(message.routers)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from opentelemetry.trace import Span
 
 from common.messages.address import AttemptId
 from common.telemetry import names
 from common.telemetry.trace import context_from, tracer
-from services.compute.scheduler.protocol import Request, SequenceEvent
+from services.compute.scheduler.protocol import News, Request, SequenceEvent
 
 
 class GenerateSpans:
@@ -30,10 +32,15 @@ class GenerateSpans:
             span.set_attribute(names.STAGE, "compute")
             self._open[attempt] = (span, now_s)
 
-    def note(self, event: SequenceEvent, now_s: float) -> None:
-        """Take a sequence's news: its first token, its end."""
-        if not self._open or event.attempt not in self._open:
+    def note(self, news: Iterable[News], now_s: float) -> None:
+        """Take what happened to sequences: a first token, an end."""
+        if not self._open:
             return
+        for item in news:
+            if isinstance(item, SequenceEvent) and item.attempt in self._open:
+                self._note(item, now_s)
+
+    def _note(self, event: SequenceEvent, now_s: float) -> None:
         span, began_s = self._open[event.attempt]
         if event.opened:
             span.set_attribute(names.TIME_TO_FIRST_TOKEN, now_s - began_s)

@@ -7,14 +7,14 @@ import gc
 from collections.abc import Callable
 
 from services.compute.engine import Engine
-from services.compute.scheduler.protocol import Scheduler, SequenceEvent
+from services.compute.scheduler.protocol import News, Scheduler
 
 TIMER_S = 0.0015  # libuv's timers count in milliseconds; what is nearer than this is not slept for
 COLLECT_INTERVAL_S = 10.0  # of cyclic garbage, and only when there is nothing else to do
 ANSWER_TIMEOUT_S = 2.0  # in lockstep, for a router's answer that was lost
 
-Send = Callable[[list[SequenceEvent]], int]
-"""Sends a step's events; returns how many answers to it will come (in lockstep only)."""
+Send = Callable[[list[News]], int]
+"""Sends a step's news; returns how many answers to it will come (in lockstep only)."""
 
 
 class StepLoop:
@@ -77,13 +77,13 @@ class StepLoop:
         await self._deliver(of_step=True)
 
     async def _deliver(self, of_step: bool = False) -> None:
-        events = self._scheduler.take_events()
+        news = self._scheduler.take_news()
         began_s = self._engine.now_s()
-        num_answers = self._send(events) if events else 0
+        num_answers = self._send(news) if news else 0
         if of_step:
             self._engine.sent(began_s, self._slept_s)
             self._slept_s = 0.0
-        if self._lockstep and events:
+        if self._lockstep and news:
             self._unanswered += num_answers
             deadline_s = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
             while self._unanswered > 0 and not self._closing:

@@ -27,5 +27,5 @@ def warm_up(engine: Engine, scheduler: Scheduler) -> None:
         if not engine.launch() and not engine.collect(force=True):
             break  # a policy that waits for its window: it has been warmed up enough
     scheduler.end_all(lambda request: True, "aborted", 0.0)  # nobody is to be sent their tokens
-    scheduler.take_events()
+    scheduler.take_news()
     engine.forget()

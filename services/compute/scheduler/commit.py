@@ -6,7 +6,6 @@ from common.messages.failure import Failure
 from services.compute.scheduler.draft import LaunchedStep
 from services.compute.scheduler.endings import Endings
 from services.compute.scheduler.events import EventLog
-from services.compute.scheduler.protocol import SequenceEvent
 from services.compute.scheduler.residents import Residents
 from services.compute.scheduler.sequence import Sequence
 from services.compute.step import StepResult, TokenLogprobs
@@ -39,42 +38,44 @@ class Committer:
                 chunk.sequence.computed = chunk.stop - chunk.samples
         if result.nonfinite.any() or not result.n_valid.all():
             self._fail_invalid(step.samples, result)
-        events = self._log.events
-        num_before = len(events)
-        tokens = result.tokens[:, 0].tolist()
+        plan, token_S = step.plan, result.tokens[:, 0]
+        discarded: list[int] = []
+        told: list[int] = []
+        tokens = token_S.tolist()
         for sequence, token, sample in zip(step.samples, tokens, range(len(tokens)), strict=True):
             if not sequence.live:
+                discarded.append(sample)
                 continue
             sequence.computed += 1
             outputs = sequence.outputs
             outputs.append(token)
-            num_outputs = len(outputs)
-            if num_outputs == sequence.notice or token in sequence.stop_ids:
-                self._notice(sequence, token, result.logprobs.get(sample, ()))
-            else:
-                events.append(
-                    SequenceEvent(
-                        sequence.attempt,
-                        sequence.detokenizer,
-                        sequence.header,
-                        num_outputs - 1,
-                        (token,),
-                    )
-                )
-        self.generated_tokens_total += len(events) - num_before
+            if len(outputs) == sequence.notice or token in sequence.stop_ids:
+                if self._notice(sequence, token, result.logprobs.get(sample, ())):
+                    told.append(sample)
+        slot_S = plan.row_slot[plan.sample_row]
+        self._log.went_on(
+            self._residents.routes.sort(slot_S, plan.sample_index, token_S, told + discarded)
+        )
+        self.generated_tokens_total += len(tokens) - len(discarded)
 
-    def _notice(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """Do what not every token needs: end, publish pages, hand on logprobs, open the stream."""
+    def _notice(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> bool:
+        """Do what not every token needs: end, publish pages, hand on logprobs, open the stream.
+
+        Whether it told of the token: one that only fills a page is like any other.
+        """
         table = sequence.table
         table.publish(sequence.page_key, sequence.computed)
         ending = sequence.ending()
-        self._log.token(sequence, token, logprobs, ending)
+        telling = ending is not None or not sequence.opened or sequence.params.num_logprobs >= 0
+        if telling:
+            self._log.token(sequence, token, logprobs, ending)
         if ending is not None:
             self._endings.retire(sequence)
-            return
+            return True
         sequence.set_notice()
         if table.num_sent < len(table.pages):
             self._residents.retabled.append(sequence)
+        return telling
 
     def _fail_invalid(self, samples: list[Sequence], result: StepResult) -> None:
         """Fail the sequences without a valid token, each alone.

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from common.messages.address import AttemptId
 from common.messages.failure import Failure, Usage
 from common.messages.tokens import EndReason
-from services.compute.scheduler.protocol import Ending, Request, SequenceEvent
+from services.compute.scheduler.protocol import Ending, News, Request, SequenceEvent, StepTokens
 from services.compute.scheduler.sequence import Sequence
 from services.compute.step import TokenLogprobs
 
 
 class EventLog:
-    """Events in the order in which they became certain. Rows that just go on are appended to
-    `events` by commit itself."""
+    """News of each attempt in the order in which they became certain."""
 
-    __slots__ = ("events",)
+    __slots__ = ("_news",)
 
     def __init__(self) -> None:
-        self.events: list[SequenceEvent] = []
+        self._news: list[News] = []
 
-    def take(self) -> list[SequenceEvent]:
+    def take(self) -> list[News]:
         """Hand over what has gathered."""
-        taken = self.events
-        self.events = []
+        taken = self._news
+        self._news = []
         return taken
+
+    def went_on(self, tokens: list[StepTokens]) -> None:
+        """Sequences have a new token each, and there is nothing else to say."""
+        self._news += tokens
 
     def token(
         self,
@@ -33,11 +38,11 @@ class EventLog:
         ending: Ending | None,
     ) -> None:
         """A sequence has a new token, the last in its outputs; `ending` when that ends it."""
-        self.events.append(
+        self._news.append(
             SequenceEvent(
                 sequence.attempt,
-                sequence.detokenizer,
-                sequence.header,
+                sequence.params.detokenizer,
+                sequence.params.header,
                 len(sequence.outputs) - 1,
                 (token,),
                 sequence.params.num_logprobs,
@@ -52,11 +57,11 @@ class EventLog:
 
     def ended(self, sequence: Sequence, ending: Ending) -> None:
         """A sequence ended without a new token."""
-        self.events.append(
+        self._news.append(
             SequenceEvent(
                 attempt=sequence.attempt,
-                detokenizer=sequence.detokenizer,
-                header=sequence.header,
+                detokenizer=sequence.params.detokenizer,
+                header=sequence.params.header,
                 first_index=len(sequence.outputs),
                 token_ids=(),
                 num_logprobs=sequence.params.num_logprobs,
@@ -73,7 +78,7 @@ class EventLog:
     ) -> None:
         """A choice of a request ended at the door."""
         usage = Usage(len(request.prompt_ids), 0, len(request.output_ids))
-        self.events.append(
+        self._news.append(
             SequenceEvent(
                 attempt=attempt,
                 detokenizer=request.detokenizer,
@@ -85,3 +90,15 @@ class EventLog:
                 ending=Ending(reason, usage, failure=failure),
             )
         )
+
+
+def sequence_events(news: Iterable[News]) -> Iterator[SequenceEvent]:
+    """Tell the same news with an event for each sequence, to whoever has the time."""
+    for item in news:
+        if isinstance(item, SequenceEvent):
+            yield item
+            continue
+        columns = (item.counter_S.tolist(), item.index_S.tolist(), item.token_S.tolist())
+        for counter, index, token in zip(*columns, strict=True):
+            attempt = AttemptId(item.router, counter)
+            yield SequenceEvent(attempt, item.detokenizer, b"", index, (token,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from operator import attrgetter
 
+from services.compute.scheduler.routes import Routes
 from services.compute.scheduler.sequence import Sequence, Status
 
 _by_order = attrgetter("order")
@@ -26,6 +27,7 @@ class Residents:
         "_stale",
         "newcomers",
         "retabled",
+        "routes",
         "running",
     )
 
@@ -35,6 +37,7 @@ class Residents:
         self._decoding: list[Sequence] = []
         self._prefilling: list[Sequence] = []
         self._stale = False
+        self.routes = Routes(num_slots)
         self.running: dict[Sequence, None] = {}
         self.newcomers: list[Sequence] = []
         self.retabled: list[Sequence] = []
@@ -69,6 +72,7 @@ class Residents:
         sequence.status = Status.RUNNING
         sequence.joined = True
         self.running[sequence] = None
+        self.routes.enter(sequence)
         prefilling = self._prefilling.copy()
         insort(prefilling, sequence, key=_by_order)
         self._prefilling = prefilling

@@ -17,7 +17,7 @@ from services.compute.scheduler.commit import Committer
 from services.compute.scheduler.door import Door
 from services.compute.scheduler.draft import LaunchedStep
 from services.compute.scheduler.endings import Endings
-from services.compute.scheduler.events import EventLog
+from services.compute.scheduler.events import EventLog, sequence_events
 from services.compute.scheduler.forks import Forks
 from services.compute.scheduler.intake import Intake
 from services.compute.scheduler.nursery import Nursery
@@ -25,7 +25,7 @@ from services.compute.scheduler.packing import Packer
 from services.compute.scheduler.planner import Planner
 from services.compute.scheduler.policy import BatchPolicy, BatchView
 from services.compute.scheduler.preemption import Preemption
-from services.compute.scheduler.protocol import Request, SchedulerStats, SequenceEvent
+from services.compute.scheduler.protocol import News, Request, SchedulerStats, SequenceEvent
 from services.compute.scheduler.residents import Residents
 from services.compute.scheduler.sequence import Sequence, Status
 from services.compute.scheduler.settings import SchedulerSettings
@@ -143,9 +143,13 @@ class ContinuousScheduler:
             if matches(sequence.params.request):
                 self._endings.end(sequence, reason)
 
-    def take_events(self) -> list[SequenceEvent]:
-        """Hand over the events since the last call, in order."""
+    def take_news(self) -> list[News]:
+        """Hand over the news since the last call; those of one attempt are in order."""
         return self._log.take()
+
+    def take_events(self) -> list[SequenceEvent]:
+        """Hand over the same with an event for each sequence, to whoever has the time."""
+        return list(sequence_events(self._log.take()))
 
     def open_attempts(self, router: str) -> list[int]:
         """Counters of this router's attempts that have state here."""

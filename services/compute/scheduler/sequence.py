@@ -80,11 +80,9 @@ class Sequence:
         "cached_tokens",
         "choice",
         "computed",
-        "detokenizer",
         "epoch",
         "fence",
         "followers",
-        "header",
         "host_pages",
         "joined",
         "launched",
@@ -125,10 +123,7 @@ class Sequence:
         self.order = (params.priority, arrival)
         self.prompt_len = len(params.prompt)
         self.token_limit = self.prompt_len + params.sampling.max_tokens
-        # Copies of what every step of every row needs: one attribute less on the way.
-        self.detokenizer = params.detokenizer
-        self.header = params.header
-        self.stop_ids = params.stop_ids
+        self.stop_ids = params.stop_ids  # asked for every token: one attribute less on the way
 
         self.status = Status.WAITING
         self.live = True

@@ -65,7 +65,8 @@ class Stream:
         assert event.opened is not self.opened, "the first event opens, and no other"
         self.opened = True
         assert event.detokenizer == DETOKENIZER
-        assert event.header == self.request.header
+        if event.opened or event.ending is not None:
+            assert event.header == self.request.header
         assert event.first_index == len(self.tokens), "a gap or an overlap"
         assert event.num_logprobs == self.request.sampling.num_logprobs or not event.token_ids
         if event.token_ids and event.num_logprobs >= 0:
