@@ -56,7 +56,8 @@ class Stack:
         for name, value in (settings or {}).items():
             table, _, field = name.partition(".")
             environment[f"SLIPSTREAM_{table.upper()}__{field.upper()}"] = str(value)
-        environment["PYTHONPATH"] = str(ROOT)
+        found = os.environ.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), found)))
         command = [sys.executable, "-m", "services.cli", "serve", str(folder)]
         command += ["--port", str(port), *options]
         self.command = " ".join(["slipstream", *command[3:]])
