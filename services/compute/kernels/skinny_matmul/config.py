@@ -1,0 +1,97 @@
+"""How a product of few rows is cut into programs, by its shape: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+MAX_TOKENS = 64
+"""Rows the kernels take: one tile of them."""
+
+MIN_BLOCK_TOKENS = 16
+"""Columns of the smallest product of tensor cores that Triton makes."""
+
+NUM_SMS = 132
+"""Multiprocessors of an H100 or H200."""
+
+MAX_SPLITS = 16
+MAX_SPLIT_OUTPUTS = 48 << 10
+"""Outputs of all splits together: 12 MiB of partial sums at 64 rows."""
+
+SHARED_BYTES = 227 << 10
+"""Of a multiprocessor, for the programs on it."""
+
+RESERVED_BYTES = 2 << 10
+"""Of that, for each program beside its loads."""
+
+MAX_STAGES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyConfig:
+    """Constants of one launch; all are powers of two but `num_stages`."""
+
+    block_tokens: int
+    block_out: int  # outputs of a program; of gates, where there are gates
+    block_in: int  # inputs of a step
+    splits: int = 1  # programs that share the inputs of a block of outputs
+    num_warps: int = 4
+    num_stages: int = 4
+    weight_first: bool = True  # weights are the taller operand, and the sums are transposed
+
+    def staged_bytes(self, itemsize: int, tiles: int = 1) -> int:
+        """Shared memory of the loads on their way."""
+        lines = tiles * self.block_out + self.block_tokens
+        return self.num_stages * lines * self.block_in * itemsize
+
+
+def skinny_config(num_tokens: int, num_out: int, num_in: int, itemsize: int) -> SkinnyConfig:
+    """For a product alone.
+
+    A program reads as many bytes of inputs, from the L2 cache, as of `block_tokens` rows of its
+    weights: at 64 rows that is worth fewer, larger programs.
+    """
+    tokens = block_tokens(num_tokens)
+    per_sm, block_out = (1, 128) if tokens == MAX_TOKENS else (2, 64)
+    return _split(
+        SkinnyConfig(tokens, block_out, 64, num_warps=4), per_sm, num_out, num_in, itemsize
+    )
+
+
+def skinny_gate_up_config(
+    num_tokens: int, num_gates: int, num_in: int, itemsize: int
+) -> SkinnyConfig:
+    """For `num_gates` pairs of a gate and an up row."""
+    tokens = block_tokens(num_tokens)
+    per_sm = 1 if num_gates <= 64 * NUM_SMS else 2
+    config = SkinnyConfig(tokens, 64, 64)
+    return replace(config, num_stages=fitting_stages(config, per_sm, itemsize, tiles=2))
+
+
+def block_tokens(num_tokens: int) -> int:
+    """The tile of rows that holds as many."""
+    return max(MIN_BLOCK_TOKENS, 1 << (num_tokens - 1).bit_length())
+
+
+def fitting_stages(config: SkinnyConfig, per_sm: int, itemsize: int, tiles: int = 1) -> int:
+    """As many as leave room for `per_sm` programs on a multiprocessor."""
+    one = replace(config, num_stages=1).staged_bytes(itemsize, tiles)
+    return max(2, min(MAX_STAGES, (SHARED_BYTES // per_sm - RESERVED_BYTES) // one))
+
+
+def _split(
+    config: SkinnyConfig, per_sm: int, num_out: int, num_in: int, itemsize: int
+) -> SkinnyConfig:
+    """Over as many programs as there is room for at once."""
+    tiles = -(-num_out // config.block_out)
+    splits = 1
+    while (
+        2 * splits <= MAX_SPLITS
+        and 2 * splits * tiles <= per_sm * NUM_SMS
+        and 2 * splits * tiles * config.block_out <= MAX_SPLIT_OUTPUTS
+        and num_in % (2 * splits * config.block_in) == 0
+    ):
+        splits *= 2
+    if splits * tiles > NUM_SMS:
+        per_sm = 2
+    stages = fitting_stages(config, per_sm, itemsize)
+    return replace(config, splits=splits, num_stages=stages)
