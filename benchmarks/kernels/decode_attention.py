@@ -1,10 +1,10 @@
 """Decode attention: what is read is the rows' keys and values, once.
 
 The floor is those bytes at the H200's read bandwidth. Predicted there, in a graph, µs a launch
-(8B / 1B shape): 5.5 / 5 for one row of 600 tokens (launch, four loads that wait for one another,
-partial results and their merge), 9 / 7 for one of 4096, 9 / 7 for 8 rows of 600, 35 / 19 for 64
-rows of 500 on average, 134 / 68 for 256 of them (87 % of the bandwidth), 150 / 77 with one of 16384
-among these. A plan takes 4 to 6 µs, once a step.
+(8B / 1B shape): 5.5 / 5 for one row of 600 tokens (launch, three loads that wait for one another,
+partial results and their merge), 10 / 8 for one of 4096, 11 / 8 for 8 rows of 600, 37 / 23 for 64
+rows of 500 on average and as much in a step of 256, 124 / 68 for 256 rows (95 % and 86 % of the
+bandwidth). A plan takes 4 to 5 µs, once a step.
 
 Short cases are several launches, on caches of their own, so that nothing is left in the L2 cache
 from the round before: their time is that of all of them together.
@@ -13,13 +13,19 @@ from the round before: their time is that of all of them together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from benchmarks.kernels.case import Case
 from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import EXTRA_PROGRAMS, MIN_CHUNK, DecodeWork
+from services.compute.kernels.decode_attention.work import (
+    EXTRA_PROGRAMS,
+    MIN_CHUNK,
+    DecodeWork,
+    Tiling,
+)
 from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
@@ -28,9 +34,8 @@ MAX_CONTEXT = 32768
 COLD_BYTES = 256 << 20  # four times the L2 cache
 MAX_RUNS = 20  # of which a graph calls each once
 
-BATCHES = ("1x420", "1x600", "1x4096", "8x600", "64 mixed", "256 mixed", "256 mixed, one 16384")
-MIN_CHUNKS = {"8B": (32,), "1B": (32, 128)}
-"""Chunks of one tile, or for 1B of two, instead of those of MIN_CHUNK."""
+BATCHES = ("1x420", "1x600", "1x4096", "8x600", "64 mixed", "256 mixed")
+LIGHT_MERGE = 64  # registers, for half as many partial results at once: more programs run together
 
 
 def cases() -> Iterator[Case]:
@@ -38,19 +43,17 @@ def cases() -> Iterator[Case]:
     for model in HEADS:
         for batch in BATCHES:
             yield _case(model, batch)
-    for model in HEADS:
         yield _case(model, "64 mixed", bucket=256)
-    for batch in ("1x600", "256 mixed"):
-        yield _plan_case(batch)
-    for model, chunks in MIN_CHUNKS.items():
-        for chunk in chunks:
-            yield _case(model, "1x420", min_chunk=chunk)
+    yield _plan_case("256 mixed")
     for model in HEADS:
-        yield _case(model, "8x600", extra_programs=264)
-        yield _case(model, "1x600", extra_programs=264, min_chunk=32)
+        for batch in ("1x600", "64 mixed", "256 mixed"):
+            yield _case(model, batch, merge_registers=LIGHT_MERGE)
+        yield _case(model, "1x420", min_chunk=32)
+    yield _case("8B", "8x600", extra_programs=264)
 
 
-def _lengths(batch: str) -> list[int]:
+def lengths_of(batch: str) -> list[int]:
+    """Contexts of the rows of a named batch."""
     if batch == "8x600":
         return [600] * 8
     if batch.startswith("1x"):
@@ -59,12 +62,10 @@ def _lengths(batch: str) -> list[int]:
     count = int(batch.split()[0])
     draws = torch.randn(count, generator=random).mul(0.8).exp()
     lengths: list[int] = (draws * (500 / draws.mean())).int().clamp(16, 4096).tolist()
-    if batch.endswith("16384"):
-        lengths[count // 2] = 16384
     return lengths
 
 
-def _step(
+def step_of(
     lengths: list[int], device: torch.device, bucket: int = 0
 ) -> tuple[StepInputs, Resident, int]:
     """Rows with their pages scattered over as many as they need; their number."""
@@ -77,8 +78,11 @@ def _step(
     resident = Resident.make(rows, MAX_CONTEXT // PAGE_TOKENS, 1, device)
     order = torch.randperm(sum(counts), dtype=torch.int32)
     parts = order.split(counts)
-    for slot, part in zip(inputs.row_slot_R[:rows].tolist(), parts, strict=True):
+    for row, (slot, part) in enumerate(zip(inputs.row_slot_R[:rows].tolist(), parts, strict=True)):
         resident.page_table[slot, : len(part)] = part
+        last = lengths[row] - 1
+        inputs.positions_T[row] = last
+        inputs.kv_slots_T[row] = int(part[-1]) * PAGE_TOKENS + last % PAGE_TOKENS
     return inputs, resident, sum(counts)
 
 
@@ -89,13 +93,15 @@ def _case(
     bucket: int = 0,
     extra_programs: int = EXTRA_PROGRAMS,
     min_chunk: int = MIN_CHUNK,
+    merge_registers: int = 0,
 ) -> Case:
     device = torch.device("cuda")
     num_heads, kv_heads, width = HEADS[model]
-    lengths = _lengths(batch)
+    lengths = lengths_of(batch)
     rows = len(lengths)
-    inputs, resident, num_pages = _step(lengths, device, bucket)
+    inputs, resident, num_pages = step_of(lengths, device, bucket)
     bucket = max(bucket, rows)
+    tiling = Tiling.of(width, 2)
     work = DecodeWork.make(
         bucket,
         kv_heads,
@@ -104,6 +110,7 @@ def _case(
         device=device,
         extra_programs=extra_programs,
         min_chunk=min_chunk,
+        tiling=replace(tiling, merge_registers=merge_registers) if merge_registers else None,
     )
     plan_decode(inputs, work, PAGE_TOKENS, bucket)
     launch_bytes = sum(lengths) * 2 * kv_heads * width * 2 + 2 * rows * num_heads * width * 2
@@ -140,6 +147,8 @@ def _case(
         name += f" in {bucket}"
     if min_chunk != MIN_CHUNK:
         name += f" chunk {min_chunk}"
+    if merge_registers:
+        name += f" merge {merge_registers}"
     if extra_programs != EXTRA_PROGRAMS:
         name += f" +{extra_programs} programs"
     return Case(
@@ -152,8 +161,8 @@ def _case(
 
 def _plan_case(batch: str) -> Case:
     device = torch.device("cuda")
-    lengths = _lengths(batch)
-    inputs, _, _ = _step(lengths, device)
+    lengths = lengths_of(batch)
+    inputs, _, _ = step_of(lengths, device)
     work = DecodeWork.make(256, 8, 4, 128, device=device)
     run = partial(plan_decode, inputs, work, PAGE_TOKENS, len(lengths))
     return Case(name=f"plan_decode {batch}", runs=[run], num_bytes=12.0 * len(lengths))

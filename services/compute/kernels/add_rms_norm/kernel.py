@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.dependent_launch import dependent_launch
+
 MAX_WIDTH = 16384
 """A row is held in the registers of one program; wider ones would spill."""
 
@@ -32,7 +34,10 @@ def _add_rms_norm_kernel(
     BLOCK_E: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     GATHER: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     e = tl.arange(0, BLOCK_E)
     inside = e < E
@@ -41,9 +46,11 @@ def _add_rms_norm_kernel(
         source = tl.load(index_ptr + row).to(tl.int64) * E
     else:
         source = row.to(tl.int64) * E
-    x = tl.load(x_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
     # loaded before the sum over the row is waited for
-    weight = tl.load(weight_ptr + e, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + e, mask=inside, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(x_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
     if HAS_DELTA:
         delta = tl.load(delta_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
         total = (x + delta).to(dtype)
@@ -52,19 +59,26 @@ def _add_rms_norm_kernel(
         x = total.to(tl.float32)
     mean = tl.sum(x * x, axis=0) / E
     normal = (x * tl.rsqrt(mean + eps)).to(dtype).to(tl.float32)
-    out = (normal * weight).to(dtype)
+    out = (normal * weight.to(tl.float32)).to(dtype)
     tl.store(out_ptr + row.to(tl.int64) * E + e, out, mask=inside)
 
 
 def add_rms_norm(
-    x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float, out_TE: Tensor
+    x_TE: Tensor,
+    delta_TE: Tensor | None,
+    weight_E: Tensor,
+    eps: float,
+    out_TE: Tensor,
+    *,
+    pdl: bool = False,
 ) -> None:
     """x += delta in place, out = rms_norm(x) * weight; without delta x stays as it is.
 
-    All tensors are contiguous, of one dtype and at most MAX_WIDTH wide.
+    All tensors are contiguous, of one dtype and at most MAX_WIDTH wide. For pdl see
+    dependent_launch.
     """
     num_rows, width = out_TE.shape
-    _launch(num_rows, width, x_TE, delta_TE, None, weight_E, eps, out_TE)
+    _launch(num_rows, width, x_TE, delta_TE, None, weight_E, eps, out_TE, pdl)
 
 
 def gather_add_rms_norm(
@@ -74,14 +88,16 @@ def gather_add_rms_norm(
     weight_E: Tensor,
     eps: float,
     out_SE: Tensor,
+    *,
+    pdl: bool = False,
 ) -> None:
     """out[s] = rms_norm of row index_S[s] (int32) of x + delta, times weight; x stays as it is.
 
     Every index must be a row of x, that of padding, too (0 is). Bitwise what `add_rms_norm` gives
-    for the row.
+    for the row. With pdl the indices are read above the wait (see dependent_launch).
     """
     num_rows, width = out_SE.shape
-    _launch(num_rows, width, x_TE, delta_TE, index_S, weight_E, eps, out_SE)
+    _launch(num_rows, width, x_TE, delta_TE, index_S, weight_E, eps, out_SE, pdl)
 
 
 def _launch(
@@ -93,6 +109,7 @@ def _launch(
     weight: Tensor,
     eps: float,
     out: Tensor,
+    pdl: bool,
 ) -> None:
     if width > MAX_WIDTH:
         raise ValueError(f"add_rms_norm: rows of {width} are wider than {MAX_WIDTH}.")
@@ -110,4 +127,5 @@ def _launch(
         GATHER=index is not None,
         # 16 elements a thread: two 16-byte loads of each bf16 operand in flight
         num_warps=min(max(block // 512, 1), 16),
+        **dependent_launch(pdl, out),
     )

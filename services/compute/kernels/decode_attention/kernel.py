@@ -17,10 +17,10 @@ from torch import Tensor
 
 from services.compute.kernels.decode_attention import work as words
 from services.compute.kernels.decode_attention.work import DecodeWork, Tiling, padded
+from services.compute.kernels.dependent_launch import dependent_launch
 from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 LOG2_E = 1.4426950408889634
-MERGE_ELEMENTS = 8192  # partial results that a merge has in flight: 64 registers a thread
 MAX_MERGE_CHUNKS = 64
 PLAN_ITEMS = 256  # items written at once
 PLAN_WARPS = 8
@@ -64,12 +64,18 @@ def _plan_kernel(
     BLOCK_R: tl.constexpr,
     LOG2_BLOCK_R: tl.constexpr,
     BLOCK_I: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     row_R = tl.arange(0, BLOCK_R)
     num_decode_rows = tl.minimum(tl.load(counts + _NUM_DECODE_ROWS), num_rows)
     real_R = row_R < num_decode_rows
     last_R = tl.load(q_start_R + row_R, mask=real_R, other=-1)  # a row that is none has no chunk
     slot_R = tl.load(row_slot_R + row_R, mask=real_R, other=0)
+
+    if PDL:
+        tl.extra.cuda.gdc_wait()
 
     shift_R = tl.zeros([BLOCK_R], tl.int32) + min_shift
     if FIXED:
@@ -153,27 +159,26 @@ def _decode_kernel(
     MERGE_G: tl.constexpr,
     MERGE_S: tl.constexpr,
     WIDEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     head = tl.program_id(0)  # fastest: all heads of a page are read at about the same time
     item = tl.program_id(1)
-    # Everything about the item lies in one sector and is on its way before the count is known.
-    count = tl.load(num_items)
+    # Everything about the item lies in one sector and is asked for together with the count. Were
+    # these loads not volatile, the compiler would put them off until the count had come, or beyond.
+    count = tl.load(num_items, volatile=True)
     at = items + item * _ITEM_WORDS
-    row = tl.load(at + _ROW)
-    slot = tl.load(at + _SLOT)
-    chunk = tl.load(at + _CHUNK)
-    shift = tl.load(at + _SHIFT)
-    length = tl.load(at + _LENGTH)
-    first = tl.load(at + _FIRST)
-    if item >= count:
-        return
+    row = tl.load(at + _ROW, volatile=True)
+    slot = tl.load(at + _SLOT, volatile=True)
+    chunk = tl.load(at + _CHUNK, volatile=True)
+    shift = tl.load(at + _SHIFT, volatile=True)
+    length = tl.load(at + _LENGTH, volatile=True)
+    first = tl.load(at + _FIRST, volatile=True)
     seen_from = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     first_chunk = seen_from >> shift  # those before are out of the window
-    if chunk < first_chunk:
-        return
+    is_real = (item < count) & (chunk >= first_chunk)
     num_chunks = ((length - 1) >> shift) - first_chunk + 1
     start = tl.maximum(chunk << shift, seen_from)
-    end = tl.minimum((chunk + 1) << shift, length)
+    end = tl.where(is_real, tl.minimum((chunk + 1) << shift, length), 0)
 
     g_G = tl.arange(0, BLOCK_G)
     d_D = tl.arange(0, BLOCK_D)
@@ -186,6 +191,13 @@ def _decode_kernel(
     # Page ids are one tile ahead, in registers: were they loaded where they are used, Triton would
     # give half of its pipeline's depth to them. Queries come after them: nothing waits twice.
     page_N = tl.load(pages + (start + n_N) // P, mask=start + n_N < end, other=0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if not is_real:
+        return
+    arrival = arrivals + row * K + head
+    # Into the L2 cache, which a layer's weights have emptied, for the end.
+    tl.load(arrival, mask=num_chunks > 1, other=0, volatile=True)
     q_GD = tl.load(q + row.to(tl.int64) * Q_ROW + offset_GD, mask=mask_GD, other=0.0)
     if WIDEN:
         q_GD = q_GD.to(tl.float32)
@@ -219,6 +231,8 @@ def _decode_kernel(
         top_G = new_top_G
         next_N = position_N + BLOCK_N
         page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     sum_G = tl.sum(sum_GN, axis=1)
 
     out_row = out + row.to(tl.int64) * OUT_ROW
@@ -233,7 +247,6 @@ def _decode_kernel(
         # All threads' partial results are written before the one thread that says so releases
         # them; the one that finds itself last acquires everybody's.
         tl.debug_barrier()
-        arrival = arrivals + row * K + head
         arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
         if arrived == num_chunks - 1:
             tl.store(arrival, 0)
@@ -285,12 +298,15 @@ def plan_decode(
     page_tokens: int,
     num_rows: int,
     fixed_chunk: int = 0,
+    *,
+    pdl: bool = False,
 ) -> None:
     """Write the list of items for the step's decode rows, for launches of the same num_rows.
 
     Chunks are as short as the decode rows' share of items allows, so that a long row among short
     ones is cut finely. With fixed_chunk (positions, a power of two) they are that, or the next
     powers of two for a row of more than the work's max_splits chunks: they depend on the row alone.
+    With pdl the step's inputs are read above the wait (see dependent_launch).
     """
     chunk = fixed_chunk or max(work.min_chunk, page_tokens)
     if chunk & (chunk - 1):
@@ -314,6 +330,7 @@ def plan_decode(
         LOG2_BLOCK_R=block_rows.bit_length() - 1,
         BLOCK_I=PLAN_ITEMS,
         num_warps=PLAN_WARPS,
+        **dependent_launch(pdl, work.items),
     )
 
 
@@ -327,17 +344,23 @@ def decode_attention(
     scale: float,
     window: int,
     num_rows: int,
+    *,
+    pdl: bool = False,
 ) -> None:
     """Attention of the step's decode rows over pages [N, 2, K, P, D] into out_THD.
 
     Of `inputs`, plan_decode has put into `work` what is needed. Rows that are no decode rows are
     neither read nor written. A row's result depends on itself and on the length of its chunks.
+
+    With pdl the plan and the page table are read above the wait: the launch before must be that of
+    rotate_and_store, which lets this one start when all before it has ended.
     """
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
     tiling = work.tiling or Tiling.of(head_dim, kv_pages.element_size())
     block_dim = padded(head_dim)
     merge_group = triton.next_power_of_2(group)
+    merge_elements = tiling.merge_registers * 32 * tiling.num_warps
     _decode_kernel[(kv_heads, work.item_limit(num_rows))](
         q_THD,
         kv_pages,
@@ -362,8 +385,9 @@ def decode_attention(
         BLOCK_D=block_dim,
         BLOCK_N=tiling.block_tokens,
         MERGE_G=merge_group,
-        MERGE_S=max(1, min(MAX_MERGE_CHUNKS, MERGE_ELEMENTS // (merge_group * block_dim))),
+        MERGE_S=max(1, min(MAX_MERGE_CHUNKS, merge_elements // (merge_group * block_dim))),
         WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
+        **dependent_launch(pdl, q_THD),
     )

@@ -41,6 +41,7 @@ class Tiling:
     block_tokens: int
     num_warps: int = 2
     num_stages: int = 3
+    merge_registers: int = 128  # of a thread, for partial results that a merge has in flight
 
     @staticmethod
     def of(head_dim: int, element_bytes: int) -> Tiling:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.dependent_launch import dependent_launch
 from services.compute.kernels.step_input.buffers import StepInputs
 
 TILE_PAIRS = 1024
@@ -39,6 +40,7 @@ def _rotate_and_store_kernel(
     BLOCK_J: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     J: tl.constexpr = D // 2
     token = tl.program_id(0).to(tl.int64)
@@ -50,10 +52,9 @@ def _rotate_and_store_kernel(
     inside = (head < H + 2 * K)[:, None] & pair_in
     first_ptrs = qkv_ptr + token * ((H + 2 * K) * D) + head[:, None] * D + j[None, :]
     dtype = qkv_ptr.dtype.element_ty
-    first_in = tl.load(first_ptrs, mask=inside, other=0.0)
-    second_in = tl.load(first_ptrs + J, mask=inside, other=0.0)
-    first = first_in.to(tl.float32)
-    second = second_in.to(tl.float32)
+    if not PDL:  # before the angles, which wait for the position
+        first_in = tl.load(first_ptrs, mask=inside, other=0.0)
+        second_in = tl.load(first_ptrs + J, mask=inside, other=0.0)
     cos = tl.load(cos_ptr + position * J + j[None, :], mask=pair_in, other=0.0)
     sin = tl.load(sin_ptr + position * J + j[None, :], mask=pair_in, other=0.0)
     # all loads stand before the first sum, so that they are waited for together
@@ -63,6 +64,14 @@ def _rotate_and_store_kernel(
     if K_NORM:
         first_k = tl.load(k_norm_ptr + j[None, :], mask=pair_in, other=0.0).to(tl.float32)
         second_k = tl.load(k_norm_ptr + J + j[None, :], mask=pair_in, other=0.0).to(tl.float32)
+    if PDL:
+        # In this order, so that the next kernel finds done what was launched before this one.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+        first_in = tl.load(first_ptrs, mask=inside, other=0.0)
+        second_in = tl.load(first_ptrs + J, mask=inside, other=0.0)
+    first = first_in.to(tl.float32)
+    second = second_in.to(tl.float32)
 
     if Q_NORM or K_NORM:
         mean = tl.sum(first * first + second * second, axis=1) / D
@@ -103,13 +112,16 @@ def rotate_and_store(
     eps: float,
     kv_pages: Tensor,
     num_heads: int,
+    *,
+    pdl: bool = False,
 ) -> None:
     """Norm (where given) and rotate q in place; store k, normed and rotated, and v in the cache.
 
     qkv_TC is [T, (H + 2K) * D], the tables are float32 [P, D / 2], kv_pages is [N, 2, K, page, D]
     of qkv's dtype, all contiguous. Token t turns by positions_T[t] and is stored at kv_slots_T[t];
     a slot of -1 stores nothing, but needs a position within the tables. Queries are not scaled.
-    The keys in qkv stay as they were.
+    The keys in qkv stay as they were. With pdl positions and slots are read above the wait (see
+    dependent_launch), and the next kernel may start when those before this one have ended.
     """
     _, _, kv_heads, page_tokens, width = kv_pages.shape
     num_all = num_heads + 2 * kv_heads
@@ -134,4 +146,5 @@ def rotate_and_store(
         Q_NORM=q_norm_D is not None,
         K_NORM=k_norm_D is not None,
         num_warps=4,
+        **dependent_launch(pdl, qkv_TC),
     )

@@ -9,12 +9,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.dependent_launch import dependent_launch
+
 BLOCK = 2048
 NUM_WARPS = 4  # 16 elements a thread: two 16-byte loads of each half in flight
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr):
+def _silu_mul_kernel(
+    gate_up_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     inside = f < F
@@ -26,13 +33,18 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexp
     tl.store(out_ptr + row * F + f, (silu * up).to(dtype), mask=inside)
 
 
-def silu_mul(gate_up_TF2: Tensor, out_TF: Tensor) -> None:
+def silu_mul(gate_up_TF2: Tensor, out_TF: Tensor, *, pdl: bool = False) -> None:
     """out = silu(gate) * up, where gate is the first half of gate_up's columns and up the second.
 
-    Both are contiguous and of one dtype.
+    Both are contiguous and of one dtype. For pdl see dependent_launch.
     """
     num_tokens, width = out_TF.shape
     block = min(BLOCK, triton.next_power_of_2(width))
     _silu_mul_kernel[(num_tokens, triton.cdiv(width, block))](
-        gate_up_TF2, out_TF, F=width, BLOCK_F=block, num_warps=NUM_WARPS
+        gate_up_TF2,
+        out_TF,
+        F=width,
+        BLOCK_F=block,
+        num_warps=NUM_WARPS,
+        **dependent_launch(pdl, out_TF),
     )
