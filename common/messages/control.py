@@ -56,6 +56,7 @@ class StepReport:
     num_samples: int
     times: tuple[tuple[str, float, float], ...] = ()
     device_idle_ratio: float | None = None
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,7 @@ class Engine:
             num_samples=self.stats.num_samples,
             times=self.records.times(now_s),
             device_idle_ratio=self.records.device_idle_ratio(now_s),
+            num_preemptions=self._scheduler.stats().preemptions_total,
         )
 
     def forget(self) -> None:

@@ -109,6 +109,11 @@ def _computes(workers: list[Worker]) -> Iterator[Family]:
         "Tokens sampled, with those discarded after a late stop.",
         (steps.num_samples for _, steps in reports),
     )
+    yield counter(
+        "preemptions",
+        "Times that a sequence lost its KV pages to an older one, to be recomputed or swapped in.",
+        (steps.num_preemptions for _, steps in reports),
+    )
     times = {
         (replica, name): (("0.5", p50), ("0.99", p99))
         for replica, steps in reports

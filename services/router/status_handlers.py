@@ -125,6 +125,7 @@ def _steps(report: StepReport) -> dict[str, Any]:
         "count": report.num_steps,
         "prefill_tokens": report.num_prefill_tokens,
         "sampled_tokens": report.num_samples,
+        "preemptions": report.num_preemptions,
         "seconds": {
             name: {"p50": round(p50, 6), "p99": round(p99, 6)} for name, p50, p99 in report.times
         },

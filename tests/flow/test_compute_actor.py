@@ -121,8 +121,14 @@ async def test_too_few_pages_preempt_and_lose_no_token(make_ring: Callable[..., 
         ]
         await ring.until(lambda r=ring, a=attempts: all(r.endings(attempt) for attempt in a))
         results.append([ring.tokens(attempt) for attempt in attempts])
-    assert tight.device.scheduler.stats().preemptions_total > 0
+    num_preemptions = tight.device.scheduler.stats().preemptions_total
+    assert num_preemptions > 0
     assert results[0] == results[1]
+    num_beats = len(tight.beats)
+    tight.actor.tick(asyncio.get_running_loop().time() + 1.0)
+    await tight.until(lambda: len(tight.beats) > num_beats)
+    assert tight.beats[-1].load.steps is not None
+    assert tight.beats[-1].load.steps.num_preemptions == num_preemptions
 
 
 async def test_what_can_never_fit_is_refused_with_its_reason(

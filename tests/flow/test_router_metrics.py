@@ -13,6 +13,7 @@ REPORT = StepReport(
     num_samples=5600,
     times=(("plan", 0.0001, 0.0002), ("host", 0.0005, 0.001), ("device", 0.004, 0.005)),
     device_idle_ratio=0.0125,
+    num_preemptions=3,
 )
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="[^"]*",?)*)\})? ([0-9.e+-]+)')
 
@@ -60,6 +61,7 @@ async def test_a_computes_steps_are_metrics() -> None:
         'steps_total{replica="compute"}': 1200,
         'prefill_tokens_total{replica="compute"}': 34,
         'sampled_tokens_total{replica="compute"}': 5600,
+        'preemptions_total{replica="compute"}': 3,
         'step_seconds{replica="compute",phase="plan",quantile="0.5"}': 0.0001,
         'step_seconds{replica="compute",phase="plan",quantile="0.99"}': 0.0002,
         'host_cycle_seconds{replica="compute",quantile="0.5"}': 0.0005,
@@ -110,6 +112,7 @@ async def test_health_has_the_steps_of_each_compute() -> None:
         "count": 1200,
         "prefill_tokens": 34,
         "sampled_tokens": 5600,
+        "preemptions": 3,
         "seconds": {
             "plan": {"p50": 0.0001, "p99": 0.0002},
             "host": {"p50": 0.0005, "p99": 0.001},
