@@ -24,6 +24,9 @@ class Routes:
         self._number_of = np.full(num_slots, _NOWHERE, dtype=np.int32)
         self._numbers: dict[tuple[Address, str], int] = {}
 
+    def __len__(self) -> int:
+        return len(self._numbers)
+
     def enter(self, sequence: Sequence) -> None:
         """A sequence has taken its slot."""
         slot, attempt = sequence.slot, sequence.attempt
@@ -35,10 +38,11 @@ class Routes:
     ) -> list[StepTokens]:
         """Sort a step's tokens, each with its output index, but for the samples in `told`."""
         number_S = self._number_of[slot_S]
-        number_S[told] = _NOWHERE
+        if told:
+            number_S[told] = _NOWHERE
         found = []
         for (detokenizer, router), number in self._numbers.items():
-            rows = np.flatnonzero(number_S == number)
+            (rows,) = (number_S == number).nonzero()
             if len(rows):
                 counter_S = self._counter_of[slot_S[rows]]
                 tokens = StepTokens(detokenizer, router, counter_S, index_S[rows], token_S[rows])

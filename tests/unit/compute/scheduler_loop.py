@@ -17,7 +17,7 @@ from services.compute.step import StepPlan, StepResult
 from tests.unit.compute.fake_device import FakeDevice, generate
 
 ROUTER = "router"
-DETOKENIZER = Address("inproc://detokenizer", "d0")
+DETOKENIZERS = (Address("inproc://d0", "d0"), Address("inproc://d1", "d1"))
 
 
 def make_request(
@@ -34,7 +34,7 @@ def make_request(
     sampling.update({k: v for k, v in more.items() if k not in request_fields})  # type: ignore[misc]
     return Request(
         attempt=AttemptId(ROUTER, counter),
-        detokenizer=DETOKENIZER,
+        detokenizer=DETOKENIZERS[counter % 2],
         prompt_ids=prompt,
         output_ids=output_ids,
         sampling=SamplingParams(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
@@ -64,7 +64,8 @@ class Stream:
         assert self.ending is None, "an event after the terminal"
         assert event.opened is not self.opened, "the first event opens, and no other"
         self.opened = True
-        assert event.detokenizer == DETOKENIZER
+        assert event.attempt.router == ROUTER
+        assert event.detokenizer == self.request.detokenizer
         if event.opened or event.ending is not None:
             assert event.header == self.request.header
         assert event.first_index == len(self.tokens), "a gap or an overlap"

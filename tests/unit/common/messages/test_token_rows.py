@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import MalformedMessage
 from common.messages.address import AttemptId
-from common.messages.arrays import int32s
+from common.messages.arrays import int32s, int64s
 from common.messages.failure import Usage
 from common.messages.token_rows import TokenLogprobs, TokenRow, TokenRows, rows
 from common.messages.tokens import StreamOpened, TokensGenerated
@@ -39,6 +39,24 @@ def test_a_row_comes_out_as_it_went_in() -> None:
     assert second[:5] == (B, 4, (1,), None, None)
     assert second.ended is not None
     assert (second.ended.row, second.ended.reason, second.ended.stop_token_id) == (1, "stop", 1)
+
+
+def test_rows_of_one_token_each_may_be_added_as_columns() -> None:
+    builder = TokenRows(7)
+    builder.add(B, 0, (9,), header=b"h")
+    builder.extend(
+        "r1", int64s((1, 5)).tobytes(), int32s((3, 0)).tobytes(), int32s((7, 8)).tobytes()
+    )
+    builder.extend("r2", int64s((6,)).tobytes(), int32s((2,)).tobytes(), int32s((4,)).tobytes())
+    built = builder.build()
+    built.check()
+    assert [row[:3] for row in rows(built)] == [
+        (B, 0, (9,)),
+        (A, 3, (7,)),
+        (AttemptId("r1", 5), 0, (8,)),
+        (AttemptId("r2", 6), 2, (4,)),
+    ]
+    assert [row[3:6] for row in rows(built)] == [(None, b"h", None), *[(None, None, None)] * 3]
 
 
 def test_only_the_chosen_tokens_logprob_may_be_asked_for() -> None:

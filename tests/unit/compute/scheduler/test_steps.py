@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.compute.scheduler.protocol import SequenceEvent, StepTokens
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import DEVICE_TOKEN
 from tests.unit.compute.fake_device import make_spec
@@ -240,6 +241,21 @@ def test_events_carry_logprobs_only_where_they_were_asked_for() -> None:
     loop.add(make_request(1))
     loop.run()
     loop.check_finished()  # each event's logprobs were compared with its tokens when heard
+
+
+def test_sequences_that_merely_go_on_are_told_of_together() -> None:
+    loop = Loop(make_spec(page_tokens=4))
+    for counter in range(3):
+        loop.add(make_request(counter, max_tokens=8, num_logprobs=-1 if counter < 2 else 0))
+    told = []
+    loop.launch()
+    while loop.in_flight:
+        loop.launch()
+        loop.collect()
+        news = loop.scheduler.take_news()
+        together = sum(len(item.token_S) for item in news if isinstance(item, StepTokens))
+        told.append((together, sum(isinstance(item, SequenceEvent) for item in news)))
+    assert told == [(0, 3), *[(2, 1)] * 6, (0, 3)]
 
 
 def test_counts_of_load_and_work_are_kept() -> None:

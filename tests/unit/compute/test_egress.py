@@ -1,0 +1,70 @@
+"""Mail of a step: one message for each detokenizer, and nothing of the news is lost in it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.messages.address import Address, AttemptId
+from common.messages.failure import Usage
+from common.messages.token_rows import TokenRow, rows
+from services.compute.egress import step_mail
+from services.compute.scheduler.events import sequence_events
+from services.compute.scheduler.protocol import Ending, News, SequenceEvent, StepTokens
+from services.compute.step import TokenLogprobs
+
+ONE, OTHER = Address("inproc://one", "1"), Address("inproc://other", "2")
+
+
+def step_tokens(detokenizer: Address, router: str, *samples: tuple[int, int, int]) -> StepTokens:
+    """Tokens of sequences that merely go on: (counter, index, token) of each."""
+    columns = np.array(samples, dtype=np.int64).T
+    return StepTokens(
+        detokenizer, router, columns[0], columns[1].astype(np.int32), columns[2].astype(np.int32)
+    )
+
+
+NEWS: list[News] = [
+    SequenceEvent(AttemptId("b", 1), ONE, b"h1", 0, (5,), opened=True, prompt_tokens=7),
+    SequenceEvent(AttemptId("a", 2), OTHER, b"h2", 3, (6,), 0, (TokenLogprobs(-0.5),)),
+    step_tokens(ONE, "a", (3, 4, 50), (1 << 40, 0, 60)),
+    step_tokens(ONE, "b", (4, 9, 70)),
+    step_tokens(OTHER, "b", (5, 1, 80)),
+    SequenceEvent(AttemptId("a", 3), ONE, b"h3", 5, (51,), ending=Ending("length", Usage(7, 0, 6))),
+]
+
+
+def content(news: list[News]) -> dict[Address, list[TokenRow]]:
+    """What each detokenizer reads."""
+    found = {}
+    for detokenizer, message in step_mail(3, news):
+        message.check()
+        assert message.step_id == 3
+        assert detokenizer not in found
+        found[detokenizer] = list(rows(message))
+    return found
+
+
+def test_each_detokenizer_gets_its_rows_in_one_message() -> None:
+    found = content(NEWS)
+    assert [row[:3] for row in found[ONE]] == [
+        (AttemptId("b", 1), 0, (5,)),
+        (AttemptId("a", 3), 4, (50,)),
+        (AttemptId("a", 1 << 40), 0, (60,)),
+        (AttemptId("b", 4), 9, (70,)),
+        (AttemptId("a", 3), 5, (51,)),
+    ]
+    assert [row[:3] for row in found[OTHER]] == [
+        (AttemptId("a", 2), 3, (6,)),
+        (AttemptId("b", 5), 1, (80,)),
+    ]
+    assert [row.header for row in found[ONE]] == [b"h1", None, None, None, None]
+    assert found[ONE][4].ended is not None
+    assert found[OTHER][0].logprobs is not None
+
+
+def test_columns_say_what_an_event_for_each_sequence_would() -> None:
+    assert content(NEWS) == content(list(sequence_events(NEWS)))
+
+
+def test_no_news_make_no_mail() -> None:
+    assert step_mail(1, []) == []
