@@ -20,12 +20,7 @@ import torch
 
 from benchmarks.kernels.case import Case
 from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import (
-    EXTRA_PROGRAMS,
-    MIN_CHUNK,
-    DecodeWork,
-    Tiling,
-)
+from services.compute.kernels.decode_attention.work import MIN_CHUNK, DecodeWork, Tiling
 from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
@@ -46,10 +41,12 @@ def cases() -> Iterator[Case]:
         yield _case(model, "64 mixed", bucket=256)
     yield _plan_case("256 mixed")
     for model in HEADS:
-        for batch in ("1x600", "64 mixed", "256 mixed"):
+        for chunk in (32, 128):
+            yield _case(model, "1x420", min_chunk=chunk)
+        for batch in ("1x600", "256 mixed"):
             yield _case(model, batch, merge_registers=LIGHT_MERGE)
-        yield _case(model, "1x420", min_chunk=32)
-    yield _case("8B", "8x600", extra_programs=264)
+    for chunk in (MIN_CHUNK, 128):
+        yield _case("8B", "1x100", min_chunk=chunk)
 
 
 def lengths_of(batch: str) -> list[int]:
@@ -91,7 +88,6 @@ def _case(
     batch: str,
     *,
     bucket: int = 0,
-    extra_programs: int = EXTRA_PROGRAMS,
     min_chunk: int = MIN_CHUNK,
     merge_registers: int = 0,
 ) -> Case:
@@ -108,7 +104,6 @@ def _case(
         num_heads // kv_heads,
         width,
         device=device,
-        extra_programs=extra_programs,
         min_chunk=min_chunk,
         tiling=replace(tiling, merge_registers=merge_registers) if merge_registers else None,
     )
@@ -149,8 +144,6 @@ def _case(
         name += f" chunk {min_chunk}"
     if merge_registers:
         name += f" merge {merge_registers}"
-    if extra_programs != EXTRA_PROGRAMS:
-        name += f" +{extra_programs} programs"
     return Case(
         name=name,
         runs=[partial(run, [launch() for _ in range(launches)]) for _ in range(num_runs)],

@@ -69,11 +69,13 @@ def _plan_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row_R = tl.arange(0, BLOCK_R)
+    # Rows of the bucket are asked for together with the number of those that are real.
+    inside_R = row_R < num_rows
+    last_R = tl.load(q_start_R + row_R, mask=inside_R, other=-1)
+    slot_R = tl.load(row_slot_R + row_R, mask=inside_R, other=0)
     num_decode_rows = tl.minimum(tl.load(counts + _NUM_DECODE_ROWS), num_rows)
     real_R = row_R < num_decode_rows
-    last_R = tl.load(q_start_R + row_R, mask=real_R, other=-1)  # a row that is none has no chunk
-    slot_R = tl.load(row_slot_R + row_R, mask=real_R, other=0)
-
+    last_R = tl.where(real_R, last_R, -1)  # a row that is none has no chunk
     if PDL:
         tl.extra.cuda.gdc_wait()
 
