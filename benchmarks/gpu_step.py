@@ -23,6 +23,7 @@ from benchmarks.gpu_models import SHAPES, make_folder
 from benchmarks.gpu_models import Shape as ModelShape
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
+from services.compute.runner.cuda import step_machine
 from services.compute.runner.cuda.load import load_cuda
 from services.compute.runner.cuda.runner import CudaRunner
 from services.compute.step import DEVICE_TOKEN, Int32Array, SlotDelta, StepPlan
@@ -153,6 +154,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", default="llama-1b,llama-8b")
     parser.add_argument("--rows", default="1,64,256")
     parser.add_argument("--chunk", type=int, default=220, help="prompt tokens of the mixed step")
+    parser.add_argument("--without", default="", help="of pdl,skinny: what to turn off")
     parser.add_argument("--top", type=int, default=14, help="kernels to name")
     return parser.parse_args()
 
@@ -160,7 +162,10 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Every shape of every model."""
     options = parse()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    without = options.without.split(",")
+    step_machine.DEPENDENT_LAUNCH = "pdl" not in without
+    step_machine.SKINNY_PRODUCTS = "skinny" not in without
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, "without", options.without)
     for name in options.models.split(","):
         settings = ComputeSettings(
             device="cuda", dtype="bfloat16", load_format="dummy", max_model_len=4096,

@@ -29,6 +29,7 @@ class AttentionTables:
     page_tokens: int
     scale: float
     max_rows: int
+    pdl: bool  # dependent launch: begin while the kernel before ends
 
 
 class KernelAttention(Protocol):
@@ -53,7 +54,7 @@ class DecodeAttention:
         """Cut long contexts so that all multiprocessors have some."""
         tables = self._tables
         num_rows = min(num_tokens, tables.max_rows)
-        plan_decode(tables.inputs, tables.decode, tables.page_tokens, num_rows)
+        plan_decode(tables.inputs, tables.decode, tables.page_tokens, num_rows, pdl=tables.pdl)
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
         """Row r is token r."""
@@ -69,6 +70,7 @@ class DecodeAttention:
             tables.scale,
             window,
             num_rows,
+            pdl=tables.pdl,
         )
 
 

@@ -61,12 +61,15 @@ class FusedDecoder:
         inputs: StepInputs,
         product: Product,
         max_positions: int,
+        pdl: bool,
     ) -> None:
+        """With `pdl` kernels of ours begin while the one before them ends (dependent launch)."""
         config = decoder.config
         self._decoder = decoder
         self._activations = activations
         self._inputs = inputs
         self._product = product
+        self._pdl = pdl
         self._eps = config.rms_norm_eps
         inv_freq = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         half_PD = angles(inv_freq, max_positions)[:, : config.head_dim // 2]
@@ -78,7 +81,7 @@ class FusedDecoder:
 
         kv_pages is [Y, N, 2, K, P, D]; keys and values of the step are stored there.
         """
-        acts, product = self._activations, self._product
+        acts, product, pdl = self._activations, self._product, self._pdl
         x_TE, delta_TE = acts.x_TE[:num_tokens], acts.delta_TE[:num_tokens]
         normed_TE = acts.normed_TE[:num_tokens]
         qkv_TC, inner_TF = acts.qkv_TC[:num_tokens], acts.inner_TF[:num_tokens]
@@ -88,12 +91,12 @@ class FusedDecoder:
         attention.plan(num_tokens)
         before: Tensor | None = None
         for layer, pages in zip(self._decoder.layers, kv_pages, strict=True):
-            add_rms_norm(x_TE, before, layer.attention_norm.weight_E, self._eps, normed_TE)
+            add_rms_norm(x_TE, before, layer.attention_norm.weight_E, self._eps, normed_TE, pdl=pdl)
             product(normed_TE, layer.qkv, qkv_TC)
             product(self.attend(layer, qkv_TC, pages, attention), layer.out, delta_TE)
-            add_rms_norm(x_TE, delta_TE, layer.mlp_norm.weight_E, self._eps, normed_TE)
+            add_rms_norm(x_TE, delta_TE, layer.mlp_norm.weight_E, self._eps, normed_TE, pdl=pdl)
             product(normed_TE, layer.gate_up, gate_up_TF2)
-            silu_mul(gate_up_TF2, inner_TF)
+            silu_mul(gate_up_TF2, inner_TF, pdl=pdl)
             product(inner_TF, layer.down, delta_TE)
             before = delta_TE
 
@@ -129,6 +132,7 @@ class FusedDecoder:
             self._eps,
             pages,
             config.num_heads,
+            pdl=self._pdl,
         )
         heads = (num_tokens, config.num_heads, config.head_dim)
         q_THD = qkv_TC[:, : config.num_heads * config.head_dim].view(heads)

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from services.compute.kernels.decode_attention.work import DecodeWork
 from services.compute.kernels.prefill_attention.work import PrefillWork
+from services.compute.kernels.skinny_matmul.config import MAX_TOKENS as SKINNY_TOKENS
+from services.compute.kernels.skinny_matmul.work import SkinnyWork
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_input.buffers import Resident, StepInputs
 from services.compute.kernels.step_input.kernel import apply_deltas, unpack_step
@@ -29,7 +31,8 @@ from services.compute.layers.kernel_attention import (
     PrefillAttention,
 )
 from services.compute.layers.linear import Linear
-from services.compute.layers.product import cublas_product
+from services.compute.layers.product import Product, cublas_product
+from services.compute.layers.skinny_product import SkinnyProduct
 from services.compute.models.decoder import Decoder
 from services.compute.models.fused_decoder import Activations, FusedDecoder
 from services.compute.models.narrow_decoder import NARROW_SIZES, NarrowDecoder
@@ -42,6 +45,10 @@ Kind: TypeAlias = Literal["decode", "mixed"]
 Launch: TypeAlias = tuple[tuple[object, ...], Callable[[], None]]
 
 APPLY = ("apply",)
+
+DEPENDENT_LAUNCH = True
+SKINNY_PRODUCTS = True
+"""Turned off by benchmarks alone, to see what they are worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +87,18 @@ class StepMachine:
             sizes.max_rows, config.vocab_size, sizes.max_rows, self.resident, self.inputs, device
         )
         activations = Activations(config, sizes.max_tokens, sizes.max_rows, decoder.dtype, device)
-        product = invariant_product if batch_invariant else cublas_product
+        product: Product = invariant_product
+        if not batch_invariant:
+            work = SkinnyWork.make(SKINNY_TOKENS, config.vocab_size, device)
+            product = SkinnyProduct(work) if SKINNY_PRODUCTS else cublas_product
+        pdl = DEPENDENT_LAUNCH and device.type == "cuda"
         self._decoder = FusedDecoder(
-            decoder, activations, self.inputs, product, sizes.max_positions
+            decoder, activations, self.inputs, product, sizes.max_positions, pdl
         )
         self._narrow: NarrowDecoder | None = None
         if NarrowDecoder.suits(decoder) and not batch_invariant:
-            self._narrow = NarrowDecoder(decoder, activations, self.inputs, self._decoder)
-        self._attention = self._attentions(decoder, batch_invariant)
+            self._narrow = NarrowDecoder(decoder, activations, self.inputs, self._decoder, pdl)
+        self._attention = self._attentions(decoder, batch_invariant, pdl)
 
     @property
     def num_launches(self) -> int:
@@ -161,7 +172,7 @@ class StepMachine:
         self.sampler.launch(variant, logits_SV, num_samples)
 
     def _attentions(
-        self, decoder: Decoder[Linear], batch_invariant: bool
+        self, decoder: Decoder[Linear], batch_invariant: bool, pdl: bool
     ) -> dict[Kind, KernelAttention]:
         config, sizes, device = decoder.config, self.sizes, decoder.device
         group = config.num_heads // config.num_kv_heads
@@ -175,6 +186,7 @@ class StepMachine:
             page_tokens=sizes.page_tokens,
             scale=config.head_dim**-0.5,
             max_rows=sizes.max_rows,
+            pdl=pdl,
         )
         if batch_invariant:  # one arithmetic for every row, whether it is decoded or recomputed
             uniform = PrefillAttention(tables, all_rows=True)
