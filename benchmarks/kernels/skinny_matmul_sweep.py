@@ -100,7 +100,7 @@ def weights() -> list[Weight]:
 def cuts(weight: Weight, tokens: int) -> list[SkinnyConfig]:
     """The default, and others, spread evenly if there are too many."""
     default = weight.default(tokens)
-    found = [config for config in _cuts(weight, tokens) if config != default]
+    found = [config for config in dict.fromkeys(_cuts(weight, tokens)) if config != default]
     step = max(1.0, len(found) / MOST_CUTS)
     return [default, *(found[int(i * step)] for i in range(int(len(found) / step)))]
 

@@ -1,0 +1,37 @@
+"""One product for every number of rows, whichever kernel computes it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from services.compute.kernels.skinny_matmul.work import SkinnyWork
+from services.compute.layers.linear import Linear
+from services.compute.layers.skinny_product import SkinnyProduct, suits
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 20, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("num_out", "num_in"), [(512, 128), (40, 72)])
+def test_every_number_of_rows_is_served(
+    device: torch.device, num_rows: int, dtype: torch.dtype, num_out: int, num_in: int
+) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    x, weight, bias = (
+        torch.randn(shape, generator=generator).to(device, dtype)
+        for shape in ((num_rows, num_in), (num_out, num_in), (num_out,))
+    )
+    product = SkinnyProduct(SkinnyWork.make(128, num_out, device))
+    for linear in (Linear(weight, bias), Linear(weight)):
+        out = torch.full((num_rows, num_out), torch.nan, dtype=dtype, device=device)
+        product(x, linear, out)
+        wide_bias = None if linear.bias_O is None else bias.double()
+        expected = F.linear(x.double(), weight.double(), wide_bias)
+        bound = 1e-5 if dtype == torch.float32 else 2e-3
+        assert float((out.double() - expected).norm() / expected.norm()) < bound
+
+
+def test_only_few_rows_suit() -> None:
+    assert suits(2, 2048, 2048) and suits(64, 128256, 4096)
+    assert not suits(1, 2048, 2048) and not suits(65, 2048, 2048)
