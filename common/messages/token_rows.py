@@ -16,6 +16,9 @@ from common.messages.columns import require, require_attempts, require_columns, 
 from common.messages.failure import Failure, Usage
 from common.messages.tokens import EndReason, StreamEnded, StreamOpened, TokensGenerated
 
+_ONE = int32s((1,))
+_NO_LOGPROBS = int32s((-1,))
+
 
 class TokenScores(Protocol):
     """Logprobs of one token: its own, and the most likely ids with theirs, best first."""
@@ -128,9 +131,9 @@ class TokenRows:
         num_rows = len(self._counters) - num_before
         self._router_index.extend(int32s((routers.setdefault(router, len(routers)),)) * num_rows)
         self._first_index.frombytes(first_index)
-        self._num_tokens.extend(int32s((1,)) * num_rows)
+        self._num_tokens.extend(_ONE * num_rows)
         self._token_ids.frombytes(token_ids)
-        self._num_top.extend(int32s((-1,)) * num_rows)
+        self._num_top.extend(_NO_LOGPROBS * num_rows)
 
     def end(
         self,

@@ -38,10 +38,10 @@ class Committer:
                 chunk.sequence.computed = chunk.stop - chunk.samples
         if result.nonfinite.any() or not result.n_valid.all():
             self._fail_invalid(step.samples, result)
-        plan, token_S = step.plan, result.tokens[:, 0]
+        token_S = result.tokens[:, 0]
+        tokens = token_S.tolist()
         discarded: list[int] = []
         told: list[int] = []
-        tokens = token_S.tolist()
         for sequence, token, sample in zip(step.samples, tokens, range(len(tokens)), strict=True):
             if not sequence.live:
                 discarded.append(sample)
@@ -52,9 +52,9 @@ class Committer:
             if len(outputs) == sequence.notice or token in sequence.stop_ids:
                 if self._notice(sequence, token, result.logprobs.get(sample, ())):
                     told.append(sample)
-        slot_S = plan.row_slot[plan.sample_row]
+        routes = self._residents.routes
         self._log.went_on(
-            self._residents.routes.sort(slot_S, plan.sample_index, token_S, told + discarded)
+            routes.sort(step.slot_S(), step.plan.sample_index, token_S, told + discarded)
         )
         self.generated_tokens_total += len(tokens) - len(discarded)
 

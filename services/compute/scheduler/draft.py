@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from services.compute.kv.prefix import Node
 from services.compute.scheduler.sequence import Sequence
-from services.compute.step import StepPlan
+from services.compute.step import Int32Array, StepPlan
 
 
 class Chunk(NamedTuple):
@@ -42,6 +42,13 @@ class LaunchedStep:
         self.chunks = chunks
         # Pages that entered the prefix tree on its account, before it had a result.
         self.published: list[tuple[Sequence, Node]] = []
+
+    def slot_S(self) -> Int32Array:
+        """The slot of each sample."""
+        plan = self.plan
+        if len(plan.sample_row) == plan.num_rows:  # every row has one
+            return plan.row_slot
+        return plan.row_slot[plan.sample_row]
 
     def sequences(self) -> list[Sequence]:
         """Every sequence that has a row in the step, once."""

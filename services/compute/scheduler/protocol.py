@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +70,7 @@ class SequenceEvent:
     cached_tokens: int = 0  # with `opened`
 
 
-@dataclass(frozen=True, slots=True)
-class StepTokens:
+class StepTokens(NamedTuple):
     """News of sequences that merely go on: each has one more token, and that is all.
 
     In most steps those are most sequences, and at 256 of them an event for each costs 0.1 ms.

@@ -13,6 +13,7 @@ from services.compute.kv.memory import KVMemory
 from services.compute.kv.table import PageTable
 from services.compute.scheduler.routes import Routes
 from services.compute.scheduler.sequence import Sequence, SequenceParams
+from services.compute.step import Int32Array
 from tests.unit.compute.scheduler_loop import make_request
 
 NUM_SLOTS = 4
@@ -27,39 +28,42 @@ def make_sequence(slot: int, attempt: AttemptId, detokenizer: Address) -> Sequen
     return sequence
 
 
-entries = st.tuples(st.integers(0, NUM_SLOTS - 1), st.integers(0, 9), st.integers(0, 2))
-samples = st.lists(st.integers(0, NUM_SLOTS - 1), unique=True)
+Told = list[tuple[tuple[Address, AttemptId], int, int]]
 
 
-@given(st.lists(st.tuples(entries, samples, st.data()), max_size=30))
+def sort(routes: Routes, slot_S: Int32Array, told: list[int]) -> Told:
+    """Sort made-up tokens and say of each where it goes, its index and its id."""
+    return sorted(
+        (
+            ((item.detokenizer, AttemptId(item.router, counter)), index, token)
+            for item in routes.sort(slot_S, slot_S + 10, slot_S + 20, told)
+            for counter, index, token in zip(*item[2:], strict=True)
+        ),
+        key=repr,
+    )
+
+
+slots = st.integers(0, NUM_SLOTS - 1)
+entries = st.tuples(slots, st.integers(0, 9), st.integers(0, 2))
+
+
+@given(st.lists(st.tuples(entries, st.lists(slots, unique=True), st.sets(slots)), max_size=30))
 def test_every_token_finds_the_attempt_that_has_the_slot_now(
-    history: list[tuple[tuple[int, int, int], list[int], st.DataObject]],
+    history: list[tuple[tuple[int, int, int], list[int], set[int]]],
 ) -> None:
     routes = Routes(NUM_SLOTS)
     owners: dict[int, tuple[Address, AttemptId]] = {}
-    for counter, ((slot, router, detokenizer), slots, data) in enumerate(history):
-        owner = (
-            Address("inproc://d", str(detokenizer)),
-            AttemptId(f"r{router}", 1 << 40 | counter),
-        )
+    arrays: dict[tuple[int, ...], Int32Array] = {}  # the same array means the same slots
+    for turn, ((slot, router, detokenizer), wanted, apart) in enumerate(history):
+        owner = (Address("inproc://d", str(detokenizer)), AttemptId(f"r{router}", 1 << 40 | turn))
         owners[slot] = owner
         routes.enter(make_sequence(slot, owner[1], owner[0]))
-        taken = [slot for slot in slots if slot in owners]
-        told = data.draw(st.lists(st.sampled_from(range(len(taken))), unique=True)) if taken else []
-        slot_S = np.array(taken, dtype=np.int32)
-        found = [
-            ((item.detokenizer, AttemptId(item.router, counter)), index, token)
-            for item in routes.sort(slot_S, slot_S + 10, slot_S + 20, told)
-            for counter, index, token in zip(
-                item.counter_S, item.index_S, item.token_S, strict=True
-            )
-        ]
-        expected = [
-            (owners[slot], slot + 10, slot + 20)
-            for sample, slot in enumerate(taken)
-            if sample not in told
-        ]
-        assert sorted(found, key=repr) == sorted(expected, key=repr)
+        taken = [slot for slot in wanted if slot in owners]
+        slot_S = arrays.setdefault(tuple(taken), np.array(taken, dtype=np.int32))
+        for told in ({}, {}, apart, {}):
+            expected = [(owners[slot], slot + 10, slot + 20) for slot in taken if slot not in told]
+            samples = [sample for sample, slot in enumerate(taken) if slot in told]
+            assert sort(routes, slot_S, samples) == sorted(expected, key=repr)
 
 
 def test_routes_of_peers_long_gone_are_forgotten() -> None:
