@@ -1,0 +1,62 @@
+"""The whole engine on the CUDA runner in float32 greedy: transformers' tokens in every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from services.compute.runner.cuda.runner import CudaRunner
+from tests.kernels.runner.cuda_runners import SETTINGS, load_runner
+from tests.unit.compute.engine_scenarios import (  # noqa: F401
+    COUNT,
+    PROMPTS,
+    Serve,
+    test_a_late_eos_ends_the_text_where_transformers_ends_it,
+    test_a_random_history_of_arrivals_aborts_preemptions_prefixes_and_forks,
+    test_a_retry_goes_on_from_the_journal,
+    test_alone_and_again_from_the_prefix_tree,
+    test_forks_share_the_prompt,
+    test_other_schools_give_the_same_tokens,
+    test_preempted,
+    test_together_and_in_chunks,
+)
+from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
+
+pytestmark = pytest.mark.gpu  # 170 steps of a history are two minutes in the interpreter
+
+ENGINE_SETTINGS = SETTINGS.model_copy(update={"page_tokens": 16})
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return make_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(model: PreTrainedModel) -> list[list[int]]:
+    return [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["fast", "batch_invariant"])
+def runner(
+    model: PreTrainedModel,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    device: torch.device,
+) -> CudaRunner:
+    folder = save_model(model, tmp_path_factory.mktemp("model"))
+    settings = ENGINE_SETTINGS.model_copy(update={"batch_invariant": request.param})
+    return load_runner(folder, settings, device)
+
+
+@pytest.fixture
+def serve(runner: CudaRunner) -> Serve:
+    def make(spec: dict[str, Any] | None = None, **settings: Any) -> Server:
+        restricted = Restricted(runner, **(spec or {}))
+        return Server(restricted, ENGINE_SETTINGS.model_copy(update=settings))
+
+    return make
