@@ -35,3 +35,25 @@ def test_every_number_of_rows_is_served(
 def test_only_few_rows_suit() -> None:
     assert suits(2, 2048, 2048) and suits(64, 128256, 4096)
     assert not suits(1, 2048, 2048) and not suits(65, 2048, 2048)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gate_and_up_are_served_fused_or_not(
+    device: torch.device, num_rows: int, dtype: torch.dtype, has_bias: bool
+) -> None:
+    num_gates, num_in = 256, 64
+    generator = torch.Generator().manual_seed(num_rows)
+    x, weight, bias = (
+        torch.randn(shape, generator=generator).to(device, dtype)
+        for shape in ((num_rows, num_in), (2 * num_gates, num_in), (2 * num_gates,))
+    )
+    wide = torch.full((num_rows, 2 * num_gates), torch.nan, dtype=dtype, device=device)
+    out = torch.full((num_rows, num_gates), torch.nan, dtype=dtype, device=device)
+    product = SkinnyProduct(SkinnyWork.make(128, 2 * num_gates, device))
+    product.gate_up_silu(x, Linear(weight, bias if has_bias else None), wide, out)
+    both = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+    expected = F.silu(both[:, :num_gates]) * both[:, num_gates:]
+    bound = 1e-5 if dtype == torch.float32 else 4e-3
+    assert float((out.double() - expected).norm() / expected.norm()) < bound

@@ -6,30 +6,53 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.matvec.kernel import matvec
+from services.compute.kernels.silu_mul.kernel import silu_mul
 from services.compute.kernels.skinny_matmul.config import MAX_TOKENS
-from services.compute.kernels.skinny_matmul.kernel import skinny_matmul
+from services.compute.kernels.skinny_matmul.kernel import skinny_gate_up_silu, skinny_matmul
 from services.compute.kernels.skinny_matmul.work import SkinnyWork
 from services.compute.layers.linear import Linear
 from services.compute.layers.product import cublas_product
 
+MIN_OUTPUTS = 512
+"""Smaller weights are not worth a kernel of their own."""
+
 
 def suits(num_tokens: int, num_out: int, num_in: int) -> bool:
     """Whether skinny_matmul serves weights of 16 bits: expected to be faster, not yet measured."""
-    return 2 <= num_tokens <= MAX_TOKENS and num_in % 64 == 0 and num_out >= 512
+    return 2 <= num_tokens <= MAX_TOKENS and num_in % 64 == 0 and num_out >= MIN_OUTPUTS
+
+
+def suits_gated(num_tokens: int, num_gates: int, num_in: int) -> bool:
+    """Whether skinny_gate_up_silu does: that saves a kernel and its 2 µs at least."""
+    return suits(num_tokens, 2 * num_gates, num_in)
 
 
 class SkinnyProduct:
-    """A `Product`: matvec for one row, skinny_matmul where it suits, else cuBLAS."""
+    """A `Product`: matvec for one row, skinny_matmul where it suits, else cuBLAS.
 
-    def __init__(self, work: SkinnyWork) -> None:
+    With `pdl` launches of its own kernels are programmatic dependent ones.
+    """
+
+    def __init__(self, work: SkinnyWork, pdl: bool = False) -> None:
         self._work = work
+        self._pdl = pdl
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         """Launches depend on shapes and dtypes alone, as captured graphs need."""
         num_tokens, (num_out, num_in) = x_TI.shape[0], linear.weight_OI.shape
         if num_tokens == 1:
-            matvec(x_TI, linear.weight_OI, linear.bias_O, out_TO)
+            matvec(x_TI, linear.weight_OI, linear.bias_O, out_TO, pdl=self._pdl)
         elif x_TI.dtype != torch.float32 and suits(num_tokens, num_out, num_in):
-            skinny_matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO, self._work)
+            skinny_matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO, self._work, pdl=self._pdl)
         else:
             cublas_product(x_TI, linear, out_TO)
+
+    def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
+        """silu(gate) * up; `wide_TF2` holds both in between where they are separate launches."""
+        num_tokens, (num_rows, num_in) = x_TI.shape[0], linear.weight_OI.shape
+        fits = x_TI.dtype != torch.float32 and linear.bias_O is None
+        if fits and suits_gated(num_tokens, num_rows // 2, num_in):
+            skinny_gate_up_silu(x_TI, linear.weight_OI, out_TF, pdl=self._pdl)
+        else:
+            self(x_TI, linear, wide_TF2)
+            silu_mul(wide_TF2, out_TF)
