@@ -18,6 +18,9 @@ _HEARTBEAT_MS = 5_000
 _HEARTBEAT_TIMEOUT_MS = 30_000
 _RECONNECT_MS = 100
 _MAX_RECONNECT_MS = 1000
+# Plain integers: joining two flags of pyzmq's enum takes 0.5 us, ten times a message of ten frames.
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Peer:
@@ -50,7 +53,7 @@ class Peer:
         last = len(frames) - 1
         for place, frame in enumerate(frames):
             try:
-                socket.send(frame, zmq.NOBLOCK if place == last else zmq.NOBLOCK | zmq.SNDMORE)
+                socket.send(frame, _LAST if place == last else _MORE)
             except zmq.Again:
                 self._finish_dropped(frames, place)
                 return False
@@ -65,9 +68,7 @@ class Peer:
         last = len(frames) - 1
         if 0 < place < last:
             for rest in range(place + 1, last + 1):
-                self.socket.send(
-                    frames[rest], zmq.NOBLOCK if rest == last else zmq.NOBLOCK | zmq.SNDMORE
-                )
+                self.socket.send(frames[rest], _LAST if rest == last else _MORE)
 
 
 def connect(context: zmq.Context[Any], to: Address, outbox: Outbox, keys: Keys | None) -> Peer:
