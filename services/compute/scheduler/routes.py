@@ -58,6 +58,8 @@ class Routes:
 
         The array of slots must not change after the call: while it is the same, so are they.
         """
+        if len(told) == len(slot_S):
+            return []
         if told or slot_S is not self._slot_S:
             self._groups = self._grouped(slot_S, told)
             self._slot_S = None if told else slot_S
