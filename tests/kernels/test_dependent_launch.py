@@ -5,6 +5,7 @@ Shape legend: T tokens, E hidden width, C columns of qkv, F inner width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -45,8 +46,8 @@ class Chain:
     pages: list[Tensor]
     bucket: int
 
-    def run(self, pdl: bool) -> list[Tensor]:
-        """All that the layers wrote, from the same beginning."""
+    def run(self, between: Callable[[], None] = lambda: None) -> list[Tensor]:
+        """All that the layers wrote, from the same beginning; `between` comes after each launch."""
         bucket, width = self.bucket, HEADS * self.head_dim
         y_TE = self.x_TE[:, :width].clone(memory_format=torch.contiguous_format)
         delta_TE, qkv_TC = self.delta_TE.clone(), torch.empty_like(self.x_TE)
@@ -56,23 +57,30 @@ class Chain:
         q_THD = qkv_TC[:, :width].view(bucket, HEADS, self.head_dim)
         pages = [layer.clone() for layer in self.pages]
         x_TE = self.x_TE + 0  # last, so that the plan comes after a kernel, not after a copy
-        plan_decode(self.inputs, self.work, PAGE_TOKENS, bucket, pdl=pdl)
+        plan_decode(self.inputs, self.work, PAGE_TOKENS, bucket, pdl=True)
+        between()
         for layer in pages:
-            add_rms_norm(x_TE, delta_TE, self.weight_E, EPS, qkv_TC, pdl=pdl)
+            add_rms_norm(x_TE, delta_TE, self.weight_E, EPS, qkv_TC, pdl=True)
+            between()
             rotate_and_store(
                 qkv_TC, self.inputs, self.cos_PD, self.sin_PD,
-                None, None, EPS, layer, HEADS, pdl=pdl,
+                None, None, EPS, layer, HEADS, pdl=True,
             )  # fmt: skip
+            between()
             decode_attention(
                 q_THD, layer, self.resident, self.inputs, self.work,
                 mixed_TE.view(bucket, HEADS, self.head_dim), self.head_dim**-0.5, 0, bucket,
-                pdl=pdl,
+                pdl=True,
             )  # fmt: skip
+            between()
             weight_E = self.weight_E[:width]
-            add_rms_norm(y_TE, mixed_TE, weight_E, EPS, gate_up_TF2, pdl=pdl)
-            silu_mul(gate_up_TF2, inner_TF, pdl=pdl)
+            add_rms_norm(y_TE, mixed_TE, weight_E, EPS, gate_up_TF2, pdl=True)
+            between()
+            silu_mul(gate_up_TF2, inner_TF, pdl=True)
+            between()
         index_S = self.inputs.sample_token_S[:bucket]
-        gather_add_rms_norm(x_TE, delta_TE, index_S, self.weight_E, EPS, sampled_SE, pdl=pdl)
+        gather_add_rms_norm(x_TE, delta_TE, index_S, self.weight_E, EPS, sampled_SE, pdl=True)
+        between()
         return [x_TE, y_TE, delta_TE, mixed_TE, qkv_TC, sampled_SE, *pages]
 
 
@@ -118,18 +126,18 @@ def make_chain(device: torch.device, rows: int, bucket: int, head_dim: int) -> C
 @pytest.mark.skipif(not ON_GPU, reason="there is no dependent launch in the interpreter")
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (40, 64), (1, 256)])
-def test_a_chain_with_dependent_launches_is_bitwise_the_chain_without(
+def test_launches_that_overlap_do_what_they_do_one_after_the_other(
     device: torch.device, rows: int, bucket: int, head_dim: int
 ) -> None:
     chain = make_chain(device, rows, bucket, head_dim)
-    expected = chain.run(pdl=False)
-    chain.run(pdl=True)  # compiles
-    torch.cuda.synchronize()
+    # the same kernels: compiled without dependent launch they may round elsewhere
+    expected = chain.run(between=torch.cuda.synchronize)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = chain.run(pdl=True)
+        found = chain.run()
     for _ in range(REPEATS):
         chain.work.items.fill_(1 << 20)  # of an earlier step
         graph.replay()
-        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a.view(torch.int16), b.view(torch.int16))  # NaN is equal to itself
     assert not chain.work.arrivals_RK.any()

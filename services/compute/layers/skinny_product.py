@@ -6,24 +6,27 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.matvec.kernel import matvec
-from services.compute.kernels.silu_mul.kernel import silu_mul
 from services.compute.kernels.skinny_matmul.config import MAX_TOKENS
 from services.compute.kernels.skinny_matmul.kernel import skinny_gate_up_silu, skinny_matmul
 from services.compute.kernels.skinny_matmul.work import SkinnyWork
 from services.compute.layers.linear import Linear
-from services.compute.layers.product import cublas_product
+from services.compute.layers.product import CublasProduct
 
 MIN_OUTPUTS = 512
 """Smaller weights are not worth a kernel of their own."""
 
 
 def suits(num_tokens: int, num_out: int, num_in: int) -> bool:
-    """Whether skinny_matmul serves weights of 16 bits: expected to be faster, not yet measured."""
+    """Whether skinny_matmul is faster than cuBLAS for weights of 16 bits.
+
+    On an H200 at 16, 32 and 64 rows it was, by up to a quarter, or as fast, for all linear maps of
+    an 8B and a 1B model.
+    """
     return 2 <= num_tokens <= MAX_TOKENS and num_in % 64 == 0 and num_out >= MIN_OUTPUTS
 
 
 def suits_gated(num_tokens: int, num_gates: int, num_in: int) -> bool:
-    """Whether skinny_gate_up_silu does: that saves a kernel and its 2 µs at least."""
+    """Whether skinny_gate_up_silu is: at 64 rows 59 us against 67 (8B), 19 against 22 (1B)."""
     return suits(num_tokens, 2 * num_gates, num_in)
 
 
@@ -36,6 +39,7 @@ class SkinnyProduct:
     def __init__(self, work: SkinnyWork, pdl: bool = False) -> None:
         self._work = work
         self._pdl = pdl
+        self._cublas = CublasProduct(pdl)
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         """Launches depend on shapes and dtypes alone, as captured graphs need."""
@@ -45,7 +49,7 @@ class SkinnyProduct:
         elif x_TI.dtype != torch.float32 and suits(num_tokens, num_out, num_in):
             skinny_matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO, self._work, pdl=self._pdl)
         else:
-            cublas_product(x_TI, linear, out_TO)
+            self._cublas(x_TI, linear, out_TO)
 
     def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
         """silu(gate) * up; `wide_TF2` holds both in between where they are separate launches."""
@@ -54,5 +58,4 @@ class SkinnyProduct:
         if fits and suits_gated(num_tokens, num_rows // 2, num_in):
             skinny_gate_up_silu(x_TI, linear.weight_OI, out_TF, pdl=self._pdl)
         else:
-            self(x_TI, linear, wide_TF2)
-            silu_mul(wide_TF2, out_TF)
+            self._cublas.gate_up_silu(x_TI, linear, wide_TF2, out_TF)

@@ -1,7 +1,8 @@
 """The forward pass of a decoder by fused kernels, on buffers that never move.
 
-The same arithmetic as transformer.py in nine launches a layer: norms take the residual addition
-with them; head norms, rotation and the cache write are one; so are SiLU and the product with up.
+The same arithmetic as transformer.py in eight or nine launches a layer: norms take the residual
+addition with them; head norms, rotation and the cache write are one; so are SiLU and the product
+with up, and with few rows the products before them.
 
 Shape legend: T tokens (the bucket), E hidden width, F inner width of the MLP, H query heads,
 K kv heads, D head width, C = (H + 2K) * D, V vocabulary, S sampled rows, Y layers, N pages,
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from services.compute.kernels.add_rms_norm.kernel import add_rms_norm, gather_add_rms_norm
 from services.compute.kernels.rotate_and_store.kernel import rotate_and_store
-from services.compute.kernels.silu_mul.kernel import silu_mul
 from services.compute.kernels.step_input.buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.linear import Linear
@@ -95,8 +95,7 @@ class FusedDecoder:
             product(normed_TE, layer.qkv, qkv_TC)
             product(self.attend(layer, qkv_TC, pages, attention), layer.out, delta_TE)
             add_rms_norm(x_TE, delta_TE, layer.mlp_norm.weight_E, self._eps, normed_TE, pdl=pdl)
-            product(normed_TE, layer.gate_up, gate_up_TF2)
-            silu_mul(gate_up_TF2, inner_TF, pdl=pdl)
+            product.gate_up_silu(normed_TE, layer.gate_up, gate_up_TF2, inner_TF)
             product(inner_TF, layer.down, delta_TE)
             before = delta_TE
 

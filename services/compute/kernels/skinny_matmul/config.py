@@ -23,7 +23,10 @@ SHARED_BYTES = 227 << 10
 RESERVED_BYTES = 2 << 10
 """Of that, for each program beside its loads."""
 
-MAX_STAGES = 8
+MAX_STAGES = 10
+
+LARGE_TILES = 4 * NUM_SMS
+"""Blocks of 64 outputs from which on several programs share a multiprocessor anyway (a head)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class SkinnyConfig:
     num_warps: int = 4
     num_stages: int = 4
     weight_first: bool = True  # weights are the taller operand, and the sums are transposed
+    pdl: bool = True  # whether dependent launch pays: weights asked for early, not in the way
 
     def staged_bytes(self, itemsize: int, tiles: int = 1) -> int:
         """Shared memory of the loads on their way."""
@@ -45,16 +49,20 @@ class SkinnyConfig:
 
 
 def skinny_config(num_tokens: int, num_out: int, num_in: int, itemsize: int) -> SkinnyConfig:
-    """For a product alone.
+    """For a product alone: the fastest of a sweep on an H200 (benchmarks/results/gpu_kernels.md).
 
-    A program reads as many bytes of inputs, from the L2 cache, as of `block_tokens` rows of its
-    weights: at 64 rows that is worth fewer, larger programs.
+    One program a multiprocessor with as many loads on their way as its memory holds, and inputs
+    split until there are that many. At 64 rows a program reads as many bytes of inputs as of
+    weights; small weights are then cut finer, the inputs the taller operand.
     """
     tokens = block_tokens(num_tokens)
-    per_sm, block_out = (1, 128) if tokens == MAX_TOKENS else (2, 64)
-    return _split(
-        SkinnyConfig(tokens, block_out, 64, num_warps=4), per_sm, num_out, num_in, itemsize
-    )
+    block_in = 128 if tokens == MIN_BLOCK_TOKENS and num_in % 128 == 0 else 64
+    config = SkinnyConfig(tokens, 64, block_in, pdl=num_in <= 2048)
+    if num_out > 64 * LARGE_TILES:
+        return _large(config, num_in, itemsize)
+    if tokens == MAX_TOKENS and num_out <= 32 * NUM_SMS and num_in <= 8192 and num_in % 128 == 0:
+        config = replace(config, block_out=32, block_in=128, weight_first=False, pdl=True)
+    return _split(config, num_out, num_in, itemsize)
 
 
 def skinny_gate_up_config(
@@ -63,7 +71,7 @@ def skinny_gate_up_config(
     """For `num_gates` pairs of a gate and an up row."""
     tokens = block_tokens(num_tokens)
     per_sm = 1 if num_gates <= 64 * NUM_SMS else 2
-    config = SkinnyConfig(tokens, 64, 64)
+    config = SkinnyConfig(tokens, 64, 64, pdl=per_sm == 1)
     return replace(config, num_stages=fitting_stages(config, per_sm, itemsize, tiles=2))
 
 
@@ -78,20 +86,26 @@ def fitting_stages(config: SkinnyConfig, per_sm: int, itemsize: int, tiles: int 
     return max(2, min(MAX_STAGES, (SHARED_BYTES // per_sm - RESERVED_BYTES) // one))
 
 
-def _split(
-    config: SkinnyConfig, per_sm: int, num_out: int, num_in: int, itemsize: int
-) -> SkinnyConfig:
-    """Over as many programs as there is room for at once."""
+def _large(config: SkinnyConfig, num_in: int, itemsize: int) -> SkinnyConfig:
+    """For more outputs than there are programs at once, such as a vocabulary."""
+    if config.block_tokens == MAX_TOKENS:
+        config = replace(config, block_out=128, weight_first=False)
+        return replace(config, num_stages=fitting_stages(config, 1, itemsize))
+    block_in = 128 if num_in % 128 == 0 else 64
+    return replace(config, block_in=block_in, num_stages=3)
+
+
+def _split(config: SkinnyConfig, num_out: int, num_in: int, itemsize: int) -> SkinnyConfig:
+    """Over as many programs as there are multiprocessors."""
     tiles = -(-num_out // config.block_out)
     splits = 1
     while (
         2 * splits <= MAX_SPLITS
-        and 2 * splits * tiles <= per_sm * NUM_SMS
+        and 2 * splits * tiles <= NUM_SMS
         and 2 * splits * tiles * config.block_out <= MAX_SPLIT_OUTPUTS
         and num_in % (2 * splits * config.block_in) == 0
     ):
         splits *= 2
-    if splits * tiles > NUM_SMS:
-        per_sm = 2
-    stages = fitting_stages(config, per_sm, itemsize)
-    return replace(config, splits=splits, num_stages=stages)
+    steps = -(-num_in // (splits * config.block_in))
+    stages = max(2, min(steps + 1, fitting_stages(config, 1, itemsize)))
+    return replace(config, splits=splits, num_stages=stages, pdl=config.pdl or splits > 1)

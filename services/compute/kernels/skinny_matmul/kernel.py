@@ -265,6 +265,7 @@ def _launch(
     pdl: bool,
 ) -> None:
     _check(x_TI, weight_OI, out_TO)
+    pdl = pdl and config.pdl
     num_in, num_out = weight_OI.shape[1], out_TO.shape[1]
     assert weight_OI.shape[0] == (2 * num_out if gated else num_out)
     tiles = triton.cdiv(num_out, config.block_out)

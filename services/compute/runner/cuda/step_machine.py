@@ -22,7 +22,7 @@ from services.compute.kernels.skinny_matmul.work import SkinnyWork
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_input.buffers import Resident, StepInputs
 from services.compute.kernels.step_input.kernel import apply_deltas, unpack_step
-from services.compute.layers.invariant_product import invariant_product
+from services.compute.layers.invariant_product import InvariantProduct
 from services.compute.layers.kernel_attention import (
     AttentionTables,
     DecodeAttention,
@@ -31,7 +31,7 @@ from services.compute.layers.kernel_attention import (
     PrefillAttention,
 )
 from services.compute.layers.linear import Linear
-from services.compute.layers.product import Product, cublas_product
+from services.compute.layers.product import CublasProduct, Product
 from services.compute.layers.skinny_product import SkinnyProduct
 from services.compute.models.decoder import Decoder
 from services.compute.models.fused_decoder import Activations, FusedDecoder
@@ -87,17 +87,23 @@ class StepMachine:
             sizes.max_rows, config.vocab_size, sizes.max_rows, self.resident, self.inputs, device
         )
         activations = Activations(config, sizes.max_tokens, sizes.max_rows, decoder.dtype, device)
-        product: Product = invariant_product
-        if not batch_invariant:
-            work = SkinnyWork.make(SKINNY_TOKENS, config.vocab_size, device)
-            product = SkinnyProduct(work) if SKINNY_PRODUCTS else cublas_product
         pdl = DEPENDENT_LAUNCH and device.type == "cuda"
+        product: Product
+        if batch_invariant:
+            product = InvariantProduct()
+        elif SKINNY_PRODUCTS:
+            work = SkinnyWork.make(SKINNY_TOKENS, config.vocab_size, device)
+            product = SkinnyProduct(work, pdl)
+        else:
+            product = CublasProduct(pdl)
         self._decoder = FusedDecoder(
             decoder, activations, self.inputs, product, sizes.max_positions, pdl
         )
         self._narrow: NarrowDecoder | None = None
         if NarrowDecoder.suits(decoder) and not batch_invariant:
-            self._narrow = NarrowDecoder(decoder, activations, self.inputs, self._decoder, pdl)
+            self._narrow = NarrowDecoder(
+                decoder, activations, self.inputs, self._decoder, pdl and _is_small(decoder)
+            )
         self._attention = self._attentions(decoder, batch_invariant, pdl)
 
     @property
@@ -196,3 +202,12 @@ class StepMachine:
             "decode": decode,
             "mixed": MixedAttention(decode, PrefillAttention(tables, all_rows=False)),
         }
+
+
+def _is_small(decoder: Decoder[Linear]) -> bool:
+    """Whether weights asked for early are in nobody's way, at one row.
+
+    A step of the 1B model took 0.824 ms with it and 0.850 without, one of the 8B model 4.14 and
+    3.95.
+    """
+    return decoder.config.hidden_size * decoder.config.intermediate_size <= 1 << 25
