@@ -39,8 +39,10 @@ class PagedCache:
         # empty, not zeros: the system hands out zero pages as they are touched, so that a large
         # cache costs memory only as it fills
         self.device_pages = torch.empty((num_layers, num_pages, *page), dtype=dtype, device=device)
+        # pages first: a page is one piece of pinned memory here. A copy between two strided tensors
+        # goes through pageable memory, which waits for the device
         self.host_pages = torch.empty(
-            (num_layers, num_host_pages, *page),
+            (num_host_pages, num_layers, *page),
             dtype=dtype,
             pin_memory=device.type == "cuda" and num_host_pages > 0,
         )
@@ -73,9 +75,9 @@ class PagedCache:
     def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy device pages to host pages, (device, host) each."""
         for device_page, host_page in moves:
-            self.host_pages[:, host_page].copy_(self.device_pages[:, device_page], True)
+            self.host_pages[host_page].copy_(self.device_pages[:, device_page], True)
 
     def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy host pages to device pages, (host, device) each."""
         for host_page, device_page in moves:
-            self.device_pages[:, device_page].copy_(self.host_pages[:, host_page], True)
+            self.device_pages[:, device_page].copy_(self.host_pages[host_page], True)
