@@ -75,10 +75,8 @@ class Positions:
 
     def prefilled(self, lengths: list[int], chunk: int = 1 << 30) -> Tensor:
         """Each length is a prompt of its own, four of them in a step as long as they last."""
-        rows = []
-        for first in range(0, len(lengths), 4):
-            rows.append(self._prefill(lengths[first : first + 4], chunk))
-        return torch.cat(rows)
+        fours = [lengths[first : first + 4] for first in range(0, len(lengths), 4)]
+        return torch.cat([self._prefill(four, chunk) for four in fours])
 
     def decoded(self, lengths: list[int], count: int) -> Tensor:
         """Prompts of these lengths, decoded along the text for `count` steps, [count * L, V].

@@ -38,6 +38,10 @@ REAL_SIZES: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "initializer_range": 0.05,  # logits that differ by several units, as real ones
 }
+REAL_MODELS: dict[str, tuple[Any, Any, int]] = {
+    "llama-64": (LlamaConfig, LlamaForCausalLM, 64),
+    "qwen3-128": (Qwen3Config, Qwen3ForCausalLM, 128),
+}
 REAL_LENGTH = 1300
 # the interpreter cuts bfloat16 off where the GPU rounds to nearest: twice the error
 DTYPES = ["bfloat16", "float16"] if ON_GPU else ["float16"]
@@ -87,20 +91,15 @@ def test_logits_of_every_family(
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(
-    ("config_type", "model_type", "head_dim"),
-    [(LlamaConfig, LlamaForCausalLM, 64), (Qwen3Config, Qwen3ForCausalLM, 128)],
-    ids=["llama-64", "qwen3-128"],
-)
+@pytest.mark.parametrize("name", REAL_MODELS)
 def test_logits_of_real_head_widths_with_four_queries_to_a_key(
-    config_type: Any,
-    model_type: Any,
-    head_dim: int,
+    name: str,
     dtype: str,
     batch_invariant: bool,
     tmp_path: Path,
     device: torch.device,
 ) -> None:
+    config_type, model_type, head_dim = REAL_MODELS[name]
     torch.manual_seed(head_dim)
     config = config_type(**REAL_SIZES, head_dim=head_dim, bos_token_id=1, eos_token_id=2)
     folder = save_model(model_type(config).to(getattr(torch, dtype)), tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,29 @@ import pytest
 import torch
 
 from common.errors import ConfigError, FatalError, ModelError
-from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.models.registry import describe_model
 from services.compute.runner.eager import EagerRunner
 from services.compute.runner.eager_limits import choose_threads, num_step_weights
-from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
-from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
+from tests.unit.compute.hand_scheduler import HandScheduler
+from tests.unit.compute.runner_promises import (  # noqa: F401
+    PROMPT,
+    Load,
+    test_a_broken_sequence_fails_alone_and_poisons_no_page_for_later_ones,
+    test_a_slot_forgets_the_sequence_before,
+    test_a_step_may_move_pages_and_compute_nothing,
+    test_a_step_without_samples_fills_the_cache,
+    test_an_id_outside_the_vocabulary_breaks_its_step_only,
+    test_logprobs_are_of_the_raw_distribution,
+    test_noise_counts_from_the_start_of_the_request_wherever_it_goes_on,
+    test_penalties_know_tokens_that_the_host_does_not_know_yet,
+)
+from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
 
 SETTINGS = ComputeSettings(
     device="cpu", dtype="float32", page_tokens=8, max_num_seqs=8, max_batched_token_mem=1024,
     num_threads=1, warmup=False,
 )  # fmt: skip
-PROMPT = [5, 17, 42, 9, 101, 3, 77, 60, 31]
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +40,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model("llama"), tmp_path_factory.mktemp("llama"))
 
 
-def load(folder: Path, **changes: object) -> HandScheduler:
-    settings = SETTINGS.model_copy(update=changes)
-    return HandScheduler(EagerRunner.load(folder, settings), settings.page_tokens)
+@pytest.fixture
+def load() -> Load:
+    def make(folder: Path, **changes: object) -> HandScheduler:
+        settings = SETTINGS.model_copy(update=changes)
+        return HandScheduler(EagerRunner.load(folder, settings), settings.page_tokens)
+
+    return make
 
 
-def test_the_spec_says_what_the_folder_and_the_settings_say(folder: Path) -> None:
+def test_the_spec_says_what_the_folder_and_the_settings_say(load: Load, folder: Path) -> None:
     spec = load(folder, swap_space=2**-10, max_prefill_tokens=100).runner.spec()
     assert spec.vocab_size == VOCAB_SIZE
     assert spec.max_model_len == 512
@@ -50,28 +63,30 @@ def test_the_spec_says_what_the_folder_and_the_settings_say(folder: Path) -> Non
     assert not spec.overlaps
 
 
-def test_a_cache_from_free_memory_holds_at_most_every_slot_at_full_length(folder: Path) -> None:
+def test_a_cache_from_free_memory_holds_at_most_every_slot_at_full_length(
+    load: Load, folder: Path
+) -> None:
     spec = load(folder, max_batched_token_mem=0).runner.spec()
     assert spec.num_pages == 8 * 512 // 8
 
 
-def test_a_small_cache_shortens_the_longest_sequence(folder: Path) -> None:
+def test_a_small_cache_shortens_the_longest_sequence(load: Load, folder: Path) -> None:
     assert load(folder, max_batched_token_mem=100).runner.spec().max_model_len == 104
 
 
-def test_a_length_that_was_asked_for_and_does_not_fit_is_refused(folder: Path) -> None:
+def test_a_length_that_was_asked_for_and_does_not_fit_is_refused(load: Load, folder: Path) -> None:
     with pytest.raises(ConfigError, match="max_batched_token_mem"):
         load(folder, max_batched_token_mem=100, max_model_len=200)
     with pytest.raises(ConfigError, match="max_position_embeddings"):
         load(folder, max_model_len=513)
 
 
-def test_warm_up_leaves_no_trace(folder: Path) -> None:
+def test_warm_up_leaves_no_trace(load: Load, folder: Path) -> None:
     cold, warm = load(folder), load(folder, warmup=True)
     assert cold.run(cold.add(PROMPT), 20) == warm.run(warm.add(PROMPT), 20)
 
 
-def test_dummy_weights_need_no_weight_files(folder: Path, tmp_path: Path) -> None:
+def test_dummy_weights_need_no_weight_files(load: Load, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(ModelError, match="dummy"):
         load(tmp_path)
@@ -83,95 +98,9 @@ def test_dummy_weights_need_no_weight_files(folder: Path, tmp_path: Path) -> Non
     assert all(0 <= token < VOCAB_SIZE for token in outputs[0])
 
 
-def test_a_step_without_samples_fills_the_cache(folder: Path) -> None:
-    hand = load(folder)
-    sequence = hand.add(PROMPT)
-    result = hand.step((sequence, 4))
-    assert result.tokens.shape == (0, 1)
-    assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
-
-
-def test_an_id_outside_the_vocabulary_breaks_its_step_only(folder: Path) -> None:
-    hand = load(folder)
-    good = hand.add(PROMPT)
-    hand.run(good, 3)
-    for bad in (VOCAB_SIZE, -2):
-        with pytest.raises(ValueError, match="token ids must be in"):
-            hand.step((hand.add([bad, 4]), 2))
-    assert hand.run(good, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
-
-
-def test_a_broken_sequence_fails_alone_and_poisons_no_page_for_later_ones(tmp_path: Path) -> None:
-    model = make_model("llama")
-    expected = greedy_ids(model, PROMPT, 20)
-    assert 190 not in expected
-    with torch.no_grad():
-        model.get_input_embeddings().weight[190] = torch.nan
-    hand = load(save_model(model, tmp_path), max_batched_token_mem=512)
-    good, bad = hand.add(PROMPT), hand.add([190] * 30)
-    result = hand.step((good, len(PROMPT)), (bad, 30))
-    assert result.nonfinite.tolist() == [False, True]
-    assert result.n_valid.tolist() == [1, 0]
-    for number in range(12):  # every page the broken one had comes back half filled
-        hand.free_pages += bad.pages
-        bad.pages = []
-        again = hand.add(PROMPT[: 3 + number % 5], replace(GREEDY, logit_bias=((190, -1e4),)))
-        hand.run(again, 2)
-        assert not any(r.nonfinite.any() for r in hand.results[1:])
-        hand.free_pages = again.pages + hand.free_pages
-        hand.sequences.pop()
-    assert hand.run(good, 20) == expected
-
-
-def test_a_slot_forgets_the_sequence_before(folder: Path) -> None:
-    hand = load(folder)
-    biased = replace(GREEDY, logit_bias=((7, 1000.0),), frequency_penalty=1.0)
-    first = hand.add(PROMPT, biased)
-    assert hand.run(first, 4) == [7] * 4
-    hand.sequences.clear()
-    assert hand.run(hand.add(PROMPT), 12) == greedy_ids(make_model("llama"), PROMPT, 12)
-
-
-def test_noise_counts_from_the_start_of_the_request_wherever_it_goes_on(folder: Path) -> None:
-    sampling = SamplingParams(max_tokens=100, seed=11, temperature=1.0)
-    hand = load(folder)
-    whole = hand.run(hand.add(PROMPT, sampling), 20)
-    later = load(folder)
-    assert later.run(later.add(PROMPT, sampling, output=whole[:8]), 20) == whole
-    other = hand.run(hand.add(PROMPT, sampling, choice=1), 20)
-    assert other != whole
-
-
-def test_penalties_know_tokens_that_the_host_does_not_know_yet(folder: Path) -> None:
-    sampling = replace(GREEDY, frequency_penalty=200.0, logit_bias=((7, 1e3), (8, 1e3)))
-    hand = load(folder)
-    sequence = hand.add(PROMPT, sampling)
-    first = hand.launch((sequence, len(PROMPT)))
-    second = hand.launch((sequence, 1))
-    third = hand.launch((sequence, 1))
-    for launched in (first, second, third):
-        hand.finish(launched)
-    assert sorted(sequence.output) in ([7, 7, 8], [7, 8, 8])
-
-
-def test_logprobs_are_of_the_raw_distribution(folder: Path) -> None:
-    model = make_model("llama")
-    hand = load(folder)
-    sampling = replace(GREEDY, logit_bias=((7, 1000.0),), num_logprobs=3)
-    hand.step((hand.add(PROMPT, GREEDY), len(PROMPT)), (hand.add(PROMPT, sampling), len(PROMPT)))
-    (result,) = hand.results
-    with torch.inference_mode():
-        raw = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
-    assert list(result.logprobs) == [1]
-    (entry,) = result.logprobs[1]
-    assert entry.chosen == pytest.approx(float(raw[7]), abs=1e-4)
-    assert entry.top_ids == tuple(raw.topk(3).indices.tolist())
-    assert entry.top_logprobs == pytest.approx(raw.topk(3).values.tolist(), abs=1e-4)
-
-
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
 def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(
-    variant: str, tmp_path: Path
+    load: Load, variant: str, tmp_path: Path
 ) -> None:
     model = make_model(variant)
     save_model(model, tmp_path)
@@ -189,17 +118,8 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(
     assert our_error < 1.6 * their_error
 
 
-def test_a_step_may_move_pages_and_compute_nothing(folder: Path) -> None:
-    hand = load(folder, swap_space=0.01)
-    sequence = hand.add(PROMPT)
-    hand.run(sequence, 5)
-    result = hand.step(swap_out=(sequence,))
-    assert result.tokens.shape == (0, 1)
-    assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
-
-
 def test_an_error_of_the_device_ends_the_process(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hand = load(folder)
 
