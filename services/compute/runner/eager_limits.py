@@ -100,7 +100,8 @@ def choose_limits(
         if settings.max_model_len:
             raise ConfigError(
                 f"compute.max_model_len is {max_model_len}, and the KV cache holds {capacity} "
-                "tokens; lower it, or raise compute.max_batched_token_mem."
+                "tokens; lower it, or raise compute.max_batched_token_mem (or, where that is not "
+                "set and the cache is a GPU's, compute.gpu_memory_utilization)."
             )
         max_model_len = capacity
     return Limits(
@@ -169,7 +170,8 @@ def _device_pages(
     room = room_bytes()
     if room < page_bytes:
         raise ConfigError(
-            "No memory is left for the KV cache; free some, choose a smaller model, or set "
+            "No memory is left for the KV cache; free some, choose a smaller model, raise "
+            "compute.gpu_memory_utilization if it is a GPU's, or set "
             "compute.max_batched_token_mem to the number of tokens it shall hold."
         )
     return min(enough, room // page_bytes)

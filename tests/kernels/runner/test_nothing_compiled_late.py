@@ -1,0 +1,80 @@
+"""Once a runner is loaded, no request makes Triton compile or a graph be captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from services.compute.runner.cuda.graphs import GraphStream
+from tests.kernels.runner.cuda_runners import SETTINGS, load_runner
+from tests.unit.compute.engine_histories import EOS_IDS, play, random_history
+from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.tiny_models import make_model, save_model
+
+pytestmark = pytest.mark.gpu
+
+MOST_NEW_BYTES = 64 << 20  # for uploads of settings, two a newcomer
+
+
+@triton.jit
+def _add_kernel(x_ptr, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    tl.store(x_ptr + i, tl.load(x_ptr + i) + 1.0)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what is compiled or captured from now on."""
+    seen: list[str] = []
+
+    def compiled(*, repr: str, **_: object) -> None:
+        seen.append(repr)
+
+    def captured(*arguments: object, **_: object) -> None:
+        seen.append(f"graph {arguments[1:]}")
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", compiled)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", captured)
+    monkeypatch.setattr(GraphStream, "record", captured)
+    return seen
+
+
+def test_the_hook_sees_a_compilation(late: list[str], device: torch.device) -> None:
+    _add_kernel[(1,)](torch.zeros(16, device=device), SIZE=16)
+    assert len(late) == 1
+    assert "_add_kernel" in late[0]
+    _add_kernel[(1,)](torch.zeros(16, device=device), SIZE=16)
+    assert len(late) == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_random_requests_compile_and_capture_nothing(
+    tmp_path: Path,
+    device: torch.device,
+    request: pytest.FixtureRequest,
+    batch_invariant: bool,
+    dtype: str,
+) -> None:
+    """Every way to sample, all batch sizes, chunks, swaps, recomputes, prefix hits and forks."""
+    settings = SETTINGS.model_copy(
+        update={"batch_invariant": batch_invariant, "dtype": dtype, "page_tokens": 16}
+    )
+    runner = load_runner(save_model(make_model("qwen3"), tmp_path), settings, device)
+    reserved = torch.cuda.memory_reserved()
+    late: list[str] = request.getfixturevalue("late")  # from now on
+    few = {"num_pages": 12, "max_model_len": 128, "num_host_pages": 5}
+    for seed, spec, chunk in ((2, few, 50), (3, {}, 120), (4, {}, 9), (5, few, 120)):
+        server = Server(
+            Restricted(runner, eos_token_ids=EOS_IDS, **spec),
+            settings.model_copy(update={"max_prefill_tokens": chunk}),
+        )
+        play(server, random_history(seed, 32, 40))
+        if spec:
+            assert server.scheduler.stats().preemptions_total > 0
+    assert late == []
+    assert torch.cuda.memory_reserved() - reserved <= MOST_NEW_BYTES

@@ -1,0 +1,65 @@
+"""How much the KV cache gets, and what is said where it cannot be enough."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common.errors import ConfigError
+from services.compute.config import ComputeSettings
+from services.compute.models.config import DecoderConfig
+from services.compute.models.registry import describe_model
+from services.compute.runner.eager_limits import Limits, bytes_of_page, choose_limits
+
+SETTINGS = ComputeSettings(page_tokens=16, max_num_seqs=4)
+CUDA = torch.device("cuda")
+
+
+def model_of(max_positions: int) -> DecoderConfig:
+    raw = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "num_hidden_layers": 2,
+        "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
+        "max_position_embeddings": max_positions,
+    }  # fmt: skip
+    return describe_model(raw)[0]
+
+
+def limits_of(room_pages: float, **settings: object) -> Limits:
+    """Of a model of 512 positions with room for so many pages."""
+    config = model_of(512)
+    page_bytes = bytes_of_page(16, config, torch.bfloat16)
+    return choose_limits(
+        SETTINGS.model_copy(update=settings),
+        config,
+        torch.bfloat16,
+        CUDA,
+        lambda: int(room_pages * page_bytes),
+    )
+
+
+def test_the_cache_takes_the_room_there_is() -> None:
+    assert limits_of(100.9).num_pages == 100
+
+
+def test_the_cache_takes_no_more_than_all_slots_can_use() -> None:
+    assert limits_of(1e6).num_pages == 4 * 512 // 16
+
+
+def test_the_longest_sequence_is_as_long_as_the_cache() -> None:
+    assert limits_of(10).max_model_len == 160
+    assert limits_of(100).max_model_len == 512
+
+
+def test_a_number_of_tokens_that_was_asked_for_needs_no_look_at_the_room() -> None:
+    assert limits_of(-5, max_batched_token_mem=1000).num_pages == 63
+
+
+@pytest.mark.parametrize("room_pages", [-100, 0, 0.9])
+def test_no_room_is_said_with_what_to_do(room_pages: float) -> None:
+    with pytest.raises(ConfigError, match="raise compute.gpu_memory_utilization"):
+        limits_of(room_pages)
+
+
+def test_too_little_room_for_the_length_that_was_asked_for_is_said_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"holds 160 tokens.*gpu_memory_utilization"):
+        limits_of(10, max_model_len=500)
