@@ -87,7 +87,7 @@ class StepMachine:
             sizes.max_rows, config.vocab_size, sizes.max_rows, self.resident, self.inputs, device
         )
         activations = Activations(config, sizes.max_tokens, sizes.max_rows, decoder.dtype, device)
-        pdl = DEPENDENT_LAUNCH and device.type == "cuda"
+        pdl = DEPENDENT_LAUNCH and _has_dependent_launch(device)
         product: Product
         if batch_invariant:
             product = InvariantProduct()
@@ -202,6 +202,11 @@ class StepMachine:
             "decode": decode,
             "mixed": MixedAttention(decode, PrefillAttention(tables, all_rows=False)),
         }
+
+
+def _has_dependent_launch(device: torch.device) -> bool:
+    """Hopper's devices and later ones have it."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _is_small(decoder: Decoder[Linear]) -> bool:
