@@ -37,8 +37,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 test-gpu: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m gpu $(ARGS)
-	$(BIN)/python -m pytest tests/kernels $(ARGS)
+	@PYTHON=$(BIN)/python PYTEST_ARGS='$(ARGS)' tools/gpu_check.sh tests
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

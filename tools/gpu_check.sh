@@ -1,39 +1,90 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: the GPU's tests, compute's tests on that machine's torch, and the whole
-# server on `--device cuda`, asked a question. Prints what happened; exits non-zero if any failed.
+# On a machine with a GPU: the tests of kernels and runner on it, compute's other tests on that
+# machine's torch, and the whole server on `--device cuda`, asked a question. Ends with a table and
+# the names of what failed; exits non-zero if anything did. 16 cores take less than 5 minutes.
 #
-#   tools/gpu_check.sh          with the packages of pyproject.toml's dev extra installed
+#   tools/gpu_check.sh             all of it, with the packages of pyproject.toml's dev extra
+#   tools/gpu_check.sh tests       only the tests that need the GPU, as `make test-gpu` does
+#
+# Environment: PYTHON (python3), PROCESSES (of one test run; they share the GPU), PYTEST_ARGS (more
+# arguments), LOG_DIR (where whole logs are kept), PORT (of the server).
 set -uo pipefail
 cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
 PORT=${PORT:-8123}
+LOG_DIR=${LOG_DIR:-$(mktemp -d)}
+PROCESSES=${PROCESSES:-$(nproc | awk '{ n = int($1 / 2); print n < 1 ? 1 : n > 8 ? 8 : n }')}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 failed=0
+table=()
 
-python3 -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__,
-    torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")'
+# phase NAME COMMAND…: run it, keep its log, add a row to the table.
+phase() {
+  local name=$1 log="$LOG_DIR/${1// /-}.log" began=$SECONDS verdict=ok
+  shift
+  echo "== $name"
+  "$@" 2>&1 | tee "$log"
+  local status=${PIPESTATUS[0]}
+  # 5 is pytest's "no tests were selected", as PYTEST_ARGS may have it
+  if [ "$status" != 0 ] && [ "$status" != 5 ]; then
+    verdict=FAILED
+    failed=1
+  fi
+  table+=("$(printf '%-24s %-7s %4d s   %s' "$name" "$verdict" $((SECONDS - began)) \
+    "$(tail -n 1 "$log" | tr -d = | cut -c 1-100)")")
+}
 
-echo "== tests that need a GPU"
-python3 -m pytest tests/unit/compute -m gpu -q -p no:cacheprovider -p no:benchmark || failed=1
+# tests PROCESSES ARGUMENTS…: pytest, brief about what fails.
+tests() {
+  local processes=$1
+  shift
+  local parallel=() more=()
+  [ "$processes" -gt 1 ] && parallel=(-n "$processes" --dist worksteal)
+  eval "more=(${PYTEST_ARGS:-})"
+  "$PYTHON" -m pytest "$@" "${parallel[@]}" -q --tb=short --show-capture=no --maxfail=40 \
+    -o timeout=240 -p no:cacheprovider -p no:benchmark "${more[@]}"
+}
 
-echo "== compute's tests on this torch"
-python3 -m pytest tests/unit/compute tests/flow/test_compute_actor.py -m "not gpu" -q -n 8 -p no:benchmark \
-  -p no:cacheprovider || failed=1
+# The server answers, and stops cleanly when it is asked to.
+server() {
+  local log="$LOG_DIR/server.log" answer url="http://127.0.0.1:$PORT" ok=0
+  "$PYTHON" -m services.cli serve --device cuda --port "$PORT" >"$log" 2>&1 &
+  local pid=$!
+  for _ in $(seq 240); do
+    curl -fs "$url/ready" >/dev/null && break
+    kill -0 "$pid" 2>/dev/null || break
+    sleep 0.5
+  done
+  answer=$(curl -s -m 60 "$url/v1/chat/completions" -H 'Content-Type: application/json' \
+    -d '{"model": "demo", "temperature": 0,
+         "messages": [{"role": "user", "content": "What is the capital of France?"}]}')
+  kill -INT "$pid" 2>/dev/null
+  wait "$pid" || ok=1
+  grep -E "model loaded|engine stopped|error|critical" "$log"
+  grep -q Paris <<<"$answer" || ok=1
+  [ "$ok" = 0 ] || tail -n 20 "$log"
+  echo "answer: ${answer:-none}"
+  return "$ok"
+}
 
-echo "== the whole server on the GPU"
-log=$(mktemp)
-python3 -m services.cli serve --device cuda --port "$PORT" >"$log" 2>&1 &
-server=$!
-for _ in $(seq 120); do
-  curl -fs "http://127.0.0.1:$PORT/ready" >/dev/null && break
-  sleep 0.5
-done
-answer=$(curl -s "http://127.0.0.1:$PORT/v1/chat/completions" -H 'Content-Type: application/json' \
-  -d '{"model": "demo", "temperature": 0,
-       "messages": [{"role": "user", "content": "What is the capital of France?"}]}')
-echo "$answer"
-grep -q Paris <<<"$answer" || failed=1
-kill -INT "$server"
-wait "$server" || failed=1
-grep -E "model loaded|engine stopped|error|critical" "$log"
+"$PYTHON" -c 'import sys, torch, triton, transformers
+if not torch.cuda.is_available():
+    sys.exit("torch finds no CUDA device")
+print("python", sys.version.split()[0], "torch", torch.__version__, "triton", triton.__version__,
+      "transformers", transformers.__version__, torch.cuda.get_device_name())' || exit 1
 
+# Everything that needs a GPU is in tests/kernels.
+phase "kernels and runner" tests "$PROCESSES" tests/kernels -m "not whole_gpu"
+phase "the GPU for itself" tests 1 tests/kernels -m whole_gpu
+if [ "${1:-all}" = all ]; then
+  phase "compute without GPU" tests "$PROCESSES" tests/unit/compute \
+    tests/flow/test_compute_actor.py -m "not gpu"
+  phase "the whole server" server
+fi
+
+echo
+grep -hE "^(FAILED|ERROR) " "$LOG_DIR"/*.log | cut -c 1-300 | head -n 60
+printf '%s\n' "${table[@]}"
+echo "whole logs: $LOG_DIR"
 [ "$failed" = 0 ] && echo "all of it works" || echo "something failed"
 exit "$failed"
