@@ -1,4 +1,4 @@
-"""The eager runner: step plans as plain torch operations, on the CPU or any torch device.
+"""The eager runner: step plans as plain torch operations on the CPU, done before a call returns.
 
 It knows slots, pages and rows; requests, prefixes and queues are the scheduler's.
 
@@ -7,7 +7,6 @@ Shape legend: R rows, T tokens, S samples.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from common.model_folder import eos_token_ids, read_json
 from services.compute.config import ComputeSettings
-from services.compute.kernels.upload import upload
 from services.compute.layers.attention import Attention, Workspace
 from services.compute.layers.attention_work import Geometry, plan_attention
 from services.compute.layers.linear import Linear, MakeLinear
@@ -35,7 +33,6 @@ from services.compute.runner.device_errors import fatal_if_the_device_fails
 from services.compute.runner.eager_limits import (
     Limits,
     bytes_of_page,
-    choose_device,
     choose_dtype,
     choose_limits,
     choose_threads,
@@ -46,20 +43,19 @@ from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import DEVICE_TOKEN, StepPlan, StepResult
 
-CPU_STALL_AFTER_S = 60.0
-CUDA_STALL_AFTER_S = 10.0
+CPU = torch.device("cpu")
+STALL_AFTER_S = 60.0
 
 
 @dataclass(slots=True)
 class EagerTicket:
-    """One step on its way: its logits, then its draws, on the device until `result`."""
+    """One step: its logits, then its draws."""
 
     plan: StepPlan
     start_s: float
     logits_SV: Tensor
-    sampled: Sampled | None = None  # on the host once `done`
-    done: torch.cuda.Event | None = None
-    end_s: float = math.nan
+    sampled: Sampled | None = None
+    end_s: float = 0.0
 
 
 class EagerRunner:
@@ -74,25 +70,18 @@ class EagerRunner:
     ) -> None:
         config = model.config
         self._model = model
-        self._device = model.device
         shape = (config.num_layers, config.num_kv_heads, settings.page_tokens, config.head_dim)
-        self._cache = PagedCache(
-            shape, limits.num_pages, limits.num_host_pages, model.dtype, self._device
-        )
-        self._workspace = Workspace(model.dtype, self._device)
+        self._cache = PagedCache(shape, limits.num_pages, limits.num_host_pages, model.dtype, CPU)
+        self._workspace = Workspace(model.dtype, CPU)
         page_bytes = bytes_of_page(settings.page_tokens, config, model.dtype)
         self._geometry = Geometry(
             config.num_kv_heads, settings.page_tokens, page_bytes // config.num_layers
         )
         self._windows = tuple(sorted(set(config.windows)))
-        self._sampler = Sampler(settings.max_num_seqs, config.vocab_size, self._device)
-        # only the host reads page tables here, to make index arrays; last tokens stay on the device
+        self._sampler = Sampler(settings.max_num_seqs, config.vocab_size, CPU)
         pages_per_slot = -(-limits.max_model_len // settings.page_tokens)
         self._tables = np.zeros((settings.max_num_seqs, pages_per_slot), dtype=np.int64)
-        self._last_token = torch.zeros(
-            settings.max_num_seqs, dtype=torch.int64, device=self._device
-        )
-        on_cpu = self._device.type == "cpu"
+        self._last_token = torch.zeros(settings.max_num_seqs, dtype=torch.int64)
         self._spec = RunnerSpec(
             vocab_size=config.vocab_size,
             max_model_len=limits.max_model_len,
@@ -102,8 +91,8 @@ class EagerRunner:
             num_host_pages=limits.num_host_pages,
             max_num_seqs=settings.max_num_seqs,
             max_step_tokens=limits.max_prefill_tokens + settings.max_num_seqs,
-            stall_after_s=CPU_STALL_AFTER_S if on_cpu else CUDA_STALL_AFTER_S,
-            overlaps=not on_cpu,
+            stall_after_s=STALL_AFTER_S,
+            overlaps=False,
         )
 
     @staticmethod
@@ -111,24 +100,22 @@ class EagerRunner:
         path: Path, settings: ComputeSettings, progress: Progress | None = None
     ) -> EagerRunner:
         """Load a Hugging Face folder; raises ModelError or ConfigError, which say what to do."""
-        device = choose_device(settings)
         raw = read_json(path, "config.json", required=True)
         config, variations = describe_model(raw)
-        dtype = choose_dtype(settings, device)
-        if device.type == "cpu":
-            prepare_cpu(choose_threads(settings, config, dtype))
+        dtype = choose_dtype(settings, CPU)
+        prepare_cpu(choose_threads(settings, config, dtype))
         weights: WeightSource
         if settings.load_format == "dummy":
-            weights = DummyWeights(dtype, device)
+            weights = DummyWeights(dtype, CPU)
         else:
-            weights = SafetensorsWeights(path, dtype, device, progress)
+            weights = SafetensorsWeights(path, dtype, CPU, progress)
         with torch.inference_mode():
-            make_linear: MakeLinear = PackedLinear if can_pack(dtype, device) else Linear
+            make_linear: MakeLinear = PackedLinear if can_pack(dtype, CPU) else Linear
             model = Transformer(
                 load_decoder(config, variations, weights, make_linear),
                 settings.max_model_len or config.max_position_embeddings,
             )
-            limits = choose_limits(settings, config, dtype, device, cpu_room_bytes)
+            limits = choose_limits(settings, config, dtype, CPU, cpu_room_bytes)
             runner = EagerRunner(model, settings, limits, eos_token_ids(path))
             if settings.warmup:
                 runner.warm_up()
@@ -165,34 +152,27 @@ class EagerRunner:
         x_TE = self._model.forward(tokens_T, attention)
         last = np.cumsum(q_len)[plan.sample_row] - 1
         if not np.array_equal(last, np.arange(plan.num_tokens)):
-            x_TE = x_TE.index_select(0, self._upload(last))
+            x_TE = x_TE.index_select(0, torch.from_numpy(last))
         return EagerTicket(plan, start_s, self._model.logits(x_TE))
 
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: EagerTicket) -> EagerTicket:
-        """Draw the plan's samples, keep them for the next step and start their way to the host."""
+        """Draw the plan's samples and keep them for the next step."""
         plan = ticket.plan
         slots = plan.row_slot[plan.sample_row].astype(np.int64)
         sampled = self._sampler.sample(ticket.logits_SV, slots, plan.sample_index.astype(np.int64))
-        self._last_token.index_copy_(0, self._upload(slots), sampled.tokens_S)
-        if self._device.type == "cuda":
-            ticket.sampled = sampled.copied_by(_to_pinned)
-            ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ticket.done.record()
-        else:
-            ticket.sampled = sampled
-            ticket.end_s = time.monotonic()
+        self._last_token.index_copy_(0, torch.from_numpy(slots), sampled.tokens_S)
+        ticket.sampled = sampled
+        ticket.end_s = time.monotonic()
         return ticket
 
     @fatal_if_the_device_fails
     def result(self, ticket: EagerTicket) -> StepResult:
-        """The step's tokens; waits for the device."""
+        """The step's tokens."""
         sampled = ticket.sampled
         if sampled is None:
             raise RuntimeError(f"step {ticket.plan.step_id} has not been sampled")
-        if ticket.done is not None:
-            ticket.done.synchronize()
         finite = sampled.finite_S.numpy()
         return StepResult(
             step_id=ticket.plan.step_id,
@@ -200,18 +180,16 @@ class EagerRunner:
             n_valid=finite.astype(np.int32),
             nonfinite=~finite,
             logprobs={} if sampled.logprobs is None else sampled.logprobs.to_host(),
-            device_start_s=ticket.start_s if ticket.done is None else math.nan,
+            device_start_s=ticket.start_s,
             device_end_s=ticket.end_s,
         )
 
     def ready(self, ticket: EagerTicket) -> bool:
-        """Whether the device is done with the step."""
-        return ticket.done is None or bool(ticket.done.query())  # type: ignore[no-untyped-call]
+        """It is: whoever has a sampled ticket has waited for it."""
+        return ticket.sampled is not None
 
     def close(self) -> None:
-        """Wait for what is in flight; memory goes with the runner."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        """Nothing is in flight; memory goes with the runner."""
 
     def warm_up(self) -> None:
         """Run a prefill and a decode of one sequence, so that no request pays for first calls."""
@@ -220,7 +198,7 @@ class EagerRunner:
             self.result(self.sample(self.forward(step)))
 
     def _tokens(self, plan: StepPlan) -> Tensor:
-        """Input ids [T]: the plan's, with each slot's last sampled token where only it is known."""
+        """Input ids [T]: the plan's, or the slot's last sampled token where it leaves that open."""
         ids = plan.tokens.astype(np.int64)
         from_device = np.nonzero(ids == DEVICE_TOKEN)[0]
         ids[from_device] = 0
@@ -229,23 +207,15 @@ class EagerRunner:
                 f"step {plan.step_id}: token ids must be in 0 .. {self._spec.vocab_size - 1}, "
                 f"not {int(ids.min())} .. {int(ids.max())}"
             )
-        tokens_T = self._upload(ids)
+        tokens_T = torch.from_numpy(ids)
         if len(from_device):
             row_of_token = np.repeat(np.arange(plan.num_rows), plan.q_len)
             slots = plan.row_slot[row_of_token[from_device]].astype(np.int64)
-            last = self._last_token.index_select(0, self._upload(slots))
+            last = self._last_token.index_select(0, torch.from_numpy(slots))
             if len(from_device) == len(ids):
                 return last
-            tokens_T.index_copy_(0, self._upload(from_device), last)
+            tokens_T.index_copy_(0, torch.from_numpy(from_device), last)
         return tokens_T
-
-    def _upload(self, array: npt.NDArray[np.int64]) -> Tensor:
-        return upload(array, self._device)
-
-
-def _to_pinned(tensor: Tensor) -> Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
 
 
 def _warm_up_plans(num_tokens: int) -> tuple[StepPlan, StepPlan]:

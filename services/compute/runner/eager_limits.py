@@ -1,4 +1,4 @@
-"""What an eager runner decides from settings, model and machine before it loads anything."""
+"""What a runner decides from settings, model and machine before it loads anything."""
 
 from __future__ import annotations
 

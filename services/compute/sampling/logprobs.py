@@ -5,7 +5,6 @@ Shape legend: L rows that ask, V vocabulary, N largest number asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +36,7 @@ class RawLogprobs:
         return RawLogprobs(samples, num_logprobs[samples], logprobs_LV)
 
     def pick(self, tokens_S: Tensor) -> PickedLogprobs:
-        """Those of the drawn tokens and of the most likely, still on the device."""
+        """Those of the drawn tokens and of the most likely."""
         index = upload(self.samples, tokens_S.device)
         chosen_L = self.logprobs_LV.gather(1, tokens_S.index_select(0, index)[:, None])[:, 0]
         top = self.logprobs_LV.topk(int(self.wanted.max()), dim=-1)
@@ -46,7 +45,7 @@ class RawLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PickedLogprobs:
-    """What `result` needs of the logprobs: small tensors, read by the host when they are ready."""
+    """What a step's result needs of them."""
 
     samples: Int64Array
     wanted: Int64Array
@@ -54,18 +53,8 @@ class PickedLogprobs:
     top_ids_LN: Tensor
     top_logprobs_LN: Tensor
 
-    def copied_by(self, copy: Callable[[Tensor], Tensor]) -> PickedLogprobs:
-        """The same, its tensors on the host once the copies are done."""
-        return PickedLogprobs(
-            self.samples,
-            self.wanted,
-            copy(self.chosen_L),
-            copy(self.top_ids_LN),
-            copy(self.top_logprobs_LN),
-        )
-
     def to_host(self) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """By sample; waits for the device unless the tensors are copies on the host."""
+        """By sample."""
         rows = zip(
             self.samples.tolist(),
             self.wanted.tolist(),

@@ -60,8 +60,7 @@ def gumbel_noise_at(where_4R: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
 
 
 def draw_everywhere(logits_RV: Tensor, where_4R: Tensor) -> Tensor:
-    """Ids [R] of the largest sums, with noise for the whole vocabulary: nothing is asked of the
-    device, which has the arithmetic to spare."""
+    """Ids [R] of the largest sums, with noise for the whole vocabulary."""
     return (logits_RV + gumbel_noise(where_4R, logits_RV.shape[1])).argmax(dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""From logits to the next token of every sampled row, on the device and without waiting for it.
+"""From logits to the next token of every sampled row, in plain torch.
 
 Order: penalties, logit bias, mask of early stops, temperature, top_k, top_p, min_p, then the
 largest of logits plus noise. What no row of the step asks for is not done. Every operation is
@@ -21,7 +21,7 @@ from torch import Tensor
 from services.compute.kernels.upload import upload
 from services.compute.sampling.cuts import cut_min_p, cut_top_k, cut_top_p
 from services.compute.sampling.logprobs import PickedLogprobs, RawLogprobs
-from services.compute.sampling.noise import coordinates, draw_everywhere, draw_where_it_counts
+from services.compute.sampling.noise import coordinates, draw_where_it_counts
 from services.compute.sampling.penalties import PenaltyRows
 from services.compute.sampling.slots import SamplingSlots
 from services.compute.step import SlotDelta
@@ -31,16 +31,11 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One step's draws, still on the device."""
+    """One step's draws."""
 
     tokens_S: Tensor  # int64
     finite_S: Tensor  # bool
     logprobs: PickedLogprobs | None
-
-    def copied_by(self, copy: Callable[[Tensor], Tensor]) -> Sampled:
-        """The same on the host, once the copies are done."""
-        logprobs = None if self.logprobs is None else self.logprobs.copied_by(copy)
-        return Sampled(copy(self.tokens_S), copy(self.finite_S), logprobs)
 
 
 class Sampler:
@@ -48,7 +43,6 @@ class Sampler:
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
-        self._draw_by_noise = draw_where_it_counts if device.type == "cpu" else draw_everywhere
         self._slots = SamplingSlots(num_slots, vocab_size)
         self._penalties = PenaltyRows(vocab_size, device)
 
@@ -127,7 +121,7 @@ class Sampler:
         self._cut(cut_top_p, logits_RV, settings.top_p[slots], settings.top_p[slots] < 1.0)
         self._cut(cut_min_p, logits_RV, settings.min_p[slots], settings.min_p[slots] > 0.0)
         where_4R = coordinates(settings.seed[slots], settings.choice[slots], indices, self._device)
-        return self._draw_by_noise(logits_RV, where_4R)
+        return draw_where_it_counts(logits_RV, where_4R)
 
     def _cut(
         self,
