@@ -18,6 +18,9 @@ from services.compute.step import StepPlan, StepResult
 
 ON_GPU = torch.cuda.is_available()
 
+SIZES = {} if ON_GPU else {"num_hidden_layers": 2}
+"""What of a tiny model's config is smaller where the interpreter runs it."""
+
 SETTINGS = ComputeSettings(
     device="cuda",
     dtype="float32",

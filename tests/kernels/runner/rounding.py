@@ -20,6 +20,7 @@ class Errors:
 
     rms: float
     worst: float
+    median: float
     top1: float
 
     @staticmethod
@@ -31,6 +32,7 @@ class Errors:
         return Errors(
             rms=error_N.square().mean().sqrt().item(),
             worst=error_N.max().item(),
+            median=error_N.median().item(),
             top1=same_N.float().mean().item(),
         )
 
@@ -42,13 +44,13 @@ class Bounds:
     rms: float
     worst: float
     top1: float
-    of_theirs: float  # times their rms
+    of_theirs: float  # medians: a position where two heads tie has ten times the error of most
 
     def check(self, ours: Errors, theirs: Errors) -> None:
-        """Both have to hold; four in a hundred is how far chance moves the top-1 rate."""
+        """All have to hold; where their top-1 rate is low itself, ours may be a little lower."""
         assert ours.rms <= self.rms, (ours, theirs)
         assert ours.worst <= self.worst, (ours, theirs)
-        assert ours.rms <= self.of_theirs * theirs.rms, (ours, theirs)
+        assert ours.median <= self.of_theirs * theirs.median, (ours, theirs)
         assert ours.top1 >= min(self.top1, theirs.top1 - 0.04), (ours, theirs)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.messages.sampling import SamplingParams
 from services.compute.runner.cuda.runner import CudaRunner
-from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, LogitsTap, load_runner
+from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, LogitsTap, load_runner
 from tests.unit.compute.engine_histories import (
     EOS_IDS,
     Ask,
@@ -61,7 +61,7 @@ def runner(
     tmp_path_factory: pytest.TempPathFactory,
     device: torch.device,
 ) -> CudaRunner:
-    model = make_model(request.param).to(torch.bfloat16)
+    model = make_model(request.param, **SIZES).to(torch.bfloat16)
     return load_runner(save_model(model, tmp_path_factory.mktemp("model")), INVARIANT, device)
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from services.compute.config import ComputeSettings
-from services.compute.runner.cuda.graphs import GraphStream
-from services.compute.runner.cuda.load import load_on
-from services.compute.runner.cuda.stream import DeviceStream, HostStream
+from services.compute.runner.cuda.runner import CudaRunner
+from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, load_runner
+from tests.unit.compute import runner_scenarios
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.runner_scenarios import (  # noqa: F401
     COUNT,
@@ -30,7 +29,6 @@ from tests.unit.compute.runner_scenarios import (  # noqa: F401
 )
 from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
 
-ON_GPU = torch.cuda.is_available()
 if not ON_GPU:  # the interpreter takes half a second a step: one scenario has all kinds of steps
     del test_a_generated_prefix_is_shared_too
     del test_a_prompt_in_chunks
@@ -41,36 +39,35 @@ if not ON_GPU:  # the interpreter takes half a second a step: one scenario has a
     del test_sequences_of_different_lengths_together
     del test_the_next_step_is_launched_before_the_last_ones_tokens_are_known
 
-SETTINGS = ComputeSettings(
-    device="cuda",
-    dtype="float32",
-    page_tokens=PAGE_TOKENS,
-    max_num_seqs=8 if ON_GPU else 4,
-    max_prefill_tokens=120,
-    max_batched_token_mem=2048,
-    swap_space=0.01,
-)
-
 
 @pytest.fixture(scope="module", params=list(VARIANTS) if ON_GPU else ["qwen3"])
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, PreTrainedModel, list[list[int]]]:
-    model = make_model(request.param)
+    model = make_model(request.param, **SIZES)
     folder = save_model(model, tmp_path_factory.mktemp(request.param))
     return folder, model, [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
 
 
+@pytest.fixture(autouse=True)
+def count(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many tokens the scenarios generate."""
+    count = COUNT if ON_GPU else 6
+    monkeypatch.setattr(runner_scenarios, "COUNT", count)
+    return count
+
+
 @pytest.fixture
-def expected(family: tuple[Path, PreTrainedModel, list[list[int]]]) -> list[list[int]]:
-    return family[2]
+def expected(family: tuple[Path, PreTrainedModel, list[list[int]]], count: int) -> list[list[int]]:
+    return [ids[:count] for ids in family[2]]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["fast", "batch_invariant"])
-def runner(family, request: pytest.FixtureRequest, device: torch.device):
-    settings = SETTINGS.model_copy(update={"batch_invariant": request.param})
-    stream: DeviceStream = GraphStream(device) if ON_GPU else HostStream()
-    return load_on(family[0], settings, device, stream)
+def runner(family, request: pytest.FixtureRequest, device: torch.device) -> CudaRunner:
+    settings = SETTINGS.model_copy(
+        update={"batch_invariant": request.param, "page_tokens": PAGE_TOKENS}
+    )
+    return load_runner(family[0], settings, device)
 
 
 @pytest.fixture

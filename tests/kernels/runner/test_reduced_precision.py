@@ -2,8 +2,11 @@
 
 Exact are those of transformers in float32 on the same, rounded weights; the yardstick is what
 transformers makes of them in the runner's dtype. The tiny families have weights of a standard
-deviation of 0.4, which multiplies every rounding by ten or so: transformers itself is off by 2 to
-10 % in bfloat16. The others have the widths of heads of real models and get the tight bounds.
+deviation of 0.4, which multiplies every rounding by ten or so: on a CPU transformers' own rms error
+is 2 to 10 % in bfloat16 (up to 44 % at one position; the best token is the same at 87 to 100 % of
+them) and 0.2 to 1.2 % in float16. The others have the widths of heads of real models and get the
+tight bounds: transformers' rms error is 1.3 to 2.1 % in bfloat16 (top-1 94 to 97 %) and 0.17 to
+0.27 % in float16 (99 %).
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ from tests.kernels.runner.rounding import Bounds, Errors, Positions, logits_of_t
 from tests.unit.compute.tiny_models import VARIANTS, VOCAB_SIZE, make_model, save_model
 
 BOUNDS_OF_FAMILIES = {
-    "bfloat16": Bounds(rms=0.16, worst=0.7, top1=0.8, of_theirs=1.8),
-    "float16": Bounds(rms=0.02, worst=0.12, top1=0.92, of_theirs=1.8),
+    "bfloat16": Bounds(rms=0.2, worst=1.0, top1=0.7, of_theirs=1.6),
+    "float16": Bounds(rms=0.025, worst=0.2, top1=0.88, of_theirs=1.6),
 }
 BOUNDS_OF_REAL_HEADS = {
-    "bfloat16": Bounds(rms=0.03, worst=0.06, top1=0.88, of_theirs=1.4),
-    "float16": Bounds(rms=0.0045, worst=0.008, top1=0.95, of_theirs=1.4),
+    "bfloat16": Bounds(rms=0.03, worst=0.06, top1=0.82, of_theirs=1.3),
+    "float16": Bounds(rms=0.0045, worst=0.008, top1=0.92, of_theirs=1.3),
 }
 REAL_SIZES: dict[str, Any] = {
     "vocab_size": 2003,

@@ -66,11 +66,11 @@ VARIANTS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
 }
 
 
-def make_model(variant: str, seed: int = 7) -> PreTrainedModel:
-    """A random float32 model in eval mode, biases included."""
+def make_model(variant: str, seed: int = 7, **more: Any) -> PreTrainedModel:
+    """A random float32 model in eval mode, biases included; `more` changes its config."""
     config_type, model_type, changes = VARIANTS[variant]
     torch.manual_seed(seed)
-    model: PreTrainedModel = model_type(config_type(**{**SIZES, **changes})).eval()
+    model: PreTrainedModel = model_type(config_type(**{**SIZES, **changes, **more})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("bias", "norm.weight")):
