@@ -255,6 +255,12 @@ def test_fixed_chunk_and_max_splits_go_together(device: torch.device) -> None:
         plan_decode(step.inputs, step.work(max_splits=4), 8, 1, fixed_chunk=48)
 
 
+def test_pages_may_be_of_any_size(device: torch.device) -> None:
+    inputs, work = inputs_of([500, 96], 4, device), DecodeWork.make(4, 200, 1, 16, device=device)
+    plan_decode(inputs, work, 96, 2)  # pages do not bound chunks: 5 places for the two rows
+    assert planned(work) == cut([500, 96], [8, 8])
+
+
 def cut(lengths: list[int], shifts: list[int]) -> dict[tuple[int, int], tuple[int, int]]:
     """(row, chunk) -> (place among the partial results, positions) of all items that must be."""
     found = {}

@@ -310,7 +310,7 @@ def plan_decode(
     powers of two for a row of more than the work's max_splits chunks: they depend on the row alone.
     With pdl the step's inputs are read above the wait (see dependent_launch).
     """
-    chunk = fixed_chunk or max(work.min_chunk, page_tokens)
+    chunk = fixed_chunk or triton.next_power_of_2(max(work.min_chunk, page_tokens))
     if chunk & (chunk - 1):
         raise ValueError(f"fixed_chunk must be a power of two, got {fixed_chunk}")
     if bool(fixed_chunk) != bool(work.max_splits):
