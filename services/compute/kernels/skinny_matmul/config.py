@@ -18,7 +18,7 @@ MAX_SPLIT_OUTPUTS = 48 << 10
 """Outputs of all splits together: 12 MiB of partial sums at 64 rows."""
 
 SHARED_BYTES = 227 << 10
-"""Of a multiprocessor, for the programs on it."""
+"""Of a multiprocessor, for the programs on it; see `fits_device`."""
 
 RESERVED_BYTES = 2 << 10
 """Of that, for each program beside its loads."""
@@ -73,6 +73,15 @@ def skinny_gate_up_config(
     per_sm = 1 if num_gates <= 64 * NUM_SMS else 2
     config = SkinnyConfig(tokens, 64, 64, pdl=per_sm == 1)
     return replace(config, num_stages=fitting_stages(config, per_sm, itemsize, tiles=2))
+
+
+def fits_device(capability: tuple[int, int]) -> bool:
+    """Whether a multiprocessor has the shared memory that all configs count on.
+
+    Compute capability 9.0 to 11 has it; 8.0 has 163 KiB, 8.6, 8.9 and 12 have 99, and the product
+    for qkv of an 8B model takes 180 there.
+    """
+    return (9, 0) <= capability < (12, 0)
 
 
 def block_tokens(num_tokens: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from common.errors import ConfigError
 from common.model_folder import eos_token_ids, read_json
 from services.compute.config import ComputeSettings
 from services.compute.layers.linear import Linear
@@ -69,6 +70,20 @@ def load_on(
     path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
 ) -> CudaRunner:
     """The same on a given device and stream."""
+    try:
+        return _load(path, settings, device, stream)
+    except torch.OutOfMemoryError as error:  # trying again would not help
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            "The GPU has too little memory for the model and its largest step; choose a smaller "
+            "model, or lower compute.max_num_seqs, compute.max_prefill_tokens or, where it is set, "
+            f"compute.max_batched_token_mem. ({reason})"
+        ) from error
+
+
+def _load(
+    path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
+) -> CudaRunner:
     log = StartLog(device)
     config, variations = describe_model(read_json(path, "config.json", required=True))
     dtype = choose_dtype(settings, device)

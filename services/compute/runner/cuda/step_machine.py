@@ -18,6 +18,7 @@ from torch import Tensor
 from services.compute.kernels.decode_attention.work import DecodeWork
 from services.compute.kernels.prefill_attention.work import PrefillWork
 from services.compute.kernels.skinny_matmul.config import MAX_TOKENS as SKINNY_TOKENS
+from services.compute.kernels.skinny_matmul.config import fits_device as skinny_fits
 from services.compute.kernels.skinny_matmul.work import SkinnyWork
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_input.buffers import Resident, StepInputs
@@ -91,7 +92,9 @@ class StepMachine:
         product: Product
         if batch_invariant:
             product = InvariantProduct()
-        elif SKINNY_PRODUCTS:
+        elif SKINNY_PRODUCTS and (
+            device.type != "cuda" or skinny_fits(torch.cuda.get_device_capability(device))
+        ):
             work = SkinnyWork.make(SKINNY_TOKENS, config.vocab_size, device)
             product = SkinnyProduct(work, pdl)
         else:
