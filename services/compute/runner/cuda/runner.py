@@ -80,7 +80,10 @@ class CudaRunner:
 
         Raises ValueError for a token id outside the vocabulary.
         """
-        ticket = CudaTicket(plan, self._stream.mark())
+        # A step begins with the first work that the device gets for it. Mostly that is its upload:
+        # packing before it takes the host longer than the device needs to be idle.
+        works_first = plan.swap_out or plan.swap_in or plan.slots
+        begin = self._stream.mark() if works_first else None
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
         slot_rows = NO_SLOT_ROWS
@@ -97,7 +100,9 @@ class CudaRunner:
             *parts, plan = split(plan, MAX_PAGE_ENTRIES)
             for part in parts:
                 self._apply(part, NO_SLOT_ROWS)
-        ticket.upload = self._upload(plan, slot_rows)
+        num_ints = pack(plan, slot_rows, self._staging.buffer())
+        ticket = CudaTicket(plan, begin or self._stream.mark())
+        ticket.upload = self._staging.upload(num_ints)
         self._machine.forward(plan.num_tokens, plan.num_decode_rows == plan.num_rows)
         return ticket
 
@@ -145,12 +150,8 @@ class CudaRunner:
         """Wait for what is in flight; memory goes with the runner."""
         self._stream.synchronize()
 
-    def _upload(self, plan: StepPlan, slot_rows: Int32Array) -> int:
-        buffer = self._staging.buffer()
-        return self._staging.upload(pack(plan, slot_rows, buffer))
-
     def _apply(self, plan: StepPlan, slot_rows: Int32Array) -> None:
         """Change the resident tables as the plan says, and run no rows of it."""
         for part in split(plan, MAX_PAGE_ENTRIES):
-            self._upload(part, slot_rows)
+            self._staging.upload(pack(part, slot_rows, self._staging.buffer()))
             self._machine.apply()
