@@ -23,11 +23,11 @@ class ComputeSettings(Settings):
     max_waiting: int = 1024  # requests queued before refusing
     max_prefill_tokens: int = 0  # prompt tokens per step; default 512 on cpu, 8192 elsewhere
     max_batched_token_mem: int = 0  # KV capacity in tokens; default: from free memory
-    swap_space: float = 0.0  # GiB of host memory for preemption by swap
+    swap_space: float = 0.0  # GiB of host memory for preemption by swap (cuda: up to twice that)
     gpu_memory_utilization: float = 0.9
     max_input_length: int = 0  # default: max_model_len - 1
     max_output_length: int = 0  # default: max_model_len - 1
-    page_tokens: int = 16
+    page_tokens: int = Field(16, ge=1)
     prefix_cache: bool = True
     schedule: Literal["decode_first", "prefill_first", "static_batch"] = "decode_first"
     static_batch_window_s: float = 0.05

@@ -14,9 +14,9 @@ _by_order = attrgetter("order")
 class Residents:
     """Sequences with a slot. Lists handed out are never changed afterwards, only replaced.
 
-    A slot's epoch grows whenever a sequence takes it, so that the device can tell a row of its
-    former owner. `retabled` have page-table entries that the device does not know, `newcomers`
-    a slot that it does not know.
+    A slot's epoch grows whenever a sequence takes it, so that a plan says of which owner a row is.
+    Today's runners need only the order of one stream. `retabled` have page-table entries that the
+    device does not know, `newcomers` a slot that it does not know.
     """
 
     __slots__ = (

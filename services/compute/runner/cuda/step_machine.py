@@ -95,7 +95,7 @@ class StepMachine:
         elif SKINNY_PRODUCTS and (
             device.type != "cuda" or skinny_fits(torch.cuda.get_device_capability(device))
         ):
-            work = SkinnyWork.make(SKINNY_TOKENS, config.vocab_size, device)
+            work = SkinnyWork.make(SKINNY_TOKENS, _widest_output(decoder), device)
             product = SkinnyProduct(work, pdl)
         else:
             product = CublasProduct(pdl)
@@ -205,6 +205,13 @@ class StepMachine:
             "decode": decode,
             "mixed": MixedAttention(decode, PrefillAttention(tables, all_rows=False)),
         }
+
+
+def _widest_output(decoder: Decoder[Linear]) -> int:
+    """Outputs of the largest of the products."""
+    layer = decoder.layers[0]
+    products = (layer.qkv, layer.out, layer.gate_up, layer.down, decoder.head)
+    return max(linear.weight_OI.shape[0] for linear in products)
 
 
 def _has_dependent_launch(device: torch.device) -> bool:
