@@ -1,7 +1,7 @@
 """The forward pass of one token: matrix-vector kernels with their neighbours fused.
 
 Six launches a layer: norm and qkv, rotation and cache write, attention, out, norm with gate, up
-and SiLU, down. A product takes 3 to 28 us there, and each launch that is left out saves 1.6 and a
+and SiLU, down. A product takes 3 to 55 us there, and each launch that is left out saves 1.6 and a
 gap (benchmarks/results/gpu_kernels.md).
 
 Shape legend: T tokens, E hidden width, Y layers, N pages, K kv heads, P positions in a page,
