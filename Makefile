@@ -26,7 +26,7 @@ help:
 	@echo "make check      formatting, lint, types, import contracts"
 	@echo "make fix        repair what the first two of these can"
 	@echo "make bench      run the benchmarks"
-	@echo "make clients    install the client libraries that some tests drive, into .venv-clients"
+	@echo "make clients    install the clients that some tests drive, into .venv-clients and .venv-agents"
 	@echo "make clean      remove the environment and all caches"
 	@echo
 	@echo "TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu installs PyTorch without GPU support."
@@ -53,13 +53,16 @@ fix: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Their dependencies contradict the server's, so they live apart. npm's client wants node.
-clients: | $(VENV)/bin/python
-	@test -x .venv-clients/bin/python || $(VENV)/bin/python -m venv .venv-clients
-	@.venv-clients/bin/python -m pip install --disable-pip-version-check --quiet \
-	  --requirement tests/clients/requirements.txt
+# Their dependencies contradict the server's and, with some agents', one another's, so they live
+# apart. npm's clients want node.
+clients: .venv-clients/.installed .venv-agents/.installed
 	@if command -v npm >/dev/null; then npm ci --prefix tests/clients/node --silent \
-	  --no-audit --no-fund; else echo "no npm here: its openai package is left out"; fi
+	  --no-audit --no-fund; else echo "no npm here: its packages are left out"; fi
+
+.venv-%/.installed: tests/clients/requirements-%.txt | $(VENV)/bin/python
+	@test -x $(@D)/bin/python || $(VENV)/bin/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	@touch $@
 
 constraints: $(VENV)/.installed-dev
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable \
@@ -67,7 +70,7 @@ constraints: $(VENV)/.installed-dev
 	@mv constraints.new constraints.txt
 
 clean:
-	rm -rf $(VENV) .venv-clients tests/clients/node/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .venv-clients .venv-agents tests/clients/node/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
