@@ -57,7 +57,7 @@ class ModelSettings(Settings):
     """The `[model]` table: which model all services serve."""
 
     path: str = DEMO_MODEL  # a Hugging Face folder or a hub id
-    served_name: str = ""  # default: the folder's name or the hub id
+    served_name: tuple[str, ...] = ()  # the first one in answers; default: the folder's or hub id
     revision: str = ""
 
 
@@ -213,8 +213,8 @@ def resolved_model(model: ModelSettings) -> ModelSettings:
     if path == DEMO_MODEL and not Path(path).is_dir():
         path = str(Path(__file__).resolve().parents[1] / DEMO_MODEL)
     is_hub_id = _is_hub_id(path) and not Path(path).is_dir()
-    served_name = model.served_name or (path if is_hub_id else Path(path).name)
-    return model.model_copy(update={"path": path, "served_name": served_name})
+    names = model.served_name or (path if is_hub_id else Path(path).name,)
+    return model.model_copy(update={"path": path, "served_name": names})
 
 
 def _is_hub_id(path: str) -> bool:

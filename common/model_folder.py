@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,8 @@ def read_json(folder: Path, name: str, *, required: bool = False) -> dict[str, A
     return value
 
 
-def describe(path: str | Path, served_name: str = "") -> ModelCard:
-    """Make the card of the model in a folder: its name, revision, vocabulary and context length.
+def describe(path: str | Path, served_names: Sequence[str] = ()) -> ModelCard:
+    """Make the card of the model in a folder: its names, revision, vocabulary and context length.
 
     `max_model_len` is the model's own (`max_position_embeddings`), 0 where it names none. Raises
     ModelError when config.json is missing or has no vocabulary size.
@@ -113,11 +113,13 @@ def describe(path: str | Path, served_name: str = "") -> ModelCard:
             "is this the folder of a text generation model?"
         )
     max_model_len = config.get("max_position_embeddings")
+    names = served_names or (folder.resolve().name,)
     return ModelCard(
-        name=served_name or folder.resolve().name,
+        name=names[0],
         revision=revision_of(folder),
         vocab_size=vocab_size,
         max_model_len=max_model_len if isinstance(max_model_len, int) else 0,
+        aliases=tuple(names[1:]),
     )
 
 

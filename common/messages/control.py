@@ -27,6 +27,7 @@ class Abort:
 class ModelCard:
     """The model that a worker serves; an itinerary stays within one revision.
 
+    Answers name it `name`; requests may call it by one of its `aliases`, too.
     Lengths are 0 where the worker does not decide them (tokenizer and detokenizer).
     `sampling_defaults` are the model's own, by the name of the field in `SamplingParams`, for what
     a client leaves out; only compute says them. `pooling` is how compute makes an embedding of a
@@ -41,6 +42,12 @@ class ModelCard:
     max_output_length: int = 0
     sampling_defaults: tuple[tuple[str, float], ...] = ()
     pooling: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that requests may call it."""
+        return (self.name, *self.aliases)
 
 
 @dataclass(frozen=True, slots=True)

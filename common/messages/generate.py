@@ -9,6 +9,7 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import Int32s
 from common.messages.columns import require_choices
 from common.messages.control import Abort, RouterAlive
+from common.messages.inspection import InspectionQuery
 from common.messages.sampling import SamplingParams
 from common.messages.timeline import TimelineQuery
 
@@ -52,4 +53,6 @@ class StepWritten:
     step_id: int
 
 
-ComputeInbox: TypeAlias = Generate | Abort | RouterAlive | StepWritten | TimelineQuery
+ComputeInbox: TypeAlias = (
+    Generate | Abort | RouterAlive | StepWritten | TimelineQuery | InspectionQuery
+)

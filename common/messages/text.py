@@ -10,6 +10,7 @@ from common.messages.arrays import Int32s, Int64s
 from common.messages.columns import require_choices
 from common.messages.control import WorkerAlive
 from common.messages.failure import Failure, Usage
+from common.messages.inspection import Inspection
 from common.messages.timeline import TimelinePart
 from common.messages.tokens import EndReason
 
@@ -172,5 +173,11 @@ class Detokenized:
 
 
 RouterInbox: TypeAlias = (
-    TextGenerated | AttemptRefused | Tokenized | Detokenized | WorkerAlive | TimelinePart
+    TextGenerated
+    | AttemptRefused
+    | Tokenized
+    | Detokenized
+    | WorkerAlive
+    | TimelinePart
+    | Inspection
 )

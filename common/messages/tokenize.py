@@ -9,6 +9,7 @@ from common.messages.address import Address, AttemptId, Itinerary
 from common.messages.arrays import Int32s
 from common.messages.columns import require_choices
 from common.messages.control import Abort, RouterAlive
+from common.messages.inspection import InspectionQuery
 from common.messages.sampling import SamplingParams
 from common.messages.timeline import TimelineQuery
 
@@ -159,4 +160,6 @@ class TokenizeQuery:
     traceparent: str = ""
 
 
-TokenizerInbox: TypeAlias = Tokenize | TokenizeQuery | Abort | RouterAlive | TimelineQuery
+TokenizerInbox: TypeAlias = (
+    Tokenize | TokenizeQuery | Abort | RouterAlive | TimelineQuery | InspectionQuery
+)

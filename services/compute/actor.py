@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure, Usage
 from common.messages.generate import ComputeInbox, Generate, StepWritten
+from common.messages.inspection import Inspection, InspectionQuery
 from common.messages.timeline import TimelineQuery
 from common.messages.token_rows import rows
 from common.registration import Registration, WorkerState
@@ -133,6 +135,12 @@ class ComputeActor:
                     self._steps.answered()
             case TimelineQuery():
                 self._show_timeline(message, now_s)
+                return
+            case InspectionQuery():
+                found = {"pages_freed": self._scheduler.flush_prefix_cache()}
+                self._mail.send(
+                    message.reply, Inspection(message.query, json.dumps(found).encode())
+                )
                 return
         self._steps.wake()
 

@@ -108,4 +108,5 @@ def model_card(
         max_input_length=settings.max_input_length or longest,
         max_output_length=settings.max_output_length or longest,
         pooling=spec.pooling,
+        aliases=card.aliases,
     )

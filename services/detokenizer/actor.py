@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,7 +217,6 @@ def _ended(end: TextEnd) -> TextEnded:
     )
 
 
-def load_card(folder: Path, served_name: str) -> ModelCard:
+def load_card(folder: Path, served_names: Sequence[str]) -> ModelCard:
     """Describe the model folder; the detokenizer decides no lengths, so it names none."""
-    card = describe(folder, served_name)
-    return ModelCard(card.name, card.revision, card.vocab_size)
+    return replace(describe(folder, served_names), max_model_len=0)

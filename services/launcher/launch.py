@@ -63,7 +63,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 
         def announce(seconds: float) -> None:
             key = bool(plan.value("router", "api_keys").strip("[]()"))
-            sys.stdout.write(banner(front.url, model.served_name, seconds, key))
+            sys.stdout.write(banner(front.url, model.served_name[0], seconds, key))
             sys.stdout.flush()
 
         async def supervise() -> int:

@@ -124,8 +124,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--served-model-name",
         dest="model.served_name",
+        nargs="+",
         metavar="NAME",
-        help="what clients call it (default: the hub id or the folder's name)",
+        help="what clients call it; of several names answers have the first "
+        "(default: the hub id or the folder's name)",
     )
     group.add_argument(
         "--device",

@@ -14,6 +14,7 @@ from common.link.mail import Mail
 from common.messages.address import Address, AttemptId
 from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive, WorkerAlive
 from common.messages.generate import StepWritten
+from common.messages.inspection import Inspection
 from common.messages.text import AttemptRefused, Detokenized, StepMark, TextGenerated, Tokenized
 from common.messages.timeline import TimelinePart
 from common.telemetry import log
@@ -130,7 +131,7 @@ class RouterActor:
                 return
             case AttemptRefused():
                 dispatch.abort(dispatch.inflight.refused(message))
-            case Tokenized() | Detokenized() | TimelinePart():
+            case Tokenized() | Detokenized() | TimelinePart() | Inspection():
                 dispatch.queries.answered(message)
         self._fleet.heard(sender.incarnation, self._clock())
 

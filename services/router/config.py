@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from common.config import Settings
+
+AUTO_ORIGINS: Final = ("auto",)
 
 
 class RouterSettings(Settings):
@@ -16,6 +18,7 @@ class RouterSettings(Settings):
     port: int = Field(8000, ge=0, le=65535)  # 0 picks a free one
     api_keys: tuple[str, ...] = ()  # none, and no file of them: everybody may ask
     api_keys_file: str = ""  # more keys, with limits of their own; read again when it changes
+    allowed_origins: tuple[str, ...] = AUTO_ORIGINS  # of pages; auto: all on loopback without keys
     placement: Literal["round_robin", "least_load"] = "least_load"
     unknown_fields: Literal["warn", "refuse"] = "warn"  # what a request has that nobody reads
 

@@ -6,16 +6,19 @@ What the HTTP side sees of the router; it knows no HTTP itself.
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from common.errors import LinkError, MessageTooLarge
 from common.link.mail import Mail
 from common.messages.address import AttemptId
 from common.messages.arrays import int32s
-from common.messages.control import Abort, AbortReason, ModelCard
+from common.messages.control import Abort, AbortReason, ModelCard, ServiceName
 from common.messages.failure import Failure
+from common.messages.inspection import Inspection, InspectionQuery, Subject
 from common.messages.sampling import SamplingParams
 from common.messages.text import Detokenized, Tokenized
 from common.messages.timeline import TimelinePart, TimelineQuery
@@ -227,6 +230,21 @@ class Dispatch:
             query.counter, worker.address.incarnation, TIMELINE_TIMEOUT_S
         )
         return answer
+
+    def place(self, group: Group, service: ServiceName) -> Worker:
+        """Choose a worker of a service for one question."""
+        return self.fleet.place(group, service, self._clock())
+
+    async def inspect(self, worker: Worker, subject: Subject) -> dict[str, Any]:
+        """Ask a worker an operator's question; ApiError 503 if it does not answer."""
+        self.queries.check_room()
+        query = self._query_id()
+        self._mail.send(worker.address, InspectionQuery(query, self._mail.address, subject))
+        answer: Inspection = await self.queries.answer(
+            query.counter, worker.address.incarnation, self._query_timeout_s
+        )
+        found: dict[str, Any] = json.loads(answer.found_json)
+        return found
 
     def _query_id(self) -> AttemptId:
         return AttemptId(self._mail.address.incarnation, self.inflight.take_counters(1))

@@ -108,6 +108,12 @@ def written_error(failure: Failure) -> tuple[int, bytes]:
     return failure.status if 400 <= failure.status <= 599 else 500, error_body(failure)
 
 
+def ollama_error(failure: Failure) -> tuple[int, bytes]:
+    """Return the HTTP status and the body of an error response in Ollama's shape."""
+    status, _ = written_error(failure)
+    return status, json.dumps({"error": failure.message}, ensure_ascii=False).encode()
+
+
 def _path(loc: tuple[int | str, ...]) -> str:
     path = ""
     for part in loc:

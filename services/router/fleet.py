@@ -220,7 +220,7 @@ class Fleet:
 
     def group(self, model: str) -> Group | None:
         """Return the group to serve a model: a complete one, of several the largest."""
-        named = [group for group in self.groups() if group.card.name == model]
+        named = [group for group in self.groups() if model in group.card.names]
         complete = [group for group in named if not group.missing]
         return max(complete or named, key=lambda group: len(group.workers["compute"]), default=None)
 

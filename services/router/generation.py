@@ -26,8 +26,9 @@ from services.router.request_span import RequestSpan
 from services.router.sse import AnswerFormat, BodyFormat, json_bytes
 from services.router.stream import Flushes, Stream
 
+EVENTS = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
+    "Content-Type": EVENTS,
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would hold the events back
 }
@@ -40,7 +41,8 @@ LayoutT = TypeVar("LayoutT", bound=BodyFormat, covariant=True)
 class Asked(Generic[LayoutT]):
     """A validated request on its way: what, of whom, by whom, and how to answer.
 
-    `wants_ids` says that the format has to know the ids of the tokens.
+    `wants_ids` says that the format has to know the ids of the tokens; `content_type` is that of
+    its stream.
     """
 
     job: Job
@@ -49,6 +51,7 @@ class Asked(Generic[LayoutT]):
     layout: LayoutT
     span: RequestSpan
     wants_ids: bool = False
+    content_type: str = EVENTS
 
 
 class Generation:
@@ -92,7 +95,7 @@ class Generation:
         sink = Stream(
             asked.layout, job.num_all_choices, job.num_choices, self._flushes, asked.wants_ids
         )
-        headers = {**STREAM_HEADERS, **id_headers(request)}
+        headers = {**STREAM_HEADERS, "Content-Type": asked.content_type, **id_headers(request)}
         response = web.StreamResponse(headers=headers)
         with _Admitted(self.dispatch, asked, sink):
             failure = await sink.begun

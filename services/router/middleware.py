@@ -16,8 +16,9 @@ from common.messages.failure import Failure
 from services.router.anthropic_errors import AnthropicErrors
 from services.router.api_keys import ApiKeys, bearer
 from services.router.client import Client
+from services.router.cors import CrossOrigin
 from services.router.dispatch import Dispatch
-from services.router.errors import ApiError, ErrorWriter, written_error
+from services.router.errors import ApiError, ErrorWriter, ollama_error, written_error
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -25,7 +26,7 @@ REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
-OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/metrics"})  # probes have no key
+OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping", "/metrics"})  # probes have no key
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -33,6 +34,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 def make_guard(
     dispatch: Dispatch,
     keys: ApiKeys,
+    cross_origin: CrossOrigin,
     page_paths: Collection[str] = (),
     spoke: Callable[[web.RequestHandler], None] = lambda connection: None,
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -49,6 +51,9 @@ def make_guard(
         dispatch.num_handlers += 1
         try:
             _check_version(request)
+            preflight = cross_origin.preflight(request)
+            if preflight is not None:
+                return preflight
             if request.path not in OPEN_PATHS and request.path not in page_paths:
                 key = bearer(request.headers.get("Authorization", ""))
                 key = key or request.headers.get("X-Api-Key", "")
@@ -115,10 +120,13 @@ def id_headers(request: web.Request) -> dict[str, str]:
 
 def is_anthropic(request: web.Request) -> bool:
     """Whether it is a client of Anthropic's that asks."""
-    return request.path.startswith("/v1/messages") or "Anthropic-Version" in request.headers
+    path = request.path.removeprefix("/v1")
+    return path.startswith("/messages") or "Anthropic-Version" in request.headers
 
 
 def _writer(request: web.Request) -> ErrorWriter:
+    if request.path.startswith("/api/"):
+        return ollama_error
     return AnthropicErrors(request[REQUEST_ID]) if is_anthropic(request) else written_error
 
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from common.messages.failure import Failure
+from common.messages.inspection import Inspection
 from common.messages.text import Detokenized, Tokenized
 from common.messages.timeline import TimelinePart
 from services.router.errors import FULL, ApiError
@@ -52,11 +53,11 @@ class Queries:
             raise ApiError(answer, 1.0 if answer.retryable else None)
         return answer
 
-    def answered(self, message: Tokenized | Detokenized | TimelinePart) -> None:
+    def answered(self, message: Tokenized | Detokenized | TimelinePart | Inspection) -> None:
         """Hand an answer to whoever waits for it; a late one is passed over."""
         _, future = self._open.get(message.query.counter, _NOBODY)
         if future is not None and not future.done():
-            failure = None if isinstance(message, TimelinePart) else message.failure
+            failure = getattr(message, "failure", None)
             future.set_result(message if failure is None else failure)
 
     def lose_worker(self, incarnation: str, failure: Failure = WORKER_LOST) -> None:

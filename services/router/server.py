@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -11,15 +12,19 @@ from services.router.anthropic.handlers import AnthropicHandlers
 from services.router.api_keys import ApiKeys
 from services.router.config import RouterSettings
 from services.router.connections import Connections, FaultsOnly
+from services.router.cors import CrossOrigin, origins_of
 from services.router.dispatch import Dispatch
 from services.router.embeddings.handlers import EmbeddingHandlers
 from services.router.generation import Generation
 from services.router.middleware import make_guard
+from services.router.ollama.handlers import OllamaHandlers
 from services.router.openai.handlers import OpenAIHandlers
 from services.router.openai.token_handlers import TokenHandlers
 from services.router.openapi.handler import OpenAPIHandler
+from services.router.operator_handlers import OperatorHandlers
 from services.router.page.handler import PageHandler
 from services.router.responses.handlers import ResponsesHandlers
+from services.router.sagemaker import SageMakerHandlers
 from services.router.status_handlers import StatusHandlers, installed_version
 from services.router.stream import Flushes
 from services.router.timeline_handler import TimelineHandler
@@ -53,28 +58,41 @@ class HttpServer:
         tokens = TokenHandlers(dispatch, settings)
         self.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         page = PageHandler()
-        guard = make_guard(dispatch, self.keys, page.paths, self._connections.spoke)
+        cross_origin = CrossOrigin(origins_of(settings, self.keys.required))
+        guard = make_guard(dispatch, self.keys, cross_origin, page.paths, self._connections.spoke)
+        embeddings = EmbeddingHandlers(dispatch, generation, settings)
+        apis = {
+            "messages": openai.chat,
+            "prompt": openai.completions,
+            "input": embeddings.create,
+        }
         self._app = web.Application(middlewares=[guard], client_max_size=settings.max_body_bytes)
+        self._app.on_response_prepare.append(cross_origin.sign)
         self._app.add_routes(
-            [
-                web.post("/v1/chat/completions", openai.chat),
-                web.post("/v1/completions", openai.completions),
-                web.get("/v1/models", self.status.models),
-                web.get("/v1/models/{model:.+}", self.status.model),
-                web.post("/tokenize", tokens.tokenize),
-                web.post("/detokenize", tokens.detokenize),
-                *ResponsesHandlers(dispatch, generation, settings).routes(),
-                *AnthropicHandlers(dispatch, generation, settings).routes(),
-                *EmbeddingHandlers(dispatch, generation, settings).routes(),
-                web.get("/version", self.status.version),
-                web.get("/live", self.status.live),
-                web.get("/ready", self.status.ready),
-                web.get("/health", self.status.health),
-                web.get("/metrics", self.status.metrics),
-                web.get("/timeline", timeline.timeline),
-                web.get("/openapi.json", OpenAPIHandler(installed_version()).document),
-                *page.routes(),
-            ]
+            with_short_paths(
+                [
+                    web.post("/v1/chat/completions", openai.chat),
+                    web.post("/v1/completions", openai.completions),
+                    web.get("/v1/models", self.status.models),
+                    web.get("/v1/models/{model:.+}", self.status.model),
+                    web.post("/tokenize", tokens.tokenize),
+                    web.post("/detokenize", tokens.detokenize),
+                    *ResponsesHandlers(dispatch, generation, settings).routes(),
+                    *AnthropicHandlers(dispatch, generation, settings).routes(),
+                    *embeddings.routes(),
+                    *OllamaHandlers(dispatch, generation, settings).routes(),
+                    *OperatorHandlers(dispatch, settings).routes(),
+                    *SageMakerHandlers(self.status.ready, apis, settings).routes(),
+                    web.get("/version", self.status.version),
+                    web.get("/live", self.status.live),
+                    web.get("/ready", self.status.ready),
+                    web.get("/health", self.status.health),
+                    web.get("/metrics", self.status.metrics),
+                    web.get("/timeline", timeline.timeline),
+                    web.get("/openapi.json", OpenAPIHandler(installed_version()).document),
+                    *page.routes(),
+                ]
+            )
         )
 
     @property
@@ -129,6 +147,16 @@ class HttpServer:
         """Stop listening and end every connection."""
         if self._runner is not None:
             await self._runner.cleanup()
+
+
+def with_short_paths(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
+    """Add each path of `/v1` without it: the base URL of many clients is the bare address."""
+    short = [
+        web.route(route.method, route.path.removeprefix("/v1"), route.handler)
+        for route in routes
+        if route.path.startswith("/v1/")
+    ]
+    return [*routes, *short]
 
 
 def _http_log() -> logging.Logger:

@@ -73,7 +73,8 @@ class StatusHandlers:
 
     async def models(self, request: web.Request) -> web.Response:
         """List the models that are served, in the shape of the client's API."""
-        found = {card["id"]: card for card in map(self._card, self._complete_groups())}
+        groups = self._complete_groups()
+        found = {name: self._card(group, name) for group in groups for name in group.card.names}
         cards = list(found.values())
         if is_anthropic(request):
             return _json(model_list(cards))
@@ -83,8 +84,8 @@ class StatusHandlers:
         """Describe one model."""
         name = request.match_info["model"]
         for group in self._complete_groups():
-            if group.card.name == name:
-                card = self._card(group)
+            if name in group.card.names:
+                card = self._card(group, name)
                 return _json(model_info(card) if is_anthropic(request) else card)
         message = f"the model {name[:100]!r} does not exist; /v1/models lists those that do"
         raise ApiError(Failure(404, "model_not_found", message, "model"))
@@ -102,10 +103,10 @@ class StatusHandlers:
     def _complete_groups(self) -> list[Group]:
         return [group for group in self._dispatch.fleet.groups() if not group.missing]
 
-    def _card(self, group: Group) -> dict[str, Any]:
+    def _card(self, group: Group, name: str) -> dict[str, Any]:
         computes = group.workers["compute"]
         return {
-            "id": group.card.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "slipstream",

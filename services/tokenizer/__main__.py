@@ -6,10 +6,13 @@ import json
 import os
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
+from common.chat_formats import reasoning_format_of, tool_format_of
 from common.config import ServiceConfig
 from common.messages.tokenize import TokenizerInbox
-from common.model_folder import describe, locate
+from common.model_folder import describe, locate, read_json
 from common.registration import Registration
 from common.service import service_main
 from services.tokenizer.actor import TokenizerActor
@@ -45,7 +48,24 @@ def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
         encode_timeout_s=own.encode_timeout_s,
     )
     registration = Registration("tokenizer", config.links.routers)
-    return TokenizerActor(own, card, Pool(pool_settings, spawn), registration)
+    about = json.dumps(_about(folder, own)).encode()
+    return TokenizerActor(own, card, Pool(pool_settings, spawn), registration, about=about)
+
+
+def _about(folder: Path, settings: TokenizerSettings) -> dict[str, Any]:
+    """Describe the tokenizer: its folder's settings, its chat template, what it writes and how."""
+    config = read_json(folder, "tokenizer_config.json")
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        config["chat_template"] = template.read_text("utf-8")
+    source = config.get("chat_template")
+    text = source if isinstance(source, str) else json.dumps(source or "")
+    tools, reasoning = settings.tool_format, settings.reasoning_format
+    return {
+        **config,
+        "tool_format": tool_format_of(text) if tools == "auto" else tools,
+        "reasoning_format": reasoning_format_of(text) if reasoning == "auto" else reasoning,
+    }
 
 
 def _default_pool_size() -> int:

@@ -14,6 +14,7 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
+from common.messages.inspection import Inspection, InspectionQuery
 from common.messages.sampling import SamplingParams
 from common.messages.text import AttemptRefused, Tokenized
 from common.messages.timeline import TimelineQuery
@@ -62,11 +63,14 @@ class TokenizerActor:
         pool: Pool,
         registration: Registration,
         clocks: Clocks | None = None,
+        about: bytes = b"{}",
     ) -> None:
+        """`about` describes the tokenizer to operators, a JSON object."""
         self._settings = settings
         self._card = card
         self._pool = pool
         self._registration = registration
+        self._about = about
         self._clocks = clocks or Clocks()
         self._work = WorkTable(settings.max_pending_requests, settings.max_pending_bytes)
         self._spans: dict[Work, Span] = {}
@@ -128,6 +132,8 @@ class TokenizerActor:
                 self._registration.answered(message, now_s)
             case TimelineQuery():
                 self._show_timeline(message, now_s)
+            case InspectionQuery():
+                self._links.send(message.reply, Inspection(message.query, self._about))
 
     def peer_lost(self, peer: Address) -> None:
         """End the requests of a router that does not take its mail.

@@ -25,6 +25,7 @@ from common.messages.control import (
 )
 from common.messages.failure import Failure, Usage
 from common.messages.generate import ComputeInbox
+from common.messages.inspection import Inspection, InspectionQuery
 from common.messages.text import (
     AttemptRefused,
     Detokenized,
@@ -58,6 +59,7 @@ class Worker:
     mail: MemoryMail
     card: ModelCard = CARD
     got: list[Any] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)  # what it answers operators
     beats: int = 0
 
     def of(self, kind: type) -> list[Any]:
@@ -205,6 +207,8 @@ class Ring:
             ids = int32s([1, 2, 3])
             strs = ("a", "b", "c") if message.return_token_strs else ()
             worker.mail.send(reply, Tokenized(message.query, ids, strs))
+        elif isinstance(message, InspectionQuery):
+            worker.mail.send(reply, Inspection(message.query, json.dumps(worker.about).encode()))
         elif isinstance(message, DetokenizeQuery):
             worker.mail.send(reply, Detokenized(message.query, "text of ids"))
 

@@ -51,7 +51,10 @@ def document_of(stack: Stack) -> dict[str, Any]:
     with urllib.request.urlopen(f"{stack.url}/openapi.json", timeout=10) as answer:
         document: dict[str, Any] = json.load(answer)
     for schema in document["components"]["schemas"].values():
-        if "model" in schema["properties"] and schema.get("additionalProperties") is not False:
+        if (
+            "model" in schema.get("properties", {})
+            and schema.get("additionalProperties") is not False
+        ):
             optional = "model" not in schema["required"]
             schema["properties"]["model"] = {"enum": ["sim", None] if optional else ["sim"]}
     document["paths"]["/v1/models/{model}"]["get"]["parameters"][0]["schema"] = {

@@ -194,3 +194,18 @@ HEALTH: Schema = {
     },
     "required": ["status", "missing", "workers", "instances", "requests", "attempts", "queries"],
 }
+LOAD = record({"server_load": COUNT})
+SERVER_INFO = record(
+    {
+        "version": STRING,
+        "models": array({"type": "object", "additionalProperties": ANY}),
+        "workers": {"type": "object", "additionalProperties": COUNT},
+        "router": {"type": "object", "additionalProperties": ANY},
+    }
+)
+CACHE_RESET = record(
+    {
+        "success": BOOLEAN,
+        "pages_freed": {"type": "object", "additionalProperties": nullable(COUNT)},
+    }
+)

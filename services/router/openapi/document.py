@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from services.router.ollama.format import NDJSON
 from services.router.openapi import answers, other_answers
 from services.router.openapi.requests import request_schemas
 from services.router.openapi.shapes import STRING, Schema, either, ref
@@ -34,6 +35,7 @@ class Operation(NamedTuple):
     answer: str
     streams: bool = False
     error: str = "Error"
+    stream_type: str = EVENTS
 
 
 OPERATIONS = (
@@ -93,6 +95,43 @@ OPERATIONS = (
         "EmbeddingsRequest",
         "Embeddings",
     ),
+    Operation(
+        "/invocations",
+        "invoke",
+        "Any of chat, completions and embeddings, by its fields, as SageMaker asks",
+        "Invocation",
+        "InvocationAnswer",
+        True,
+    ),
+    Operation(
+        "/api/chat",
+        "ollamaChat",
+        "Answer a conversation in the way of Ollama",
+        "OllamaChatRequest",
+        "OllamaChat",
+        True,
+        "OllamaError",
+        NDJSON,
+    ),
+    Operation(
+        "/api/generate",
+        "ollamaGenerate",
+        "Answer a question in the way of Ollama",
+        "OllamaGenerateRequest",
+        "OllamaGenerated",
+        True,
+        "OllamaError",
+        NDJSON,
+    ),
+    Operation(
+        "/api/show",
+        "ollamaShow",
+        "Describe a model in the way of Ollama",
+        "OllamaShowRequest",
+        "OllamaModel",
+        False,
+        "OllamaError",
+    ),
     Operation("/tokenize", "tokenize", "Make ids of a prompt", "TokenizeRequest", "Tokens"),
     Operation("/detokenize", "detokenize", "Make text of ids", "DetokenizeRequest", "Text"),
 )
@@ -111,6 +150,10 @@ _COMPONENTS: dict[str, Schema] = {
     "Live": answers.LIVE,
     "Ready": answers.READY,
     "Health": answers.HEALTH,
+    "ServerInfo": answers.SERVER_INFO,
+    "CacheReset": answers.CACHE_RESET,
+    "InvocationAnswer": either(ref("ChatCompletion"), ref("Completion"), ref("Embeddings")),
+    "Invocation": either(ref("ChatRequest"), ref("CompletionRequest"), ref("EmbeddingsRequest")),
     "Response": other_answers.RESPONSE,
     "Message": other_answers.MESSAGE,
     "ResponseInput": other_answers.RESPONSE_INPUT,
@@ -118,6 +161,11 @@ _COMPONENTS: dict[str, Schema] = {
     "AnthropicModels": other_answers.ANTHROPIC_MODELS,
     "CountedTokens": other_answers.COUNTED,
     "AnthropicError": other_answers.ANTHROPIC_ERROR,
+    "OllamaChat": other_answers.OLLAMA_CHAT,
+    "OllamaGenerated": other_answers.OLLAMA_GENERATED,
+    "OllamaModel": other_answers.OLLAMA_MODEL,
+    "OllamaModels": other_answers.OLLAMA_MODELS,
+    "OllamaError": other_answers.OLLAMA_ERROR,
 }
 
 
@@ -145,7 +193,7 @@ def build_document(version: str) -> dict[str, Any]:
 def _operation(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {JSON: {"schema": ref(operation.answer)}}
     if operation.streams:
-        content[EVENTS] = {"schema": {}}  # data and names of events: the API's own
+        content[operation.stream_type] = {"schema": {}}  # data and names of events: the API's own
     error = {JSON: {"schema": ref(operation.error)}}
     refusals = dict(_REFUSALS)
     if operation.error == "AnthropicError":
@@ -205,6 +253,22 @@ def _readings() -> dict[str, Any]:
         "description": "Not now.",
         "content": {JSON: {"schema": ref("Ready")}},
     }
+    ping = _reading("ping", "Whether new work is taken, as SageMaker asks", "Ready", ())
+    ping["responses"]["503"] = ready["responses"]["503"]
+    tokenizer = _reading(
+        "getTokenizerInfo",
+        "The model's tokenizer_config.json with its chat template",
+        {"type": "object"},
+        ("401", "404", "503"),
+    )
+    tokenizer["parameters"] = [_parameter("model", "query", {"type": "string"})]
+    reset = _reading(
+        "resetPrefixCache", "Empty the prefix cache of every compute", "CacheReset", ("401",)
+    )
+    reset["responses"]["503"] = {
+        "description": "A compute did not answer.",
+        "content": {JSON: {"schema": ref("CacheReset")}},
+    }
     health = _reading("getHealth", "What there is, and how busy it is", "Health", ())
     health["responses"]["503"] = {
         "description": "Not able to take new work.",
@@ -213,9 +277,20 @@ def _readings() -> dict[str, Any]:
     return {
         "/v1/models": {"get": _reading("listModels", "List the models that are served", listed)},
         "/v1/models/{model}": {"get": model},
+        "/api/tags": {
+            "get": _reading("ollamaTags", "List the models in the way of Ollama", "OllamaModels")
+        },
+        "/api/version": {"get": _reading("ollamaVersion", "Which Slipstream this is", "Version")},
         "/version": {"get": _reading("getVersion", "Which Slipstream this is", "Version")},
         "/live": {"get": _reading("getLive", "Whether the process turns", "Live", ())},
         "/ready": {"get": ready},
+        "/ping": {"get": ping, "post": {**ping, "operationId": "pingByPost"}},
+        "/load": {"get": _reading("getLoad", "Requests being answered", answers.LOAD)},
+        "/server_info": {
+            "get": _reading("getServerInfo", "The release, the models, the settings", "ServerInfo")
+        },
+        "/tokenizer_info": {"get": tokenizer},
+        "/reset_prefix_cache": {"post": reset},
         "/health": {"get": health},
         "/metrics": {
             "get": _reading("getMetrics", "Numbers for Prometheus", STRING, (), "text/plain")

@@ -160,3 +160,67 @@ ANTHROPIC_ERROR = record(
     },
     ("request_id",),
 )
+_OLLAMA_HEAD = {"model": STRING, "created_at": STRING}
+_OLLAMA_END = {
+    "done": BOOLEAN,
+    "done_reason": one_of("stop", "length", "load"),
+    "total_duration": COUNT,
+    "load_duration": COUNT,
+    "prompt_eval_count": COUNT,
+    "prompt_eval_duration": COUNT,
+    "eval_count": COUNT,
+    "eval_duration": COUNT,
+    "logprobs": array(ANY),
+}
+_OLLAMA_OPTIONAL = tuple(name for name in _OLLAMA_END if name not in ("done", "done_reason"))
+_OLLAMA_CALL = record(
+    {"id": STRING, "function": record({"name": STRING, "arguments": {"type": "object"}})}
+)
+_OLLAMA_MESSAGE = record(
+    {
+        "role": constant("assistant"),
+        "content": STRING,
+        "thinking": STRING,
+        "tool_calls": array(_OLLAMA_CALL),
+    },
+    ("thinking", "tool_calls"),
+)
+OLLAMA_CHAT = record({**_OLLAMA_HEAD, "message": _OLLAMA_MESSAGE, **_OLLAMA_END}, _OLLAMA_OPTIONAL)
+OLLAMA_GENERATED = record(
+    {
+        **_OLLAMA_HEAD,
+        "response": STRING,
+        "thinking": STRING,
+        "tool_calls": array(_OLLAMA_CALL),
+        **_OLLAMA_END,
+    },
+    ("thinking", "tool_calls", *_OLLAMA_OPTIONAL),
+)
+OLLAMA_MODEL = record(
+    {
+        "modelfile": STRING,
+        "parameters": STRING,
+        "template": STRING,
+        "details": {"type": "object"},
+        "model_info": {"type": "object"},
+        "capabilities": array(one_of("completion", "embedding", "tools", "thinking")),
+        "modified_at": STRING,
+    }
+)
+OLLAMA_MODELS = record(
+    {
+        "models": array(
+            record(
+                {
+                    "name": STRING,
+                    "model": STRING,
+                    "modified_at": STRING,
+                    "size": COUNT,
+                    "digest": STRING,
+                    "details": {"type": "object"},
+                }
+            )
+        )
+    }
+)
+OLLAMA_ERROR = record({"error": STRING})

@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 from services.router.anthropic.requests import MessageFields, PromptFields
 from services.router.embeddings.requests import EmbeddingFields
+from services.router.ollama.requests import ChatFields as OllamaChatFields
+from services.router.ollama.requests import GenerateFields, ShowFields
 from services.router.openai.chat import ChatFields
 from services.router.openai.completions import CompletionFields
 from services.router.openai.sampling_fields import SamplingFields
@@ -175,6 +177,11 @@ _MESSAGES_PROPERTIES: dict[str, Schema] = {
     "tool_choice": nullable(_OBJECT),
 }
 
+_OLLAMA_PROPERTIES: dict[str, Schema] = {
+    "format": nullable(either(one_of("", "json"), _OBJECT)),
+    "options": nullable(_OBJECT),
+}
+
 
 def request_schemas() -> dict[str, Schema]:
     """Return the schema of every request body, by the name of its component."""
@@ -189,6 +196,9 @@ def request_schemas() -> dict[str, Schema]:
             (TokenizeFields,),
             {"messages": nullable(_MESSAGES), "tools": {}},  # read with messages only
         ),
+        "OllamaChatRequest": _merged((OllamaChatFields,), _OLLAMA_PROPERTIES),
+        "OllamaGenerateRequest": _merged((GenerateFields,), _OLLAMA_PROPERTIES),
+        "OllamaShowRequest": _merged((ShowFields,), {}),
         "DetokenizeRequest": _merged((DetokenizeFields,), {"tokens": array(COUNT)}),
     }
 

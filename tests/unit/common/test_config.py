@@ -145,7 +145,7 @@ def test_the_demo_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.M
     model = load(RouterLike, "router", None, {}).model
     assert Path(model.path).is_absolute()
     assert model.path.endswith("models/demo")
-    assert model.served_name == "demo"
+    assert model.served_name == ("demo",)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,12 @@ def test_a_model_is_served_under_its_hub_id_or_its_folders_name(
     path: str, served_name: str
 ) -> None:
     env = {"SLIPSTREAM_MODEL__PATH": path}
-    assert load(RouterLike, "router", None, env).model.served_name == served_name
+    assert load(RouterLike, "router", None, env).model.served_name == (served_name,)
+
+
+def test_a_model_may_be_served_under_several_names() -> None:
+    env = {"SLIPSTREAM_MODEL__SERVED_NAME": "gpt-4o, gpt-4o-mini"}
+    assert load(RouterLike, "router", None, env).model.served_name == ("gpt-4o", "gpt-4o-mini")
 
 
 def test_the_shared_settings_are_exactly_these() -> None:

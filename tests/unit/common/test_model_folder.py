@@ -24,7 +24,7 @@ def folder(path: Path, **config: Any) -> Path:
 def test_a_card_names_the_model_and_its_sizes(tmp_path: Path) -> None:
     card = describe(folder(tmp_path / "tiny"))
     assert (card.name, card.vocab_size, card.max_model_len) == ("tiny", 320, 64)
-    assert describe(tmp_path / "tiny", "other").name == "other"
+    assert describe(tmp_path / "tiny", ("other", "another")).names == ("other", "another")
 
 
 def test_a_model_with_images_keeps_its_text_settings_inside(tmp_path: Path) -> None:

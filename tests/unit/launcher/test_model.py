@@ -52,7 +52,7 @@ def test_a_folder_is_taken_by_its_absolute_path(
     monkeypatch.chdir(tmp_path.parent)
     model = find_model(ModelSettings(path=tmp_path.name), with_weights=True)
     assert model.path == str(tmp_path)
-    assert model.served_name == tmp_path.name
+    assert model.served_name == (tmp_path.name,)
 
 
 @pytest.mark.parametrize("path", ["./none", "/no/such/folder", "a/b/c"])
@@ -79,7 +79,7 @@ def test_a_hub_id_is_downloaded_without_pickles(
     path = folder_with(tmp_path, "config.json", "model.safetensors")
     calls = hub_that(monkeypatch, path)
     model = find_model(ModelSettings(path="org/name", revision="v1"), with_weights=True)
-    assert (model.path, model.served_name) == (path, "org/name")
+    assert (model.path, model.served_name) == (path, ("org/name",))
     patterns = calls[0]["allow_patterns"]
     assert isinstance(patterns, list)
     assert "*.safetensors" in patterns

@@ -25,7 +25,7 @@ def test_every_option_is_a_setting_of_its_table() -> None:
         parsed("m", "--port=9", "--served-model-name=n", "--device=sim", "--swap-space=1.5")
     )
     assert tables == {
-        "model": {"path": "m", "served_name": "n"},
+        "model": {"path": "m", "served_name": ["n"]},
         "router": {"port": 9},
         "compute": {"device": "sim", "swap_space": 1.5},
     }

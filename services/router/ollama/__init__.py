@@ -1,0 +1,1 @@
+"""Ollama's native API, for programs that were made for it."""

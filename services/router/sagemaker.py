@@ -1,0 +1,42 @@
+"""What Amazon SageMaker asks of a container: `/ping`, and one `/invocations` for every API."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+from services.router.config import RouterSettings
+from services.router.errors import bad_field
+from services.router.request_body import read_json
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class SageMakerHandlers:
+    """Hands an invocation to the API that its fields belong to."""
+
+    def __init__(
+        self, ready: Handler, apis: Mapping[str, Handler], settings: RouterSettings
+    ) -> None:
+        """Take the handler of readiness, and those of APIs by the field that only they have."""
+        self._ready = ready
+        self._apis = apis
+        self._settings = settings
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return what belongs into the application."""
+        return [
+            web.get("/ping", self._ready),
+            web.post("/ping", self._ready),
+            web.post("/invocations", self.invocations),
+        ]
+
+    async def invocations(self, request: web.Request) -> web.StreamResponse:
+        """Answer a chat, a completion or an embedding; ApiError 400 for anything else."""
+        body = await read_json(request, self._settings)  # aiohttp keeps it for the handler
+        for field, handler in self._apis.items():
+            if field in body:
+                return await handler(request)
+        fields = list(self._apis)
+        raise bad_field(fields[0], f"is missing; give {', '.join(fields[:-1])} or {fields[-1]}")
