@@ -13,11 +13,17 @@ from services.router.errors import ApiError
 from services.router.json_body import parse
 
 
-async def read_json(request: web.Request, settings: RouterSettings) -> dict[str, Any]:
-    """Read the JSON object that a request carries; ApiError 400, 408, 413 or 415."""
+async def read_json(
+    request: web.Request, settings: RouterSettings, *, of_any_type: bool = False
+) -> dict[str, Any]:
+    """Read the JSON object that a request carries; ApiError 400, 408, 413 or 415.
+
+    With `of_any_type` a body that calls itself something else is read, too.
+    """
     max_bytes, timeout_s = settings.max_body_bytes, settings.body_timeout_s
     kind = request.content_type
-    if kind != "application/json" and not kind.endswith("+json"):
+    is_json = kind == "application/json" or kind.endswith("+json")
+    if not is_json and not of_any_type:
         message = f"the content type is {kind[:100]}; send application/json"
         raise ApiError(Failure(415, "unsupported_media_type", message))
     charset = request.charset or "utf-8"

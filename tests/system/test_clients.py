@@ -1,6 +1,7 @@
 """Real client libraries against a real server, each by a script of its own.
 
-They live in an environment of their own, `.venv-clients`, which `make clients` makes.
+They live in environments of their own, `.venv-clients` and `.venv-agents`, which `make clients`
+makes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.system.ring import wait_empty
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = ROOT / "tests" / "clients"
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+AGENTS = ROOT / ".venv-agents" / "bin" / "python"
 NODE_MODULES = CLIENTS / "node" / "node_modules"
 SCRIPT_TIMEOUT_S = 110
 
@@ -52,6 +54,12 @@ def test_openai_of_the_third_major_version(demo_stack: Stack) -> None:
 )
 def test_a_python_client(script: str, demo_stack: Stack) -> None:
     run(demo_stack, str(PYTHON), str(CLIENTS / script))
+
+
+@pytest.mark.skipif(not AGENTS.exists(), reason="no .venv-agents; `make clients` makes it")
+@pytest.mark.parametrize("script", ["ollama_client.py"])
+def test_an_agent_framework(script: str, demo_stack: Stack) -> None:
+    run(demo_stack, str(AGENTS), str(CLIENTS / script))
 
 
 @pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="no node_modules; `make clients` makes them")

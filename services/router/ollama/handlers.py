@@ -69,7 +69,7 @@ class OllamaHandlers:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        fields = parse_chat_fields(await read_json(request, self._settings))
+        fields = parse_chat_fields(await self._body(request))
         if not fields.messages:
             return self._loaded(fields.model, as_message)
 
@@ -80,7 +80,7 @@ class OllamaHandlers:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Answer a question, or continue a raw prompt."""
-        fields = parse_generate_fields(await read_json(request, self._settings))
+        fields = parse_generate_fields(await self._body(request))
         if not fields.prompt:
             return self._loaded(fields.model, as_response)
 
@@ -101,7 +101,7 @@ class OllamaHandlers:
     async def show(self, request: web.Request) -> web.Response:
         """Describe a model: what it can do, how long its context is, its chat template."""
         try:
-            fields = ShowFields.model_validate(await read_json(request, self._settings))
+            fields = ShowFields.model_validate(await self._body(request))
         except ValidationError as error:
             raise from_validation(error) from None
         group = self._dispatch.group(self._known_name(fields.model or fields.name))
@@ -130,6 +130,10 @@ class OllamaHandlers:
     async def version(self, request: web.Request) -> web.Response:
         """Say which release this is."""
         return _json({"version": installed_version()})
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        """Read a request: Ollama's own examples let curl call their JSON a form."""
+        return await read_json(request, self._settings, of_any_type=True)
 
     async def _answer(
         self,

@@ -14,6 +14,7 @@ def test_the_settings_are_these() -> None:
         "port",
         "api_keys",
         "api_keys_file",
+        "allowed_origins",
         "placement",
         "unknown_fields",
         "max_body_bytes",
