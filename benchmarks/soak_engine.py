@@ -16,7 +16,7 @@ from services.compute.engine import Engine
 from services.compute.scheduler.protocol import Request, SchedulerStats, SequenceEvent
 from services.compute.warmup import warm_up
 from services.router.openai.completions import parse_completion
-from services.router.openai.fields import UnknownFields
+from services.router.request_warnings import Warnings
 
 ROUTER = "soak"
 CHOICES = 8  # counters that one request may take
@@ -62,7 +62,6 @@ class EngineSoak:
             lambda error, _: self._problem(f"a step failed: {error!r}"),
         )
         warm_up(self._engine, self._scheduler)
-        self._unknown = UnknownFields()
         self._open: dict[int, _Open] = {}
         self.tally = EngineTally()
 
@@ -122,7 +121,7 @@ class EngineSoak:
         self._runner.close()
 
     def _add(self, turn: Turn) -> None:
-        job = parse_completion(turn.body, self._unknown).job
+        job = parse_completion(turn.body, Warnings()).job
         prompt = turn.body["prompt"]
         ids = prompt if isinstance(prompt, list) else list(prompt.encode())
         counter = turn.number * CHOICES

@@ -21,7 +21,7 @@ from services.router.errors import ApiError
 from services.router.fleet import Group
 from services.router.inflight import Entry
 from services.router.job import Job
-from services.router.middleware import id_headers
+from services.router.middleware import common_headers
 from services.router.request_span import RequestSpan
 from services.router.sse import AnswerFormat, BodyFormat, json_bytes
 from services.router.stream import Flushes, Stream
@@ -95,7 +95,7 @@ class Generation:
         sink = Stream(
             asked.layout, job.num_all_choices, job.num_choices, self._flushes, asked.wants_ids
         )
-        headers = {**STREAM_HEADERS, "Content-Type": asked.content_type, **id_headers(request)}
+        headers = {**STREAM_HEADERS, "Content-Type": asked.content_type}
         response = web.StreamResponse(headers=headers)
         with _Admitted(self.dispatch, asked, sink):
             failure = await sink.begun
@@ -105,6 +105,7 @@ class Generation:
             chunked = request.version >= HttpVersion11
             if not chunked:
                 response.force_close()  # the end of the connection is the end of the stream
+            response.headers.update(common_headers(request))
             await response.prepare(request)
             transport = request.transport
             if transport is None:

@@ -19,11 +19,13 @@ from services.router.client import Client
 from services.router.cors import CrossOrigin
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, ErrorWriter, ollama_error, written_error
+from services.router.request_warnings import HEADER, WarningLog, Warnings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
+WARNINGS: web.RequestKey[Warnings] = web.RequestKey("warnings", Warnings)
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
 OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping", "/metrics"})  # probes have no key
@@ -37,16 +39,19 @@ def make_guard(
     cross_origin: CrossOrigin,
     page_paths: Collection[str] = (),
     spoke: Callable[[web.RequestHandler], None] = lambda connection: None,
+    warnings: WarningLog | None = None,
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Make the one middleware of the application; the page's files need no key either.
 
-    `spoke` is told of every connection that has sent a request.
+    `spoke` is told of every connection that has sent a request; `warnings` logs those of all.
     """
+    warning_log = warnings or WarningLog()
     log = structlog.get_logger()
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[REQUEST_ID] = request_id_of(request.headers.get(REQUEST_ID_HEADER, ""))
+        request[WARNINGS] = Warnings(warning_log)
         spoke(request.protocol)
         dispatch.num_handlers += 1
         try:
@@ -78,7 +83,7 @@ def make_guard(
         finally:
             dispatch.num_handlers -= 1
         if not response.prepared:
-            response.headers.update(id_headers(request))
+            response.headers.update(common_headers(request))
         return response
 
     return guard
@@ -111,11 +116,15 @@ def adopt_request_id(request: web.Request, body: Mapping[str, Any]) -> None:
             return
 
 
-def id_headers(request: web.Request) -> dict[str, str]:
-    """Return the headers with the request's id, under the name that the client reads, too."""
+def common_headers(request: web.Request) -> dict[str, str]:
+    """Return what every response has: the request's id, as its client reads it, and warnings."""
     request_id = request[REQUEST_ID]
-    ids = {REQUEST_ID_HEADER: request_id}
-    return {**ids, ANTHROPIC_ID_HEADER: request_id} if is_anthropic(request) else ids
+    headers = {REQUEST_ID_HEADER: request_id}
+    if is_anthropic(request):
+        headers[ANTHROPIC_ID_HEADER] = request_id
+    if warnings := request[WARNINGS].header():
+        headers[HEADER] = warnings
+    return headers
 
 
 def is_anthropic(request: web.Request) -> bool:

@@ -23,6 +23,7 @@ from services.router.openai.token_handlers import TokenHandlers
 from services.router.openapi.handler import OpenAPIHandler
 from services.router.operator_handlers import OperatorHandlers
 from services.router.page.handler import PageHandler
+from services.router.request_warnings import WarningLog
 from services.router.responses.handlers import ResponsesHandlers
 from services.router.sagemaker import SageMakerHandlers
 from services.router.status_handlers import StatusHandlers, installed_version
@@ -59,7 +60,14 @@ class HttpServer:
         self.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         page = PageHandler()
         cross_origin = CrossOrigin(origins_of(settings, self.keys.required))
-        guard = make_guard(dispatch, self.keys, cross_origin, page.paths, self._connections.spoke)
+        guard = make_guard(
+            dispatch,
+            self.keys,
+            cross_origin,
+            page.paths,
+            self._connections.spoke,
+            WarningLog(settings.unknown_fields == "refuse"),
+        )
         embeddings = EmbeddingHandlers(dispatch, generation, settings)
         apis = {
             "messages": openai.chat,

@@ -327,6 +327,29 @@ async def test_the_body_may_name_the_request(
             assert response.headers["X-Request-Id"] == expected
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}),
+    ],
+)
+async def test_every_api_says_in_a_header_what_it_ignores(
+    path: str, more: dict[str, Any], streaming: bool
+) -> None:
+    body = {"model": "demo", "stream": streaming, **more}
+    async with running_router() as ring:
+        async with ring.post(path, {**body, "wibble": 1}) as answer:
+            assert answer.status == 200
+            warning = '299 - "wibble: unknown request field \\"wibble\\" is ignored"'
+            assert answer.headers["Warning"] == warning
+        async with ring.post(path, body) as answer:
+            assert "Warning" not in answer.headers
+
+
 async def test_a_strict_router_refuses_unknown_fields() -> None:
     async with running_router(unknown_fields="refuse") as ring:
         async with ring.post(CHAT, chat(wibble=1)) as response:

@@ -10,8 +10,7 @@ from services.router.anthropic.requests import parse_message, parse_prompt
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.generation import Asked, Generation, response_head
-from services.router.middleware import CLIENT, REQUEST_ID
-from services.router.openai.fields import UnknownFields
+from services.router.middleware import CLIENT, REQUEST_ID, WARNINGS
 from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
 from services.router.sse import json_bytes
@@ -26,7 +25,6 @@ class AnthropicHandlers:
         self._dispatch = dispatch
         self._generation = generation
         self._settings = settings
-        self._unknown = UnknownFields(settings.unknown_fields == "refuse")
 
     def routes(self) -> list[web.RouteDef]:
         """Return what belongs into the application."""
@@ -39,7 +37,7 @@ class AnthropicHandlers:
         """Answer a conversation."""
         body = await read_json(request, self._settings)
         with RequestSpan(names.CHAT, request) as span:
-            parsed = parse_message(body, self._unknown)
+            parsed = parse_message(body, request[WARNINGS])
             group = self._dispatch.group(parsed.job.model)
             job = parsed.job.with_defaults(group.card.sampling_defaults)
             head = response_head(ID_PREFIX, group)
@@ -52,7 +50,7 @@ class AnthropicHandlers:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Answer with the tokens that a conversation has as a prompt, just as it would be put."""
-        model, prompt = parse_prompt(await read_json(request, self._settings), self._unknown)
+        model, prompt = parse_prompt(await read_json(request, self._settings), request[WARNINGS])
         group = self._dispatch.group(model)
         tokenized = await self._dispatch.tokenize(group, prompt, "messages", False)
         body = json_bytes({"input_tokens": len(tokenized.ids)})

@@ -13,7 +13,7 @@ from services.router.anthropic.conversation import read_conversation
 from services.router.anthropic.tools import read_tools
 from services.router.errors import bad_field, from_validation, unsupported
 from services.router.job import Job
-from services.router.openai.fields import UnknownFields
+from services.router.openai.fields import check_unknown
 from services.router.openai.rules import make_rules
 from services.router.openai.sampling_fields import (
     MAX_INT32,
@@ -23,6 +23,7 @@ from services.router.openai.sampling_fields import (
 )
 from services.router.openai.structure import schema_structure
 from services.router.openai.tools import Tools
+from services.router.request_warnings import Warnings
 from services.router.thinking import thinking_kwargs
 
 UNSUPPORTED: Final = ("container", "context_management", "mcp_servers")
@@ -134,7 +135,7 @@ class MessageRequest:
     shows_thinking: bool
 
 
-def parse_message(body: dict[str, Any], unknown: UnknownFields) -> MessageRequest:
+def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
     """Validate a request; ApiError 400 names the field at fault.
 
     `max_tokens` must be given and clients give what the largest models take, so it is an upper
@@ -164,12 +165,12 @@ def parse_message(body: dict[str, Any], unknown: UnknownFields) -> MessageReques
         usual_max_tokens=fields.max_tokens,
         rules=_rules(fields, tools),
     )
-    unknown.check(body, KNOWN_FIELDS)
+    check_unknown(body, KNOWN_FIELDS, warnings)
     streaming = bool(fields.stream)
     return MessageRequest(job, streaming, fields.max_tokens, fields.shows_thinking)
 
 
-def parse_prompt(body: dict[str, Any], unknown: UnknownFields) -> tuple[str, ChatPrompt]:
+def parse_prompt(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPrompt]:
     """Validate a count_tokens request; returns the model's name and the prompt."""
     try:
         fields = PromptFields.model_validate(body)
@@ -177,7 +178,7 @@ def parse_prompt(body: dict[str, Any], unknown: UnknownFields) -> tuple[str, Cha
         raise from_validation(error) from None
     _refuse_unsupported(body)
     prompt = _prompt(fields, read_tools(fields.tools, fields.tool_choice))
-    unknown.check(body, KNOWN_FIELDS)
+    check_unknown(body, KNOWN_FIELDS, warnings)
     return fields.model, prompt
 
 

@@ -17,8 +17,7 @@ from services.router.embeddings.requests import parse_embedding
 from services.router.errors import bad_field
 from services.router.fleet import Group
 from services.router.generation import Asked, Generation, response_head
-from services.router.middleware import CLIENT
-from services.router.openai.fields import UnknownFields
+from services.router.middleware import CLIENT, WARNINGS
 from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
 from services.router.sse import json_bytes
@@ -35,7 +34,6 @@ class EmbeddingHandlers:
         self._dispatch = dispatch
         self._generation = generation
         self._settings = settings
-        self._unknown = UnknownFields(settings.unknown_fields == "refuse")
 
     def routes(self) -> list[web.RouteDef]:
         """Return what belongs into the application."""
@@ -47,7 +45,7 @@ class EmbeddingHandlers:
         """Embed every input."""
         body = await read_json(request, self._settings)
         with RequestSpan(names.EMBEDDINGS, request) as span:
-            parsed = parse_embedding(body, self._unknown)
+            parsed = parse_embedding(body, request[WARNINGS])
             group = self._dispatch.group(parsed.job.model)
             _check_pooling(group)
             head = response_head("embd-", group)

@@ -12,8 +12,9 @@ from common.messages.tokenize import StreamSettings
 from services.router.embeddings.inputs import read_inputs
 from services.router.errors import bad_field, from_validation, unsupported
 from services.router.job import TRUNCATE_TO_FIT, Job
-from services.router.openai.fields import UnknownFields
+from services.router.openai.fields import check_unknown
 from services.router.openai.sampling_fields import MAX_INT32
+from services.router.request_warnings import Warnings
 
 MAX_DIMENSIONS: Final = 1 << 20
 
@@ -48,7 +49,7 @@ class EmbeddingRequest:
     dimensions: int | None
 
 
-def parse_embedding(body: dict[str, Any], unknown: UnknownFields) -> EmbeddingRequest:
+def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingRequest:
     """Validate a request; ApiError 400 names the field at fault."""
     try:
         fields = EmbeddingFields.model_validate(body)
@@ -74,7 +75,7 @@ def parse_embedding(body: dict[str, Any], unknown: UnknownFields) -> EmbeddingRe
         truncate_side=fields.truncation_side or "right",
         pooling=True,
     )
-    unknown.check(body, KNOWN_FIELDS)
+    check_unknown(body, KNOWN_FIELDS, warnings)
     return EmbeddingRequest(job, fields.encoding_format == "base64", fields.dimensions)
 
 

@@ -17,7 +17,7 @@ from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, from_validation
 from services.router.generation import Asked, Generation, response_head
 from services.router.job import Job
-from services.router.middleware import CLIENT
+from services.router.middleware import CLIENT, WARNINGS
 from services.router.ollama.format import (
     NDJSON,
     OllamaFormat,
@@ -36,7 +36,6 @@ from services.router.ollama.requests import (
 )
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.fields import UnknownFields
 from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
 from services.router.sse import json_bytes
@@ -54,7 +53,6 @@ class OllamaHandlers:
         self._dispatch = dispatch
         self._generation = generation
         self._settings = settings
-        self._unknown = UnknownFields(settings.unknown_fields == "refuse")
         self._started = datetime.now(UTC).isoformat()
 
     def routes(self) -> list[web.RouteDef]:
@@ -74,7 +72,7 @@ class OllamaHandlers:
             return self._loaded(fields.model, as_message)
 
         def job() -> Job:
-            return parse_chat(chat_body(fields), self._unknown).job
+            return parse_chat(chat_body(fields), request[WARNINGS]).job
 
         return await self._answer(request, fields.model, job, fields.streaming, as_message)
 
@@ -86,8 +84,8 @@ class OllamaHandlers:
 
         def job() -> Job:
             if not fields.raw:
-                return parse_chat(generate_body(fields), self._unknown).job
-            made = parse_completion(raw_body(fields), self._unknown).job
+                return parse_chat(generate_body(fields), request[WARNINGS]).job
+            made = parse_completion(raw_body(fields), request[WARNINGS]).job
             return replace(made, usual_max_tokens=0)  # not OpenAI's 16, but as much as fits
 
         return await self._answer(request, fields.model, job, fields.streaming, as_response)

@@ -12,7 +12,7 @@ from common.messages.tokenize import ChatPrompt, StreamSettings
 from services.router.errors import bad_field, from_validation
 from services.router.job import Job
 from services.router.openai.chat_messages import pack_messages
-from services.router.openai.fields import Refused, UnknownFields, refuse_unsupported
+from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.options import AnswerOptions
 from services.router.openai.rules import check_rules, make_rules
 from services.router.openai.sampling_fields import (
@@ -24,6 +24,7 @@ from services.router.openai.sampling_fields import (
 from services.router.openai.structure import STRUCTURE_FIELDS, parse_structure
 from services.router.openai.template_fields import Effort, pack_variables
 from services.router.openai.tools import Tools, parse_tools
+from services.router.request_warnings import Warnings
 
 
 class ChatFields(BaseModel):
@@ -70,7 +71,7 @@ class ChatRequest:
     options: AnswerOptions
 
 
-def parse_chat(body: dict[str, Any], unknown: UnknownFields) -> ChatRequest:
+def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     """Validate a chat request; ApiError 400 names the field at fault."""
     shared = parse_sampling(body)
     chat = parse_fields(body)
@@ -100,7 +101,7 @@ def parse_chat(body: dict[str, Any], unknown: UnknownFields) -> ChatRequest:
         truncate_side=shared.truncation_side or "left",
     )
     check_rules(job.rules, job.sampling, job.stream)
-    unknown.check(body, KNOWN_FIELDS)
+    check_unknown(body, KNOWN_FIELDS, warnings)
     options = replace(
         shared.options(),
         include_reasoning=chat.include_reasoning is not False,

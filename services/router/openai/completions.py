@@ -13,7 +13,7 @@ from common.messages.sampling import SamplingParams
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from services.router.errors import bad_field, from_validation, shown
 from services.router.job import MAX_ALL_CHOICES, MAX_PROMPTS, Job
-from services.router.openai.fields import Refused, UnknownFields, refuse_unsupported
+from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.options import AnswerOptions
 from services.router.openai.rules import check_rules, make_rules
 from services.router.openai.sampling_fields import (
@@ -22,6 +22,7 @@ from services.router.openai.sampling_fields import (
     parse_sampling,
 )
 from services.router.openai.structure import STRUCTURE_FIELDS, parse_structure
+from services.router.request_warnings import Warnings
 from services.router.token_ids import check_ids
 
 USUAL_MAX_TOKENS = 16  # OpenAI's, where the client names no number
@@ -68,7 +69,7 @@ class CompletionRequest:
     echo: bool
 
 
-def parse_completion(body: dict[str, Any], unknown: UnknownFields) -> CompletionRequest:
+def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequest:
     """Validate a completion request; ApiError 400 names the field at fault.
 
     With `echo`, `max_tokens` may be 0: then the prompt is all of the answer. Where its logprobs or
@@ -113,7 +114,7 @@ def parse_completion(body: dict[str, Any], unknown: UnknownFields) -> Completion
         truncate_side=shared.truncation_side or "left",
     )
     check_rules(job.rules, job.sampling, job.stream)
-    unknown.check(body, KNOWN_FIELDS)
+    check_unknown(body, KNOWN_FIELDS, warnings)
     options = replace(shared.options(), prompt_alone=prompt_alone)
     return CompletionRequest(job, bool(shared.stream), options, bool(fields.echo))
 

@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from common.messages.failure import Failure
-from services.router.errors import ApiError, unsupported
+from services.router.errors import ApiError, shown, unsupported
+from services.router.request_warnings import Warnings
 
 # Known, without effect here, and harmless to leave out: no warning.
 IGNORED_FIELDS = frozenset(
@@ -99,8 +98,6 @@ UNSUPPORTED_FIELDS: Mapping[str, Refused] = {
     "return_token_offsets": Refused((False,)),
 }
 
-MAX_WARNED_NAMES = 256
-
 
 def refuse_unsupported(body: Mapping[str, Any], more: Mapping[str, Refused] | None = None) -> None:
     """Raise ApiError 400 for a field that asks for something this server cannot do.
@@ -120,28 +117,15 @@ def refuse_unsupported(body: Mapping[str, Any], more: Mapping[str, Refused] | No
             raise unsupported(field, refused.why)
 
 
-class UnknownFields:
-    """What nobody here reads: refused where the server is strict, else warned of once per name.
-
-    Names are the client's, so those that are remembered are bounded.
-    """
-
-    def __init__(self, refuse: bool = False) -> None:
-        self._refuse = refuse
-        self._warned: set[str] = set()
-        self._log = structlog.get_logger()
-
-    def check(self, body: Mapping[str, Any], known: Collection[str]) -> None:
-        """Log the names in `body` that are not known and not logged yet; ApiError 400 if strict."""
-        for name in body:
-            if name in known or name in IGNORED_FIELDS or name in REMOVED_FIELDS:
-                continue
-            if name in UNSUPPORTED_FIELDS:
-                continue
-            name = name[:64]
-            if self._refuse:
-                message = f"{name}: is not a field of this request"
-                raise ApiError(Failure(400, "unknown_parameter", message, name))
-            if name not in self._warned and len(self._warned) < MAX_WARNED_NAMES:
-                self._warned.add(name)
-                self._log.warning("unknown request field ignored", field=name)
+def check_unknown(body: Mapping[str, Any], known: Collection[str], warnings: Warnings) -> None:
+    """Warn about the fields that nobody here reads; ApiError 400 where the server is strict."""
+    for name in body:
+        if name in known or name in IGNORED_FIELDS or name in REMOVED_FIELDS:
+            continue
+        if name in UNSUPPORTED_FIELDS:
+            continue
+        name = name[:64]
+        if warnings.refuse_unknown:
+            message = f"{name}: is not a field of this request"
+            raise ApiError(Failure(400, "unknown_parameter", message, name))
+        warnings.add(name, f"unknown request field {shown(name)} is ignored")

@@ -16,13 +16,12 @@ from services.router.dispatch import Dispatch
 from services.router.fleet import Group
 from services.router.generation import STREAM_HEADERS, Asked, Generation, response_head
 from services.router.job import Job
-from services.router.middleware import CLIENT, adopt_request_id
+from services.router.middleware import CLIENT, WARNINGS, adopt_request_id
 from services.router.openai.chat import parse_chat
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.completion_format import CompletionFormat
 from services.router.openai.completions import parse_completion
 from services.router.openai.echo import Echo, echoed
-from services.router.openai.fields import UnknownFields
 from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
 from services.router.sse import AnswerFormat, json_bytes
@@ -37,13 +36,12 @@ class OpenAIHandlers:
         self._dispatch = dispatch
         self._generation = generation
         self._settings = settings
-        self._unknown = UnknownFields(settings.unknown_fields == "refuse")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer a chat request."""
         body = await self._body(request)
         with RequestSpan(names.CHAT, request) as span:
-            parsed = parse_chat(body, self._unknown)
+            parsed = parse_chat(body, request[WARNINGS])
             group = self._dispatch.group(parsed.job.model)
             job = parsed.job.with_defaults(group.card.sampling_defaults)
             head = response_head("chatcmpl-", group)
@@ -57,7 +55,7 @@ class OpenAIHandlers:
         """Answer a completion request."""
         body = await self._body(request)
         with RequestSpan(names.TEXT_COMPLETION, request) as span:
-            parsed = parse_completion(body, self._unknown)
+            parsed = parse_completion(body, request[WARNINGS])
             group = self._dispatch.group(parsed.job.model)
             job = parsed.job.with_defaults(group.card.sampling_defaults)
             echoes: list[Echo] = []

@@ -12,8 +12,7 @@ from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
 from services.router.generation import Asked, Generation, response_head
-from services.router.middleware import CLIENT, adopt_request_id
-from services.router.openai.fields import UnknownFields
+from services.router.middleware import CLIENT, WARNINGS, adopt_request_id
 from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
 from services.router.responses.format import ID_PREFIX, ResponsesFormat
@@ -33,7 +32,6 @@ class ResponsesHandlers:
         self._dispatch = dispatch
         self._generation = generation
         self._settings = settings
-        self._unknown = UnknownFields(settings.unknown_fields == "refuse")
 
     def routes(self) -> list[web.RouteDef]:
         """Return what belongs into the application."""
@@ -48,7 +46,7 @@ class ResponsesHandlers:
         body = await read_json(request, self._settings)
         adopt_request_id(request, body)
         with RequestSpan(names.CHAT, request) as span:
-            parsed = parse_response(body, self._unknown)
+            parsed = parse_response(body, request[WARNINGS])
             group = self._dispatch.group(parsed.job.model)
             job = parsed.job.with_defaults(group.card.sampling_defaults)
             head = response_head(ID_PREFIX, group)
@@ -59,7 +57,7 @@ class ResponsesHandlers:
 
     async def input_tokens(self, request: web.Request) -> web.Response:
         """Answer with the tokens that a request's input has, just as it would be put."""
-        model, prompt = parse_input(await read_json(request, self._settings), self._unknown)
+        model, prompt = parse_input(await read_json(request, self._settings), request[WARNINGS])
         group = self._dispatch.group(model)
         tokenized = await self._dispatch.tokenize(group, prompt, "input", False)
         count = {"object": "response.input_tokens", "input_tokens": len(tokenized.ids)}

@@ -12,7 +12,7 @@ from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, Structure
 from services.router.errors import bad_field, from_validation, shown
 from services.router.job import TRUNCATE_TO_FIT, Job
-from services.router.openai.fields import Refused, UnknownFields, refuse_unsupported
+from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.rules import check_rules, make_rules
 from services.router.openai.sampling_fields import (
     MAX_INT32,
@@ -22,6 +22,7 @@ from services.router.openai.sampling_fields import (
 )
 from services.router.openai.structure import named_schema
 from services.router.openai.tools import Tools
+from services.router.request_warnings import Warnings
 from services.router.responses.input_items import pack_input
 from services.router.responses.tools import read_functions, read_tools
 from services.router.thinking import thinking_kwargs
@@ -142,7 +143,7 @@ class ResponsesRequest:
         return _echo(self.fields, job.sampling)
 
 
-def parse_response(body: dict[str, Any], unknown: UnknownFields) -> ResponsesRequest:
+def parse_response(body: dict[str, Any], warnings: Warnings) -> ResponsesRequest:
     """Validate a request; ApiError 400 names the field at fault."""
     fields = _fields(body)
     shared = parse_sampling(body)
@@ -168,16 +169,16 @@ def parse_response(body: dict[str, Any], unknown: UnknownFields) -> ResponsesReq
         truncate_to=TRUNCATE_TO_FIT if fields.truncation == "auto" else 0,
     )
     check_rules(job.rules, job.sampling, job.stream)
-    unknown.check(body, KNOWN_FIELDS)
+    check_unknown(body, KNOWN_FIELDS, warnings)
     return ResponsesRequest(job, bool(shared.stream), fields)
 
 
-def parse_input(body: dict[str, Any], unknown: UnknownFields) -> tuple[str, ChatPrompt]:
+def parse_input(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPrompt]:
     """Validate a request to count its input; returns the model's name and the prompt."""
     fields = _fields(body)
     model = parse_sampling(body).model
     tools = read_tools(fields.tools, fields.tool_choice, True)
-    unknown.check(body, KNOWN_FIELDS)
+    check_unknown(body, KNOWN_FIELDS, warnings)
     return model, _prompt(fields, tools)
 
 

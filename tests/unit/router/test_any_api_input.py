@@ -19,7 +19,8 @@ from services.router.embeddings.requests import KNOWN_FIELDS as EMBEDDING_FIELDS
 from services.router.embeddings.requests import parse_embedding
 from services.router.errors import ApiError, error_body
 from services.router.json_body import parse
-from services.router.openai.fields import REMOVED_FIELDS, UnknownFields
+from services.router.openai.fields import REMOVED_FIELDS
+from services.router.request_warnings import Warnings
 from services.router.responses.requests import KNOWN_FIELDS as RESPONSE_FIELDS
 from services.router.responses.requests import parse_input, parse_response
 from services.router.sse import json_bytes
@@ -88,9 +89,9 @@ def can_be_sent(prompt: PromptSource) -> None:
 @given(bodies(RESPONSE_FIELDS))
 def test_any_response_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
-        parsed = parse_response(body, UnknownFields())
+        parsed = parse_response(body, Warnings())
         json_bytes(parsed.echo(parsed.job))
-        return (*parsed.job.prompts, parse_input(body, UnknownFields())[1])
+        return (*parsed.job.prompts, parse_input(body, Warnings())[1])
 
     check(read, body, {"model": "demo", "input": "Hi"})
 
@@ -98,8 +99,8 @@ def test_any_response_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
 @given(bodies(MESSAGE_FIELDS))
 def test_any_message_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
-        parsed = parse_message(body, UnknownFields())
-        return (*parsed.job.prompts, parse_prompt(body, UnknownFields())[1])
+        parsed = parse_message(body, Warnings())
+        return (*parsed.job.prompts, parse_prompt(body, Warnings())[1])
 
     messages = [{"role": "user", "content": "Hi"}]
     check(read, body, {"model": "demo", "max_tokens": 8, "messages": messages})
@@ -108,7 +109,7 @@ def test_any_message_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
 @given(bodies(EMBEDDING_FIELDS))
 def test_any_embedding_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
-        return parse_embedding(body, UnknownFields()).job.prompts
+        return parse_embedding(body, Warnings()).job.prompts
 
     check(read, body, {"model": "demo", "input": "Hi"})
 
@@ -116,6 +117,6 @@ def test_any_embedding_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
 @given(st.lists(values, max_size=4))
 def test_any_items_are_a_conversation_or_a_400(items: list[Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
-        return parse_response(body, UnknownFields()).job.prompts
+        return parse_response(body, Warnings()).job.prompts
 
     check(read, {"input": items}, {"model": "demo"})

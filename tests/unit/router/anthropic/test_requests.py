@@ -10,7 +10,7 @@ import pytest
 from common.messages.tokenize import ChatPrompt, Structure, ToolUse
 from services.router.anthropic.requests import MessageRequest, parse_message, parse_prompt
 from services.router.errors import ApiError
-from services.router.openai.fields import UnknownFields
+from services.router.request_warnings import Warnings
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -22,7 +22,7 @@ def message(**more: Any) -> dict[str, Any]:
 
 
 def parse(**more: Any) -> MessageRequest:
-    return parse_message(message(**more), UnknownFields())
+    return parse_message(message(**more), Warnings())
 
 
 def prompt_of(parsed: MessageRequest) -> ChatPrompt:
@@ -123,9 +123,9 @@ def test_words_of_the_assistant_are_continued() -> None:
 
 def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
     body = message(tools=[TOOL], system="Be kind.", thinking={"type": "adaptive"})
-    parsed = parse_message(body, UnknownFields())
+    parsed = parse_message(body, Warnings())
     del body["max_tokens"]
-    assert parse_prompt(body, UnknownFields()) == ("demo", prompt_of(parsed))
+    assert parse_prompt(body, Warnings()) == ("demo", prompt_of(parsed))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
 def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
     body = {key: value for key, value in message(**fields).items() if value is not None}
     with pytest.raises(ApiError) as caught:
-        parse_message(body, UnknownFields())
+        parse_message(body, Warnings())
     assert caught.value.failure.status == 400
     assert caught.value.failure.field == field
     assert caught.value.failure.message.startswith(f"{field}: ")

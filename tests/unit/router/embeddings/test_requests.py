@@ -10,11 +10,11 @@ from common.messages.tokenize import IdsPrompt, TextPrompt
 from services.router.embeddings.requests import EmbeddingRequest, parse_embedding
 from services.router.errors import ApiError
 from services.router.job import TRUNCATE_TO_FIT
-from services.router.openai.fields import UnknownFields
+from services.router.request_warnings import Warnings
 
 
 def parse(**fields: Any) -> EmbeddingRequest:
-    return parse_embedding({"model": "demo", "input": "Hi", **fields}, UnknownFields())
+    return parse_embedding({"model": "demo", "input": "Hi", **fields}, Warnings())
 
 
 def test_a_text_is_pooled() -> None:

@@ -19,7 +19,8 @@ from services.router.openai.chat import KNOWN_FIELDS as CHAT_FIELDS
 from services.router.openai.chat import NOT_FOR_CHAT, parse_chat
 from services.router.openai.completions import KNOWN_FIELDS as COMPLETION_FIELDS
 from services.router.openai.completions import NOT_FOR_COMPLETIONS, parse_completion
-from services.router.openai.fields import REMOVED_FIELDS, UNSUPPORTED_FIELDS, UnknownFields
+from services.router.openai.fields import REMOVED_FIELDS, UNSUPPORTED_FIELDS
+from services.router.request_warnings import Warnings
 
 HERE = Address("mem://x", "x.1")
 
@@ -91,7 +92,7 @@ def _check(parse_request: Any, body: dict[str, Any], sound: dict[str, Any]) -> N
     """Parse a body as it is, and again with the fields that it must have."""
     for each in (body, {**sound, **body}, {**body, **sound}):
         try:
-            job = parse_request(parse(json.dumps(each).encode()), UnknownFields()).job
+            job = parse_request(parse(json.dumps(each).encode()), Warnings()).job
         except ApiError as error:
             assert error.failure.status == 400
             assert error.failure.field

@@ -9,7 +9,8 @@ import pytest
 from services.router.errors import ApiError
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.fields import REMOVED_FIELDS, UnknownFields
+from services.router.openai.fields import REMOVED_FIELDS
+from services.router.request_warnings import WarningLog, Warnings
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -340,7 +341,7 @@ COMPLETION: list[tuple[dict[str, Any], str]] = [
 
 def _param(parse: Any, body: dict[str, Any]) -> str | None:
     with pytest.raises(ApiError) as caught:
-        parse(body, UnknownFields())
+        parse(body, Warnings())
     failure = caught.value.failure
     assert failure.status == 400
     assert failure.field is not None
@@ -364,7 +365,7 @@ def test_a_missing_field_is_said_to_be_required(field: str) -> None:
     body = {"model": "demo", "messages": [USER]}
     del body[field]
     with pytest.raises(ApiError) as caught:
-        parse_chat(body, UnknownFields())
+        parse_chat(body, Warnings())
     assert caught.value.failure.message == f"{field}: is required"
     assert caught.value.failure.code == "missing_required_parameter"
 
@@ -373,7 +374,7 @@ def test_many_errors_are_cut_to_a_few() -> None:
     body = {"model": "demo", "messages": [USER], "temperature": "x" * 10_000, "top_p": 9, "n": 0}
     body |= {"top_k": -7, "min_p": 7, "seed": []}
     with pytest.raises(ApiError) as caught:
-        parse_chat(body, UnknownFields())
+        parse_chat(body, Warnings())
     assert caught.value.failure.message.endswith("and 3 more")
     assert len(caught.value.failure.message) < 400
 
@@ -381,7 +382,7 @@ def test_many_errors_are_cut_to_a_few() -> None:
 @pytest.mark.parametrize("field", sorted(REMOVED_FIELDS))
 def test_a_removed_field_is_refused_with_what_to_use_instead(field: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_chat({"model": "demo", "messages": [USER], field: "x"}, UnknownFields())
+        parse_chat({"model": "demo", "messages": [USER], field: "x"}, Warnings())
     failure = caught.value.failure
     assert (failure.code, failure.field) == ("unsupported_parameter", field)
     assert failure.message == f"{field}: is not a field any more; use {REMOVED_FIELDS[field]}"
@@ -390,6 +391,6 @@ def test_a_removed_field_is_refused_with_what_to_use_instead(field: str) -> None
 def test_a_strict_server_refuses_what_it_does_not_know() -> None:
     body = {"model": "demo", "messages": [USER], "user": "me", "wibble": None}
     with pytest.raises(ApiError) as caught:
-        parse_chat(body, UnknownFields(refuse=True))
+        parse_chat(body, Warnings(WarningLog(refuse_unknown=True)))
     failure = caught.value.failure
     assert (failure.status, failure.code, failure.field) == (400, "unknown_parameter", "wibble")

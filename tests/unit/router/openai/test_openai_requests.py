@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from common.messages.tokenize import (
     ChatPrompt,
@@ -20,14 +19,14 @@ from common.messages.tokenize import (
 from services.router.job import Job
 from services.router.openai.chat import ChatRequest, parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.fields import UnknownFields
+from services.router.request_warnings import Warnings
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def _chat(**more: Any) -> ChatRequest:
-    return parse_chat({"model": "demo", "messages": [USER], **more}, UnknownFields())
+    return parse_chat({"model": "demo", "messages": [USER], **more}, Warnings())
 
 
 def _prompt(**more: Any) -> ChatPrompt:
@@ -140,7 +139,7 @@ def test_the_generation_prompt_is_added_unless_the_last_message_goes_on() -> Non
     ],
 )
 def test_a_prompt_may_be_text_or_ids_or_a_list_of_either(prompt: Any, expected: Any) -> None:
-    job = parse_completion({"model": "demo", "prompt": prompt}, UnknownFields()).job
+    job = parse_completion({"model": "demo", "prompt": prompt}, Warnings()).job
     got: list[Any] = []
     for each in job.prompts:
         if isinstance(each, IdsPrompt):
@@ -152,7 +151,7 @@ def test_a_prompt_may_be_text_or_ids_or_a_list_of_either(prompt: Any, expected: 
 
 def test_sixteen_tokens_are_usual_for_completions_and_not_the_clients_own_number() -> None:
     def job(**more: Any) -> Job:
-        return parse_completion({"model": "demo", "prompt": "a", **more}, UnknownFields()).job
+        return parse_completion({"model": "demo", "prompt": "a", **more}, Warnings()).job
 
     assert (job().sampling.max_tokens, job().usual_max_tokens) == (0, 16)
     assert job(max_tokens=5).sampling.max_tokens == 5
@@ -164,16 +163,16 @@ def test_sixteen_tokens_are_usual_for_completions_and_not_the_clients_own_number
 
 def test_an_echo_of_the_prompt_alone_asks_for_no_tokens() -> None:
     body = {"model": "demo", "prompt": "abcd" * 10, "n": 3, "echo": True, "max_tokens": 0}
-    job = parse_completion(body, UnknownFields()).job
+    job = parse_completion(body, Warnings()).job
     assert job.prompt_only
     assert job.cost_tokens(4096) == 10
-    assert not parse_completion({**body, "max_tokens": None}, UnknownFields()).job.prompt_only
+    assert not parse_completion({**body, "max_tokens": None}, Warnings()).job.prompt_only
 
 
 def test_completion_extras() -> None:
     body = {"model": "demo", "prompt": ["a", "b"], "n": 3, "best_of": 3, "logprobs": 0}
     body |= {"add_special_tokens": False, "priority": -1, "cache_salt": "s", "suffix": ""}
-    job = parse_completion(body, UnknownFields()).job
+    job = parse_completion(body, Warnings()).job
     assert job.prompts == (TextPrompt("a", False), TextPrompt("b", False))
     assert (job.num_choices, job.num_all_choices, job.sampling.num_logprobs) == (3, 6, 0)
     assert (job.priority, job.cache_salt) == (-1, "s")
@@ -189,25 +188,15 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
     assert _chat(**harmless).job == _chat().job
 
 
-def test_an_unknown_field_is_warned_of_once() -> None:
-    unknown = UnknownFields()
-    body = {"model": "demo", "messages": [USER], "wibble": 1, "user": "me"}
-    with capture_logs() as logs:
-        for _ in range(3):
-            parse_chat(body, unknown)
-    assert [(each["log_level"], each["field"]) for each in logs] == [("warning", "wibble")]
-
-
-def test_names_of_unknown_fields_are_remembered_within_bounds() -> None:
-    unknown = UnknownFields()
-    with capture_logs() as logs:
-        unknown.check({f"field{number}": 1 for number in range(1000)}, ())
-    assert len(logs) == 256
+def test_an_unknown_field_is_warned_of_and_a_harmless_one_is_not() -> None:
+    warnings = Warnings()
+    parse_chat({"model": "demo", "messages": [USER], "wibble": 1, "user": "me"}, warnings)
+    assert warnings.header() == '299 - "wibble: unknown request field \\"wibble\\" is ignored"'
 
 
 def test_the_cost_of_a_job_is_what_it_may_come_to() -> None:
     body = {"model": "demo", "prompt": ["abcd" * 10, [1, 2, 3]], "n": 2, "max_tokens": 100}
-    job = parse_completion(body, UnknownFields()).job
+    job = parse_completion(body, Warnings()).job
     assert job.cost_tokens(4096) == 10 + 3 + 4 * 100
     assert job.cost_tokens(50) == 10 + 3 + 4 * 50
     assert _chat().job.cost_tokens(4096) == 32 // 4 + 4096
@@ -223,7 +212,7 @@ MODELS_OWN = (
 
 
 def test_what_the_client_left_out_is_the_models_own_setting() -> None:
-    for job in (_chat().job, parse_completion({"model": "m", "prompt": "a"}, UnknownFields()).job):
+    for job in (_chat().job, parse_completion({"model": "m", "prompt": "a"}, Warnings()).job):
         sampling = job.with_defaults(MODELS_OWN).sampling
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 20)
         assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.05)

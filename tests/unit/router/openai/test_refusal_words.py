@@ -10,13 +10,13 @@ from services.router.embeddings.requests import parse_embedding
 from services.router.errors import ApiError
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.fields import UnknownFields
+from services.router.request_warnings import WarningLog, Warnings
 
 USER = {"role": "user", "content": "Hi"}
 
 
 def test_a_strict_server_takes_what_another_endpoint_has_where_it_asks_for_nothing() -> None:
-    strict = UnknownFields(refuse=True)
+    strict = Warnings(WarningLog(refuse_unknown=True))
     chat = {"model": "m", "messages": [USER], "echo": False, "prompt": None}
     assert parse_chat(chat, strict).job.prompt_field == "messages"
     text = {"model": "m", "prompt": "Hi", "tools": [], "tool_choice": "none", "messages": None}
@@ -38,6 +38,6 @@ def test_refusals_say_nothing_of_how_requests_are_read(
     change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_chat({"model": "demo", "messages": [USER], **change}, UnknownFields())
+        parse_chat({"model": "demo", "messages": [USER], **change}, Warnings())
     (field,) = change
     assert caught.value.failure.message == f"{field}: {message}"

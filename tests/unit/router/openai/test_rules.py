@@ -10,14 +10,14 @@ import pytest
 from common.messages.tokenize import ChatPrompt, OutputRules, Structure, ToolUse
 from services.router.openai.chat import ChatRequest, parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.fields import UnknownFields
+from services.router.request_warnings import Warnings
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def _chat(**more: Any) -> ChatRequest:
-    return parse_chat({"model": "demo", "messages": [USER], **more}, UnknownFields())
+    return parse_chat({"model": "demo", "messages": [USER], **more}, Warnings())
 
 
 def _prompt(**more: Any) -> ChatPrompt:
@@ -80,7 +80,7 @@ def test_structures_under_all_their_names() -> None:
     for fields, structure in expected:
         assert _chat(**fields).job.rules.structure == structure
         body = {"model": "demo", "prompt": "a", **fields}
-        assert parse_completion(body, UnknownFields()).job.rules.structure == structure
+        assert parse_completion(body, Warnings()).job.rules.structure == structure
     assert _chat(response_format={"type": "text"}).job.rules.structure is None
 
 
@@ -199,10 +199,10 @@ def test_reasoning_reaches_the_template_under_its_own_name() -> None:
 
 def test_an_echo_with_logprobs_goes_round_the_ring_for_them() -> None:
     body = {"model": "demo", "prompt": [[1, 2]], "echo": True, "logprobs": 3, "max_tokens": 0}
-    request = parse_completion(body, UnknownFields())
+    request = parse_completion(body, Warnings())
     assert not request.job.prompt_only
     assert request.options.prompt_alone
     sampling = request.job.sampling
     assert (sampling.max_tokens, sampling.num_prompt_logprobs, sampling.num_logprobs) == (1, 3, 3)
-    plain = parse_completion({**body, "echo": False, "max_tokens": 1}, UnknownFields())
+    plain = parse_completion({**body, "echo": False, "max_tokens": 1}, Warnings())
     assert plain.job.sampling.num_prompt_logprobs == -1

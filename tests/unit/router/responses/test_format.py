@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from common.messages.failure import Failure, Usage
 from common.messages.text import Part, TextEnded
 from services.router.answer import Answer, Delta
-from services.router.openai.fields import UnknownFields
+from services.router.request_warnings import Warnings
 from services.router.responses.format import ResponsesFormat
 from services.router.responses.requests import parse_response
 from tests.unit.router.answers import (
@@ -40,7 +40,7 @@ EVENT = TypeAdapter[Any](ResponseStreamEvent)
 
 def make_format() -> ResponsesFormat:
     body = {"model": "demo", "input": "Hi", "metadata": {"a": "b"}, "store": True}
-    parsed = parse_response(body, UnknownFields())
+    parsed = parse_response(body, Warnings())
     return ResponsesFormat(HEAD, parsed.echo(parsed.job), clock=lambda: 1700000009.5)
 
 

@@ -10,7 +10,7 @@ import pytest
 from common.messages.tokenize import ChatPrompt, Structure, ToolUse
 from services.router.errors import ApiError
 from services.router.job import TRUNCATE_TO_FIT
-from services.router.openai.fields import UnknownFields
+from services.router.request_warnings import Warnings
 from services.router.responses.requests import ResponsesRequest, parse_input, parse_response
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -19,7 +19,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 def parse(**fields: Any) -> ResponsesRequest:
-    return parse_response({"model": "demo", "input": "Hi", **fields}, UnknownFields())
+    return parse_response({"model": "demo", "input": "Hi", **fields}, Warnings())
 
 
 def prompt_of(parsed: ResponsesRequest) -> ChatPrompt:
@@ -202,7 +202,7 @@ def test_store_is_answered_with_the_truth() -> None:
 
 def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
     body = {"model": "demo", "input": "Hi", "tools": [TOOL], "instructions": "Be kind."}
-    assert parse_input(body, UnknownFields()) == ("demo", prompt_of(parse(**body)))
+    assert parse_input(body, Warnings()) == ("demo", prompt_of(parse(**body)))
 
 
 @pytest.mark.parametrize(

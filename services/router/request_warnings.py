@@ -1,0 +1,68 @@
+"""What a request asks for and does not get, though it is answered: said in a header and the log."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import structlog
+
+HEADER: Final = "Warning"
+MAX_IN_HEADER: Final = 8  # with MAX_CHARACTERS below 2 KB: proxies take 4 KB of headers or more
+MAX_CHARACTERS: Final = 200
+MAX_LOGGED: Final = 256  # kinds of warnings; they may have names that clients make up
+
+
+class WarningLog:
+    """Logs each kind of warning once; all requests of a server share it."""
+
+    def __init__(self, refuse_unknown: bool = False) -> None:
+        self.refuse_unknown = refuse_unknown
+        self._kinds: set[str] = set()
+        self._log = structlog.get_logger()
+
+    def note(self, field: str, message: str) -> None:
+        """Log a warning, unless one with these words was logged before."""
+        if message in self._kinds or len(self._kinds) >= MAX_LOGGED:
+            return
+        self._kinds.add(message)
+        self._log.warning("request warning", field=field, message=message)
+
+
+class Warnings:
+    """The warnings of one request.
+
+    In the header each is `299 - "FIELD: MESSAGE"`, as RFC 7234 has it and Kubernetes sends it:
+    RFC 9111 has retired the codes about caches, and nothing has taken its place.
+    """
+
+    def __init__(self, log: WarningLog | None = None) -> None:
+        self._log = WarningLog() if log is None else log
+        self._texts: list[str] = []
+        self._num_left_out = 0
+
+    @property
+    def refuse_unknown(self) -> bool:
+        """Whether an unknown field is an error."""
+        return self._log.refuse_unknown
+
+    def add(self, field: str, message: str) -> None:
+        """Warn about a field; `message` has nothing of its position, so that it is logged once."""
+        self._log.note(field, message)
+        text = f"{field}: {message}"[:MAX_CHARACTERS]
+        if text in self._texts:
+            return
+        if len(self._texts) < MAX_IN_HEADER:
+            self._texts.append(text)
+        else:
+            self._num_left_out += 1
+
+    def header(self) -> str:
+        """Return the header's value; empty without warnings."""
+        more = [f"and {self._num_left_out} more"] if self._num_left_out else []
+        return ", ".join(f"299 - {_quoted(text)}" for text in self._texts + more)
+
+
+def _quoted(text: str) -> str:
+    """Quote as HTTP does; what is not ASCII is escaped as in JSON, so no line can end here."""
+    return json.dumps(text)
