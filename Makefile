@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-gpu check fix bench clients constraints clean
+.PHONY: help serve test test-gpu fuzz check fix bench clients constraints clean
 
 help:
 	@echo "make serve      start the server with the demo model, on http://127.0.0.1:8000/v1"
@@ -23,6 +23,8 @@ help:
 	@echo "                  ARGS='--help'     any options of \`slipstream serve\`"
 	@echo "make test       run all tests that need no GPU; ARGS='tests/unit -x' for some of them"
 	@echo "make test-gpu   run the tests that need a GPU"
+	@echo "make fuzz       run the tests with generated cases on new ones, for 20 minutes"
+	@echo "                  MINUTES=5 SEED=7  other minutes; the rounds of a seed again"
 	@echo "make check      formatting, lint, types, import contracts"
 	@echo "make fix        repair what the first two of these can"
 	@echo "make bench      run the benchmarks"
@@ -39,6 +41,9 @@ test: $(VENV)/.installed-dev
 
 test-gpu: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python PYTEST_ARGS='$(ARGS)' tools/gpu_check.sh tests
+
+fuzz: $(VENV)/.installed-dev
+	@$(BIN)/python tools/fuzz.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-# No deadline: speed is judged by benchmarks, and a busy machine makes no test fail. In CI the
-# examples are the same every time, so that a change fails for its own faults; elsewhere every run
-# tries new ones.
-settings.register_profile("ours", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("ours")
-
+import tests.cases  # noqa: F401  (before any test module reads the settings of generated cases)
 
 # Servers of these would take each other's cores: of several test processes one runs them all.
 ONE_AT_A_TIME = tuple(Path(__file__).parent / name for name in ("browser", "system"))

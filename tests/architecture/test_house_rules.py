@@ -52,6 +52,19 @@ def test_a_file_is_named_after_what_is_in_it(path: Path) -> None:
     assert not re.match(r"(utils?|helpers?|misc|common_.*)\.py", path.name)
 
 
+def test_tests_are_shown_by_their_own_file() -> None:
+    """What is imported under a test's name runs here and fails there: inherit a class of tests."""
+    imported = [
+        f"{name_of(path)}: {alias.name}"
+        for path in OTHERS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name.startswith("test_")
+    ]
+    assert imported == []
+
+
 def test_forbidden_things_are_nowhere() -> None:
     found = [
         f"{name_of(path)}: {word}: {why}"

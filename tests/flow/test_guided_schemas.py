@@ -10,6 +10,7 @@ import jsonschema
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.cases import num_cases
 from tests.flow.guided_ring import EOS, guided, guided_ring, schema_grammar, text_of
 
 scalars: st.SearchStrategy[dict[str, Any]] = st.one_of(
@@ -51,10 +52,7 @@ schemas = st.recursive(scalars, lambda inner: objects(inner) | arrays(inner), ma
 
 
 @settings(
-    max_examples=8,
-    derandomize=True,
-    database=None,
-    deadline=None,
+    max_examples=num_cases(8, exploring=40),
     phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck),
 )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from benchmarks.stack import Stack
+from tests.cases import num_cases
 from tests.system.aftermath import Aftermath
 from tests.system.bad_requests import COUNT, EMBEDDINGS, MESSAGES, MODEL, RESPONSES
 from tests.system.mutations import BASES, MAX_TOKENS, STREAMED, spoiled
 
 ANSWER_WITHIN_S = 60.0
-NUM_EXAMPLES = int(os.environ.get("SLIPSTREAM_FUZZ_EXAMPLES", 2000))
 REFUSED = (400, 404, 413)
 EVENTS = ("response.completed", "response.incomplete", "error")
 
@@ -41,10 +40,7 @@ def test_what_is_spoiled_was_sound(fuzzed: Stack, number: int) -> None:
     assert status == (400 if path == EMBEDDINGS else 200), answer
 
 
-@settings(
-    max_examples=NUM_EXAMPLES,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=num_cases(300, exploring=3000))
 @given(case=spoiled())
 def test_any_request_is_answered_or_refused(
     fuzzed: Stack, case: tuple[str, dict[str, Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
+import random
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -297,7 +297,12 @@ def test_rubbish_is_counted_and_stops_nothing(ipc: LinkSettings) -> None:
             with zmq.Context() as context, context.socket(zmq.PUSH) as raw:
                 raw.linger = 1000
                 raw.connect(one.mail.address.endpoint)
-                for frames in ([b""], [b"x"] * 200, [b"\xc1" * 1000], [os.urandom(50)]):
+                for frames in (
+                    [b""],
+                    [b"x"] * 200,
+                    [b"\xc1" * 1000],
+                    [random.Random(1).randbytes(50)],
+                ):
                     raw.send_multipart(frames)
                 await one.until(lambda: one.mail.stats().num_malformed == 4)
             two.mail.send(one.mail.address, abort(1))

@@ -13,31 +13,14 @@ from services.compute.runner.cuda.runner import CudaRunner
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, load_runner
 from tests.unit.compute import runner_scenarios
 from tests.unit.compute.hand_scheduler import HandScheduler
-from tests.unit.compute.runner_scenarios import (  # noqa: F401
+from tests.unit.compute.runner_scenarios import (
     COUNT,
     PAGE_TOKENS,
     PROMPTS,
-    test_a_generated_prefix_is_shared_too,
-    test_a_prompt_in_chunks,
-    test_a_sequence_alone,
-    test_a_sequence_goes_on_after_a_round_trip_to_the_host,
-    test_a_sequence_goes_on_after_preemption_by_recompute,
-    test_a_shared_prefix_is_not_computed_again,
-    test_chunks_of_one_prompt_beside_decoding_others,
-    test_sequences_of_different_lengths_together,
-    test_the_next_step_is_launched_before_the_last_ones_tokens_are_known,
+    MixedSteps,
+    RunnerScenarios,
 )
 from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
-
-if not ON_GPU:  # the interpreter takes half a second a step: one scenario has all kinds of steps
-    del test_a_generated_prefix_is_shared_too
-    del test_a_prompt_in_chunks
-    del test_a_sequence_alone
-    del test_a_sequence_goes_on_after_a_round_trip_to_the_host
-    del test_a_sequence_goes_on_after_preemption_by_recompute
-    del test_a_shared_prefix_is_not_computed_again
-    del test_sequences_of_different_lengths_together
-    del test_the_next_step_is_launched_before_the_last_ones_tokens_are_known
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS) if ON_GPU else ["qwen3"])
@@ -73,3 +56,8 @@ def runner(family, request: pytest.FixtureRequest, device: torch.device) -> Cuda
 @pytest.fixture
 def hand(runner) -> HandScheduler:
     return HandScheduler(runner, PAGE_TOKENS)
+
+
+# The interpreter takes half a second a step.
+class TestCudaRunner(RunnerScenarios if ON_GPU else MixedSteps):
+    pass

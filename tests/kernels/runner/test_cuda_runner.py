@@ -17,27 +17,16 @@ from services.compute.runner.eager import EagerRunner
 from services.compute.step import StepPlan
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
-from tests.unit.compute.runner_promises import (  # noqa: F401
+from tests.unit.compute.runner_promises import (
     PROMPT,
+    FewSteps,
     Load,
-    test_a_broken_sequence_fails_alone_and_poisons_no_page_for_later_ones,
-    test_a_slot_forgets_the_sequence_before,
-    test_a_step_may_move_pages_and_compute_nothing,
-    test_a_step_without_samples_fills_the_cache,
-    test_an_id_outside_the_vocabulary_breaks_its_step_only,
-    test_logprobs_are_of_the_raw_distribution,
-    test_noise_counts_from_the_start_of_the_request_wherever_it_goes_on,
-    test_penalties_know_tokens_that_the_host_does_not_know_yet,
+    RunnerPromises,
 )
 from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 
 # numpy says so of the sequence that is broken on purpose
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered")
-
-if not ON_GPU:  # the interpreter takes a third of a second a step
-    del test_a_slot_forgets_the_sequence_before
-    del test_a_step_without_samples_fills_the_cache
-    del test_noise_counts_from_the_start_of_the_request_wherever_it_goes_on
 
 SAMPLINGS = [
     replace(GREEDY, num_logprobs=2),
@@ -207,3 +196,8 @@ def test_a_step_that_was_not_sampled_has_no_result(load: Load, folder: Path) -> 
     ticket = replace(tickets[0], end=None, result_SW=None)
     with pytest.raises(RuntimeError, match="has not been sampled"):
         hand.runner.result(ticket)
+
+
+# The interpreter takes a third of a second a step.
+class TestPromises(RunnerPromises if ON_GPU else FewSteps):
+    pass

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -50,7 +50,6 @@ def test_encoding_equals_transformers(
         assert got == expected, text
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60))
 def test_encoding_any_text_equals_transformers(both: tuple[Tokenizer, Any], text: str) -> None:
     ours, reference = both

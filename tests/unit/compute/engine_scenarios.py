@@ -1,9 +1,8 @@
 """What the engine has to get right in float32 greedy decoding, whatever happens to a sequence.
 
-The names of these functions are the tests' names: a test module imports them all and gives the
-fixtures `serve` (serve(spec, **settings) makes a Server on a runner that says of itself what `spec`
-says), `model` (the transformers model) and `expected` (what it generates for each of PROMPTS, COUNT
-tokens).
+A test module has a class of its own that inherits the tests, and gives the fixtures `serve`
+(serve(spec, **settings) makes a Server on a runner that says of itself what `spec` says), `model`
+(the transformers model) and `expected` (what it generates for each of PROMPTS, COUNT tokens).
 """
 
 from __future__ import annotations
@@ -40,83 +39,81 @@ def answers(server: Server) -> list[list[int]]:
     return [server.tokens[counter] for counter in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize("in_flight_steps", [0, 1])
-def test_together_and_in_chunks(serve: Serve, expected, in_flight_steps: int) -> None:
-    server = serve(max_prefill_tokens=13, in_flight_steps=in_flight_steps)
-    ask_all(server)
-    server.run()
-    assert answers(server) == expected
+class EngineScenarios:
+    """The tests."""
 
-
-def test_alone_and_again_from_the_prefix_tree(serve: Serve, expected) -> None:
-    server = serve()
-    for counter in (3, 13):
-        server.ask(counter, PROMPTS[3], GREEDY)
+    @pytest.mark.parametrize("in_flight_steps", [0, 1])
+    def test_together_and_in_chunks(self, serve: Serve, expected, in_flight_steps: int) -> None:
+        server = serve(max_prefill_tokens=13, in_flight_steps=in_flight_steps)
+        ask_all(server)
         server.run()
-        assert server.tokens[counter] == expected[3]
-    assert (server.cached[3], server.cached[13]) == (0, 48)
+        assert answers(server) == expected
 
+    def test_alone_and_again_from_the_prefix_tree(self, serve: Serve, expected) -> None:
+        server = serve()
+        for counter in (3, 13):
+            server.ask(counter, PROMPTS[3], GREEDY)
+            server.run()
+            assert server.tokens[counter] == expected[3]
+        assert (server.cached[3], server.cached[13]) == (0, 48)
 
-@pytest.mark.parametrize("num_host_pages", [0, 50])
-def test_preempted(serve: Serve, expected, num_host_pages: int) -> None:
-    few = {"num_pages": 7, "max_model_len": 96, "num_host_pages": num_host_pages}
-    server = serve(few)
-    ask_all(server)
-    server.run()
-    assert answers(server) == expected
-    assert server.scheduler.stats().preemptions_total > 0
-    assert bool(server.most_swapped) == (num_host_pages > 0)
+    @pytest.mark.parametrize("num_host_pages", [0, 50])
+    def test_preempted(self, serve: Serve, expected, num_host_pages: int) -> None:
+        few = {"num_pages": 7, "max_model_len": 96, "num_host_pages": num_host_pages}
+        server = serve(few)
+        ask_all(server)
+        server.run()
+        assert answers(server) == expected
+        assert server.scheduler.stats().preemptions_total > 0
+        assert bool(server.most_swapped) == (num_host_pages > 0)
 
+    def test_forks_share_the_prompt(self, serve: Serve, expected) -> None:
+        server = serve()
+        server.ask(0, PROMPTS[2], GREEDY, num_choices=3)
+        server.run()
+        assert [server.tokens[counter] for counter in range(3)] == [expected[2]] * 3
+        assert sorted(server.cached.values()) == [0, 32, 32]
 
-def test_forks_share_the_prompt(serve: Serve, expected) -> None:
-    server = serve()
-    server.ask(0, PROMPTS[2], GREEDY, num_choices=3)
-    server.run()
-    assert [server.tokens[counter] for counter in range(3)] == [expected[2]] * 3
-    assert sorted(server.cached.values()) == [0, 32, 32]
+    def test_a_retry_goes_on_from_the_journal(self, serve: Serve, expected) -> None:
+        server = serve()
+        server.ask(0, PROMPTS[2], GREEDY, output_ids=expected[2][:7])
+        server.run()
+        assert server.tokens[0] == expected[2][7:]
 
+    @pytest.mark.parametrize("schedule", ["prefill_first", "static_batch"])
+    def test_other_schools_give_the_same_tokens(
+        self, serve: Serve, expected, schedule: str
+    ) -> None:
+        server = serve(schedule=schedule, static_batch_window_s=0.0)
+        ask_all(server)
+        server.run()
+        assert answers(server) == expected
 
-def test_a_retry_goes_on_from_the_journal(serve: Serve, expected) -> None:
-    server = serve()
-    server.ask(0, PROMPTS[2], GREEDY, output_ids=expected[2][:7])
-    server.run()
-    assert server.tokens[0] == expected[2][7:]
+    @pytest.mark.parametrize("in_flight_steps", [0, 1])
+    def test_a_late_eos_ends_the_text_where_transformers_ends_it(
+        self, serve: Serve, expected, in_flight_steps: int
+    ) -> None:
+        eos = expected[0][6]
+        end = expected[0].index(eos) + 1
+        server = serve({"eos_token_ids": (eos,)}, in_flight_steps=in_flight_steps)
+        server.ask(0, PROMPTS[0], SamplingParams(COUNT, seed=1, temperature=0.0))
+        server.ask(1, PROMPTS[1], GREEDY)
+        server.run()
+        assert server.tokens[0] == expected[0][:end]
+        assert (server.reasons[0], server.reasons[1]) == ("stop", "length")
+        assert server.tokens[1] == expected[1]
 
-
-@pytest.mark.parametrize("schedule", ["prefill_first", "static_batch"])
-def test_other_schools_give_the_same_tokens(serve: Serve, expected, schedule: str) -> None:
-    server = serve(schedule=schedule, static_batch_window_s=0.0)
-    ask_all(server)
-    server.run()
-    assert answers(server) == expected
-
-
-@pytest.mark.parametrize("in_flight_steps", [0, 1])
-def test_a_late_eos_ends_the_text_where_transformers_ends_it(
-    serve: Serve, expected, in_flight_steps: int
-) -> None:
-    eos = expected[0][6]
-    end = expected[0].index(eos) + 1
-    server = serve({"eos_token_ids": (eos,)}, in_flight_steps=in_flight_steps)
-    server.ask(0, PROMPTS[0], SamplingParams(COUNT, seed=1, temperature=0.0))
-    server.ask(1, PROMPTS[1], GREEDY)
-    server.run()
-    assert server.tokens[0] == expected[0][:end]
-    assert (server.reasons[0], server.reasons[1]) == ("stop", "length")
-    assert server.tokens[1] == expected[1]
-
-
-@pytest.mark.parametrize("swap", NUM_HOST_PAGES)
-def test_a_random_history_of_arrivals_aborts_preemptions_prefixes_and_forks(
-    serve: Serve, model, swap: str
-) -> None:
-    few = {"num_pages": 12, "max_model_len": 128, "num_host_pages": NUM_HOST_PAGES[swap]}
-    server = serve({**few, "eos_token_ids": EOS_IDS}, max_prefill_tokens=50)
-    history = random_history(2, 32, 40, greedy=True)
-    play(server, history)
-    check_greedy(model, server, history)
-    assert {"stop", "length", "aborted"} == set(server.reasons.values())
-    assert server.scheduler.stats().preemptions_total > 0
-    assert bool(server.most_swapped) == (swap != "no_swap")
-    assert max(server.cached.values()) >= 16
-    assert max(ask.num_choices for ask in history) == MAX_CHOICES
+    @pytest.mark.parametrize("swap", NUM_HOST_PAGES)
+    def test_a_random_history_of_arrivals_aborts_preemptions_prefixes_and_forks(
+        self, serve: Serve, model, swap: str
+    ) -> None:
+        few = {"num_pages": 12, "max_model_len": 128, "num_host_pages": NUM_HOST_PAGES[swap]}
+        server = serve({**few, "eos_token_ids": EOS_IDS}, max_prefill_tokens=50)
+        history = random_history(2, 32, 40, greedy=True)
+        play(server, history)
+        check_greedy(model, server, history)
+        assert {"stop", "length", "aborted"} == set(server.reasons.values())
+        assert server.scheduler.stats().preemptions_total > 0
+        assert bool(server.most_swapped) == (swap != "no_swap")
+        assert max(server.cached.values()) >= 16
+        assert max(ask.num_choices for ask in history) == MAX_CHOICES

@@ -1,8 +1,8 @@
 """What every runner promises beside the right tokens.
 
-The names of these functions are the tests' names: a test module imports them all and gives two
-fixtures, `folder` (the tiny llama) and `load` (load(folder, **settings) makes a HandScheduler on a
-runner of that folder, with pages of 8 tokens).
+A test module has a class of its own that inherits the tests, and gives two fixtures, `folder`
+(the tiny llama) and `load` (load(folder, **settings) makes a HandScheduler on a runner of that
+folder, with pages of 8 tokens).
 """
 
 from __future__ import annotations
@@ -23,100 +23,106 @@ PROMPT = [5, 17, 42, 9, 101, 3, 77, 60, 31]
 Load = Callable[..., HandScheduler]
 
 
-def test_a_step_without_samples_fills_the_cache(load: Load, folder: Path) -> None:
-    hand = load(folder)
-    sequence = hand.add(PROMPT)
-    result = hand.step((sequence, 4))
-    assert result.tokens.shape == (0, 1)
-    assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+class FewSteps:
+    """The promises that a few steps show."""
+
+    def test_an_id_outside_the_vocabulary_breaks_its_step_only(
+        self, load: Load, folder: Path
+    ) -> None:
+        hand = load(folder)
+        good = hand.add(PROMPT)
+        hand.run(good, 3)
+        for bad in (VOCAB_SIZE, -2):
+            with pytest.raises(ValueError, match="token ids must be in"):
+                hand.step((hand.add([bad, 4]), 2))
+        assert hand.run(good, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+
+    def test_a_broken_sequence_fails_alone_and_poisons_no_page_for_later_ones(
+        self, load: Load, tmp_path: Path
+    ) -> None:
+        model = make_model("llama")
+        expected = greedy_ids(model, PROMPT, 20)
+        assert 190 not in expected
+        with torch.no_grad():
+            model.get_input_embeddings().weight[190] = torch.nan
+        hand = load(save_model(model, tmp_path), max_batched_token_mem=512)
+        good, bad = hand.add(PROMPT), hand.add([190] * 30)
+        result = hand.step((good, len(PROMPT)), (bad, 30))
+        assert result.nonfinite.tolist() == [False, True]
+        assert result.n_valid.tolist() == [1, 0]
+        for number in range(12):  # every page the broken one had comes back half filled
+            hand.free_pages += bad.pages
+            bad.pages = []
+            again = hand.add(PROMPT[: 3 + number % 5], replace(GREEDY, logit_bias=((190, -1e4),)))
+            hand.run(again, 2)
+            assert not any(r.nonfinite.any() for r in hand.results[1:])
+            hand.free_pages = again.pages + hand.free_pages
+            hand.sequences.pop()
+        assert hand.run(good, 20) == expected
+
+    def test_penalties_know_tokens_that_the_host_does_not_know_yet(
+        self, load: Load, folder: Path
+    ) -> None:
+        sampling = replace(GREEDY, frequency_penalty=200.0, logit_bias=((7, 1e3), (8, 1e3)))
+        hand = load(folder)
+        sequence = hand.add(PROMPT, sampling)
+        first = hand.launch((sequence, len(PROMPT)))
+        second = hand.launch((sequence, 1))
+        third = hand.launch((sequence, 1))
+        for launched in (first, second, third):
+            hand.finish(launched)
+        assert sorted(sequence.output) in ([7, 7, 8], [7, 8, 8])
+
+    def test_logprobs_are_of_the_raw_distribution(self, load: Load, folder: Path) -> None:
+        model = make_model("llama")
+        hand = load(folder)
+        sampling = replace(GREEDY, logit_bias=((7, 1000.0),), num_logprobs=3)
+        hand.step(
+            (hand.add(PROMPT, GREEDY), len(PROMPT)), (hand.add(PROMPT, sampling), len(PROMPT))
+        )
+        (result,) = hand.results
+        with torch.inference_mode():
+            raw = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
+        assert list(result.logprobs) == [1]
+        (entry,) = result.logprobs[1]
+        assert entry.chosen == pytest.approx(float(raw[7]), abs=1e-4)
+        assert entry.top_ids == tuple(raw.topk(3).indices.tolist())
+        assert entry.top_logprobs == pytest.approx(raw.topk(3).values.tolist(), abs=1e-4)
+
+    def test_a_step_may_move_pages_and_compute_nothing(self, load: Load, folder: Path) -> None:
+        hand = load(folder, swap_space=0.01)
+        sequence = hand.add(PROMPT)
+        hand.run(sequence, 5)
+        result = hand.step(swap_out=(sequence,))
+        assert result.tokens.shape == (0, 1)
+        assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
 
 
-def test_an_id_outside_the_vocabulary_breaks_its_step_only(load: Load, folder: Path) -> None:
-    hand = load(folder)
-    good = hand.add(PROMPT)
-    hand.run(good, 3)
-    for bad in (VOCAB_SIZE, -2):
-        with pytest.raises(ValueError, match="token ids must be in"):
-            hand.step((hand.add([bad, 4]), 2))
-    assert hand.run(good, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+class RunnerPromises(FewSteps):
+    """All of them."""
 
+    def test_a_step_without_samples_fills_the_cache(self, load: Load, folder: Path) -> None:
+        hand = load(folder)
+        sequence = hand.add(PROMPT)
+        result = hand.step((sequence, 4))
+        assert result.tokens.shape == (0, 1)
+        assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
 
-def test_a_broken_sequence_fails_alone_and_poisons_no_page_for_later_ones(
-    load: Load, tmp_path: Path
-) -> None:
-    model = make_model("llama")
-    expected = greedy_ids(model, PROMPT, 20)
-    assert 190 not in expected
-    with torch.no_grad():
-        model.get_input_embeddings().weight[190] = torch.nan
-    hand = load(save_model(model, tmp_path), max_batched_token_mem=512)
-    good, bad = hand.add(PROMPT), hand.add([190] * 30)
-    result = hand.step((good, len(PROMPT)), (bad, 30))
-    assert result.nonfinite.tolist() == [False, True]
-    assert result.n_valid.tolist() == [1, 0]
-    for number in range(12):  # every page the broken one had comes back half filled
-        hand.free_pages += bad.pages
-        bad.pages = []
-        again = hand.add(PROMPT[: 3 + number % 5], replace(GREEDY, logit_bias=((190, -1e4),)))
-        hand.run(again, 2)
-        assert not any(r.nonfinite.any() for r in hand.results[1:])
-        hand.free_pages = again.pages + hand.free_pages
-        hand.sequences.pop()
-    assert hand.run(good, 20) == expected
+    def test_a_slot_forgets_the_sequence_before(self, load: Load, folder: Path) -> None:
+        hand = load(folder)
+        biased = replace(GREEDY, logit_bias=((7, 1000.0),), frequency_penalty=1.0)
+        first = hand.add(PROMPT, biased)
+        assert hand.run(first, 4) == [7] * 4
+        hand.sequences.clear()
+        assert hand.run(hand.add(PROMPT), 12) == greedy_ids(make_model("llama"), PROMPT, 12)
 
-
-def test_a_slot_forgets_the_sequence_before(load: Load, folder: Path) -> None:
-    hand = load(folder)
-    biased = replace(GREEDY, logit_bias=((7, 1000.0),), frequency_penalty=1.0)
-    first = hand.add(PROMPT, biased)
-    assert hand.run(first, 4) == [7] * 4
-    hand.sequences.clear()
-    assert hand.run(hand.add(PROMPT), 12) == greedy_ids(make_model("llama"), PROMPT, 12)
-
-
-def test_noise_counts_from_the_start_of_the_request_wherever_it_goes_on(
-    load: Load, folder: Path
-) -> None:
-    sampling = SamplingParams(max_tokens=100, seed=11, temperature=1.0)
-    hand = load(folder)
-    whole = hand.run(hand.add(PROMPT, sampling), 20)
-    later = load(folder)
-    assert later.run(later.add(PROMPT, sampling, output=whole[:8]), 20) == whole
-    other = hand.run(hand.add(PROMPT, sampling, choice=1), 20)
-    assert other != whole
-
-
-def test_penalties_know_tokens_that_the_host_does_not_know_yet(load: Load, folder: Path) -> None:
-    sampling = replace(GREEDY, frequency_penalty=200.0, logit_bias=((7, 1e3), (8, 1e3)))
-    hand = load(folder)
-    sequence = hand.add(PROMPT, sampling)
-    first = hand.launch((sequence, len(PROMPT)))
-    second = hand.launch((sequence, 1))
-    third = hand.launch((sequence, 1))
-    for launched in (first, second, third):
-        hand.finish(launched)
-    assert sorted(sequence.output) in ([7, 7, 8], [7, 8, 8])
-
-
-def test_logprobs_are_of_the_raw_distribution(load: Load, folder: Path) -> None:
-    model = make_model("llama")
-    hand = load(folder)
-    sampling = replace(GREEDY, logit_bias=((7, 1000.0),), num_logprobs=3)
-    hand.step((hand.add(PROMPT, GREEDY), len(PROMPT)), (hand.add(PROMPT, sampling), len(PROMPT)))
-    (result,) = hand.results
-    with torch.inference_mode():
-        raw = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
-    assert list(result.logprobs) == [1]
-    (entry,) = result.logprobs[1]
-    assert entry.chosen == pytest.approx(float(raw[7]), abs=1e-4)
-    assert entry.top_ids == tuple(raw.topk(3).indices.tolist())
-    assert entry.top_logprobs == pytest.approx(raw.topk(3).values.tolist(), abs=1e-4)
-
-
-def test_a_step_may_move_pages_and_compute_nothing(load: Load, folder: Path) -> None:
-    hand = load(folder, swap_space=0.01)
-    sequence = hand.add(PROMPT)
-    hand.run(sequence, 5)
-    result = hand.step(swap_out=(sequence,))
-    assert result.tokens.shape == (0, 1)
-    assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+    def test_noise_counts_from_the_start_of_the_request_wherever_it_goes_on(
+        self, load: Load, folder: Path
+    ) -> None:
+        sampling = SamplingParams(max_tokens=100, seed=11, temperature=1.0)
+        hand = load(folder)
+        whole = hand.run(hand.add(PROMPT, sampling), 20)
+        later = load(folder)
+        assert later.run(later.add(PROMPT, sampling, output=whole[:8]), 20) == whole
+        other = hand.run(hand.add(PROMPT, sampling, choice=1), 20)
+        assert other != whole

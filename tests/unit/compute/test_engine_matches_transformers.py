@@ -11,18 +11,11 @@ from transformers import PreTrainedModel
 
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
-from tests.unit.compute.engine_scenarios import (  # noqa: F401
+from tests.unit.compute.engine_scenarios import (
     COUNT,
     PROMPTS,
+    EngineScenarios,
     Serve,
-    test_a_late_eos_ends_the_text_where_transformers_ends_it,
-    test_a_random_history_of_arrivals_aborts_preemptions_prefixes_and_forks,
-    test_a_retry_goes_on_from_the_journal,
-    test_alone_and_again_from_the_prefix_tree,
-    test_forks_share_the_prompt,
-    test_other_schools_give_the_same_tokens,
-    test_preempted,
-    test_together_and_in_chunks,
 )
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
@@ -67,3 +60,7 @@ def serve(runner: tuple[str, EagerRunner]) -> Serve:
         return Server(ahead, SETTINGS.model_copy(update=settings))
 
     return make
+
+
+class TestEagerEngine(EngineScenarios):
+    pass

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.table import PageTable
+from tests.cases import num_cases
 from tests.unit.compute.memory_check import check_memory
 
 PAGE_TOKENS = 2
@@ -132,5 +133,5 @@ class MemoryHistory(RuleBasedStateMachine):
 
 TestMemoryHistory = MemoryHistory.TestCase
 TestMemoryHistory.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=num_cases(150, exploring=1500), stateful_step_count=40
 )

@@ -12,6 +12,11 @@ from services.compute.layers.rms_norm import RMSNorm
 from services.compute.layers.rope import Rope, RopeScaling, angles, inverse_frequencies, rotate
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
     x, weight = torch.randn(5, 16), torch.randn(16)
     expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight

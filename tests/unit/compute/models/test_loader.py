@@ -19,6 +19,7 @@ from services.compute.models.transformer import Transformer
 from tests.unit.compute.tiny_models import make_model, save_model
 
 CPU = torch.device("cpu")
+HIDDEN = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
@@ -33,6 +34,24 @@ def load(folder: Path, progress=None) -> Transformer:
     return Transformer(decoder, config.max_position_embeddings)
 
 
+def weights_of(model: Transformer) -> list[torch.Tensor]:
+    """All tensors of a model that were read from its folder."""
+    decoder = model._decoder
+    found = [decoder.embedding.weight_VE, decoder.norm.weight_E, decoder.head.weight_OI]
+    for layer in decoder.layers:
+        maps = (layer.qkv, layer.out, layer.gate_up, layer.down)
+        found += [each.weight_OI for each in maps]
+        found += [each.bias_O for each in maps if each.bias_O is not None]
+        norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
+        found += [norm.weight_E for norm in norms if norm is not None]
+    return found
+
+
+def assert_equal(ours: Transformer, theirs: Transformer) -> None:
+    for one, other in zip(weights_of(ours), weights_of(theirs), strict=True):
+        assert torch.equal(one, other)
+
+
 def rewrite(folder: Path, change) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -43,19 +62,16 @@ def test_shards_give_the_same_model(model: PreTrainedModel, tmp_path: Path) -> N
     whole = load(save_model(model, tmp_path / "whole"))
     sharded = save_model(model, tmp_path / "sharded", shard_size="60KB")
     assert len(list(sharded.glob("*.safetensors"))) > 3
-    hidden = torch.randn(3, 64)
-    again = load(sharded)
-    assert torch.equal(whole.logits(hidden), again.logits(hidden))
-    for ours, theirs in zip(whole._decoder.layers, again._decoder.layers, strict=True):
-        assert torch.equal(ours.qkv.weight_OI, theirs.qkv.weight_OI)
+    assert_equal(load(sharded), whole)
 
 
 def test_several_files_without_an_index_are_read_too(
     model: PreTrainedModel, tmp_path: Path
 ) -> None:
-    folder = save_model(model, tmp_path, shard_size="60KB")
+    whole = load(save_model(model, tmp_path / "whole"))
+    folder = save_model(model, tmp_path / "sharded", shard_size="60KB")
     (folder / "model.safetensors.index.json").unlink()
-    load(folder)
+    assert_equal(load(folder), whole)
 
 
 def test_progress_ends_with_all_tensors(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -66,7 +82,10 @@ def test_progress_ends_with_all_tensors(model: PreTrainedModel, tmp_path: Path) 
 
 
 def test_weights_are_cast(model: PreTrainedModel, tmp_path: Path) -> None:
-    load(save_model(model.to(torch.bfloat16), tmp_path))
+    cast = load(save_model(model.to(torch.bfloat16), tmp_path / "bfloat16"))
+    rounded = load(save_model(model.to(torch.float32), tmp_path / "float32"))
+    assert {weight.dtype for weight in weights_of(cast)} == {torch.float32}
+    assert_equal(cast, rounded)
 
 
 def test_a_missing_tensor_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -160,8 +179,7 @@ def test_names_may_lack_the_prefix_as_in_folders_of_embedding_models(
     decoder = load_decoder(config, variations, weights, Linear, needs_head=False)
     assert not decoder.has_head
     inside = Transformer(decoder, config.max_position_embeddings)
-    hidden = torch.randn(3, 64)
-    assert torch.equal(whole.normed(hidden), inside.normed(hidden))
+    assert torch.equal(whole.normed(HIDDEN), inside.normed(HIDDEN))
     for ours, theirs in zip(whole._decoder.layers, decoder.layers, strict=True):
         assert torch.equal(ours.qkv.weight_OI, theirs.qkv.weight_OI)
 
@@ -173,8 +191,7 @@ def test_a_head_beside_bare_names_is_found(model: PreTrainedModel, tmp_path: Pat
 
     whole = load(save_model(model, tmp_path))
     rewrite(tmp_path, without_prefix)
-    hidden = torch.randn(3, 64)
-    assert torch.equal(load(tmp_path).logits(hidden), whole.logits(hidden))
+    assert torch.equal(load(tmp_path).logits(HIDDEN), whole.logits(HIDDEN))
 
 
 def test_a_missing_head_is_an_error_where_text_is_to_be_made(

@@ -15,17 +15,10 @@ from services.compute.models.registry import describe_model
 from services.compute.runner.eager import EagerRunner
 from services.compute.runner.eager_limits import choose_threads, num_step_weights
 from tests.unit.compute.hand_scheduler import HandScheduler
-from tests.unit.compute.runner_promises import (  # noqa: F401
+from tests.unit.compute.runner_promises import (
     PROMPT,
     Load,
-    test_a_broken_sequence_fails_alone_and_poisons_no_page_for_later_ones,
-    test_a_slot_forgets_the_sequence_before,
-    test_a_step_may_move_pages_and_compute_nothing,
-    test_a_step_without_samples_fills_the_cache,
-    test_an_id_outside_the_vocabulary_breaks_its_step_only,
-    test_logprobs_are_of_the_raw_distribution,
-    test_noise_counts_from_the_start_of_the_request_wherever_it_goes_on,
-    test_penalties_know_tokens_that_the_host_does_not_know_yet,
+    RunnerPromises,
 )
 from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
 
@@ -150,3 +143,7 @@ def test_weights_read_in_a_step_are_counted_by_shape() -> None:
     embedding = model.get_input_embeddings().weight
     matrices = [p.numel() for p in model.parameters() if p.dim() == 2 and p is not embedding]
     assert num_step_weights(config) == sum(matrices)
+
+
+class TestPromises(RunnerPromises):
+    pass

@@ -11,19 +11,11 @@ from transformers import PreTrainedModel
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
 from tests.unit.compute.hand_scheduler import HandScheduler
-from tests.unit.compute.runner_scenarios import (  # noqa: F401
+from tests.unit.compute.runner_scenarios import (
     COUNT,
     PAGE_TOKENS,
     PROMPTS,
-    test_a_generated_prefix_is_shared_too,
-    test_a_prompt_in_chunks,
-    test_a_sequence_alone,
-    test_a_sequence_goes_on_after_a_round_trip_to_the_host,
-    test_a_sequence_goes_on_after_preemption_by_recompute,
-    test_a_shared_prefix_is_not_computed_again,
-    test_chunks_of_one_prompt_beside_decoding_others,
-    test_sequences_of_different_lengths_together,
-    test_the_next_step_is_launched_before_the_last_ones_tokens_are_known,
+    RunnerScenarios,
 )
 from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
 
@@ -64,3 +56,7 @@ def test_logits_are_those_of_transformers(hand: HandScheduler, family) -> None:
         with torch.inference_mode():
             expected = family[1](torch.tensor([prompt])).logits[0, -1]
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)
+
+
+class TestEagerRunner(RunnerScenarios):
+    pass

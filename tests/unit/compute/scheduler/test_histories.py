@@ -7,7 +7,6 @@ would alone, ends exactly once, and that nothing is left over.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +29,7 @@ from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.schools import School, make_policy
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import StepPlan
+from tests.cases import num_cases
 from tests.unit.compute.fake_device import generate, make_spec
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -71,16 +71,13 @@ wishes = st.fixed_dictionaries(
 )
 
 
-# The same histories every time, so that a run says something about a change; HISTORIES=5000 tries
-# as many new ones. Shrinking a history can take minutes, so it is left to those runs.
-SEARCH = int(os.environ.get("HISTORIES", "0"))
+pytestmark = pytest.mark.hypothesis
+
+# Shrinking a history can take minutes, so it is left to `make fuzz`.
 SETTINGS = settings(
-    max_examples=SEARCH or 100,
-    derandomize=not SEARCH,
-    phases=tuple(Phase) if SEARCH else (Phase.generate,),
+    max_examples=num_cases(100, exploring=1000),
+    phases=(Phase.generate,) if settings.default.derandomize else tuple(Phase),
     stateful_step_count=60,
-    deadline=None,
-    database=None,
     suppress_health_check=list(HealthCheck),
 )
 
