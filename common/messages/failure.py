@@ -10,7 +10,8 @@ class Failure:
     """A refusal or a failure of one attempt, ready to be shown to the client.
 
     `status` is the HTTP status, `code` a short stable word, `field` the request field at fault.
-    A retryable failure says: another replica may well succeed.
+    A retryable failure says: another replica may well succeed. Of a prompt that is too long it has
+    the tokens, and the most that the prompt may have.
     """
 
     status: int
@@ -18,6 +19,8 @@ class Failure:
     message: str
     field: str | None = None
     retryable: bool = False
+    prompt_tokens: int = 0
+    most_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

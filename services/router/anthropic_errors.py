@@ -35,8 +35,12 @@ def status_of(failure: Failure) -> int:
 def error_body(failure: Failure, request_id: str) -> bytes:
     """Build the body of an error response, which is also the payload of an error event."""
     status = status_of(failure)
+    message = failure.message
+    if failure.most_prompt_tokens:  # clients look for these words, and compact the conversation
+        counted = f"{failure.prompt_tokens} tokens > {failure.most_prompt_tokens} maximum"
+        message = f"prompt is too long: {counted}"
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    error: dict[str, Any] = {"type": kind, "message": failure.message}
+    error: dict[str, Any] = {"type": kind, "message": message}
     return json_bytes({"type": "error", "error": error, "request_id": request_id})
 
 

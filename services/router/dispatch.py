@@ -201,7 +201,7 @@ class Dispatch:
                 length = len(prompt.ids)
             else:
                 length = len((await self.tokenize(group, prompt, field, False)).ids)
-            _check_length(length, group.card, field)
+            check_prompt_length(length, group.card, field)
             lengths.append(length)
         return lengths
 
@@ -269,6 +269,15 @@ def _limits(way: Way, job: Job) -> TokenLimits:
     )
 
 
+def check_prompt_length(length: int, card: ModelCard, field: str) -> None:
+    """Refuse a prompt that the model could not take (0: the model sets no limit)."""
+    most = card.max_input_length or card.max_model_len
+    if 0 < most < length:
+        message = f"{field}: has {length} tokens; this model takes {most} at most"
+        code = "context_length_exceeded"
+        raise ApiError(Failure(400, code, message, field, False, length, most))
+
+
 def truncate_to(job: Job, card: ModelCard) -> int:
     """Return how many tokens of a prompt are kept; 0 is all of them.
 
@@ -319,14 +328,6 @@ def _check_scores(job: Job, max_model_len: int) -> None:
             job.max_tokens_field,
             f"may be {most} at most with so many logprobs of {job.num_all_choices} choices",
         )
-
-
-def _check_length(length: int, card: ModelCard, field: str) -> None:
-    """Refuse a prompt that the model could not take (0: the model sets no limit)."""
-    most = card.max_input_length or card.max_model_len
-    if 0 < most < length:
-        message = f"has {length} tokens; this model takes {most} at most"
-        raise bad_field(field, message, "context_length_exceeded")
 
 
 def _unsendable(error: LinkError, field: str) -> ApiError:

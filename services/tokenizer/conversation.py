@@ -26,7 +26,36 @@ class UnsupportedContent(Exception):
 
 def for_template(messages: list[Any], forms: MessageForms) -> list[Any]:
     """Return the messages as the template wants them; UnsupportedContent for media parts."""
+    if not forms.late_system:
+        messages = _without_late_system(messages)
     return [_message(message, forms, number) for number, message in enumerate(messages)]
+
+
+def _without_late_system(messages: list[Any]) -> list[Any]:
+    """Make system messages that come later the user's words; with the user's own they are one."""
+    moved: list[Any] = []
+    was_late = False
+    for message in messages:
+        is_late = _role(message) == "system" and any(_role(each) != "system" for each in moved)
+        if is_late:
+            message = {**message, "role": "user"}
+        if moved and (is_late or was_late) and _role(moved[-1]) == _role(message) == "user":
+            both = _parts(moved[-1].get("content")) + _parts(message.get("content"))
+            moved[-1] = {**moved[-1], "content": both}
+        else:
+            moved.append(message)
+        was_late = is_late
+    return moved
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _parts(content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return content if isinstance(content, list) else []
 
 
 def _message(message: Any, forms: MessageForms, number: int) -> Any:

@@ -35,7 +35,8 @@ class MessageForms:
 
     `call_content` is what a message that only makes calls must have as its content. With
     `nine_character_ids` it refuses the ids of calls that are longer or shorter; without
-    `several_calls` it renders one call a message.
+    `several_calls` it renders one call a message, without `late_system` a system message only at
+    the beginning.
     """
 
     text: bool
@@ -44,12 +45,14 @@ class MessageForms:
     call_content: CallContent = "absent"
     nine_character_ids: bool = False
     several_calls: bool = True
+    late_system: bool = True
 
 
 def probe(template: ChatTemplate) -> MessageForms:
     """Try the shapes that templates are known to differ in."""
     text = _shows(template, _PROBE)
     parts = _shows(template, [{"type": "text", "text": _PROBE}])
+    late_system = _shows_late_system(template, parts and not text)
     for arguments_as_text in (False, True):
         for call_content in _CALL_CONTENTS:
             shape = (arguments_as_text, call_content)
@@ -62,8 +65,9 @@ def probe(template: ChatTemplate) -> MessageForms:
                         _calls(template, shape, [other]) for other in _OTHER_IDS
                     ),
                     several_calls=_calls(template, shape, [_NINE, _NINE[::-1]]),
+                    late_system=late_system,
                 )
-    return MessageForms(text, parts)
+    return MessageForms(text, parts, late_system=late_system)
 
 
 def _shows(template: ChatTemplate, content: Any) -> bool:
@@ -73,6 +77,15 @@ def _shows(template: ChatTemplate, content: Any) -> bool:
         rendered = _rendered(template, Conversation(messages, tools=[_TOOL]))
     # A list that was put into the text as a list shows its quotes and keys.
     return _PROBE in rendered and f"'{_PROBE}'" not in rendered and f'"{_PROBE}"' not in rendered
+
+
+def _shows_late_system(template: ChatTemplate, as_parts: bool) -> bool:
+    content: Any = [{"type": "text", "text": _PROBE}] if as_parts else _PROBE
+    user = {"role": "user", "content": content}
+    twice = Conversation([user, {**user, "role": "system"}, user])
+    without = Conversation([user, {**user, "role": "assistant"}, user])
+    # One that renders neither is judged by what it is given.
+    return _rendered(template, twice).count(_PROBE) >= _rendered(template, without).count(_PROBE)
 
 
 def _calls(template: ChatTemplate, shape: tuple[bool, CallContent], call_ids: list[str]) -> bool:

@@ -66,21 +66,19 @@ def truncated(ids: array[int], truncate_to: int, side: Literal["left", "right"])
 
 def check_prompt_len(limits: TokenLimits, prompt_len: int, field: str) -> Failure | None:
     """Refuse a prompt that the model cannot read, whether it generates or not."""
-    context = limits.max_model_len
-    if 0 < limits.max_input_length < prompt_len:
-        return _invalid(
-            f"this model's maximum input length is {limits.max_input_length} tokens, "
-            f"but {field} has {prompt_len}; shorten it",
-            field,
-            TOO_LONG,
+    context, longest = limits.max_model_len, limits.max_input_length
+    if 0 < longest < prompt_len:
+        message = (
+            f"this model's maximum input length is {longest} tokens, "
+            f"but {field} has {prompt_len}; shorten it"
         )
+        return Failure(400, TOO_LONG, message, field, False, prompt_len, longest)
     if 0 < context < prompt_len:
-        return _invalid(
+        message = (
             f"this model's maximum context length is {context} tokens, "
-            f"but {field} has {prompt_len}; shorten it",
-            field,
-            TOO_LONG,
+            f"but {field} has {prompt_len}; shorten it"
         )
+        return Failure(400, TOO_LONG, message, field, False, prompt_len, context)
     return None
 
 
@@ -96,12 +94,11 @@ def resolve_max_tokens(
     if too_long is not None:
         return too_long
     if 0 < context <= prompt_len:
-        return _invalid(
+        message = (
             f"this model's maximum context length is {context} tokens, but {field} alone has "
-            f"{prompt_len}, which leaves none to generate; shorten it",
-            field,
-            TOO_LONG,
+            f"{prompt_len}, which leaves none to generate; shorten it"
         )
+        return Failure(400, TOO_LONG, message, field, False, prompt_len, context - 1)
     wanted = sampling.max_tokens
     if wanted == 0:
         room = context - prompt_len if context > 0 else limits.max_output_length

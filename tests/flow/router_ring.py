@@ -119,6 +119,7 @@ class Ring:
         self.actor = RouterActor(settings, clock=lambda: self.now_s)
         self.workers: dict[str, Worker] = {}
         self.script: Script | None = Script()
+        self.num_tokens = 3  # of every prompt that is asked about
         self.session: aiohttp.ClientSession
 
     def worker(self, name: str, service: ServiceName, card: ModelCard = CARD) -> Worker:
@@ -204,7 +205,7 @@ class Ring:
         if isinstance(message, Tokenize):
             self._generate(message, self.script, reply)
         elif isinstance(message, TokenizeQuery):
-            ids = int32s([1, 2, 3])
+            ids = int32s(range(1, self.num_tokens + 1))
             strs = ("a", "b", "c") if message.return_token_strs else ()
             worker.mail.send(reply, Tokenized(message.query, ids, strs))
         elif isinstance(message, InspectionQuery):

@@ -139,6 +139,32 @@ async def test_what_is_wrong_is_named_in_anthropics_shape(path: str) -> None:
         assert json.loads(data)["request_id"] == answer.headers["Request-Id"]
 
 
+async def test_an_overflow_has_the_words_that_clients_compact_at() -> None:
+    async with running_router() as ring:
+        task, sent = await asked(ring, PATH, message())
+        refusal = "this model's maximum context length is 512 tokens, but ..."
+        code = "context_length_exceeded"
+        ring.refuse(sent, Failure(400, code, refusal, "messages", False, 600, 511))
+        status, data = await task
+        assert status == 400
+        assert error_of(data) == {
+            "type": "invalid_request_error",
+            "message": "prompt is too long: 600 tokens > 511 maximum",
+        }
+
+
+async def test_a_count_of_more_than_fits_says_so_in_the_same_words() -> None:
+    async with running_router() as ring:
+        ring.num_tokens = 511
+        async with ring.post(f"{PATH}/count_tokens", message()) as answer:
+            assert await answer.json() == {"input_tokens": 511}
+        ring.num_tokens = 512
+        async with ring.post(f"{PATH}/count_tokens", message()) as answer:
+            data = await answer.read()
+        assert answer.status == 400
+        assert error_of(data)["message"] == "prompt is too long: 512 tokens > 511 maximum"
+
+
 async def test_errors_of_every_layer_have_anthropics_shape() -> None:
     async with running_router(api_keys=("secret",), max_body_bytes=1024) as ring:
         key = {"x-api-key": "secret"}

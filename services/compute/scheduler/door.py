@@ -150,20 +150,20 @@ class Door:
     def _length(self, num_prompt: int, max_tokens: int) -> Failure | None:
         total = num_prompt + max_tokens
         if total > self._max_model_len:
-            return _bad(
-                "context_length_exceeded",
+            return _too_long(
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}: together "
                 f"{total}, but this model takes {self._max_model_len}. Shorten one of them.",
-                "max_tokens" if num_prompt < self._max_model_len else "prompt",
+                num_prompt,
+                self._max_model_len - 1,
             )
         # The last token is sampled but never computed, so it needs no place.
         if total - 1 > self._capacity_tokens:
-            return _bad(
-                "context_length_exceeded",
+            return _too_long(
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}: together "
                 f"{total}, but this replica has memory for {self._capacity_tokens} (see "
                 "max_batched_token_mem). Shorten one of them.",
-                "max_tokens" if num_prompt < self._capacity_tokens else "prompt",
+                num_prompt,
+                self._capacity_tokens,
             )
         return None
 
@@ -181,3 +181,10 @@ def _unsupported(pooling: bool) -> Failure:
 
 def _bad(code: str, message: str, field: str) -> Failure:
     return Failure(400, code, message, field)
+
+
+def _too_long(message: str, num_prompt: int, longest: int) -> Failure:
+    """Refuse a length; it is the prompt's fault where even one token more would not fit."""
+    if num_prompt <= longest:
+        return _bad("context_length_exceeded", message, "max_tokens")
+    return Failure(400, "context_length_exceeded", message, "prompt", False, num_prompt, longest)

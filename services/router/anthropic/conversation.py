@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
+from services.router.anthropic.placeholders import MEDIA, is_placed, placeholder
 from services.router.errors import bad_field, shown
 from services.router.json_body import dump
+from services.router.request_warnings import Warnings
 
 MAX_MESSAGES: Final = 4096
 ROLES: Final = ("user", "assistant", "system")
+# Claude Code begins its system prompt so, for its maker's accounts. The hash in it changes with
+# every request, and no prompt would find the pages of the one before.
+BILLING: Final = "x-anthropic-billing-header:"
 
 
 class Conversation:
@@ -18,8 +24,10 @@ class Conversation:
     of the role `tool`, so that a turn with results and a text becomes several messages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warnings: Warnings) -> None:
         self.messages: list[dict[str, Any]] = []
+        self._warnings = warnings
+        self._has_answer = False
 
     @property
     def is_open(self) -> bool:
@@ -49,6 +57,22 @@ class Conversation:
         """Add the result of a call."""
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
+    def placed(self, block: dict[str, Any], where: str) -> str:
+        """Return the text that stands for a block; ApiError 400 for one that asks for more.
+
+        A picture is left out of a history only: who asks about one is told that nobody sees it.
+        """
+        kind = block["type"]
+        if not is_placed(kind):
+            raise _unsupported_block(kind, where)
+        text, is_whole = placeholder(block)
+        if is_whole:
+            return text
+        if kind in MEDIA and not self._has_answer:
+            raise _unsupported_block(kind, where)
+        self._warnings.add(where, f"{kind} blocks are not read; a placeholder stands there")
+        return text
+
     def pack(self) -> bytes:
         """Encode it for the links; a content of one piece is a plain text, of none is null."""
         return dump([_packed(message) for message in self.messages])
@@ -56,14 +80,15 @@ class Conversation:
     def _of(self, role: str) -> dict[str, Any]:
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": []})
+            self._has_answer |= role == "assistant"
         return self.messages[-1]
 
 
-def read_conversation(system: Any, messages: Any) -> Conversation:
+def read_conversation(system: Any, messages: Any, warnings: Warnings) -> Conversation:
     """Check and translate both fields; ApiError 400 names the block at fault."""
-    conversation = Conversation()
-    if system is not None:
-        for text in _texts(system, "system"):
+    conversation = Conversation(warnings)
+    for text in _system_texts(system):
+        if not text.startswith(BILLING):
             conversation.text("system", text)
     if not isinstance(messages, list):
         raise bad_field("messages", f"should be an array of messages (it is {shown(messages)})")
@@ -92,20 +117,18 @@ def _read_message(conversation: Conversation, message: Any, where: str) -> None:
     if isinstance(content, str):
         conversation.text(role, content)
         return
-    if not isinstance(content, list):
-        raise bad_field(where, f"should be a string or an array of blocks (it is {shown(content)})")
-    for at, block in enumerate(content):
-        _read_block(conversation, role, block, f"{where}[{at}]")
+    for block, at in _blocks(content, where):
+        _read_block(conversation, role, block, at)
 
 
-def _read_block(conversation: Conversation, role: str, block: Any, where: str) -> None:
-    kind = _kind(block, where)
+def _read_block(conversation: Conversation, role: str, block: dict[str, Any], where: str) -> None:
+    kind = block["type"]
     match role, kind:
         case _, "text":
             conversation.text(role, _string(block, "text", where))
         case "user", "tool_result":
             call_id = _string(block, "tool_use_id", where)
-            conversation.result(call_id, _result_text(block, where))
+            conversation.result(call_id, _result_text(conversation, block, where))
         case "assistant", "tool_use":
             arguments = block.get("input")
             if not isinstance(arguments, dict):
@@ -119,42 +142,46 @@ def _read_block(conversation: Conversation, role: str, block: Any, where: str) -
         case _, ("tool_result" | "tool_use" | "thinking" | "redacted_thinking"):
             raise bad_field(f"{where}.type", f"{kind} is not allowed in a message of role {role}")
         case _:
-            raise _unsupported_block(kind, where)
+            conversation.text(role, conversation.placed(block, where))
 
 
-def _result_text(block: dict[str, Any], where: str) -> str:
+def _result_text(conversation: Conversation, block: dict[str, Any], where: str) -> str:
     """Return a result as one text; one that is an error says so."""
-    content = block.get("content")
-    text = "" if content is None else "\n".join(_texts(content, f"{where}.content"))
+    content, inside = block.get("content"), f"{where}.content"
+    texts = [content] if isinstance(content, str) else []
+    if content is not None and not texts:
+        for each, at in _blocks(content, inside):
+            is_text = each["type"] == "text"
+            texts.append(_string(each, "text", at) if is_text else conversation.placed(each, at))
+    text = "\n".join(texts)
     is_error = block.get("is_error")
     if is_error not in (None, False, True):
         raise bad_field(f"{where}.is_error", f"should be a boolean (it is {shown(is_error)})")
     return f"Error: {text}" if is_error and not text.lower().startswith("error") else text
 
 
-def _texts(content: Any, where: str) -> list[str]:
-    """Read what may be a string or an array of text blocks."""
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        raise bad_field(
-            where, f"should be a string or an array of text blocks (it is {shown(content)})"
-        )
+def _system_texts(system: Any) -> list[str]:
+    if system is None or isinstance(system, str):
+        return [] if system is None else [system]
     texts = []
-    for at, block in enumerate(content):
-        if (kind := _kind(block, f"{where}[{at}]")) != "text":
-            raise _unsupported_block(kind, f"{where}[{at}]")
-        texts.append(_string(block, "text", f"{where}[{at}]"))
+    for block, where in _blocks(system, "system"):
+        if block["type"] != "text":
+            raise _unsupported_block(block["type"], where)
+        texts.append(_string(block, "text", where))
     return texts
 
 
-def _kind(block: Any, where: str) -> Any:
-    if not isinstance(block, dict):
-        raise bad_field(where, f"should be an object (it is {shown(block)})")
-    kind = block.get("type")
-    if not isinstance(kind, str):
-        raise bad_field(f"{where}.type", f"should be a string (it is {shown(kind)})")
-    return kind
+def _blocks(content: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the blocks of what may also be a string, and where each is."""
+    if not isinstance(content, list):
+        raise bad_field(where, f"should be a string or an array of blocks (it is {shown(content)})")
+    for at, block in enumerate(content):
+        here = f"{where}[{at}]"
+        if not isinstance(block, dict):
+            raise bad_field(here, f"should be an object (it is {shown(block)})")
+        if not isinstance(kind := block.get("type"), str):
+            raise bad_field(f"{here}.type", f"should be a string (it is {shown(kind)})")
+        yield block, here
 
 
 def _string(block: dict[str, Any], field: str, where: str) -> str:

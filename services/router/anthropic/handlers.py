@@ -8,7 +8,7 @@ from common.telemetry import names
 from services.router.anthropic.format import ID_PREFIX, MessageFormat
 from services.router.anthropic.requests import parse_message, parse_prompt
 from services.router.config import RouterSettings
-from services.router.dispatch import Dispatch
+from services.router.dispatch import Dispatch, check_prompt_length
 from services.router.generation import Asked, Generation, response_head
 from services.router.middleware import CLIENT, REQUEST_ID, WARNINGS
 from services.router.request_body import read_json
@@ -53,5 +53,6 @@ class AnthropicHandlers:
         model, prompt = parse_prompt(await read_json(request, self._settings), request[WARNINGS])
         group = self._dispatch.group(model)
         tokenized = await self._dispatch.tokenize(group, prompt, "messages", False)
+        check_prompt_length(len(tokenized.ids), group.card, "messages")
         body = json_bytes({"input_tokens": len(tokenized.ids)})
         return web.Response(body=body, content_type="application/json")

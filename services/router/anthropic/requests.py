@@ -11,7 +11,7 @@ from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, OutputRules, StreamSettings, Structure
 from services.router.anthropic.conversation import read_conversation
 from services.router.anthropic.tools import read_tools
-from services.router.errors import bad_field, from_validation, unsupported
+from services.router.errors import bad_field, from_validation
 from services.router.job import Job
 from services.router.openai.fields import check_unknown
 from services.router.openai.rules import make_rules
@@ -26,7 +26,8 @@ from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
 from services.router.thinking import thinking_kwargs
 
-UNSUPPORTED: Final = ("container", "context_management", "mcp_servers")
+# Hints, and servers that only Anthropic's can ask: without them there is still an answer.
+WITHOUT_EFFECT: Final = ("container", "context_management", "mcp_servers")
 IGNORED: Final = frozenset(
     (
         "betas",
@@ -122,7 +123,7 @@ class MessageFields(PromptFields):
     seed: int | None = Field(None, ge=-(1 << 63), le=SEED_MASK)  # ours
 
 
-KNOWN_FIELDS = frozenset(MessageFields.model_fields) | IGNORED | frozenset(UNSUPPORTED)
+KNOWN_FIELDS = frozenset(MessageFields.model_fields) | IGNORED | frozenset(WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +146,10 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
         fields = MessageFields.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
-    _refuse_unsupported(body)
-    tools = read_tools(fields.tools, fields.tool_choice)
+    tools = read_tools(fields.tools, fields.tool_choice, warnings)
     job = Job(
         model=fields.model,
-        prompts=(_prompt(fields, tools),),
+        prompts=(_prompt(fields, tools, warnings),),
         prompt_field="messages",
         sampling=_sampling(fields),
         has_seed=fields.seed is not None,
@@ -165,7 +165,7 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
         usual_max_tokens=fields.max_tokens,
         rules=_rules(fields, tools),
     )
-    check_unknown(body, KNOWN_FIELDS, warnings)
+    _warn(body, warnings)
     streaming = bool(fields.stream)
     return MessageRequest(job, streaming, fields.max_tokens, fields.shows_thinking)
 
@@ -176,20 +176,20 @@ def parse_prompt(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPro
         fields = PromptFields.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
-    _refuse_unsupported(body)
-    prompt = _prompt(fields, read_tools(fields.tools, fields.tool_choice))
-    check_unknown(body, KNOWN_FIELDS, warnings)
+    prompt = _prompt(fields, read_tools(fields.tools, fields.tool_choice, warnings), warnings)
+    _warn(body, warnings)
     return fields.model, prompt
 
 
-def _refuse_unsupported(body: dict[str, Any]) -> None:
-    for field in UNSUPPORTED:
+def _warn(body: dict[str, Any], warnings: Warnings) -> None:
+    for field in WITHOUT_EFFECT:
         if body.get(field) not in (None, [], {}):
-            raise unsupported(field)
+            warnings.add(field, f"{field} has no effect here")
+    check_unknown(body, KNOWN_FIELDS, warnings)
 
 
-def _prompt(fields: PromptFields, tools: Tools) -> ChatPrompt:
-    conversation = read_conversation(fields.system, fields.messages)
+def _prompt(fields: PromptFields, tools: Tools, warnings: Warnings) -> ChatPrompt:
+    conversation = read_conversation(fields.system, fields.messages, warnings)
     effort = None if fields.output_config is None else fields.output_config.effort
     return ChatPrompt(
         messages_json=conversation.pack(),

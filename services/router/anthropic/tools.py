@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from services.router.errors import bad_field, shown
@@ -13,36 +14,60 @@ from services.router.openai.tools import (
     check_names,
     make_tools,
 )
+from services.router.request_warnings import Warnings
 
 SCHEMA: Final = "input_schema"
 _CHOICES: Final = ("auto", "any", "tool", "none")
 
 
-def read_tools(tools: Any, tool_choice: Any) -> Tools:
-    """Check and translate both fields; ApiError 400 names the tool at fault."""
+# Tools that Anthropic runs or defines: their types have a date, but for these two.
+_THEIRS = re.compile(r"[a-z][a-z_]{1,48}_\d{8}|tool_search_tool_\w{1,32}|mcp_toolset")
+
+
+def read_tools(tools: Any, tool_choice: Any, warnings: Warnings) -> Tools:
+    """Check and translate both fields; ApiError 400 names the tool at fault.
+
+    Tools that this server can neither run nor describe are left out, and so is their choice.
+    """
     if tools is not None and (not isinstance(tools, list) or len(tools) > MAX_TOOLS):
         raise bad_field("tools", f"should be an array of at most {MAX_TOOLS} tools")
-    fields = [f"tools[{at}]" for at in range(len(tools or ()))]
-    functions = [_function(tool, field) for tool, field in zip(tools or (), fields, strict=True)]
+    functions, fields, left_out = [], [], set()
+    for at, tool in enumerate(tools or ()):
+        if _is_theirs(tool, f"tools[{at}]"):
+            kind = tool["type"]
+            warnings.add(f"tools[{at}]", f"tools of the type {kind} do not run here; left out")
+            left_out.add(str(tool.get("name")))
+            continue
+        fields.append(f"tools[{at}]")
+        functions.append(_function(tool, fields[-1]))
     check_names(functions, fields)
     choice, parallel = _choice(tool_choice)
-    if tool_choice is not None and not functions and choice.choice != "none":
+    if left_out and (not functions or choice.name in left_out):
+        if choice.choice != "none":
+            choice = ToolChoice()
+    elif not functions and choice.choice in ("required", "named"):
         raise bad_field("tool_choice", "is only allowed together with tools")
     return make_tools(functions, choice, parallel, "tool_choice.name")
 
 
-def _function(tool: Any, where: str) -> dict[str, Any]:
-    """Check a tool and translate it into a function of OpenAI's."""
+def _is_theirs(tool: Any, where: str) -> bool:
+    """Whether a tool is one of Anthropic's own; ApiError 400 for a type that nobody knows."""
     if not isinstance(tool, dict):
         raise bad_field(where, f"should be an object (it is {shown(tool)})")
     kind = tool.get("type")
-    if kind not in (None, "custom"):
-        raise bad_field(
-            f"{where}.type",
-            f"{shown(kind)} is not supported by this server, which runs no tools of its own; "
-            "only custom tools are",
-            "unsupported_parameter",
-        )
+    if kind in (None, "custom"):
+        return False
+    if isinstance(kind, str) and _THEIRS.fullmatch(kind):
+        return True
+    raise bad_field(
+        f"{where}.type",
+        f"{shown(kind)} is not supported by this server; only custom tools are",
+        "unsupported_parameter",
+    )
+
+
+def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """Check a tool and translate it into a function of OpenAI's."""
     if tool.get(SCHEMA) is None:
         raise bad_field(f"{where}.{SCHEMA}", "is required", "missing_required_parameter")
     check_function(tool, where, SCHEMA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,21 @@ def test_the_clients_messages_are_not_changed() -> None:
     before = repr(message)
     for_template([message, "no message"], TEXT_ONLY)
     assert repr(message) == before
+
+
+def test_a_late_system_message_is_the_users_where_the_template_has_no_other_place() -> None:
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "system", "content": "It is Monday."},
+        {"role": "user", "content": "So?"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "system", "content": "It is Tuesday."},
+    ]
+    assert for_template(messages, TEXT_ONLY) == messages
+    assert for_template(messages, replace(TEXT_ONLY, late_system=False)) == [
+        messages[0],
+        {"role": "user", "content": "Hi\nIt is Monday.\nSo?"},
+        messages[4],
+        {"role": "user", "content": "It is Tuesday."},
+    ]

@@ -86,7 +86,10 @@ def test_a_call_and_its_result_render_in_every_format(
     ("name", "forms"),
     [
         ("llama31_tools", MessageForms(True, False, several_calls=False)),
-        ("mistral_v3_tools", MessageForms(True, False, nine_character_ids=True)),
+        (
+            "mistral_v3_tools",
+            MessageForms(True, False, nine_character_ids=True, late_system=False),
+        ),
         (
             "deepseek_v3_fenced",
             MessageForms(True, False, arguments_as_text=True, call_content="null"),
@@ -126,3 +129,12 @@ def test_text_beside_calls_is_kept_where_the_template_shows_both() -> None:
     for call_content, kept in (("absent", "I look."), ("empty", "I look."), ("null", None)):
         forms = MessageForms(True, False, call_content=call_content)  # type: ignore[arg-type]
         assert for_template([message], forms)[0]["content"] == kept
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def test_a_system_message_in_the_middle_is_shown_by_every_template(name: str) -> None:
+    messages = [
+        {"role": "user", "content": "Look at Oslo."},
+        {"role": "system", "content": "It is foggy."},
+    ]
+    assert "It is foggy." in rendered(name, messages)

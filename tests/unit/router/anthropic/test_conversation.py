@@ -9,12 +9,13 @@ import pytest
 
 from services.router.anthropic.conversation import read_conversation
 from services.router.errors import ApiError
+from services.router.request_warnings import Warnings
 
 USER = {"role": "user", "content": "Hi"}
 
 
 def packed(messages: Any, system: Any = None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(read_conversation(system, messages).pack())
+    found: list[dict[str, Any]] = json.loads(read_conversation(system, messages, Warnings()).pack())
     return found
 
 
@@ -101,9 +102,11 @@ def test_a_call_without_words_has_no_content() -> None:
 
 
 def test_words_of_the_assistant_at_the_end_are_to_be_continued() -> None:
-    conversation = read_conversation(None, [USER, {"role": "assistant", "content": "The answer"}])
+    conversation = read_conversation(
+        None, [USER, {"role": "assistant", "content": "The answer"}], Warnings()
+    )
     assert conversation.is_open
-    assert not read_conversation(None, [USER]).is_open
+    assert not read_conversation(None, [USER], Warnings()).is_open
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_words_of_the_assistant_at_the_end_are_to_be_continued() -> None:
 )
 def test_the_block_at_fault_is_named(messages: Any, field: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_conversation(None, messages)
+        read_conversation(None, messages, Warnings())
     assert caught.value.failure.status == 400
     assert caught.value.failure.field == field
     assert caught.value.failure.message.startswith(f"{field}: ")
@@ -185,7 +188,7 @@ def test_the_block_at_fault_is_named(messages: Any, field: str) -> None:
 @pytest.mark.parametrize("system", [5, [5], [{"type": "image"}], [{"type": "text", "text": None}]])
 def test_a_system_prompt_is_text(system: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        read_conversation(system, [USER])
+        read_conversation(system, [USER], Warnings())
     assert caught.value.failure.field is not None
     assert caught.value.failure.field.startswith("system")
 
@@ -196,3 +199,104 @@ def test_thoughts_in_any_number_of_pieces_are_one() -> None:
         [{"role": "assistant", "content": thoughts}, {"role": "user", "content": "?"}]
     )
     assert said["reasoning_content"] == "".join(each["thinking"] for each in thoughts)
+
+
+ANSWER = {"role": "assistant", "content": "Hello."}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+PDF = {
+    "type": "document",
+    "title": "Report",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="},
+}
+SEARCH = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "Oslo"}}
+FOUND = {
+    "type": "web_search_tool_result",
+    "tool_use_id": "s",
+    "content": [
+        {"type": "web_search_result", "title": "Oslo", "url": "https://oslo.no", "page_age": None}
+    ],
+}
+EXECUTED = {
+    "type": "bash_code_execution_tool_result",
+    "content": {"type": "bash_code_execution_result", "stdout": "4", "stderr": ""},
+}
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "words"),
+    [
+        ("user", IMAGE, "[image that cannot be shown]"),
+        ("user", PDF, "[document that cannot be shown: Report]"),
+        ("user", {"type": "container_upload"}, "[container_upload that cannot be shown]"),
+        ("assistant", SEARCH, '[server_tool_use web_search: {"query":"Oslo"}]'),
+        ("assistant", FOUND, "[web_search_tool_result: Oslo\nhttps://oslo.no]"),
+        ("assistant", EXECUTED, "[bash_code_execution_tool_result: 4]"),
+        (
+            "assistant",
+            {"type": "mcp_tool_result", "content": [text("done")]},
+            "[mcp_tool_result: done]",
+        ),
+        (
+            "assistant",
+            {"type": "code_execution_tool_result"},
+            "[code_execution_tool_result that cannot be shown]",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_of_a_history_is_a_placeholder_with_a_warning(
+    role: str, block: dict[str, Any], words: str
+) -> None:
+    warnings = Warnings()
+    turn = {"role": role, "content": [text("So:"), block]}
+    history = [ANSWER, USER, turn, {"role": "assistant", "content": "Yes."}]
+    messages = json.loads(read_conversation(None, history, warnings).pack())
+    assert text(words) in [part for each in messages[1:] for part in each["content"]]
+    assert f"{block['type']} blocks are not read" in warnings.header()
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        (
+            {
+                "type": "document",
+                "title": "Notes",
+                "source": {"type": "text", "media_type": "text/plain", "data": "Buy milk."},
+            },
+            "[document: Notes]\nBuy milk.",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": [text("One.")]}},
+            "[document]\nOne.",
+        ),
+        (
+            {
+                "type": "search_result",
+                "title": "Oslo",
+                "source": "oslo.no",
+                "content": [text("Fog.")],
+            },
+            "[search result: Oslo; oslo.no]\nFog.",
+        ),
+        ({"type": "compaction", "content": "They talked."}, "They talked."),
+    ],
+)
+def test_blocks_that_are_text_are_read_in_any_turn(block: dict[str, Any], words: str) -> None:
+    warnings = Warnings()
+    conversation = read_conversation(None, [{"role": "user", "content": [block]}], warnings)
+    assert json.loads(conversation.pack()) == [{"role": "user", "content": words}]
+    assert warnings.header() == ""
+
+
+def test_a_result_with_a_picture_keeps_its_words() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    content = [text("Here:"), IMAGE, {"type": "tool_reference", "tool_name": "g"}]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": content}
+    messages = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    (_, tool) = packed(messages)
+    assert tool["content"] == "Here:\n[image that cannot be shown]\n[tool: g]"
+
+
+def test_a_billing_header_is_no_part_of_the_prompt() -> None:
+    billing = text("x-anthropic-billing-header: cc_version=2.1; cch=5a1f0;")
+    assert packed([USER], [billing, text("Be kind.")]) == packed([USER], "Be kind.")

@@ -159,7 +159,8 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "description": 5}]}, "tools[0].description"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].type"),
+        ({"tools": [{"type": 5, "name": "f"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.type"),
@@ -169,8 +170,6 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
             {"tools": [TOOL], "tool_choice": {"type": "any"}, "stop_sequences": ["x"]},
             "stop_sequences",
         ),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        ({"container": "c"}, "container"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
@@ -180,3 +179,55 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
     assert caught.value.failure.status == 400
     assert caught.value.failure.field == field
     assert caught.value.failure.message.startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+        ("container", "c"),
+        ("mcp_servers", [{"type": "url", "url": "https://a.b", "name": "m"}]),
+    ],
+)
+def test_hints_are_taken_with_a_warning(field: str, value: Any) -> None:
+    body = message(**{field: value})
+    warnings, counting = Warnings(), Warnings()
+    assert parse_message(body, warnings).job == parse().job
+    parse_prompt(body, counting)
+    for each in (warnings, counting):
+        assert each.header() == f'299 - "{field}: {field} has no effect here"'
+
+
+SERVER_TOOLS: list[dict[str, Any]] = [
+    {"type": "web_search_20250305", "name": "web_search"},
+    {"type": "bash_20250124", "name": "bash"},
+    {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+    {"type": "tool_search_tool_bm25", "name": "tool_search_tool_bm25"},
+    {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+    {"type": "mcp_toolset", "mcp_server_name": "m"},
+]
+
+
+@pytest.mark.parametrize("tool", SERVER_TOOLS)
+def test_tools_that_cannot_run_here_are_left_out_with_a_warning(tool: dict[str, Any]) -> None:
+    warnings, counting = Warnings(), Warnings()
+    parsed = parse_message(message(tools=[tool, TOOL]), warnings)
+    assert parsed.job == parse(tools=[TOOL]).job
+    assert "tools[0]: tools of the type" in warnings.header()
+    assert parse(tools=[tool]).job == parse().job
+    assert parse_prompt(message(tools=[tool]), counting) == parse_prompt(message(), Warnings())
+    assert counting.header() == warnings.header()
+
+
+@pytest.mark.parametrize("choice", [{"type": "tool", "name": "web_search"}, {"type": "any"}])
+def test_the_choice_of_a_tool_that_is_left_out_is_left_out_too(choice: dict[str, Any]) -> None:
+    assert parse(tools=[SERVER_TOOLS[0]], tool_choice=choice).job == parse().job
+
+
+def test_a_call_can_still_be_required_of_the_other_tools() -> None:
+    parsed = parse(tools=[SERVER_TOOLS[0], TOOL], tool_choice={"type": "any"})
+    assert parsed.job.rules.tools == ToolUse("required")
+
+
+def test_no_tools_and_no_say_about_them_are_alike() -> None:
+    assert parse(tools=[], tool_choice={"type": "auto"}).job == parse().job
