@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stack import Stack
+from tests.clients import claude_code
 from tests.system.ring import wait_empty
+from tests.system.scripted_model import save_scripted_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = ROOT / "tests" / "clients"
@@ -65,6 +67,14 @@ def test_an_agent_framework(script: str, demo_stack: Stack) -> None:
 @pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="no node_modules; `make clients` makes them")
 def test_openai_of_npm(demo_stack: Stack) -> None:
     run(demo_stack, "node", str(CLIENTS / "node" / "openai.mjs"))
+
+
+@pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="no node_modules; `make clients` makes them")
+def test_claude_code(tmp_path: Path) -> None:
+    folder = save_scripted_folder(tmp_path / "scripted", claude_code.script(), 46_000)
+    settings = {"compute.num_threads": 1}
+    with Stack(folder, "--device", "cpu", "--dtype", "float32", settings=settings) as stack:
+        run(stack, sys.executable, str(CLIENTS / "claude_code.py"))
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-clients; `make clients` makes it")
