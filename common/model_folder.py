@@ -34,7 +34,7 @@ _REVISION_DIGITS = 16
 
 # What a model may set for clients that say nothing: as far as a client itself may go.
 _SAMPLING_DEFAULTS: Mapping[str, tuple[Callable[[float], bool], str]] = {
-    "temperature": (lambda value: 0 <= value <= 2, "a number from 0 to 2"),
+    "temperature": (lambda value: 0 <= value <= 1e6, "a number from 0 to a million"),
     "top_p": (lambda value: 0 < value <= 1, "a number above 0, at most 1"),
     "top_k": (
         lambda value: -1 <= value < 1 << 31 and value == int(value),

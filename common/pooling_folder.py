@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from common.errors import ModelError
+from common.messages.control import Matryoshka
 from common.model_folder import read_json
 
 PoolingKind: TypeAlias = Literal["last", "mean", "cls"]
@@ -67,6 +68,25 @@ def read_pooling(folder: Path) -> Pooling | None:
     if kind is None:
         raise ModelError(f"{path} names no Pooling; remove the file to serve without embeddings.")
     return Pooling(kind, normalize)
+
+
+def read_matryoshka(folder: Path) -> Matryoshka | None:
+    """Read whether embeddings may be cut short: `is_matryoshka` or `matryoshka_dimensions` in
+    config.json, as vLLM knows them. Raises ModelError for what says neither yes nor no.
+    """
+    pooling = read_pooling(folder)
+    config = read_json(folder, "config.json", required=True)
+    sizes, any_size = config.get("matryoshka_dimensions"), config.get("is_matryoshka")
+    if pooling is None or not (any_size or sizes):
+        return None
+    if not isinstance(sizes or [], list) or not all(
+        type(size) is int and size > 0 for size in sizes or []
+    ):
+        raise ModelError(
+            f"{folder / 'config.json'}: matryoshka_dimensions is {sizes!r}; it must be a list of "
+            "whole numbers above 0"
+        )
+    return Matryoshka(tuple(sorted(set(sizes or []))), pooling.normalize)
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:

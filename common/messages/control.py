@@ -24,6 +24,17 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Matryoshka:
+    """Which first numbers of an embedding are one by themselves: any, or as many as `sizes` say.
+
+    Where the model's embeddings have the length 1, shorter ones get it with `normalize`.
+    """
+
+    sizes: tuple[int, ...] = ()
+    normalize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """The model that a worker serves; an itinerary stays within one revision.
 
@@ -31,7 +42,7 @@ class ModelCard:
     Lengths are 0 where the worker does not decide them (tokenizer and detokenizer).
     `sampling_defaults` are the model's own, by the name of the field in `SamplingParams`, for what
     a client leaves out; only compute says them. `pooling` is how compute makes an embedding of a
-    text, empty where the model is not made for that.
+    text, empty where the model is not made for that; with `matryoshka` they may be cut short.
     """
 
     name: str
@@ -43,6 +54,7 @@ class ModelCard:
     sampling_defaults: tuple[tuple[str, float], ...] = ()
     pooling: str = ""
     aliases: tuple[str, ...] = ()
+    matryoshka: Matryoshka | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from common.config import ModelSettings
 from common.errors import ConfigError
 from common.messages.control import ModelCard
 from common.model_folder import describe, locate, sampling_defaults
+from common.pooling_folder import read_matryoshka
 from services.compute.config import ComputeSettings
 from services.compute.grammar.settings import GuideSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
@@ -34,6 +35,7 @@ class ModelDevice:
     def load(self) -> tuple[Runner, Scheduler, ModelCard]:
         """Load the weights and size everything; ModelError or ConfigError if that cannot be."""
         defaults = sampling_defaults(self._folder)  # first: the weights may take minutes
+        matryoshka = read_matryoshka(self._folder)
         runner = load_runner(self._folder, self._settings)
         spec = runner.spec()
         scheduler = ContinuousScheduler(
@@ -42,7 +44,8 @@ class ModelDevice:
             make_policy(self._settings.schedule, self._settings.static_batch_window_s),
         )
         card = model_card(self._folder, self._model, self._settings, spec)
-        return runner, scheduler, replace(card, sampling_defaults=defaults)
+        card = replace(card, sampling_defaults=defaults, matryoshka=matryoshka)
+        return runner, scheduler, card
 
     def guide_settings(self, spec: RunnerSpec) -> GuideSettings:
         """What the process is told that makes the masks."""

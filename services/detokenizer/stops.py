@@ -16,17 +16,21 @@ class StopMatch:
 class StopMatcher:
     """Looks for the stop string that ends first; where two end together, for the longer.
 
-    One Knuth-Morris-Pratt automaton per stop string, so the cost is a constant per character
-    whatever the strings are. Held back is the longest end of the text that begins a stop string,
-    and nothing more.
+    One Knuth-Morris-Pratt automaton per stop string, and a step only of those that have begun or
+    begin with the character: most characters of most texts cost one look into a dict. Held back is
+    the longest end of the text that begins a stop string, and nothing more.
     """
 
-    __slots__ = ("_borders", "_held", "_include", "_matched", "_stops")
+    __slots__ = ("_begun", "_borders", "_by_first", "_held", "_include", "_matched", "_stops")
 
     def __init__(self, stops: tuple[str, ...], include_stop: bool) -> None:
         self._stops = tuple(sorted((stop for stop in stops if stop), key=len, reverse=True))
         self._borders = [_border_lengths(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)  # how much of each stop the text ends with
+        self._begun: list[int] = []  # the stops of which that is something, by number
+        self._by_first: dict[str, list[int]] = {}
+        for index, stop in enumerate(self._stops):
+            self._by_first.setdefault(stop[0], []).append(index)
         self._include = include_stop
         self._held = ""
 
@@ -40,7 +44,7 @@ class StopMatcher:
             if stop is not None:
                 end = position if self._include else position - len(stop)
                 return StopMatch(whole[:end], stop)
-        keep = max(self._matched)
+        keep = max((self._matched[index] for index in self._begun), default=0)
         self._held = whole[len(whole) - keep :]
         return whole[: len(whole) - keep]
 
@@ -50,9 +54,17 @@ class StopMatcher:
         return held
 
     def _advance(self, character: str) -> str | None:
+        begins = self._by_first.get(character, [])
+        if not self._begun:
+            if not begins:
+                return None
+            touched = begins
+        else:
+            touched = sorted({*self._begun, *begins})
         found = None
-        for index, stop in enumerate(self._stops):
-            length = self._matched[index]
+        self._begun = []
+        for index in touched:
+            stop, length = self._stops[index], self._matched[index]
             borders = self._borders[index]
             while length and stop[length] != character:
                 length = borders[length - 1]
@@ -62,6 +74,8 @@ class StopMatcher:
                 found = found or stop
                 length = borders[length - 1]
             self._matched[index] = length
+            if length:
+                self._begun.append(index)
         return found
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from common.errors import LinkError, MessageTooLarge
@@ -43,6 +43,7 @@ DRAINING = Failure(503, "draining", "the server is stopping; try again", None, T
 MAX_PROMPT_SCORES = 1 << 20  # candidates of one request; 250 bytes each while they wait
 MAX_ANSWER_SCORES = 4 << 20  # likewise, of all that its choices may come to
 TIMELINE_TIMEOUT_S = 5.0  # of one worker; others are shown without it
+MAX_NAMED_MODELS = 8  # in a refusal
 NO_WORKER = "no {} is available; try again"
 
 
@@ -85,14 +86,13 @@ class Dispatch:
     def group(self, model: str) -> Group:
         """Find the workers of a model; ApiError 404 if it is not served, 503 if it cannot be now.
 
-        An empty `model`, as `/tokenize` may have it, stands for the first one that can be served.
+        An empty `model` stands for the one that is served; with several of them it is a 400.
         """
         if self.draining:
             raise ApiError(DRAINING, 1.0)
         groups = self.fleet.groups()
         if not model and groups:
-            complete = [group for group in groups if not group.missing]
-            model = (complete or groups)[0].card.name
+            model = _only_model(groups)
         group = self.fleet.group(model)
         if group is None and groups:
             message = f"the model {model[:100]!r} does not exist; /v1/models lists those that do"
@@ -248,6 +248,16 @@ class Dispatch:
 
     def _query_id(self) -> AttemptId:
         return AttemptId(self._mail.address.incarnation, self.inflight.take_counters(1))
+
+
+def _only_model(groups: Sequence[Group]) -> str:
+    complete = [group for group in groups if not group.missing]
+    names = sorted({group.card.name for group in complete or groups})
+    if len(names) > 1:
+        served = ", ".join(names[:MAX_NAMED_MODELS])
+        message = f"is required where several are served: {served}"
+        raise bad_field("model", message, "missing_required_parameter")
+    return names[0]
 
 
 def _seeded(job: Job) -> SamplingParams:

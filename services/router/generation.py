@@ -158,9 +158,13 @@ class _Admitted:
 
 
 def response_head(
-    prefix: str, group: Group, clock: Callable[[], float] = time.time
+    prefix: str, group: Group, given_id: str = "", clock: Callable[[], float] = time.time
 ) -> ResponseHead:
-    """Make what identifies a response; the fingerprint names the model revision."""
+    """Make what identifies a response; the fingerprint names the model revision.
+
+    A `given_id` is the client's own for its request, and the response's behind the prefix.
+    """
     card = group.card
     fingerprint = f"fp_{card.revision[:12]}" if card.revision else "fp_unknown"
-    return ResponseHead(f"{prefix}{secrets.token_hex(16)}", int(clock()), card.name, fingerprint)
+    response_id = prefix + (given_id or secrets.token_hex(16))
+    return ResponseHead(response_id, int(clock()), card.name, fingerprint)

@@ -31,8 +31,9 @@ FIELDS = {
     "required": ["city", "exact", "more"],
     "additionalProperties": False,
 }
-TOOLS = [tool("get_weather", FIELDS), tool("now", {**ANY, "properties": {}}), tool("2-fa", FIELDS)]
-SCHEMAS: dict[str, Any] = {"get_weather": FIELDS, "now": ANY, "2-fa": FIELDS}
+BANK = "mcp:bank/2-fa"
+TOOLS = [tool("get_weather", FIELDS), tool("now", {**ANY, "properties": {}}), tool(BANK, FIELDS)]
+SCHEMAS: dict[str, Any] = {"get_weather": FIELDS, "now": ANY, BANK: FIELDS}
 
 # The format, and what its template has in it.
 FORMATS = [

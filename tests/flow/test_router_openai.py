@@ -45,21 +45,21 @@ def _token(index: int, text: str = "") -> TokenLogprob:
     return TokenLogprob(chosen, (Candidate(7, "x", b"x", -0.25), chosen), rank=2)
 
 
-async def _ask(ring: Ring, path: str, body: dict[str, Any]) -> Any:
+async def ask(ring: Ring, path: str, body: dict[str, Any]) -> Any:
     async with ring.post(path, body) as response:
         data = await response.read()
         assert response.status == 200, data
     return events(data) if body.get("stream") else json.loads(data)
 
 
-def _deltas(chunks: Iterable[Any]) -> list[dict[str, Any]]:
+def deltas_of(chunks: Iterable[Any]) -> list[dict[str, Any]]:
     return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
 
 
 async def test_calls_and_reasoning_of_an_answer_in_one_piece() -> None:
     async with running_router() as ring:
         ring.script = CALLS
-        body = await _ask(ring, CHAT, chat(tools=TOOLS))
+        body = await ask(ring, CHAT, chat(tools=TOOLS))
         (choice,) = body["choices"]
         message = choice["message"]
         assert message["content"] is None
@@ -75,8 +75,8 @@ async def test_calls_and_reasoning_of_a_stream() -> None:
     async with running_router() as ring:
         ring.script = CALLS
         options = {"include_usage": True}
-        chunks = await _ask(ring, CHAT, chat(tools=TOOLS, stream=True, stream_options=options))
-        deltas = _deltas(chunks)
+        chunks = await ask(ring, CHAT, chat(tools=TOOLS, stream=True, stream_options=options))
+        deltas = deltas_of(chunks)
         assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
         calls: dict[int, dict[str, Any]] = {}
         for delta in deltas:
@@ -113,7 +113,7 @@ async def test_the_finish_reason_says_that_there_are_calls_unless_one_was_named_
 ) -> None:
     async with running_router() as ring:
         ring.script = Script(pieces=CALLS.pieces, parts=CALLS.parts, reason=reason)
-        answer = await _ask(ring, CHAT, chat(tools=TOOLS, tool_choice=choice, stream=stream))
+        answer = await ask(ring, CHAT, chat(tools=TOOLS, tool_choice=choice, stream=stream))
         last = answer[-1] if stream else answer
         assert last["choices"][0]["finish_reason"] == shown
 
@@ -121,11 +121,11 @@ async def test_the_finish_reason_says_that_there_are_calls_unless_one_was_named_
 async def test_reasoning_that_is_not_wanted_is_left_out() -> None:
     async with running_router() as ring:
         ring.script = CALLS
-        body = await _ask(ring, CHAT, chat(include_reasoning=False))
+        body = await ask(ring, CHAT, chat(include_reasoning=False))
         assert body["choices"][0]["message"]["reasoning"] is None
-        chunks = await _ask(ring, CHAT, chat(include_reasoning=False, stream=True))
-        assert not any("reasoning" in delta for delta in _deltas(chunks))
-        await _ask(ring, CHAT, chat(separate_reasoning=False))
+        chunks = await ask(ring, CHAT, chat(include_reasoning=False, stream=True))
+        assert not any("reasoning" in delta for delta in deltas_of(chunks))
+        await ask(ring, CHAT, chat(separate_reasoning=False))
         apart = [
             message.stream.parse_reasoning for message in ring.workers["tokenizer"].of(Tokenize)
         ]
@@ -137,9 +137,9 @@ async def test_logprobs_stand_beside_parsed_content() -> None:
         ring.script = Script(
             pieces=CALLS.pieces, parts=CALLS.parts, logprobs=lambda index: _token(index)
         )
-        body = await _ask(ring, CHAT, chat(logprobs=True, top_logprobs=2))
+        body = await ask(ring, CHAT, chat(logprobs=True, top_logprobs=2))
         whole = [each["token"] for each in body["choices"][0]["logprobs"]["content"]]
-        chunks = await _ask(ring, CHAT, chat(logprobs=True, top_logprobs=2, stream=True))
+        chunks = await ask(ring, CHAT, chat(logprobs=True, top_logprobs=2, stream=True))
         pieces = [
             each["token"]
             for chunk in chunks
@@ -153,12 +153,12 @@ async def test_tokens_may_be_named_by_their_ids() -> None:
         ring.script = Script(logprobs=_token)
         asked: dict[str, Any] = {"logprobs": True, "return_tokens_as_token_ids": True}
         asked["top_logprobs"] = 1
-        body = await _ask(ring, CHAT, chat(**asked))
+        body = await ask(ring, CHAT, chat(**asked))
         first, second = body["choices"][0]["logprobs"]["content"]
         assert (first["token"], second["token"]) == ("token_id:0", "token_id:1")
         assert first["top_logprobs"][0]["token"] == "token_id:7"
         asked = {"model": "demo", "prompt": "a", "logprobs": 1, "return_tokens_as_token_ids": True}
-        body = await _ask(ring, TEXT, asked)
+        body = await ask(ring, TEXT, asked)
         logprobs = body["choices"][0]["logprobs"]
         assert logprobs["tokens"] == ["token_id:0", "token_id:1"]
         assert logprobs["top_logprobs"][0] == {"token_id:7": -0.25, "token_id:0": -0.5}
@@ -166,10 +166,10 @@ async def test_tokens_may_be_named_by_their_ids() -> None:
 
 async def test_ids_of_prompt_and_answer_in_one_piece() -> None:
     async with running_router() as ring:
-        body = await _ask(ring, CHAT, chat(return_token_ids=True, n=2))
+        body = await ask(ring, CHAT, chat(return_token_ids=True, n=2))
         assert body["prompt_token_ids"] == [0, 1, 2, 3, 4]
         assert [choice["token_ids"] for choice in body["choices"]] == [[0, 1], [0, 1]]
-        body = await _ask(
+        body = await ask(
             ring, TEXT, {"model": "demo", "prompt": ["a", "b"], "return_token_ids": True}
         )
         assert [choice["prompt_token_ids"] for choice in body["choices"]] == [[0, 1, 2, 3, 4]] * 2
@@ -178,12 +178,12 @@ async def test_ids_of_prompt_and_answer_in_one_piece() -> None:
 
 async def test_ids_of_prompt_and_answer_in_a_stream() -> None:
     async with running_router() as ring:
-        first, *rest = await _ask(ring, CHAT, chat(return_token_ids=True, stream=True))
+        first, *rest = await ask(ring, CHAT, chat(return_token_ids=True, stream=True))
         assert first["prompt_token_ids"] == [0, 1, 2, 3, 4]
         ids = [chunk["choices"][0].get("token_ids", []) for chunk in rest]
         assert sum(ids, []) == [0, 1]
         asked = {"model": "demo", "prompt": "a", "return_token_ids": True, "stream": True}
-        first, *rest = await _ask(ring, TEXT, asked)
+        first, *rest = await ask(ring, TEXT, asked)
         assert first["choices"][0]["prompt_token_ids"] == [0, 1, 2, 3, 4]
         ids = [chunk["choices"][0].get("token_ids", []) for chunk in rest]
         assert sum(ids, []) == [0, 1]
@@ -194,7 +194,7 @@ async def test_usage_may_come_with_every_chunk(path: str) -> None:
     async with running_router() as ring:
         options = {"include_usage": True, "continuous_usage_stats": True}
         body = {"model": "demo", "prompt": "a"} if path == TEXT else chat()
-        chunks = await _ask(ring, path, {**body, "stream": True, "stream_options": options})
+        chunks = await ask(ring, path, {**body, "stream": True, "stream_options": options})
         usages = [chunk["usage"] for chunk in chunks]
         assert all(usage["prompt_tokens"] == 5 for usage in usages)
         completions = [usage["completion_tokens"] for usage in usages]
@@ -206,7 +206,7 @@ async def test_usage_may_come_with_every_chunk(path: str) -> None:
 async def test_a_prompts_logprobs_have_vllms_shape() -> None:
     async with running_router() as ring:
         ring.script = Script(scored=(_token(1), _token(2)))
-        body = await _ask(ring, CHAT, chat(prompt_logprobs=2, n=2))
+        body = await ask(ring, CHAT, chat(prompt_logprobs=2, n=2))
         expected = [
             None,
             {
@@ -220,7 +220,7 @@ async def test_a_prompts_logprobs_have_vllms_shape() -> None:
         ]
         assert body["prompt_logprobs"] == expected
         asked = {"model": "demo", "prompt": ["a", "b"], "prompt_logprobs": 2, "n": 2}
-        body = await _ask(ring, TEXT, asked)
+        body = await ask(ring, TEXT, asked)
         assert [choice["prompt_logprobs"] for choice in body["choices"]] == [expected] * 4
         assert ring.workers["tokenizer"].of(Tokenize)[-1].sampling.num_prompt_logprobs == 2
 
@@ -238,7 +238,7 @@ async def test_an_echo_with_logprobs_scores_prompt_and_answer_in_one(
             logprobs=lambda index: _token(9, "!"),
         )
         body = {"model": "demo", "prompt": [[5, 1, 2]], "echo": True, "logprobs": 1}
-        answer = await _ask(ring, TEXT, {**body, "max_tokens": max_tokens, "stream": stream})
+        answer = await ask(ring, TEXT, {**body, "max_tokens": max_tokens, "stream": stream})
         choices = [chunk["choices"][0] for chunk in answer] if stream else answer["choices"]
         text = "".join(choice["text"] for choice in choices)
         columns: dict[str, list[Any]] = {}
@@ -264,8 +264,8 @@ async def test_an_echo_with_logprobs_is_shared_by_all_choices_of_a_prompt() -> N
     async with running_router() as ring:
         ring.script = Script(scored=(_token(1),), logprobs=_token)
         body = {"model": "demo", "prompt": "Hi", "echo": True, "logprobs": 0, "n": 2}
-        whole = await _ask(ring, TEXT, body)
-        chunks = await _ask(ring, TEXT, {**body, "stream": True})
+        whole = await ask(ring, TEXT, body)
+        chunks = await ask(ring, TEXT, {**body, "stream": True})
         for index, choice in enumerate(whole["choices"]):
             assert choice["logprobs"]["tokens"] == ["text of ids", "b", "a", "b"]
             pieces = [
@@ -281,9 +281,9 @@ async def test_an_echo_with_logprobs_is_shared_by_all_choices_of_a_prompt() -> N
 async def test_an_echo_is_of_the_prompt_as_it_was_cut() -> None:
     async with running_router() as ring:
         asked = {"model": "demo", "prompt": "Hi there", "echo": True, "truncate_prompt_tokens": 2}
-        body = await _ask(ring, TEXT, asked)
+        body = await ask(ring, TEXT, asked)
         assert body["choices"][0]["text"] == "text of idsHello"
-        await _ask(ring, TEXT, {**asked, "truncation_side": "right"})
+        await ask(ring, TEXT, {**asked, "truncation_side": "right"})
         sent = ring.workers["tokenizer"].of(Tokenize)
         prompts = [message.prompt for message in sent]
         assert all(isinstance(prompt, IdsPrompt) for prompt in prompts)
@@ -302,7 +302,7 @@ async def test_an_echo_is_of_the_prompt_as_it_was_cut() -> None:
 )
 async def test_a_prompt_may_be_cut_to_what_fits(asked: dict[str, Any], kept: int) -> None:
     async with running_router() as ring:
-        await _ask(ring, CHAT, chat(**asked))
+        await ask(ring, CHAT, chat(**asked))
         (sent,) = ring.workers["tokenizer"].of(Tokenize)
         assert (sent.truncate_to, sent.truncate_side) == (kept, "left")
 
@@ -359,7 +359,7 @@ async def test_a_strict_router_refuses_unknown_fields() -> None:
 
 async def test_n_choices_are_one_message_and_one_prefill() -> None:
     async with running_router() as ring:
-        body = await _ask(ring, CHAT, chat(n=3, best_of=3))
+        body = await ask(ring, CHAT, chat(n=3, best_of=3))
         assert len(body["choices"]) == 3
         (sent,) = ring.workers["tokenizer"].of(Tokenize)
         assert sent.num_choices == 3
@@ -379,6 +379,6 @@ async def test_prompts_with_more_logprobs_than_fit_are_refused() -> None:
 async def test_an_echo_with_no_tokens_counts_the_prompt_as_it_was_cut() -> None:
     async with running_router() as ring:
         body = {"model": "demo", "prompt": "Hi", "echo": True, "max_tokens": 0}
-        answer = await _ask(ring, TEXT, {**body, "truncate_prompt_tokens": 2})
+        answer = await ask(ring, TEXT, {**body, "truncate_prompt_tokens": 2})
         assert answer["usage"]["prompt_tokens"] == 2
         assert ring.workers["tokenizer"].of(Tokenize) == []

@@ -66,7 +66,7 @@ RESPONSE_ROWS = [
     response("metadata", {"metadata": {"a": 5}}, "metadata.a"),
     response("a web search", {"tools": [{"type": "web_search"}]}, "tools[0].type", UNSUPPORTED),
     response("an effort", {"reasoning": {"effort": "heroic"}}, "reasoning.effort"),
-    response("temperature", {"temperature": 9}, "temperature"),
+    response("temperature", {"temperature": -9}, "temperature"),
     wrong(INPUT_TOKENS, "no input", {"input": ...}, "input", MISSING),
     wrong(INPUT_TOKENS, "a role", {"input": [{"role": "x", "content": ""}]}, "input[0].role"),
 ]

@@ -70,11 +70,11 @@ CONVERSATIONS = [
         "messages[0].tool_calls[0].id",
     ),
     chat(
-        "arguments as an object",
+        "arguments as an array",
         said(
             {
                 "role": "assistant",
-                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {}}}],
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": []}}],
             }
         ),
         "messages[0].tool_calls[0].function.arguments",

@@ -107,7 +107,7 @@ def function(**changes: Any) -> dict[str, Any]:
 
 TOOLS = [
     chat("tools as an object", {"tools": {}}, "tools"),
-    tools("200", [function(name=f"f{at}") for at in range(200)], "tools"),
+    tools("2,000", [function(name=f"f{at}") for at in range(2000)], "tools"),
     tools("of no kind", [{}], "tools[0].type"),
     tools("of another kind", [{"type": "code_interpreter"}], "tools[0].type"),
     tools("without a function", [{"type": "function"}], "tools[0].function"),
@@ -152,7 +152,8 @@ TOOLS = [
         tool_choice="required",
     ),
     chat("a choice without tools", {"tool_choice": "required"}, "tool_choice"),
-    chat("functions", {"functions": [{"name": "f"}]}, "functions", UNSUPPORTED),
+    chat("functions as an object", {"functions": {"name": "f"}}, "functions"),
+    chat("functions and tools", {"functions": [{"name": "f"}], "tools": [TOOL]}, "functions"),
 ]
 
 RULES = {"structures": STRUCTURES, "tools": TOOLS}

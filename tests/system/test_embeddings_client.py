@@ -46,6 +46,8 @@ def make_embedder(folder: Path) -> None:
         )
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "is_matryoshka": True}))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"pooling_mode_mean_tokens": True})
@@ -60,6 +62,22 @@ def test_texts_have_the_embedding_that_each_has_alone(embedder: OpenAI) -> None:
         assert alone.embedding == pytest.approx(found.embedding, abs=1e-5)
         assert math.hypot(*found.embedding) == pytest.approx(1.0, abs=1e-3)
     assert together.usage.prompt_tokens == together.usage.total_tokens > 0
+
+
+def test_fewer_dimensions_are_a_shorter_embedding(embedder: OpenAI) -> None:
+    (whole,) = embedder.embeddings.create(model=MODEL, input=TEXTS[0]).data
+    (short,) = embedder.embeddings.create(model=MODEL, input=TEXTS[0], dimensions=8).data
+    length = math.hypot(*whole.embedding[:8])
+    expected = [value / length for value in whole.embedding[:8]]
+    assert short.embedding == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_conversation_has_an_embedding(embedder: OpenAI) -> None:
+    body = {"messages": [{"role": "user", "content": TEXTS[0]}]}
+    answer = embedder.post("/embeddings", body=body, cast_to=object)
+    assert isinstance(answer, dict) and answer["model"] == MODEL
+    (found,) = answer["data"]
+    assert math.hypot(*found["embedding"]) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_ids_numbers_and_base64_are_the_same_vector(embedder: OpenAI) -> None:

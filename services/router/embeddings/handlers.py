@@ -49,7 +49,9 @@ class EmbeddingHandlers:
             group = self._dispatch.group(parsed.job.model)
             _check_pooling(group)
             head = response_head("embd-", group)
-            layout = EmbeddingFormat(head, parsed.as_base64, parsed.dimensions)
+            layout = EmbeddingFormat(
+                head, parsed.as_base64, parsed.dimensions, group.card.matryoshka
+            )
             span.asked(parsed.job, head.id)
             asked = Asked(parsed.job, group, request[CLIENT], layout, span)
             answers, usage = await self._collect(asked)

@@ -8,22 +8,25 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, StreamSettings
 from services.router.errors import bad_field, from_validation
 from services.router.job import Job
-from services.router.openai.chat_messages import pack_messages
+from services.router.openai.chat_messages import final_words, pack_messages
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.options import AnswerOptions
 from services.router.openai.rules import check_rules, make_rules
 from services.router.openai.sampling_fields import (
+    ALL_LOGPROBS,
     MAX_INT32,
     MAX_TOP_LOGPROBS,
     SamplingFields,
+    num_candidates,
     parse_sampling,
 )
 from services.router.openai.structure import STRUCTURE_FIELDS, parse_structure
 from services.router.openai.template_fields import Effort, pack_variables
-from services.router.openai.tools import Tools, parse_tools
+from services.router.openai.tools import Tools, parse_functions, parse_tools
 from services.router.request_warnings import Warnings
 
 
@@ -36,9 +39,12 @@ class ChatFields(BaseModel):
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    echo: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Any = None
@@ -50,7 +56,6 @@ class ChatFields(BaseModel):
 
 
 NOT_FOR_CHAT: Mapping[str, Refused] = {
-    "echo": Refused((False,), "to go on with a message, use continue_final_message"),
     "prompt": Refused(why="use messages, or /v1/completions"),
     "add_special_tokens": Refused((False,), "the chat template writes them"),
 }
@@ -76,13 +81,13 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     shared = parse_sampling(body)
     chat = parse_fields(body)
     refuse_unsupported(body, NOT_FOR_CHAT)
-    tools = parse_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    tools = chat_tools(chat)
     budget = chat.thinking_token_budget
     job = Job(
-        model=shared.model,
+        model=shared.model or "",
         prompts=(chat_prompt(chat, tools),),
         prompt_field="messages",
-        sampling=shared.sampling(_max_tokens(shared, chat), _num_logprobs(chat)),
+        sampling=_sampling(shared, chat),
         has_seed=shared.seed is not None,
         stream=_stream_settings(shared, chat, tools),
         num_choices=shared.n or 1,
@@ -106,6 +111,9 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
         shared.options(),
         include_reasoning=chat.include_reasoning is not False,
         named_tool=tools.use is not None and tools.use.choice == "named",
+        functions=bool(chat.functions),
+        echo=final_words(chat.messages) if chat.echo else "",
+        prompt_logprobs=job.sampling.num_prompt_logprobs >= 0,
     )
     return ChatRequest(job, bool(shared.stream), options)
 
@@ -116,6 +124,15 @@ def parse_fields(body: dict[str, Any]) -> ChatFields:
         return ChatFields.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
+
+
+def chat_tools(chat: ChatFields) -> Tools:
+    """Read the tools of a chat or /tokenize request, in today's form or that of before."""
+    if chat.functions or chat.function_call is not None:
+        if chat.tools:
+            raise bad_field("functions", "cannot be used together with tools")
+        return parse_functions(chat.functions, chat.function_call)
+    return parse_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
 
 
 def chat_prompt(chat: ChatFields, tools: Tools) -> ChatPrompt:
@@ -146,6 +163,15 @@ def _stream_settings(shared: SamplingFields, chat: ChatFields, tools: Tools) -> 
     )
 
 
+def _sampling(shared: SamplingFields, chat: ChatFields) -> SamplingParams:
+    """Return the sampling settings; an echo has logprobs where the answer has them, as in vLLM."""
+    num_logprobs = _num_logprobs(chat)
+    sampling = shared.sampling(_max_tokens(shared, chat), num_logprobs)
+    if not chat.echo or shared.stream or shared.prompt_logprobs is not None:
+        return sampling
+    return replace(sampling, num_prompt_logprobs=num_logprobs)
+
+
 def _max_tokens(shared: SamplingFields, chat: ChatFields) -> int:
     """Resolve the two names of one limit; 0, as much as fits, where neither is given."""
     old, new = shared.max_tokens, chat.max_completion_tokens
@@ -159,4 +185,4 @@ def _num_logprobs(chat: ChatFields) -> int:
         if chat.top_logprobs:
             raise bad_field("top_logprobs", "is only allowed together with logprobs: true")
         return -1
-    return chat.top_logprobs or 0
+    return num_candidates(chat.top_logprobs or 0)

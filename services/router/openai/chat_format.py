@@ -57,7 +57,9 @@ class ChatFormat:
         chunk = self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})
         if self._options.token_ids and prompt is not None:
             chunk["prompt_token_ids"] = list(prompt.prompt_ids)
-        return event(chunk)
+        if not self._options.echo:
+            return event(chunk)
+        return event(chunk) + self._event(choice, {"content": self._options.echo}, None, None)
 
     def template(self, choice: int) -> EventTemplate | None:
         """Return the content chunk, where it is always the same."""
@@ -136,19 +138,22 @@ class ChatFormat:
     def _message(self, answer: Answer) -> dict[str, Any]:
         calls = [_whole_call(call) for call in answer.calls]
         reasoning = answer.reasoning if self._options.include_reasoning else ""
+        # Line ends between a thought and a call are nobody's content.
+        content = "" if calls and not answer.text.strip() else answer.text
         message = {
             "role": "assistant",
-            # Line ends between a thought and a call are nobody's content.
-            "content": None if calls and not answer.text.strip() else answer.text,
+            "content": self._options.echo + content or (None if calls else ""),
             "refusal": None,
             "reasoning": reasoning or None,
             "reasoning_content": reasoning or None,
         }
+        if calls and self._options.functions:
+            return {**message, "function_call": calls[0]["function"]}
         return {**message, "tool_calls": calls} if calls else message
 
     def _finish_reason(self, ended: TextEnded) -> str:
         if ended.num_calls and ended.reason == "stop" and not self._options.named_tool:
-            return "tool_calls"
+            return "function_call" if self._options.functions else "tool_calls"
         return ended.reason
 
     def _part(self, choice: int, part: Part) -> bytes:
@@ -170,16 +175,23 @@ class ChatFormat:
 
     def _new(self, part: Part) -> dict[str, Any] | None:
         """Return a part as a delta; None where there is nothing to show."""
-        if part.kind == "call":
-            return {"tool_calls": [_begun_call(part)]}
+        if part.kind in ("call", "arguments"):
+            return self._new_of_call(part)
         if not part.text or (part.kind == "reasoning" and not self._options.include_reasoning):
             return None
         if part.kind == "content":
             return {"content": part.text}
-        if part.kind == "reasoning":
-            return {"reasoning": part.text, "reasoning_content": part.text}
+        return {"reasoning": part.text, "reasoning_content": part.text}
+
+    def _new_of_call(self, part: Part) -> dict[str, Any] | None:
+        begins = part.kind == "call"
+        if self._options.functions:  # whose form has no place for a second call
+            function = {"name": part.text, "arguments": ""} if begins else {"arguments": part.text}
+            return None if part.index else {"function_call": function}
+        if begins:
+            return {"tool_calls": [_begun_call(part)]}
         more = {"index": part.index, "function": {"arguments": part.text}}
-        return {"tool_calls": [more]}
+        return {"tool_calls": [more]} if part.text else None
 
     def _event(
         self, choice: int, delta: dict[str, Any], logprobs: Any, ids: list[int] | None

@@ -12,6 +12,7 @@ MAX_MESSAGES = 4096
 MAX_CALLS = 128  # of one message
 
 _TEXTS = ("name", "reasoning", "reasoning_content", "refusal", "tool_call_id")  # where they are
+_TEXT_KINDS = ("text", "input_text", "output_text")  # the last two are what Responses calls them
 
 
 def pack_messages(messages: Any, field: str = "messages") -> bytes:
@@ -19,7 +20,7 @@ def pack_messages(messages: Any, field: str = "messages") -> bytes:
 
     Text parts stay parts: the tokenizer knows what its template renders. `developer` becomes
     `system`, its older name, which is the one that templates know; function calls of the time
-    before tools become calls of tools.
+    before tools become calls of tools. Arguments become JSON text, as OpenAI has them.
     """
     if not isinstance(messages, list):
         raise bad_field(field, f"should be an array of messages (it is {shown(messages)})")
@@ -30,6 +31,15 @@ def pack_messages(messages: Any, field: str = "messages") -> bytes:
     modern = _Modern()
     checked = [_message(message, f"{field}[{at}]") for at, message in enumerate(messages)]
     return dump([modern.message(message) for message in checked])
+
+
+def final_words(messages: list[Any]) -> str:
+    """Return the text of a checked conversation's last message, if it is the assistant's."""
+    last = messages[-1]
+    content = last.get("content") if last["role"] == "assistant" else None
+    if isinstance(content, list):
+        return "".join(part.get("text", part.get("refusal")) for part in content)
+    return content or ""
 
 
 class _Modern:
@@ -75,26 +85,33 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         raise bad_field(f"{where}.tool_call_id", "is required", "missing_required_parameter")
     if message.get("reasoning") and not message.get("reasoning_content"):
         result["reasoning_content"] = message["reasoning"]  # the name that templates read
-    _check_calls(message, role, where)
-    _check_content(message, role, where)
+    result.update(_calls(message, role, where))
+    if isinstance(message.get("content"), list):
+        result["content"] = _parts(message["content"], f"{where}.content")
+    else:
+        _check_content(message, role, where)
     return result
 
 
-def _check_calls(message: dict[str, Any], role: str, where: str) -> None:
+def _calls(message: dict[str, Any], role: str, where: str) -> dict[str, Any]:
+    """Check the calls of a message; return those of its fields that have some, rewritten."""
     calls, old = message.get("tool_calls"), message.get("function_call")
+    fields: dict[str, Any] = {}
     if calls is not None:
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_CALLS:
             most = f"an array of at most {MAX_CALLS} calls"
             raise bad_field(f"{where}.tool_calls", f"should be {most}, of an assistant's message")
-        for at, call in enumerate(calls):
-            _check_call(call, f"{where}.tool_calls[{at}]")
+        fields["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)
+        ]
     if old is not None:
         if role != "assistant":
             raise bad_field(f"{where}.function_call", "is only for an assistant's message")
-        _check_called(old, f"{where}.function_call")
+        fields["function_call"] = _called(old, f"{where}.function_call")
+    return fields
 
 
-def _check_call(call: Any, where: str) -> None:
+def _call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise bad_field(where, f"should be an object (it is {shown(call)})")
     call_id = call.get("id")
@@ -103,20 +120,24 @@ def _check_call(call: Any, where: str) -> None:
     kind = call.get("type", "function")
     if kind != "function":
         raise bad_field(f"{where}.type", f"should be function (it is {shown(kind)})")
-    _check_called(call.get("function"), f"{where}.function")
+    return {**call, "function": _called(call.get("function"), f"{where}.function")}
 
 
-def _check_called(function: Any, where: str) -> None:
-    """Check a name and arguments; these are what a model wrote, so not always good JSON."""
+def _called(function: Any, where: str) -> dict[str, Any]:
+    """Check a name and arguments; text is what a model wrote, so not always good JSON."""
     if not isinstance(function, dict):
         raise bad_field(where, f"should be an object (it is {shown(function)})")
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise bad_field(f"{where}.name", f"should be a string, not empty (it is {shown(name)})")
+    if arguments is None or isinstance(arguments, dict):  # as clients of vLLM and Ollama send them
+        arguments = dump(arguments or {}).decode()
     if not isinstance(arguments, str):
         raise bad_field(
-            f"{where}.arguments", f"should be JSON as a string (it is {shown(arguments)})"
+            f"{where}.arguments",
+            f"should be an object, or JSON as a string (it is {shown(arguments)})",
         )
+    return {**function, "arguments": arguments}
 
 
 def _check_content(message: dict[str, Any], role: str, where: str) -> None:
@@ -127,28 +148,32 @@ def _check_content(message: dict[str, Any], role: str, where: str) -> None:
         )
         if role != "assistant" or not speaks:
             raise _content_error(where, "is required", "missing_required_parameter")
-    elif isinstance(content, list):
-        _check_parts(content, f"{where}.content")
     elif not isinstance(content, str):
         raise _content_error(
             where, f"should be a string or an array of text parts (it is {shown(content)})"
         )
 
 
-def _check_parts(parts: list[Any], where: str) -> None:
-    for at, part in enumerate(parts):
-        if not isinstance(part, dict):
-            raise bad_field(f"{where}[{at}]", f"should be an object (it is {shown(part)})")
-        kind = part.get("type")
-        if kind not in ("text", "refusal"):
-            raise bad_field(
-                f"{where}[{at}].type",
-                f"is not supported by this server; only text is (it is {shown(kind)})",
-                "unsupported_parameter",
-            )
-        text = part.get(kind)
-        if not isinstance(text, str):
-            raise bad_field(f"{where}[{at}].{kind}", f"should be a string (it is {shown(text)})")
+def _parts(parts: list[Any], where: str) -> list[dict[str, Any]]:
+    return [_part(part, f"{where}[{at}]") for at, part in enumerate(parts)]
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    """Check a part; whatever its text is called, templates know it as `text`."""
+    if not isinstance(part, dict):
+        raise bad_field(where, f"should be an object (it is {shown(part)})")
+    kind = part.get("type")
+    if kind != "refusal" and kind not in _TEXT_KINDS:
+        raise bad_field(
+            f"{where}.type",
+            f"is not supported by this server; only text is (it is {shown(kind)})",
+            "unsupported_parameter",
+        )
+    kind = "refusal" if kind == "refusal" else "text"
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise bad_field(f"{where}.{kind}", f"should be a string (it is {shown(text)})")
+    return {**part, "type": kind}
 
 
 def _content_error(where: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -17,8 +17,10 @@ from services.router.openai.fields import Refused, check_unknown, refuse_unsuppo
 from services.router.openai.options import AnswerOptions
 from services.router.openai.rules import check_rules, make_rules
 from services.router.openai.sampling_fields import (
+    ALL_LOGPROBS,
     MAX_TOP_LOGPROBS,
     SamplingFields,
+    num_candidates,
     parse_sampling,
 )
 from services.router.openai.structure import STRUCTURE_FIELDS, parse_structure
@@ -35,7 +37,7 @@ class CompletionFields(BaseModel):
 
     prompt: Any
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
 
 
 _CHAT_ONLY = "it is a field of chat requests"
@@ -44,7 +46,9 @@ NOT_FOR_COMPLETIONS: Mapping[str, Refused] = {
     "max_completion_tokens": Refused(why="use max_tokens"),
     "top_logprobs": Refused((0,), "use logprobs with a number"),
     "tools": Refused(([],), _CHAT_ONLY),
-    "tool_choice": Refused(("none",), _CHAT_ONLY),
+    "tool_choice": Refused(("none", "auto"), _CHAT_ONLY),
+    "functions": Refused(([],), _CHAT_ONLY),
+    "function_call": Refused(("none", "auto"), _CHAT_ONLY),
     "reasoning_effort": Refused(why=_CHAT_ONLY),
     "thinking_token_budget": Refused((-1,), _CHAT_ONLY),
     "chat_template_kwargs": Refused(({},), _CHAT_ONLY),
@@ -97,7 +101,7 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     if prompt_alone and needs_ring:
         sampling = replace(sampling, max_tokens=1)
     job = Job(
-        model=shared.model,
+        model=shared.model or "",
         prompts=prompts,
         prompt_field="prompt",
         sampling=sampling,
@@ -121,7 +125,7 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
 
 def _sampling(shared: SamplingFields, fields: CompletionFields) -> SamplingParams:
     """Return the sampling settings; an echo has logprobs where the answer has them."""
-    num_logprobs = -1 if fields.logprobs is None else fields.logprobs
+    num_logprobs = num_candidates(fields.logprobs)
     sampling = shared.sampling(shared.max_tokens or 0, num_logprobs)
     if not fields.echo or num_logprobs <= sampling.num_prompt_logprobs:
         return sampling

@@ -26,6 +26,11 @@ IGNORED_FIELDS = frozenset(
         "log_metrics",
         "return_mm_kwargs",
         "return_cached_tokens_details",
+        "verbosity",
+        "prediction",
+        "moderation",
+        "web_search_options",
+        "vllm_xargs",
     }
 )
 
@@ -37,9 +42,7 @@ REMOVED_FIELDS: Mapping[str, str] = {
     "guided_grammar": 'structured_outputs {"grammar": …}',
     "guided_decoding_backend": "structured_outputs, which has one backend here",
     "guided_whitespace_pattern": "structured_outputs without it",
-    "structural_tag": "tools or response_format",
-    "functions": "tools",
-    "function_call": "tool_choice",
+    "structural_tag": 'response_format {"type": "structural_tag"}',
 }
 
 
@@ -67,10 +70,6 @@ UNSUPPORTED_FIELDS: Mapping[str, Refused] = {
     "prompt_embeds": Refused(why="send the prompt as text or token ids"),
     "input_embeds": Refused(why="send the prompt as text or token ids"),
     "input_ids": Refused(why="send token ids as prompt of /v1/completions"),
-    "prediction": Refused(),
-    "moderation": Refused(),
-    "web_search_options": Refused(why="let the model call a tool of yours"),
-    "verbosity": Refused(("medium",), "say it in a message"),
     "chat_template": Refused(why="the template is the model's own"),
     "chat_template_content_format": Refused(("auto",)),
     "use_beam_search": Refused((False,)),
@@ -83,7 +82,6 @@ UNSUPPORTED_FIELDS: Mapping[str, Refused] = {
     "logits_processors": Refused(([],)),
     "custom_logit_processor": Refused(),
     "custom_params": Refused(({},)),
-    "vllm_xargs": Refused(({},)),
     "extra_key": Refused(("",), "use cache_salt"),
     "lora_path": Refused(why="name a model of /v1/models as model"),
     "session_params": Refused(({},)),

@@ -44,7 +44,7 @@ class OpenAIHandlers:
             parsed = parse_chat(body, request[WARNINGS])
             group = self._dispatch.group(parsed.job.model)
             job = parsed.job.with_defaults(group.card.sampling_defaults)
-            head = response_head("chatcmpl-", group)
+            head = response_head("chatcmpl-", group, parsed.options.given_id)
             layout = ChatFormat(head, job.num_all_choices, parsed.options)
             span.asked(job, head.id)
             needs_ids = parsed.options.needs_ids
@@ -64,7 +64,7 @@ class OpenAIHandlers:
             lengths: list[int] = []
             if job.prompt_only:
                 lengths = await self._prompt_lengths(request[CLIENT], job, group)
-            head = response_head("cmpl-", group)
+            head = response_head("cmpl-", group, parsed.options.given_id)
             num_prompts = len(job.prompts)
             layout = CompletionFormat(
                 head, job.num_all_choices, parsed.options, echoes, num_prompts

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The client's wishes for the shape of its answer.
+    """The client's wishes for the shape of its answer, and the id that it gave its request.
 
     With `named_tool` the answer is one call that the client asked for by name, and ends by "stop",
-    as OpenAI's does. With `prompt_alone` nothing was to be generated: what the ring had to make for
-    the sake of the prompt's logprobs is not shown.
+    as OpenAI's does; with `functions` a call has the form of the time before tools. `echo` stands
+    before the answer of a chat. With `prompt_alone` nothing was to be generated: what the ring had
+    to make for the sake of the prompt's logprobs is not shown.
     """
 
     include_usage: bool = False
@@ -21,6 +22,9 @@ class AnswerOptions:
     prompt_logprobs: bool = False
     include_reasoning: bool = True
     named_tool: bool = False
+    functions: bool = False
+    echo: str = ""
+    given_id: str = ""
     prompt_alone: bool = False
 
     @property

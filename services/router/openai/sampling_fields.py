@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,14 +14,17 @@ from services.router.middleware import is_harmless_id
 from services.router.openai.options import AnswerOptions
 
 MAX_CHOICES = 128
-MAX_STOPS = 16  # OpenAI's own limit is 4
+MAX_STOPS = 128  # OpenAI's own limit is 4
 MAX_STOP_CHARACTERS = 1024
-MAX_STOP_TOKEN_IDS = 128
+MAX_ALL_STOP_CHARACTERS = 16 << 10  # of all stops: every choice has tables as long
+MAX_STOP_TOKEN_IDS = 512
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 1 << 16
 MAX_TOP_LOGPROBS = 20
+ALL_LOGPROBS = -1  # vLLM's "of the whole vocabulary": here as many as may be
+MAX_TEMPERATURE = 1e6  # OpenAI's own limit is 2; here every token is as likely as any other
 MAX_INT32 = (1 << 31) - 1
 SEED_MASK = (1 << 63) - 1
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -43,14 +47,14 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
-    model: str = Field(min_length=1, max_length=512)
+    model: str | None = Field(None, max_length=512)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
-    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    temperature: float | None = Field(None, ge=0.0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=-1, le=MAX_INT32)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
@@ -72,7 +76,7 @@ class SamplingFields(BaseModel):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT32)
     truncation_side: Literal["left", "right"] | None = None
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = Field(None, ge=-MAX_INT32, le=MAX_INT32)
@@ -92,8 +96,9 @@ class SamplingFields(BaseModel):
 
     @property
     def given_id(self) -> str:
-        """The id that the client gave its request in the body."""
-        return self.request_id or self.rid or ""
+        """The id that the client gave its request in the body, where one can be shown again."""
+        given = self.request_id or self.rid or ""
+        return given if is_harmless_id(given) else ""
 
     @property
     def allowed_ids(self) -> tuple[int, ...]:
@@ -114,6 +119,7 @@ class SamplingFields(BaseModel):
             token_ids=bool(self.return_token_ids),
             tokens_as_ids=bool(self.return_tokens_as_token_ids),
             prompt_logprobs=self.prompt_logprobs is not None,
+            given_id=self.given_id,
         )
 
     def stream_settings(self) -> StreamSettings:
@@ -149,7 +155,7 @@ class SamplingFields(BaseModel):
             stop_token_ids=_read_ids(self.stop_token_ids, "stop_token_ids"),
             ignore_eos=bool(self.ignore_eos),
             num_logprobs=num_logprobs,
-            num_prompt_logprobs=-1 if self.prompt_logprobs is None else self.prompt_logprobs,
+            num_prompt_logprobs=num_candidates(self.prompt_logprobs),
         )
 
 
@@ -170,14 +176,15 @@ def parse_sampling(body: dict[str, Any], may_be_empty: bool = False) -> Sampling
         raise unsupported("spaces_between_special_tokens", "only true, the default, is")
     if fields.truncate_prompt_tokens == 0:
         raise bad_field("truncate_prompt_tokens", "should be at least 1, or -1 (it is 0)")
-    for name in ("request_id", "rid"):
-        given = getattr(fields, name)
-        if given is not None and not is_harmless_id(given):
-            raise bad_field(
-                name, f"should have 1 to 128 letters, digits, ., _, : or - (it is {shown(given)})"
-            )
     _check_stream(fields)
     return fields
+
+
+def num_candidates(wanted: int | None) -> int:
+    """Return how many candidates a token has in its logprobs; -1 where there are none at all."""
+    if wanted is None:
+        return -1
+    return MAX_TOP_LOGPROBS if wanted == ALL_LOGPROBS else wanted
 
 
 def _check_stream(fields: SamplingFields) -> None:
@@ -198,7 +205,18 @@ def _read_stops(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         _check_text(value, "stop", MAX_STOP_CHARACTERS)
         return (value,)
-    return _texts(value, "stop", "a string or an array of strings", MAX_STOPS, MAX_STOP_CHARACTERS)
+    kind = "a string or an array of strings"
+    stops = _texts(value, "stop", kind, MAX_STOPS, MAX_STOP_CHARACTERS)
+    check_all_stops(stops, "stop")
+    return stops
+
+
+def check_all_stops(stops: Sequence[str], field: str) -> None:
+    """Bound the stops of a request together; ApiError 400."""
+    total = sum(map(len, stops))
+    if total > MAX_ALL_STOP_CHARACTERS:
+        most = f"may have {MAX_ALL_STOP_CHARACTERS} characters at most"
+        raise bad_field(field, f"{most}, all together (it has {total})")
 
 
 def _read_bad_words(value: Any) -> tuple[str, ...]:

@@ -12,9 +12,8 @@ from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.errors import bad_field, from_validation, shown
-from services.router.openai.chat import chat_prompt, parse_fields
+from services.router.openai.chat import chat_prompt, chat_tools, parse_fields
 from services.router.openai.fields import refuse_unsupported
-from services.router.openai.tools import parse_tools
 from services.router.request_body import read_json
 from services.router.sse import json_bytes
 from services.router.token_ids import check_ids
@@ -95,9 +94,7 @@ def _prompt(fields: TokenizeFields, body: dict[str, Any]) -> PromptSource:
         raise bad_field("prompt", "give either prompt or messages")
     if fields.prompt is None:
         chat = parse_fields(body)
-        return chat_prompt(
-            chat, parse_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
-        )
+        return chat_prompt(chat, chat_tools(chat))
     return TextPrompt(fields.prompt, fields.add_special_tokens is not False)
 
 

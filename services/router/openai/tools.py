@@ -11,11 +11,11 @@ from common.messages.tokenize import ToolUse
 from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024  # OpenAI's own limit is 128
 MAX_TOOLS_BYTES = 1 << 20  # of all of them as JSON
 
-# OpenAI's names, and the dots that some gateways put in.
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+# OpenAI's names, and what gateways and namespaces put in.
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _CHOICES = "auto, none, required, or an object that names a function"
 
 Choice = Literal["auto", "none", "required", "named"]
@@ -48,10 +48,31 @@ def parse_tools(tools: Any, tool_choice: Any, parallel: bool | None = None) -> T
     functions = _functions(tools)
     choice = parse_choice(tool_choice)
     if not functions:
-        if tool_choice is not None and choice.choice != "none":
+        if choice.choice in ("required", "named") or choice.allowed is not None:
             raise bad_field("tool_choice", "is only allowed together with tools")
         return Tools()
     return make_tools(functions, choice, parallel is not False)
+
+
+def parse_functions(functions: Any, function_call: Any) -> Tools:
+    """Read `functions` and `function_call`, the form of the time before tools; ApiError 400.
+
+    An answer of that form has one call at most.
+    """
+    if functions is not None and (not isinstance(functions, list) or len(functions) > MAX_TOOLS):
+        raise bad_field("functions", f"should be an array of at most {MAX_TOOLS} functions")
+    fields = [f"functions[{at}]" for at in range(len(functions or ()))]
+    checked = [check_function(*each) for each in zip(functions or (), fields, strict=True)]
+    check_names(checked, fields)
+    choice = ToolChoice()
+    if isinstance(function_call, dict):
+        choice = ToolChoice("named", _name_in(function_call, "function_call"))
+    elif function_call == "none":
+        choice = ToolChoice("none")
+    elif function_call not in (None, "auto"):
+        kinds = "auto, none, or an object with the name of a function"
+        raise bad_field("function_call", f"should be {kinds} (it is {shown(function_call)})")
+    return make_tools(checked, choice, False, "function_call")
 
 
 def make_tools(
@@ -83,7 +104,7 @@ def check_function(function: Any, where: str, schema: str = "parameters") -> dic
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise bad_field(
             f"{where}.name",
-            "should have 1 to 128 letters, digits, underscores, dots or hyphens "
+            "should have 1 to 128 letters, digits, underscores, dots, colons, slashes or hyphens "
             f"(it is {shown(name)})",
         )
     description = function.get("description")

@@ -19,7 +19,7 @@ from services.router.openapi.shapes import (
     ref,
 )
 
-FINISH_REASONS = ("stop", "length", "tool_calls")
+FINISH_REASONS = ("stop", "length")
 
 ERROR = record(
     {
@@ -61,13 +61,8 @@ _PROMPT_LOGPROBS = array(
         }
     )
 )
-_CALL = record(
-    {
-        "id": STRING,
-        "type": constant("function"),
-        "function": record({"name": STRING, "arguments": STRING}),
-    }
-)
+_CALLED = record({"name": STRING, "arguments": STRING})
+_CALL = record({"id": STRING, "type": constant("function"), "function": _CALLED})
 _HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
 _SHOWN = {
     "stop_reason": {"type": ["string", "integer"]},
@@ -88,11 +83,12 @@ _CHAT_CHOICE = record(
                 "reasoning": nullable(STRING),
                 "reasoning_content": nullable(STRING),
                 "tool_calls": array(_CALL),
+                "function_call": _CALLED,
             },
-            ("tool_calls", "reasoning", "reasoning_content"),
+            ("tool_calls", "function_call", "reasoning", "reasoning_content"),
         ),
         "logprobs": nullable(_CHAT_LOGPROBS),
-        "finish_reason": one_of(*FINISH_REASONS),
+        "finish_reason": one_of(*FINISH_REASONS, "tool_calls", "function_call"),
         **_SHOWN,
     },
     _OPTIONAL,

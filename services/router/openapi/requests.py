@@ -12,8 +12,9 @@ from services.router.ollama.requests import ChatFields as OllamaChatFields
 from services.router.ollama.requests import GenerateFields, ShowFields
 from services.router.openai.chat import ChatFields
 from services.router.openai.completions import CompletionFields
-from services.router.openai.sampling_fields import SamplingFields
+from services.router.openai.sampling_fields import MAX_STOPS, SamplingFields
 from services.router.openai.token_handlers import DetokenizeFields, TokenizeFields
+from services.router.openai.tools import MAX_TOOLS
 from services.router.openapi.shapes import (
     BOOLEAN,
     COUNT,
@@ -31,7 +32,7 @@ _OBJECT: Schema = {"type": "object"}
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
 _TEXT_PART: Schema = {
     "type": "object",
-    "properties": {"type": constant("text"), "text": STRING},
+    "properties": {"type": one_of("text", "input_text", "output_text"), "text": STRING},
     "required": ["type", "text"],
 }
 _CONTENT = either(STRING, array(_TEXT_PART))
@@ -54,8 +55,8 @@ _CALL: Schema = {
         "type": constant("function"),
         "function": {
             "type": "object",
-            "properties": {"name": _NAME, "arguments": STRING},
-            "required": ["name", "arguments"],
+            "properties": {"name": _NAME, "arguments": nullable(either(STRING, _OBJECT))},
+            "required": ["name"],
         },
     },
     "required": ["id", "type", "function"],
@@ -127,7 +128,8 @@ _STRUCTURED: Schema = {
     "minProperties": 1,
     "maxProperties": 1,
 }
-_STOP = nullable(either(_TEXT, array(_TEXT, maxItems=16)))
+_STOP = nullable(either(_TEXT, array(_TEXT, maxItems=MAX_STOPS)))
+_TOOLS = nullable(array(_OBJECT, maxItems=MAX_TOOLS))
 
 # The properties that the models themselves leave open.
 _CHAT_PROPERTIES: dict[str, Schema] = {
@@ -139,7 +141,14 @@ _CHAT_PROPERTIES: dict[str, Schema] = {
                 "properties": {"type": constant("function"), "function": _FUNCTION},
                 "required": ["type", "function"],
             },
-            maxItems=128,
+            maxItems=MAX_TOOLS,
+        )
+    ),
+    "functions": nullable(array(_FUNCTION, maxItems=MAX_TOOLS)),
+    "function_call": nullable(
+        either(
+            one_of("none", "auto"),
+            {"type": "object", "properties": {"name": _NAME}, "required": ["name"]},
         )
     ),
     "tool_choice": nullable(either(one_of("none", "auto", "required"), _NAMED)),
@@ -159,7 +168,7 @@ _COMPLETION_PROPERTIES: dict[str, Schema] = {
 }
 _RESPONSES_PROPERTIES: dict[str, Schema] = {
     "input": either(_TEXT, array(_OBJECT, minItems=1)),
-    "tools": nullable(array(_OBJECT, maxItems=128)),
+    "tools": _TOOLS,
     "tool_choice": nullable(either(one_of("none", "auto", "required"), _OBJECT)),
 }
 _BLOCKS = either(STRING, array(_OBJECT, minItems=1))
@@ -173,7 +182,7 @@ _MESSAGES_PROPERTIES: dict[str, Schema] = {
         minItems=1,
     ),
     "system": nullable(either(STRING, array(_OBJECT))),
-    "tools": nullable(array(_OBJECT, maxItems=128)),
+    "tools": _TOOLS,
     "tool_choice": nullable(_OBJECT),
 }
 
@@ -191,7 +200,9 @@ def request_schemas() -> dict[str, Schema]:
         "ResponsesRequest": _merged((SamplingFields, ResponsesFields), _RESPONSES_PROPERTIES),
         "MessageRequest": _merged((MessageFields,), _MESSAGES_PROPERTIES),
         "CountTokensRequest": _merged((PromptFields,), _MESSAGES_PROPERTIES),
-        "EmbeddingsRequest": _merged((EmbeddingFields,), {"input": _PROMPT}),
+        "EmbeddingsRequest": _merged(
+            (EmbeddingFields,), {"input": nullable(_PROMPT), "messages": nullable(_MESSAGES)}
+        ),
         "TokenizeRequest": _merged(
             (TokenizeFields,),
             {"messages": nullable(_MESSAGES), "tools": {}},  # read with messages only

@@ -150,7 +150,7 @@ def parse_response(body: dict[str, Any], warnings: Warnings) -> ResponsesRequest
     tools = read_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
     stream = shared.stream_settings()
     job = Job(
-        model=shared.model,
+        model=shared.model or "",
         prompts=(_prompt(fields, tools),),
         prompt_field="input",
         sampling=shared.sampling(fields.max_output_tokens or 0, fields.num_logprobs),
@@ -176,7 +176,7 @@ def parse_response(body: dict[str, Any], warnings: Warnings) -> ResponsesRequest
 def parse_input(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPrompt]:
     """Validate a request to count its input; returns the model's name and the prompt."""
     fields = _fields(body)
-    model = parse_sampling(body).model
+    model = parse_sampling(body).model or ""
     tools = read_tools(fields.tools, fields.tool_choice, True)
     check_unknown(body, KNOWN_FIELDS, warnings)
     return model, _prompt(fields, tools)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from common.errors import ModelError
+from common.messages.control import Matryoshka
 from common.model_folder import revision_of
-from common.pooling_folder import Pooling, read_pooling
+from common.pooling_folder import Pooling, read_matryoshka, read_pooling
 
 KIND = "sentence_transformers.models."
 
@@ -29,6 +30,31 @@ def write(folder: Path, config: dict[str, Any], *kinds: str) -> Path:
 
 def test_a_model_for_text_does_not_pool(tmp_path: Path) -> None:
     assert read_pooling(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, None),
+        ({"is_matryoshka": False}, None),
+        ({"is_matryoshka": True}, Matryoshka((), True)),
+        ({"matryoshka_dimensions": [64, 32, 64]}, Matryoshka((32, 64), True)),
+    ],
+)
+def test_a_folder_says_whether_embeddings_may_be_cut_short(
+    tmp_path: Path, config: dict[str, Any], expected: Matryoshka | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_matryoshka(tmp_path) is None  # not a model for embeddings
+    write(tmp_path, {"pooling_mode": "mean"}, "Pooling", "Normalize")
+    assert read_matryoshka(tmp_path) == expected
+
+
+@pytest.mark.parametrize("sizes", [5, [0], ["64"], [True]])
+def test_sizes_that_are_none_are_refused(tmp_path: Path, sizes: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"matryoshka_dimensions": sizes}))
+    with pytest.raises(ModelError, match="matryoshka_dimensions"):
+        read_matryoshka(write(tmp_path, {"pooling_mode": "mean"}, "Pooling"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from services.detokenizer.stops import StopMatch, StopMatcher
 
 WORDS = st.text("ab ", min_size=1, max_size=4)
-STOPS = st.lists(WORDS, min_size=1, max_size=3).map(tuple)
+STOPS = st.lists(WORDS, min_size=1, max_size=8).map(tuple)
 PIECES = st.lists(st.text("ab ", max_size=4), max_size=12)
 
 

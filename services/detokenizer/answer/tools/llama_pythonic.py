@@ -10,7 +10,7 @@ from services.detokenizer.answer.python_text import json_of, read_expression
 from services.detokenizer.answer.reader import SPACE, Reading, TextReader
 
 _TEXT = re.compile(r"[^\n<]+")
-_NAME = re.compile(r"[\w.-]+")
+_NAME = re.compile(r"[\w.:/-]+")
 
 
 class LlamaPythonicParser:

@@ -11,7 +11,7 @@ from services.detokenizer.answer.parts import PartSink
 from services.detokenizer.answer.reader import Reading, TextReader, ignore
 
 _TEXT = re.compile(r"[^\[]+")
-_NAME = re.compile(r"[\w.-]+")
+_NAME = re.compile(r"[\w.:/-]+")
 _ID = re.compile(r"\w+")
 
 

@@ -8,6 +8,7 @@ import struct
 import pytest
 from openai.types import CreateEmbeddingResponse
 
+from common.messages.control import Matryoshka
 from common.messages.failure import Usage
 from common.messages.text import TextEnded
 from services.router.answer import Answer
@@ -44,6 +45,31 @@ def test_other_dimensions_than_the_models_are_refused() -> None:
         EmbeddingFormat(HEAD, False, 2).body([answered(*VECTOR)], USAGE)
     assert caught.value.failure.field == "dimensions"
     assert "only be 3" in caught.value.failure.message
+
+
+@pytest.mark.parametrize("sizes", [(), (2, 3)])
+def test_fewer_dimensions_are_the_first_ones_where_the_model_is_made_for_it(
+    sizes: tuple[int, ...],
+) -> None:
+    for normalize, expected in ((False, [3.0, 4.0]), (True, pytest.approx([0.6, 0.8]))):
+        layout = EmbeddingFormat(HEAD, False, 2, Matryoshka(sizes, normalize))
+        (each,) = layout.body([answered(3.0, 4.0, 12.0)], USAGE)["data"]
+        assert each["embedding"] == expected
+    whole = EmbeddingFormat(HEAD, False, 3, Matryoshka(sizes, True)).body(
+        [answered(*VECTOR)], USAGE
+    )
+    assert whole["data"][0]["embedding"] == list(VECTOR)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sizes", "may"), [(4, (), "1 to 3,"), (1, (2,), "2, 3,"), (2, (1, 9), "1, 3,")]
+)
+def test_dimensions_that_a_model_is_not_made_for_are_refused(
+    wanted: int, sizes: tuple[int, ...], may: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        EmbeddingFormat(HEAD, False, wanted, Matryoshka(sizes)).body([answered(*VECTOR)], USAGE)
+    assert f"may only be {may}" in caught.value.failure.message
 
 
 def test_an_answer_without_a_vector_is_the_servers_fault() -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from common.messages.tokenize import IdsPrompt, TextPrompt
+from common.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
 from services.router.embeddings.requests import EmbeddingRequest, parse_embedding
 from services.router.errors import ApiError
 from services.router.job import TRUNCATE_TO_FIT
 from services.router.request_warnings import Warnings
+
+USER = {"role": "user", "content": "Hi"}
 
 
 def parse(**fields: Any) -> EmbeddingRequest:
@@ -39,6 +41,25 @@ def test_ids_are_one_prompt() -> None:
     assert list(prompt.ids) == [1, 2, 3]
 
 
+def test_a_conversation_is_one_prompt_without_a_beginning_of_an_answer() -> None:
+    parsed = parse(input=None, messages=[USER], chat_template_kwargs={"task": "query"})
+    assert parsed.job.prompts == (
+        ChatPrompt(
+            b'[{"role":"user","content":"Hi"}]',
+            add_generation_prompt=False,
+            template_kwargs_json=b'{"task":"query"}',
+        ),
+    )
+    assert parsed.job.prompt_field == "messages"
+    (begun,) = parse(input=None, messages=[USER], add_generation_prompt=True).job.prompts
+    assert isinstance(begun, ChatPrompt) and begun.add_generation_prompt
+
+
+@pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}])
+def test_the_model_may_be_left_out(given: dict[str, Any]) -> None:
+    assert parse_embedding({"input": "Hi", **given}, Warnings()).job.model == ""
+
+
 def test_a_prompt_is_cut_at_its_end_where_the_client_wants_it_cut() -> None:
     assert parse().job.truncate_to == 0
     assert parse(truncate_prompt_tokens=-1).job.truncate_to == TRUNCATE_TO_FIT
@@ -50,7 +71,7 @@ def test_a_prompt_is_cut_at_its_end_where_the_client_wants_it_cut() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"model": ""}, "model"),
+        ({"model": 5}, "model"),
         ({"input": None}, "input"),
         ({"input": {}}, "input"),
         ({"input": ""}, "input"),
@@ -66,7 +87,11 @@ def test_a_prompt_is_cut_at_its_end_where_the_client_wants_it_cut() -> None:
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"stream": True}, "stream"),
-        ({"messages": [{"role": "user", "content": "Hi"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "Hi"}]}, "input"),
+        ({"input": None, "messages": []}, "messages"),
+        ({"input": None, "messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"input": None, "messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
+        ({"input": None, "messages": [USER], "chat_template_kwargs": 5}, "chat_template_kwargs"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:

@@ -237,7 +237,7 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"n": 2}, "n"),
-        ({"temperature": 3}, "temperature"),
+        ({"temperature": -3}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
         ({"truncation": "left"}, "truncation"),
