@@ -106,7 +106,6 @@ class Dispatch:
     def admit(self, client: Client, job: Job, group: Group) -> Ticket:
         """Check a job against the model and the bounds; ApiError 400, 429 or 503."""
         _check_vocabulary(job, group.card.vocab_size)
-        _check_max_tokens(job, group.card)
         _check_scores(job, group.card.max_model_len)
         cost = job.cost_tokens(group.card.max_model_len)
         return self.admission.admit(client, cost, self._clock())
@@ -291,13 +290,15 @@ def check_prompt_length(length: int, card: ModelCard, field: str) -> None:
 def truncate_to(job: Job, card: ModelCard) -> int:
     """Return how many tokens of a prompt are kept; 0 is all of them.
 
-    "As many as fit" leaves room for what is to be generated, a token at least.
+    "As many as fit" leaves room for what is to be generated, a token at least; a limit that
+    leaves no prompt any room says nothing of how much that is.
     """
     if job.truncate_to != TRUNCATE_TO_FIT:
         return job.truncate_to
     room = card.max_model_len
     if room and not job.pooling:
-        room = max(1, room - max(1, job.sampling.max_tokens or job.usual_max_tokens))
+        wanted = job.sampling.max_tokens or job.usual_max_tokens
+        room = max(1, room - (wanted if 1 <= wanted < room else 1))
     return min(filter(None, (room, card.max_input_length)), default=0)
 
 
@@ -313,14 +314,6 @@ def _check_vocabulary(job: Job, vocab_size: int) -> None:
     for token_id, _ in job.sampling.logit_bias:
         if token_id >= vocab_size:
             raise bad_field("logit_bias", f"{token_id} is no token id; there are {vocab_size}")
-
-
-def _check_max_tokens(job: Job, card: ModelCard) -> None:
-    """Refuse a limit that no prompt, however short, leaves room for (0: the model sets none)."""
-    most = card.max_output_length or max(0, card.max_model_len - 1)
-    if 0 < most < job.sampling.max_tokens:
-        field = job.max_tokens_field
-        raise bad_field(field, f"may be {most} at most (it is {job.sampling.max_tokens})")
 
 
 def _check_scores(job: Job, max_model_len: int) -> None:

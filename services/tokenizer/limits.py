@@ -85,9 +85,9 @@ def check_prompt_len(limits: TokenLimits, prompt_len: int, field: str) -> Failur
 def resolve_max_tokens(
     sampling: SamplingParams, limits: TokenLimits, prompt_len: int, field: str
 ) -> SamplingParams | Failure:
-    """Fit a request into the model's limits; `max_tokens` 0 becomes as much as fits.
+    """Fit a request into the model's limits; `max_tokens` 0, or over what fits, becomes that.
 
-    A limit of 0 in `limits` is none.
+    A limit of 0 in `limits` is none. Refused is a prompt alone that leaves no room.
     """
     context = limits.max_model_len
     too_long = check_prompt_len(replace(limits, max_model_len=0), prompt_len, field)
@@ -100,27 +100,11 @@ def resolve_max_tokens(
         )
         return Failure(400, TOO_LONG, message, field, False, prompt_len, context - 1)
     wanted = sampling.max_tokens
-    if wanted == 0:
-        room = context - prompt_len if context > 0 else limits.max_output_length
-        if limits.max_output_length > 0:
-            room = min(room, limits.max_output_length)
-        return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-    if 0 < context < prompt_len + wanted:
-        return _invalid(
-            f"this model's maximum context length is {context} tokens, but the request needs "
-            f"{prompt_len + wanted}: {prompt_len} in {field} and {wanted} to generate "
-            f"(max_tokens); shorten {field} or lower max_tokens to {context - prompt_len} or less",
-            field,
-            TOO_LONG,
-        )
-    if 0 < limits.max_output_length < wanted:
-        return _invalid(
-            f"this model's maximum output length is {limits.max_output_length} tokens, "
-            f"but max_tokens is {wanted}; lower it",
-            "max_tokens",
-            "invalid_value",
-        )
-    return sampling
+    bounds = (context - prompt_len if context > 0 else 0, limits.max_output_length)
+    room = min(filter(None, bounds), default=0)
+    if wanted and not 0 < room < wanted:
+        return sampling
+    return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
 
 
 def _invalid(message: str, field: str, code: str) -> Failure:

@@ -81,16 +81,6 @@ async def test_wrong_paths_and_methods_answer_in_the_same_shape() -> None:
             assert error["message"] == "POST is not allowed here; use GET or HEAD"
 
 
-async def test_more_tokens_than_the_model_can_make_are_refused_by_the_name_given() -> None:
-    async with running_router() as ring:
-        for field in ("max_tokens", "max_completion_tokens"):
-            async with ring.post(CHAT, chat(**{field: 512})) as response:
-                assert response.status == 400
-                assert error_of(await response.read())["param"] == field
-        async with ring.post(CHAT, chat(max_tokens=511)) as response:
-            assert response.status == 200
-
-
 async def test_a_stage_cannot_answer_with_a_status_that_is_no_error() -> None:
     async with running_router() as ring:
         task = await waiting(ring, chat())
