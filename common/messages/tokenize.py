@@ -72,20 +72,24 @@ class StreamSettings:
     return_prompt_ids: bool = False
 
 
-StructureKind: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+StructureKind: TypeAlias = Literal[
+    "json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
     """What the whole answer must look like.
 
-    `text` is a JSON schema, a regular expression, a JSON array of the choices, or a grammar (Lark,
-    GBNF or EBNF); of a `json_object` it is empty. `field` is where the client wrote it.
+    `text` is a JSON schema, a regular expression, a JSON array of the choices, a grammar (Lark,
+    GBNF or EBNF), or the format of a structural tag as JSON; of a `json_object` it is empty.
+    `field` is where the client wrote it. JSON that is `compact` stands on one line.
     """
 
     kind: StructureKind
     text: str
     field: str
+    compact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from services.tokenizer.functions import Function
 from services.tokenizer.lark import Fragment, grammar_of, one_of
 from services.tokenizer.refusal import refused
 from services.tokenizer.schema_check import check_parameters
+from services.tokenizer.structural_tags import tag_grammar
 from services.tokenizer.structures import structure_grammar
 from services.tokenizer.thinking import Stage, Thinking
 from services.tokenizer.tool_grammars.protocol import Dialect, ToolGrammar
@@ -99,7 +100,10 @@ def _answer(
         return _calls(tools, functions, speech, vocabulary)
     if structure is None:
         return None
-    fragment = structure_grammar(structure)
+    if structure.kind == "structural_tag":
+        fragment = tag_grammar(structure, vocabulary)
+    else:
+        fragment = structure_grammar(structure)
     if tools is not None and functions and speech.tool_format:
         return one_of([_calls(tools, functions, speech, vocabulary), fragment])
     return fragment

@@ -31,6 +31,12 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def escaped(text: str) -> str:
+    """Write a text as a regular expression that stands between slashes."""
+    signs = "".join(f"\\{each}" if each in "/[]().*+?|\\{}^$" else each for each in text)
+    return signs.replace("\n", "\\n").replace("\r", "\\r")
+
+
 def optional(fragment: Fragment) -> Fragment:
     """What may come or not."""
     return replace(fragment, expression=f"({fragment.expression})?")

@@ -45,9 +45,17 @@ _OPENING = frozenset(
 )
 
 
-def prepared(schema: Any, lenient: bool = False) -> Any:
-    """Return a schema for `%json`; `lenient` ignores the keywords that cannot be enforced."""
-    options = {"whitespace_pattern": _WHITESPACE, "lenient": lenient}
+# One blank behind each comma and colon: what models write on one line, and Python.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def prepared(schema: Any, lenient: bool = False, compact: bool = False) -> Any:
+    """Return a schema for `%json`; `lenient` ignores the keywords that cannot be enforced.
+
+    Where it is `compact` the JSON stands on one line, and no whitespace is the model's choice.
+    """
+    whitespace = _COMPACT if compact else {"whitespace_pattern": _WHITESPACE}
+    options = {**whitespace, "lenient": lenient}
     if schema is True or schema == {}:
         return {"x-guidance": options}
     if not isinstance(schema, dict):

@@ -20,22 +20,25 @@ _NAME = "structure"
 _GBNF_RULE = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*::=", re.MULTILINE)
 
 
-def structure_grammar(structure: Structure) -> Fragment:
-    """Return the grammar of a structure; Refused names the field of one that is not valid."""
+def structure_grammar(structure: Structure, name: str = _NAME) -> Fragment:
+    """Return the grammar of a structure, called `name`; Refused names the field of a wrong one."""
     match structure.kind:
         case "json_object":
-            return Fragment(_NAME, (json_rule(_NAME, prepared({"type": "object"})),))
+            schema = prepared({"type": "object"}, compact=structure.compact)
+            return Fragment(name, (json_rule(name, schema),))
         case "json_schema":
             schema = _parsed(structure, "a JSON schema")
             if not isinstance(schema, dict | bool):
                 raise _bad(structure, "a JSON schema must be an object")
-            return Fragment(_NAME, (json_rule(_NAME, prepared(schema)),))
+            schema = prepared(schema, compact=structure.compact)
+            return Fragment(name, (json_rule(name, schema),))
         case "regex":
-            return Fragment(_NAME, (f"{_NAME}: /{_regex(structure)}/",))
+            return Fragment(name, (f"{name}: /{_regex(structure)}/",))
         case "choice":
-            return Fragment(_NAME, (f"{_NAME}: {_choice(structure)}",))
+            return Fragment(name, (f"{name}: {_choice(structure)}",))
         case "grammar":
-            return Fragment(f"@{_NAME}", grammars=((_NAME, _lark(structure)),))
+            return Fragment(f"@{name}", grammars=((name, _lark(structure)),))
+    raise AssertionError(structure.kind)  # structural tags have a file of their own
 
 
 def _regex(structure: Structure) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from common.chat_formats import ReasoningMarkers
-from services.tokenizer.lark import FREE_TEXT, Fragment, in_order, literal, optional
+from services.tokenizer.lark import FREE_TEXT, Fragment, escaped, in_order, literal, optional
 from services.tokenizer.vocabulary import Vocabulary
 
 # Where a prompt leaves the model: inside of its reasoning, before it, or behind it.
@@ -59,7 +59,7 @@ class Thinking:
         if self.budget < 0:
             # As few as it takes: the first tag ends the reasoning, in however many tokens, as it
             # does for those who read the text.
-            rules = [f"thoughts[lazy]: /(.|\\n)*{_escaped(end)}/"]
+            rules = [f"thoughts[lazy]: /(.|\\n)*{escaped(end)}/"]
             if not vocabulary.is_special(end):
                 return Fragment("thoughts", tuple(rules))
             rules.append("THOUGHT: /(.|\\n)*/")
@@ -98,7 +98,3 @@ def stage_of(prompt_end: str, markers: ReasoningMarkers, continued: str | None) 
     if end.endswith(markers.end) or continued:
         return "behind"
     return "before"
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "/[]().*+?|\\{}^$" else letter for letter in text)

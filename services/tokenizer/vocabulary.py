@@ -23,6 +23,8 @@ class Vocabulary:
         self._special = frozenset(
             token_id for token_id, token in added.items() if token.special or _is_tag(token.content)
         )
+        markers = [text for text, token_id in self._added.items() if token_id in self._special]
+        self._markers = _pattern(markers) if markers else None
         self.size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         if added:
             self.size = max(self.size, 1 + max(added))  # where ids between are not used
@@ -40,6 +42,15 @@ class Vocabulary:
     def marker(self, text: str) -> str:
         """Write a marker: as its id where it is a special token, otherwise as text."""
         return f"<[{self._added[text]}]>" if self.is_special(text) else literal(text)
+
+    def parts(self, text: str) -> list[str]:
+        """Cut a text into special tokens and what is between them."""
+        parts = self._markers.split(text) if self._markers is not None else [text]
+        return [part for part in parts if part]
+
+    def spelled(self, text: str) -> str:
+        """Write a text with markers in it."""
+        return " ".join(map(self.marker, self.parts(text))) or literal("")
 
     def ordinary(self, without: int | None = None, lacking: str = "") -> str:
         """Write "any token of plain text", less an id and less those that hold a character."""
@@ -72,6 +83,11 @@ class Vocabulary:
             elif any(sign in text for sign in signs):
                 held.add(token_id)
         return frozenset(held)
+
+
+def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """Make what finds these texts, of two at one place the longer, and keeps them in a split."""
+    return re.compile(f"({'|'.join(map(re.escape, sorted(texts, key=len, reverse=True)))})")
 
 
 def _is_tag(text: str) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 from tests.system.bad_conversations import TOOL
 from tests.system.bad_requests import (
     INVALID,
-    UNSUPPORTED,
     Wrong,
     chat,
     text,
@@ -43,7 +42,10 @@ STRUCTURES = [
     chat("a format of no kind", {"response_format": {}}, "response_format.type"),
     chat("an XML format", {"response_format": {"type": "xml"}}, "response_format.type"),
     chat(
-        "tags", {"response_format": {"type": "structural_tag"}}, "response_format.type", UNSUPPORTED
+        "tags",
+        {"response_format": {"type": "structural_tag", "format": {"type": "wibble"}}},
+        "response_format.format",
+        "invalid_grammar",
     ),
     schema("as text", "{", code=INVALID),
     schema("as an array", [], code=INVALID),

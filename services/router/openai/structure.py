@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from common.messages.tokenize import Structure, StructureKind
@@ -16,7 +17,7 @@ MAX_CHOICES = 1024
 STRUCTURE_FIELDS = ("response_format", "structured_outputs", "json_schema", "regex", "ebnf")
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
@@ -54,11 +55,10 @@ def response_format(value: Any, field: str = "response_format") -> Structure | N
         return Structure("json_object", "", field)
     if kind == "json_schema":
         return named_schema(value.get("json_schema"), f"{field}.json_schema")
-    if kind in ("structural_tag", "grammar", "python"):
-        raise unsupported(f"{field}.type", "text, json_object and json_schema are")
-    raise bad_field(
-        f"{field}.type", f"should be text, json_object or json_schema (it is {shown(kind)})"
-    )
+    if kind == "structural_tag":
+        return _structural_tag(value, field)
+    kinds = "text, json_object, json_schema or structural_tag"
+    raise bad_field(f"{field}.type", f"should be {kinds} (it is {shown(kind)})")
 
 
 def named_schema(value: Any, field: str) -> Structure:
@@ -83,20 +83,52 @@ def named_schema(value: Any, field: str) -> Structure:
 
 def schema_structure(schema: Any, field: str) -> Structure:
     """Make the structure of a JSON schema, an object or the text of one; ApiError 400."""
-    if isinstance(schema, str):
-        _check_size(schema.encode(), field)
+    return _packed("json_schema", _object(schema, field, "a JSON schema object"), field)
+
+
+def _object(value: Any, field: str, what: str) -> dict[str, Any]:
+    """Read an object, or the text of one."""
+    if isinstance(value, str):
+        _check_size(value.encode("utf-8", "surrogatepass"), field)
         try:
-            schema = json.loads(schema)
+            value = json.loads(value)
         except (ValueError, RecursionError):
             raise bad_field(field, "is text that is not valid JSON") from None
-    if not isinstance(schema, dict):
-        raise bad_field(field, f"should be a JSON schema object (it is {shown(schema)})")
+    if not isinstance(value, dict):
+        raise bad_field(field, f"should be {what} (it is {shown(value)})")
+    return value
+
+
+def _packed(kind: StructureKind, value: dict[str, Any], field: str) -> Structure:
     try:
-        packed = dump(schema)
+        packed = dump(value)
     except (ValueError, RecursionError):
         raise bad_field(field, "cannot be written as JSON again") from None
     _check_size(packed, field)
-    return Structure("json_schema", packed.decode(), field)
+    return Structure(kind, packed.decode(), field)
+
+
+def _structural_tag(value: dict[str, Any], field: str) -> Structure:
+    """Read a structural tag: xgrammar's form with a `format`, or the one that was before it."""
+    if value.get("format") is not None:
+        where = f"{field}.format"
+        return _packed("structural_tag", _object(value["format"], where, "an object"), where)
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if structures is None and triggers is None:
+        raise bad_field(f"{field}.format", "is required", "missing_required_parameter")
+    if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
+        raise bad_field(f"{field}.structures", f"should be objects (it is {shown(structures)})")
+    tags = [
+        {
+            "begin": each.get("begin"),
+            "content": {"type": "json_schema", "json_schema": each.get("schema")},
+            "end": each.get("end"),
+        }
+        for each in structures
+    ]
+    layout = {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+    once = {"at_least_one": True} if value.get("at_least_one") is True else {}
+    return _packed("structural_tag", {**layout, **once}, f"{field}.structures")
 
 
 def _structured_outputs(value: Any) -> Structure | None:
@@ -110,7 +142,11 @@ def _structured_outputs(value: Any) -> Structure | None:
         found = f"it has {' and '.join(given)}" if given else "it has none"
         raise bad_field(field, f"should have one of {', '.join(_KINDS)} ({found})")
     (kind,) = given
-    where, wish = f"{field}.{kind}", value[kind]
+    structure = _structured_output(kind, value[kind], f"{field}.{kind}")
+    return replace(structure, compact=value.get("disable_any_whitespace") is True)
+
+
+def _structured_output(kind: str, wish: Any, where: str) -> Structure:
     if kind == "json":
         return schema_structure(wish, where)
     if kind == "choice":
@@ -119,6 +155,8 @@ def _structured_outputs(value: Any) -> Structure | None:
         if wish is not True:
             raise bad_field(where, f"should be true or false (it is {shown(wish)})")
         return Structure("json_object", "", where)
+    if kind == "structural_tag":
+        return _structural_tag(_object(wish, where, "a structural tag"), where)
     return _text("regex" if kind == "regex" else "grammar", wish, where)
 
 
@@ -127,10 +165,10 @@ def _check_option(name: str, value: Any, field: str) -> None:
     if name in _KINDS or value is None:
         return
     if name in _SWITCHES and isinstance(value, bool):
-        if value and name != "disable_fallback":  # there is nothing to fall back to
-            raise unsupported(f"{field}.{name}")
+        if value and name == "disable_additional_properties":
+            raise unsupported(f"{field}.{name}", 'say "additionalProperties": false in the schema')
         return
-    if name in (*_SWITCHES, "whitespace_pattern", "structural_tag"):
+    if name in (*_SWITCHES, "whitespace_pattern"):
         raise unsupported(f"{field}.{name}")
     raise bad_field(f"{field}.{shown(name)[1:-1]}", f"is unknown; there are {', '.join(_KINDS)}")
 

@@ -115,6 +115,20 @@ _RESPONSE_FORMAT: Schema = either(
         },
         "required": ["type", "json_schema"],
     },
+    {
+        "type": "object",
+        "properties": {"type": constant("structural_tag"), "format": _OBJECT},
+        "required": ["type", "format"],
+    },
+    {
+        "type": "object",
+        "properties": {
+            "type": constant("structural_tag"),
+            "structures": array(_OBJECT),
+            "triggers": array(STRING),
+        },
+        "required": ["type", "structures", "triggers"],
+    },
 )
 _STRUCTURED: Schema = {
     "type": "object",
@@ -124,9 +138,10 @@ _STRUCTURED: Schema = {
         "choice": array(STRING, minItems=1),
         "grammar": STRING,
         "json_object": BOOLEAN,
+        "structural_tag": either(_OBJECT, STRING),
+        "disable_any_whitespace": BOOLEAN,
     },
     "minProperties": 1,
-    "maxProperties": 1,
 }
 _STOP = nullable(either(_TEXT, array(_TEXT, maxItems=MAX_STOPS)))
 _TOOLS = nullable(array(_OBJECT, maxItems=MAX_TOOLS))

@@ -82,6 +82,15 @@ def test_json_cannot_run_away_in_whitespace(text: str) -> None:
     assert not model().takes(guidance("json_schema", PERSON), text)
 
 
+def test_compact_json_leaves_no_whitespace_to_choose() -> None:
+    for kind, schema in (("json_schema", json.dumps(PERSON)), ("json_object", "")):
+        structure = Structure("json_schema" if schema else "json_object", schema, FIELD, True)
+        rules = compose(OutputRules(structure), [], Speech(), model().vocabulary)
+        assert model().takes(rules, '{"name": "Ada", "age": 36}'), kind
+        for wrong in ('{"name":"Ada","age":36}', '{ "name": "Ada", "age": 36}', '{\n"name": "A"}'):
+            assert not model().takes(rules, wrong), (kind, wrong)
+
+
 def test_a_client_cannot_change_how_whitespace_is_bounded() -> None:
     options = {"whitespace_pattern": "[ ]*", "lenient": True}
     schema = {**PERSON, "x-guidance": options, "$defs": {"x": {"x-guidance": options}}}

@@ -141,7 +141,20 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "json"}, "response_format"),
     ({"response_format": {}}, "response_format.type"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.format"),
+    ({"response_format": {"type": "structural_tag", "format": 5}}, "response_format.format"),
+    (
+        {"response_format": {"type": "structural_tag", "structures": [5], "triggers": []}},
+        "response_format.structures",
+    ),
+    (
+        {"structured_outputs": {"regex": "a", "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+    ),
+    (
+        {"structured_outputs": {"json_object": True, "disable_any_whitespace": "yes"}},
+        "structured_outputs.disable_any_whitespace",
+    ),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (_schema_format(name="a b"), "response_format.json_schema.name"),
     (_schema_format(name=None), "response_format.json_schema.name"),
@@ -163,7 +176,9 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": ["a"] * 1025}}, "structured_outputs.choice"),
     ({"structured_outputs": {"grammar": 5}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"structural_tag": []}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag.format"),
     (
         {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
         "structured_outputs.whitespace_pattern",

@@ -70,6 +70,20 @@ def test_structures_under_all_their_names() -> None:
             {"response_format": {"type": "json_object", "schema": schema}},
             Structure("json_schema", packed, "response_format.schema"),
         ),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            Structure("json_object", "", "structured_outputs.json_object", compact=True),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            Structure("structural_tag", '{"type":"any_text"}', "response_format.format"),
+        ),
+        (
+            {"structured_outputs": {"structural_tag": '{"format": {"type": "any_text"}}'}},
+            Structure(
+                "structural_tag", '{"type":"any_text"}', "structured_outputs.structural_tag.format"
+            ),
+        ),
         ({"regex": "a+"}, Structure("regex", "a+", "regex")),
         ({"ebnf": 'root ::= "a"'}, Structure("grammar", 'root ::= "a"', "ebnf")),
         (
@@ -82,6 +96,25 @@ def test_structures_under_all_their_names() -> None:
         body = {"model": "demo", "prompt": "a", **fields}
         assert parse_completion(body, Warnings()).job.rules.structure == structure
     assert _chat(response_format={"type": "text"}).job.rules.structure is None
+
+
+def test_a_structural_tag_in_its_older_form_becomes_one_of_today() -> None:
+    schema = {"type": "object"}
+    structures = [{"begin": "<f=a>", "schema": schema, "end": "</f>"}]
+    older = {"type": "structural_tag", "structures": structures, "triggers": ["<f="]}
+    structure = _chat(response_format=older).job.rules.structure
+    assert structure is not None and structure.field == "response_format.structures"
+    tag = {
+        "begin": "<f=a>",
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": "</f>",
+    }
+    layout = {"type": "triggered_tags", "triggers": ["<f="], "tags": [tag]}
+    assert json.loads(structure.text) == layout
+    structure = _chat(structured_outputs={"structural_tag": json.dumps(older)}).job.rules.structure
+    assert structure is not None and json.loads(structure.text) == layout
+    structure = _chat(response_format={**older, "at_least_one": True}).job.rules.structure
+    assert structure is not None and json.loads(structure.text)["at_least_one"] is True
 
 
 @pytest.mark.parametrize(
