@@ -30,7 +30,15 @@ class _Gathered:
 class Collector:
     """Gathers the choices of one response; `done` gets None at the end, or the failure."""
 
-    __slots__ = ("_choices", "_num_open", "_usage", "_wants_logprobs", "done", "wants_ids")
+    __slots__ = (
+        "_choices",
+        "_num_open",
+        "_usage",
+        "_wants_logprobs",
+        "done",
+        "longest_prompt",
+        "wants_ids",
+    )
 
     def __init__(
         self,
@@ -42,6 +50,7 @@ class Collector:
     ) -> None:
         self.done = done
         self.wants_ids = wants_ids
+        self.longest_prompt = 0  # in tokens
         self._num_open = num_choices
         self._wants_logprobs = wants_logprobs
         self._choices = [_Gathered() for _ in range(num_choices)]
@@ -50,6 +59,7 @@ class Collector:
     def opened(self, choice: int, prompt: TextOpened) -> None:
         """Keep what a choice's prompt took."""
         self._choices[choice].prompt = prompt
+        self.longest_prompt = max(self.longest_prompt, prompt.prompt_tokens)
 
     def scored(self, choice: int, scored: PromptScored) -> None:
         """Keep logprobs of a choice's prompt."""

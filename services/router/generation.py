@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from aiohttp import HttpVersion11, web
 
+from common.messages.control import ModelCard
 from common.messages.failure import Failure
 from services.router.answer import ResponseHead
 from services.router.client import Client
@@ -21,8 +22,9 @@ from services.router.errors import ApiError
 from services.router.fleet import Group
 from services.router.inflight import Entry
 from services.router.job import Job
-from services.router.middleware import common_headers
+from services.router.middleware import WARNINGS, common_headers
 from services.router.request_span import RequestSpan
+from services.router.request_warnings import Warnings
 from services.router.sse import AnswerFormat, BodyFormat, json_bytes
 from services.router.stream import Flushes, Stream
 
@@ -66,7 +68,7 @@ class Generation:
         self, request: web.Request, asked: Asked[AnswerFormat], streaming: bool
     ) -> web.StreamResponse:
         """Answer as the client wants it."""
-        return await (self._stream(request, asked) if streaming else self.complete(asked))
+        return await (self._stream if streaming else self._complete)(request, asked)
 
     async def collect(self, asked: Asked[BodyFormat]) -> Collector:
         """Wait for all choices; ApiError if the request fails."""
@@ -83,9 +85,12 @@ class Generation:
         asked.span.answered(sink.usage, sink.finish_reasons)
         return sink
 
-    async def complete(self, asked: Asked[BodyFormat]) -> web.StreamResponse:
+    async def _complete(
+        self, request: web.Request, asked: Asked[AnswerFormat]
+    ) -> web.StreamResponse:
         """Wait for all choices and answer in one piece."""
         sink = await self.collect(asked)
+        _warn_of_room(request[WARNINGS], asked.job, asked.group.card, sink.longest_prompt)
         body = json_bytes(asked.layout.body(sink.answers(), sink.usage))
         return web.Response(body=body, content_type="application/json")
 
@@ -105,6 +110,7 @@ class Generation:
             chunked = request.version >= HttpVersion11
             if not chunked:
                 response.force_close()  # the end of the connection is the end of the stream
+            _warn_of_room(request[WARNINGS], job, asked.group.card, sink.longest_prompt)
             response.headers.update(common_headers(request))
             await response.prepare(request)
             transport = request.transport
@@ -155,6 +161,18 @@ class _Admitted:
             used = generated + self._sink.usage.prompt_tokens
             self._dispatch.close(self._entry)
         self._dispatch.release(self._ticket, used)
+
+
+def _warn_of_room(warnings: Warnings, job: Job, card: ModelCard, prompt_tokens: int) -> None:
+    """Say that the client's limit was over what its prompt leaves, as the tokenizer has found."""
+    rest = card.max_model_len - prompt_tokens if card.max_model_len else 0
+    room = min(filter(None, (rest, card.max_output_length)), default=0)
+    if 0 < room < job.sampling.max_tokens:
+        most = card.max_model_len or card.max_output_length
+        warnings.add(
+            job.max_tokens_field,
+            f"is more than the prompt leaves of this model's {most} tokens; that is the limit",
+        )
 
 
 def response_head(

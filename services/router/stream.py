@@ -111,6 +111,7 @@ class Stream:
         "done",
         "flushes",
         "is_scheduled",
+        "longest_prompt",
         "reasons",
         "begun",
         "wants_ids",
@@ -130,6 +131,7 @@ class Stream:
         self.done: asyncio.Future[Failure | None] = flushes.loop.create_future()
         self.is_scheduled = False
         self.dropped = False
+        self.longest_prompt = 0  # in tokens, of those that are known
         self.reasons: list[str] = []
         self._format = layout
         self._slots = [_Slot(choice, layout.template(choice)) for choice in range(num_choices)]
@@ -149,6 +151,7 @@ class Stream:
     def opened(self, choice: int, prompt: TextOpened) -> None:
         """Take what a choice's prompt took."""
         self._slots[choice].prompt = prompt
+        self.longest_prompt = max(self.longest_prompt, prompt.prompt_tokens)
 
     def scored(self, choice: int, scored: PromptScored) -> None:
         """Take logprobs of a choice's prompt."""

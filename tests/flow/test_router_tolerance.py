@@ -67,6 +67,25 @@ async def test_the_clients_id_for_a_request_is_in_its_answer(path: str, kind: st
         assert chunk["id"] == kind + "mine-2"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (TEXT, "max_tokens")],
+)
+async def test_a_limit_beyond_the_context_is_said_to_be_lowered(
+    path: str, field: str, stream: bool
+) -> None:
+    async with running_router() as ring:
+        ring.script = Script(prompt_tokens=12)
+        asked = chat(stream=stream) if path == CHAT else {"prompt": "Hi", "stream": stream}
+        for wanted in (500, 501, 2**31 - 1):  # of 512 tokens and 12 of the prompt
+            async with ring.post(path, {**asked, field: wanted}) as response:
+                assert response.status == 200
+                warning = response.headers.get("Warning", "")
+            expected = f"{field}: is more than the prompt leaves of this model's 512 tokens"
+            assert (expected in warning) is (wanted > 500)
+
+
 async def test_without_a_model_there_must_be_only_one() -> None:
     async with running_router() as ring:
         asked = {"messages": chat()["messages"]}

@@ -20,6 +20,7 @@ from services.router.openai.sampling_fields import (
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
     SEED_MASK,
+    check_all_stops,
 )
 from services.router.openai.structure import schema_structure
 from services.router.openai.tools import Tools
@@ -147,6 +148,7 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
     except ValidationError as error:
         raise from_validation(error) from None
     tools = read_tools(fields.tools, fields.tool_choice, warnings)
+    check_all_stops(fields.stop_sequences or (), "stop_sequences")
     job = Job(
         model=fields.model,
         prompts=(_prompt(fields, tools, warnings),),

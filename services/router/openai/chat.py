@@ -23,6 +23,7 @@ from services.router.openai.sampling_fields import (
     SamplingFields,
     num_candidates,
     parse_sampling,
+    warn_of_all,
 )
 from services.router.openai.structure import STRUCTURE_FIELDS, parse_structure
 from services.router.openai.template_fields import Effort, pack_variables
@@ -107,6 +108,8 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     )
     check_rules(job.rules, job.sampling, job.stream)
     check_unknown(body, KNOWN_FIELDS, warnings)
+    shared.warn(warnings)
+    warn_of_all("top_logprobs", chat.top_logprobs, warnings)
     options = replace(
         shared.options(),
         include_reasoning=chat.include_reasoning is not False,

@@ -22,6 +22,7 @@ from services.router.openai.sampling_fields import (
     SamplingFields,
     num_candidates,
     parse_sampling,
+    warn_of_all,
 )
 from services.router.openai.structure import STRUCTURE_FIELDS, parse_structure
 from services.router.request_warnings import Warnings
@@ -119,6 +120,8 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     )
     check_rules(job.rules, job.sampling, job.stream)
     check_unknown(body, KNOWN_FIELDS, warnings)
+    shared.warn(warnings)
+    warn_of_all("logprobs", fields.logprobs, warnings)
     options = replace(shared.options(), prompt_alone=prompt_alone)
     return CompletionRequest(job, bool(shared.stream), options, bool(fields.echo))
 

@@ -10,6 +10,20 @@ from common.messages.failure import Failure
 from services.router.errors import ApiError, shown, unsupported
 from services.router.request_warnings import Warnings
 
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that cannot be served unless its value asks for nothing; `why` may say what to do."""
+
+    harmless: tuple[Any, ...] = ()
+    why: str = ""
+
+    def is_asked_by(self, value: Any) -> bool:
+        """Whether a value asks for something."""
+        known = any(value == each and type(value) is type(each) for each in self.harmless)
+        return value is not None and not known
+
+
 # Known, without effect here, and harmless to leave out: no warning.
 IGNORED_FIELDS = frozenset(
     {
@@ -26,13 +40,17 @@ IGNORED_FIELDS = frozenset(
         "log_metrics",
         "return_mm_kwargs",
         "return_cached_tokens_details",
-        "verbosity",
-        "prediction",
-        "moderation",
-        "web_search_options",
-        "vllm_xargs",
+        "prediction",  # makes OpenAI's answers faster, not other ones
     }
 )
+
+# Known, and answered without what they ask for: the client is told, as peers do not.
+WITHOUT_EFFECT: Mapping[str, Refused] = {
+    "verbosity": Refused(("medium",), "say it in a message"),
+    "moderation": Refused(({},), "no content is checked here"),
+    "web_search_options": Refused(why="let the model call a tool of yours"),
+    "vllm_xargs": Refused(({},), "there are no extensions here"),
+}
 
 # What peers have removed, and some of them silently ignore: what to use instead.
 REMOVED_FIELDS: Mapping[str, str] = {
@@ -44,15 +62,6 @@ REMOVED_FIELDS: Mapping[str, str] = {
     "guided_whitespace_pattern": "structured_outputs without it",
     "structural_tag": 'response_format {"type": "structural_tag"}',
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A field that is refused unless its value asks for nothing; `why` may say what to do."""
-
-    harmless: tuple[Any, ...] = ()
-    why: str = ""
-
 
 _TEXT_ONLY = "this server takes and makes text only"
 _ONE_PROCESS = "prompts and their cache stay where they are"
@@ -111,13 +120,18 @@ def refuse_unsupported(body: Mapping[str, Any], more: Mapping[str, Refused] | No
         refused = UNSUPPORTED_FIELDS.get(field) or (more or {}).get(field)
         if refused is None:
             continue
-        if not any(value == each and type(value) is type(each) for each in refused.harmless):
+        if refused.is_asked_by(value):
             raise unsupported(field, refused.why)
 
 
 def check_unknown(body: Mapping[str, Any], known: Collection[str], warnings: Warnings) -> None:
     """Warn about the fields that nobody here reads; ApiError 400 where the server is strict."""
-    for name in body:
+    for name, value in body.items():
+        hint = WITHOUT_EFFECT.get(name)
+        if hint is not None:
+            if hint.is_asked_by(value):
+                warnings.add(name, f"has no effect; {hint.why}")
+            continue
         if name in known or name in IGNORED_FIELDS or name in REMOVED_FIELDS:
             continue
         if name in UNSUPPORTED_FIELDS:

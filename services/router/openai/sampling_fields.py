@@ -12,6 +12,7 @@ from common.messages.tokenize import StreamSettings
 from services.router.errors import ApiError, bad_field, from_validation, shown, unsupported
 from services.router.middleware import is_harmless_id
 from services.router.openai.options import AnswerOptions
+from services.router.request_warnings import Warnings
 
 MAX_CHOICES = 128
 MAX_STOPS = 128  # OpenAI's own limit is 4
@@ -110,6 +111,13 @@ class SamplingFields(BaseModel):
         """What no answer may contain."""
         return _read_bad_words(self.bad_words)
 
+    def warn(self, warnings: Warnings) -> None:
+        """Say what of these fields is not as it was asked for."""
+        if (self.request_id or self.rid) and not self.given_id:
+            name = "request_id" if self.request_id else "rid"
+            warnings.add(name, "is left out; it may have 1 to 128 letters, digits, ., _, : or -")
+        warn_of_all("prompt_logprobs", self.prompt_logprobs, warnings)
+
     def options(self) -> AnswerOptions:
         """Return what is to be shown beside the text."""
         stream = self.stream_options
@@ -185,6 +193,12 @@ def num_candidates(wanted: int | None) -> int:
     if wanted is None:
         return -1
     return MAX_TOP_LOGPROBS if wanted == ALL_LOGPROBS else wanted
+
+
+def warn_of_all(field: str, wanted: int | None, warnings: Warnings) -> None:
+    """Say that logprobs of the whole vocabulary are not to be had."""
+    if wanted == ALL_LOGPROBS:
+        warnings.add(field, f"{ALL_LOGPROBS} is {MAX_TOP_LOGPROBS} here, which is the most")
 
 
 def _check_stream(fields: SamplingFields) -> None:

@@ -170,6 +170,7 @@ def parse_response(body: dict[str, Any], warnings: Warnings) -> ResponsesRequest
     )
     check_rules(job.rules, job.sampling, job.stream)
     check_unknown(body, KNOWN_FIELDS, warnings)
+    shared.warn(warnings)
     return ResponsesRequest(job, bool(shared.stream), fields)
 
 

@@ -145,6 +145,7 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"stop_sequences": "END"}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stop_sequences": ["x"] * 129}, "stop_sequences"),
+        ({"stop_sequences": ["x" * 999] * 17}, "stop_sequences"),
         ({"metadata": {"user_id": 5}}, "metadata.user_id"),
         ({"thinking": {"type": "on"}}, "thinking.type"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from common.messages.control import ModelCard
 from common.messages.tokenize import ChatPrompt, ToolUse
+from services.router.dispatch import truncate_to
 from services.router.openai.chat import ChatRequest, parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import WarningLog, Warnings
@@ -20,6 +22,16 @@ FUNCTIONS = [{"name": "f", "parameters": {"type": "object"}}, {"name": "g"}]
 def _chat(**more: Any) -> ChatRequest:
     body = {"model": "demo", "messages": [USER], **more}
     return parse_chat(body, Warnings(WarningLog(refuse_unknown=True)))
+
+
+def _warned(chat: dict[str, Any] | None = None, text: dict[str, Any] | None = None) -> str:
+    """The header with the warnings of a chat or a completion."""
+    warnings = Warnings(WarningLog(refuse_unknown=True))
+    if chat is not None:
+        parse_chat({"messages": [USER], **chat}, warnings)
+    if text is not None:
+        parse_completion({"prompt": "Hi", **text}, warnings)
+    return warnings.header()
 
 
 def _prompt(request: ChatRequest) -> ChatPrompt:
@@ -50,6 +62,32 @@ def test_hints_that_nothing_here_follows_have_no_effect(hint: dict[str, Any]) ->
     text = {"model": "demo", "prompt": "Hi"}
     strict = Warnings(WarningLog(refuse_unknown=True))
     assert parse_completion({**text, **hint}, strict).job == parse_completion(text, strict).job
+
+
+@pytest.mark.parametrize(
+    ("hint", "warning"),
+    [
+        ({"verbosity": "low"}, "verbosity: has no effect; say it in a message"),
+        ({"verbosity": "medium"}, ""),
+        ({"prediction": {"type": "content", "content": "x"}}, ""),
+        ({"web_search_options": {}}, "web_search_options: has no effect; let the model call"),
+        ({"moderation": {"model": "m"}}, "moderation: has no effect; no content is checked"),
+        ({"vllm_xargs": {"a": 1}}, "vllm_xargs: has no effect; there are no extensions"),
+        ({"vllm_xargs": {}, "moderation": None}, ""),
+        ({"request_id": "a b"}, "request_id: is left out; it may have 1 to 128"),
+        ({"rid": "\r\nX: y"}, "rid: is left out"),
+        ({"request_id": "mine", "rid": ""}, ""),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: -1 is 20 here"),
+    ],
+)
+def test_what_has_no_effect_is_said(hint: dict[str, Any], warning: str) -> None:
+    for header in (_warned(chat=hint), _warned(text=hint)):
+        assert header.startswith(f'299 - "{warning}') if warning else not header
+
+
+def test_all_logprobs_are_said_to_be_fewer() -> None:
+    assert "top_logprobs: -1 is 20" in _warned(chat={"logprobs": True, "top_logprobs": -1})
+    assert "logprobs: -1 is 20" in _warned(text={"logprobs": -1})
 
 
 @pytest.mark.parametrize("model", [None, "", ...])
@@ -86,6 +124,13 @@ def test_more_stops_tools_and_stop_ids_than_openai_allows() -> None:
     assert request.job.stream.stop == tuple(stops)
     assert len(json.loads(_prompt(request).tools_json)) == 1024
     assert len(request.job.sampling.stop_token_ids) == 512
+
+
+@pytest.mark.parametrize(("wanted", "kept"), [(100, 412), (511, 1), (512, 511), (2**31 - 1, 511)])
+def test_a_prompt_is_not_cut_for_a_limit_beyond_the_context(wanted: int, kept: int) -> None:
+    card = ModelCard("demo", "rev1", 1000, max_model_len=512, max_input_length=511)
+    job = _chat(truncate_prompt_tokens=-1, max_tokens=wanted).job
+    assert truncate_to(job, card) == kept
 
 
 @pytest.mark.parametrize("name", ["files/read", "mcp:files:read", "a.b-c_d/e:f"])
