@@ -10,6 +10,7 @@ from services.router.embeddings.requests import parse_embedding
 from services.router.errors import ApiError
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
+from services.router.openai.fields import REMOVED_FIELDS
 from services.router.request_warnings import WarningLog, Warnings
 
 USER = {"role": "user", "content": "Hi"}
@@ -41,3 +42,36 @@ def test_refusals_say_nothing_of_how_requests_are_read(
         parse_chat({"model": "demo", "messages": [USER], **change}, Warnings())
     (field,) = change
     assert caught.value.failure.message == f"{field}: {message}"
+
+
+def test_a_missing_field_is_said_to_be_required() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat({"model": "demo"}, Warnings())
+    assert caught.value.failure.message == "messages: is required"
+    assert caught.value.failure.code == "missing_required_parameter"
+
+
+def test_many_errors_are_cut_to_a_few() -> None:
+    body = {"model": "demo", "messages": [USER], "temperature": "x" * 10_000, "top_p": 9, "n": 0}
+    body |= {"top_k": -7, "min_p": 7, "seed": []}
+    with pytest.raises(ApiError) as caught:
+        parse_chat(body, Warnings())
+    assert caught.value.failure.message.endswith("and 3 more")
+    assert len(caught.value.failure.message) < 400
+
+
+@pytest.mark.parametrize("field", sorted(REMOVED_FIELDS))
+def test_a_removed_field_is_refused_with_what_to_use_instead(field: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat({"model": "demo", "messages": [USER], field: "x"}, Warnings())
+    failure = caught.value.failure
+    assert (failure.code, failure.field) == ("unsupported_parameter", field)
+    assert failure.message == f"{field}: is not a field any more; use {REMOVED_FIELDS[field]}"
+
+
+def test_a_strict_server_refuses_what_it_does_not_know() -> None:
+    body = {"model": "demo", "messages": [USER], "user": "me", "wibble": None}
+    with pytest.raises(ApiError) as caught:
+        parse_chat(body, Warnings(WarningLog(refuse_unknown=True)))
+    failure = caught.value.failure
+    assert (failure.status, failure.code, failure.field) == (400, "unknown_parameter", "wibble")
