@@ -23,9 +23,13 @@ ENV_PREFIX = "SLIPSTREAM_"
 CONFIG_VARIABLE = "SLIPSTREAM_CONFIG"  # path of the file, where no --config is given
 LAUNCHER_FD_VARIABLE = "SLIPSTREAM_LAUNCHER_FD"  # a pipe that ends with the launcher
 LISTEN_FD_VARIABLE = "SLIPSTREAM_LISTEN_FD"  # the listening HTTP socket, for routers
+API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"  # of the commands that ask a server; no setting of one
+_NO_SETTINGS = (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, API_KEY_VARIABLE)
 SHARED_TABLES = ("model", "links", "telemetry")
 SERVICE_TABLES = ("router", "tokenizer", "compute", "detokenizer")
 TABLES = SHARED_TABLES + SERVICE_TABLES
+MAX_NUM_SEQS = 1 << 16  # beyond what any device holds: a slip of the finger
+MAX_STEP_TOKENS = 1 << 22
 DEMO_MODEL = "models/demo"
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
@@ -193,7 +197,7 @@ def read_environment(env: Mapping[str, str]) -> Tables:
     for variable, value in env.items():
         if not variable.startswith(ENV_PREFIX):
             continue
-        if variable in (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE):
+        if variable in _NO_SETTINGS:
             continue
         table, separator, field = variable[len(ENV_PREFIX) :].lower().partition("__")
         if not separator or not field:

@@ -49,8 +49,11 @@ class TokenizerFolder:
         return self.templates.get(DEFAULT_TEMPLATE)
 
 
-def read_folder(path: Path) -> TokenizerFolder:
-    """Read a folder's tokenizer settings; ModelError names the file that does not fit."""
+def read_folder(path: Path, chat_template: str = "") -> TokenizerFolder:
+    """Read a folder's tokenizer settings; ModelError names the file that does not fit.
+
+    `chat_template` is a file to use in place of the folder's own templates.
+    """
     if not (path / "tokenizer.json").is_file():
         raise ModelError(
             f"{path / 'tokenizer.json'} is missing; save the tokenizer in the fast format "
@@ -65,7 +68,7 @@ def read_folder(path: Path) -> TokenizerFolder:
         path=path,
         special_tokens={name: _text(token) for name, token in special.items()},
         added_tokens=_added_tokens(config, named, special),
-        templates=_templates(path, config),
+        templates=_template_in(chat_template) if chat_template else _templates(path, config),
     )
 
 
@@ -125,6 +128,13 @@ def _added_token(value: Any) -> AddedToken:
 
 def _text(token: Any) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _template_in(file: str) -> dict[str, str]:
+    try:
+        return {DEFAULT_TEMPLATE: Path(file).read_text("utf-8")}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the chat template {file} cannot be read: {error}") from error
 
 
 def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -10,10 +10,11 @@ know the request's id, `for_attempts(attempts, traceparents).error(...)`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
@@ -27,11 +28,25 @@ FORMATS = ("auto", "console", "json")
 MAX_NAMED = 16  # attempts or traces in one line
 SHORT_ROUTER = 8  # of the 16 digits of an incarnation: enough to tell a deployment's routers apart
 
+# What a person at a terminal can do without: addresses inside of a run's folder, and hashes.
+FOR_MACHINES = ("endpoint", "revision", "incarnation")
+STATUS = "\r"  # begins a line that the next one replaces; in a pipe, the launcher shows it so
+
+
+class Stream(Protocol):
+    """What lines are written to."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> None: ...
+    def isatty(self) -> bool: ...
+
+
 _process: dict[str, str] = {}  # fields of every line of this process
+_people: list[Stream] = []  # where a person reads, if one does
 
 
 def configure(
-    name: str, service: str, settings: TelemetrySettings, stream: TextIO | None = None
+    name: str, service: str, settings: TelemetrySettings, stream: Stream | None = None
 ) -> None:
     """Set up this process's logs, those of libraries included; ConfigError for unknown words."""
     level = LEVELS.get(settings.log_level.lower())
@@ -49,6 +64,7 @@ def configure(
     console = settings.log_format == "console" or (
         settings.log_format == "auto" and stream.isatty()
     )
+    _people[:] = [stream] if console else []
     _process.clear()
     _process.update(instance=name, service=service)
     structlog.configure(
@@ -59,6 +75,20 @@ def configure(
     )
     logging.captureWarnings(True)
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[_FromLibraries()], force=True)
+
+
+def is_for_people() -> bool:
+    """Whether a person reads this process's logs, as far as it was told."""
+    return bool(_people)
+
+
+def show_status(text: str) -> None:
+    """Show a line that the next one replaces, to people only."""
+    for stream in _people:
+        with contextlib.suppress(OSError, ValueError):
+            on_terminal = stream.isatty()
+            stream.write(f"{STATUS}\x1b[K{text}" if on_terminal else f"{STATUS}{text}\n")
+            stream.flush()
 
 
 def describe_process(**fields: str) -> None:
@@ -107,10 +137,11 @@ def _json() -> list[Processor]:
     ]
 
 
-def _console(stream: TextIO) -> list[Processor]:
+def _console(stream: Stream) -> list[Processor]:
     return [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        _for_people,
         structlog.dev.ConsoleRenderer(
             colors=stream.isatty(),
             pad_event_to=0,
@@ -118,6 +149,14 @@ def _console(stream: TextIO) -> list[Processor]:
             exception_formatter=structlog.dev.plain_traceback,
         ),
     ]
+
+
+def _for_people(_logger: Any, method: str, event: EventDict) -> EventDict:
+    """Leave out what only machines read; `info` goes without saying."""
+    if method == "info":
+        for field in ("level", *FOR_MACHINES):
+            event.pop(field, None)
+    return event
 
 
 def _with_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
@@ -129,7 +168,7 @@ def _with_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
 class _Lines:
     """Writes lines; a reader that has gone away is no reason for a service to fail."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
     def msg(self, line: str) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.config import Settings
+from common.config import MAX_NUM_SEQS, MAX_STEP_TOKENS, Settings
 
 
 class ComputeSettings(Settings):
@@ -19,9 +19,10 @@ class ComputeSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int = 0  # default: the model's own
-    max_num_seqs: int = 256  # sequences running at once
+    max_num_seqs: int = Field(256, ge=1, le=MAX_NUM_SEQS)  # sequences running at once
     max_waiting: int = 1024  # requests queued before refusing
-    max_prefill_tokens: int = 0  # prompt tokens per step; default 512 on cpu, 8192 elsewhere
+    # prompt tokens per step; default 512 on cpu, 8192 elsewhere
+    max_prefill_tokens: int = Field(0, ge=0, le=MAX_STEP_TOKENS)
     max_batched_token_mem: int = 0  # KV capacity in tokens; default: from free memory
     swap_space: float = 0.0  # GiB of host memory for preemption by swap (cuda: up to twice that)
     gpu_memory_utilization: float = 0.9

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import structlog
@@ -20,16 +20,20 @@ from common.config import (
     SERVICE_TABLES,
 )
 from common.errors import ConfigError
+from common.exit_status import EXIT_CONFIG
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from services.launcher.child import Child, service_command
 from services.launcher.cores import Cores
 from services.launcher.front import Front
+from services.launcher.machine import look
 from services.launcher.model import find_model
 from services.launcher.options import DEFAULT_HOST, DEFAULT_PORT
 from services.launcher.plan import Plan, cores_of, environment_of, tables_of_run
+from services.launcher.preflight import check, device_of
 from services.launcher.ring import Ring
-from services.launcher.settings_file import toml_text
+from services.launcher.settings_file import toml_text, write_private
+from services.launcher.terminal import Terminal
 
 QUESTION = "What is the capital of France?"
 
@@ -42,16 +46,25 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     log_format = plan.telemetry.log_format
     if log_format == "auto":
         log_format = "console" if sys.stderr.isatty() else "json"
-    log.configure("launcher", "launcher", plan.telemetry)
+    width = max(len(name) for service in SERVICE_TABLES for name in plan.counts.names(service))
+    terminal = Terminal(sys.stderr, log_format == "console", width)
+    telemetry = plan.telemetry.model_copy(update={"log_format": log_format})
+    log.configure("launcher", "launcher", telemetry, terminal)
     with contextlib.ExitStack() as stack:
         front = Front(plan.value("router", "host", DEFAULT_HOST), _port(plan))
         stack.callback(front.close)
-        model = find_model(plan.model, with_weights=plan.needs_weights)
+        machine = look(env)
+        device_of(plan, machine)
+        model = find_model(
+            plan.model,
+            with_weights=plan.needs_weights,
+            inspect=lambda folder: check(plan, folder, machine),
+        )
         for abandoned in remove_abandoned(time.time()):
             structlog.get_logger().info("removed the folder of a killed run", path=abandoned)
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
-        Path(config).write_text(toml_text(tables_of_run(plan, model, run_dir, log_format)))
+        write_private(config, toml_text(tables_of_run(plan, model, run_dir, log_format)))
         read_fd, write_fd = os.pipe()  # its writing end goes with us, which the services notice
         stack.callback(os.close, read_fd)
         stack.callback(os.close, write_fd)
@@ -59,7 +72,10 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         children = _children(plan, env, config, (read_fd, front.fd), cores)
         if cores is not None:
             stack.enter_context(_kept_off(cores))
-        write = _writer(log_format, config, max(len(child.name) for child in children))
+
+        def write(name: str, line: str) -> None:
+            # The file is ours, and the user never saw it.
+            terminal.line(name, line.replace(f"{config}: ", ""))
 
         def announce(seconds: float) -> None:
             key = bool(plan.value("router", "api_keys").strip("[]()"))
@@ -69,15 +85,21 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         async def supervise() -> int:
             return await Ring(children, run_dir, plan.grace_s, write).run(front, announce)
 
-        return asyncio.run(supervise())
+        status = asyncio.run(supervise())
+        if status == EXIT_CONFIG:  # said above, with the ends of the others below it
+            for name, said in terminal.complaints.items():
+                sys.stderr.write(f"slipstream serve: {name} cannot work: {said}\n")
+        return status
 
 
 def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
-    """Say where the API is, with a command that works."""
+    """Say where the API is, with commands that work."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
+    chat = "slipstream chat" if url.endswith(f":{DEFAULT_PORT}") else f"slipstream chat {url}"
     return (
-        f"\nSlipstream serves {model} at {url}/v1 (ready after {seconds:.1f} s). Ask it:\n"
+        f"\nSlipstream serves {model} at {url}/v1 (ready after {seconds:.1f} s).\n"
+        f"In a browser: {url}/\nIn a terminal: {chat}\nIn a program:\n"
         f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         f"    -d '{body}'\n"
         "\nCtrl-C ends it.\n\n"
@@ -136,16 +158,3 @@ def _children(
             command = service_command(service, name, config)
             children.append(Child(name, command, inherited, passed))
     return children
-
-
-def _writer(log_format: str, config: str, width: int) -> Callable[[str, str], None]:
-    """Return what passes the children's lines on: prefixed for people, untouched for machines."""
-
-    def write(name: str, line: str) -> None:
-        line = line.replace(f"{config}: ", "")  # a file of ours, which the user never saw
-        prefix = f"{name:<{width}} | " if log_format == "console" else ""
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"{prefix}{line}\n")
-            sys.stderr.flush()
-
-    return write

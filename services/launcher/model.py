@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from common.config import ModelSettings, resolved_model
@@ -13,34 +15,69 @@ from common.model_folder import DOWNLOAD_PATTERNS
 IGNORED = ("consolidated*", "original/*", "*/*.safetensors")
 
 
-def find_model(model: ModelSettings, *, with_weights: bool) -> ModelSettings:
+def find_model(
+    model: ModelSettings,
+    *,
+    with_weights: bool,
+    inspect: Callable[[Path], None] = lambda folder: None,
+) -> ModelSettings:
     """Return settings whose path is a complete local folder; ModelError says what is wrong.
 
     A hub id is downloaded with progress bars, without weights where none are needed. Pickled
-    weights (.bin, .pt) are neither fetched nor read.
+    weights (.bin, .pt) are neither fetched nor read. `inspect` is given the folder and may raise;
+    of a download, once before the weights come and once after.
     """
     model = resolved_model(model)
     folder = Path(model.path).expanduser()
+    if _is_gguf(folder) or model.path.lower().endswith(".gguf"):
+        raise ModelError(
+            f"{model.path} is a GGUF file, the format of llama.cpp, which is not read here; give "
+            "the folder or the hub id of the same model with *.safetensors"
+        )
     if not folder.is_dir():
-        if not _may_be_hub_id(model.path):
+        if not may_be_hub_id(model.path):
             raise ModelError(f"there is no folder {model.path}; check the model's path")
-        folder = _download(model.path, model.revision, with_weights)
+        folder = download(model.path, model.revision, with_weights=False)
+        if with_weights and (folder / "config.json").is_file():
+            inspect(folder)
+            folder = download(model.path, model.revision, with_weights=True)
     folder = folder.absolute()
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json; is it the folder of a model?")
+        raise ModelError(f"{model.path} has no config.json; {_instead(model.path, folder)}")
     if with_weights and not any(folder.glob("*.safetensors")):
         raise ModelError(
-            f"{folder} has no *.safetensors; weights in other formats are never loaded "
+            f"{model.path} has no *.safetensors; weights in other formats are never loaded "
             "(--load-format dummy serves random weights)"
         )
+    inspect(folder)
     return model.model_copy(update={"path": str(folder)})
 
 
-def _may_be_hub_id(path: str) -> bool:
+def may_be_hub_id(path: str) -> bool:
+    """Whether this could be the id of a model on the hub."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
 
 
-def _download(hub_id: str, revision: str, with_weights: bool) -> Path:
+def _is_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def _instead(path: str, folder: Path) -> str:
+    """Say what a folder without a config.json seems to be."""
+    if any(folder.glob("*.gguf")) or "gguf" in path.lower():
+        return (
+            "it holds GGUF files, the format of llama.cpp, which is not read here; give the same "
+            "model with *.safetensors"
+        )
+    return "is it the folder of a model?"
+
+
+def download(hub_id: str, revision: str = "", *, with_weights: bool) -> Path:
+    """Fetch what is missing of a model on the hub, with bars on a terminal; returns its folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -48,7 +85,10 @@ def _download(hub_id: str, revision: str, with_weights: bool) -> Path:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     patterns = [kind for kind in DOWNLOAD_PATTERNS if with_weights or kind != "*.safetensors"]
     try:
         return Path(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,12 @@ def toml_text(tables: Tables) -> str:
         lines = [f"{_value(str(key))} = {_value(value)}\n" for key, value in values.items()]
         parts.append(f"[{table}]\n" + "".join(lines))
     return "\n".join(parts)
+
+
+def write_private(path: str, text: str) -> None:
+    """Write a file that only this user can read: API keys may stand in it."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
 
 
 def _value(value: Any) -> str:

@@ -36,6 +36,7 @@ def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
         tool_format=own.tool_format,
         reasoning_format=own.reasoning_format,
         template_kwargs=own.template_kwargs,
+        chat_template=own.chat_template,
     )
     settings_json = json.dumps(asdict(encoder))
 

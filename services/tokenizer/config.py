@@ -23,6 +23,7 @@ class TokenizerSettings(Settings):
     template_timeout_s: float = 5.0  # rendering of one chat template, before its process is killed
     template_memory_mb: int = 256  # that rendering may allocate
     encode_timeout_s: float = 30.0  # encoding of one prompt, before its process is killed
+    chat_template: str = ""  # a file with a template; default: the model folder's own
     tool_format: ToolFormatSetting = "auto"  # auto: read off the model's chat template
     reasoning_format: ReasoningFormatSetting = "auto"
     template_kwargs: tuple[str, ...] = WELL_KNOWN  # what requests may set of the template's

@@ -31,7 +31,7 @@ class PromptEncoder:
         """
         self._settings = settings
         self._limits = limits
-        folder = read_folder(Path(settings.folder))
+        folder = read_folder(Path(settings.folder), settings.chat_template)
         self._tokenizer = load_tokenizer(folder)
         self._vocabulary = Vocabulary(self._tokenizer)
         self._chats = Chats(folder, settings, limits)

@@ -87,6 +87,7 @@ class EncoderSettings:
     tool_format: str = "auto"
     reasoning_format: str = "auto"
     template_kwargs: tuple[str, ...] = WELL_KNOWN
+    chat_template: str = ""
 
 
 Report: TypeAlias = Ready | Broken | Outcome

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLANTED = {
     "services/router/planted.py": "import services.tokenizer.config\n",
     "services/launcher/planted.py": "import services.detokenizer.config\n",
-    "services/cli.py": "import services.router.config\n",
+    "services/commands/planted.py": "import services.router.config\n",
     "common/planted.py": "import services.router.config\nimport pickle\n",
     "services/detokenizer/planted.py": "import torch\n",
     "services/compute/kv/pages.py": "import torch\n",  # reaches the scheduler indirectly

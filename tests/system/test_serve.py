@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.stack import Stack, descendants_of, is_running
+from benchmarks.stack import Stack, command_line, descendants_of, is_running
+from tests.system.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,6 +130,76 @@ def test_a_setting_that_cannot_work_ends_the_launch_with_a_line_that_names_it(
     assert ran.returncode == 78
     assert said in ran.stderr
     assert "Traceback" not in ran.stderr
+    service, _, sentence = said.removeprefix("slipstream ").partition(": ")
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith(f"slipstream serve: {service}-0 cannot work: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "said"),
+    [
+        (["--device=cuda"], {}, "--device cuda: "),
+        (["--max-model-len=100000"], {}, "the model's positions end at 2048"),
+        (["--max-batched-token-mem=1000000000000"], {}, "does not fit into this machine's memory"),
+        ([], {"architectures": ["RwkvForCausalLM"]}, "architecture RwkvForCausalLM is not"),
+        ([], {"hidden_size": 10**9}, "hidden_size is 1000000000, and no model has more"),
+        ([], {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and no model"),
+        ([], {"vocab_size": 10**12}, "vocab_size is 1000000000000, and no model has more"),
+        ([], {"max_position_embeddings": 10**15}, "max_position_embeddings is 10000000000000"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_and_nothing_is_started(
+    options: list[str], changes: dict[str, object], said: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    command = [sys.executable, "-m", "services.cli", "serve", str(folder), "--port=0", *options]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("slipstream serve: ")
+    assert said in line
+    assert ran.stdout == ""
+
+
+def test_a_key_given_as_an_option_is_in_no_log_and_no_child_s_command_line(
+    sim_folder: Path, tmp_path: Path
+) -> None:
+    key = "sk-in-plain-sight"
+    template = tmp_path / "shout.jinja"
+    template.write_text("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    options = ("--device", "sim", "--api-key", key, "--chat-template", str(template))
+    with Stack(sim_folder, *options, "--tensor-parallel-size", "1") as stack:
+        asked = {"messages": [{"role": "user", "content": "low"}], "model": "sim"}
+        for headers, status in (({}, 401), ({"Authorization": f"Bearer {key}"}, 200)):
+            request = urllib.request.Request(
+                stack.url + "/tokenize",
+                json.dumps(asked | {"return_token_strs": True}).encode(),
+                {"Content-Type": "application/json", **headers},
+            )
+            with contextlib.suppress(urllib.error.HTTPError):
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    assert (answer.status, status) == (200, 200)
+                    assert "LOW" in "".join(json.load(answer)["token_strs"])
+                    continue
+            assert status == 401
+        for pid in descendants_of(stack.process.pid):
+            assert key not in " ".join(command_line(pid))
+            assert key not in Path(f"/proc/{pid}/environ").read_text()
+        assert stack.stop() == 0
+        assert key not in stack.log()
+
+
+def test_on_a_terminal_lines_are_for_people(sim_folder: Path) -> None:
+    with Terminal("serve", str(sim_folder), "--device", "sim", "--port", "0") as terminal:
+        before = terminal.expect("Slipstream serves sim at http://127.0.0.1:")
+        assert "compute-0     | " in before
+        assert "{" not in before
+        terminal.expect("Ctrl-C ends it.")
+        terminal.type("\x03")
+        assert terminal.wait() == 0
 
 
 def test_it_serves_from_a_folder_that_holds_another_common_package(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -10,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from common.beacon import Beacon
-from services.cli import main
+from services.cli import COMMANDS, main
+from services.commands.command import parser_of
+
+COMMANDS_FOLDER = Path(__file__).resolve().parents[2] / "services" / "commands"
+HELPERS = {"command"}  # modules that are no command
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +86,57 @@ def test_serve_tells_mistakes_in_a_line(tmp_path: Path, capsys: pytest.CaptureFi
     )
 
 
-def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
+@pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
+def test_the_help_names_every_command_in_80_columns(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
     text = capsys.readouterr().out
-    assert all(command in text for command in ("serve", "health", "keys", "version"))
+    commands = {path.stem for path in COMMANDS_FOLDER.glob("*.py")} - {"__init__", *HELPERS}
+    assert set(COMMANDS) == commands
+    assert all(f"\n  {command} " in text for command in commands)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_in_80_columns(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["srve"], "slipstream: there is no command srve; did you mean serve?"),
+        (["--versio"], "slipstream: there is no option --versio"),
+        (["serve", "--max-seqs", "8"], "no option --max-seqs; did you mean --max-num-seqs?"),
+        (["serve", "--quantization=awq"], "no --quantization here; quantised weights are not"),
+        (["serve", "--tensor-parallel-size", "2"], "--computes N runs N copies of it"),
+        (["serve", "-tp", "2"], "--computes N runs N copies of it"),
+        (["serve", "--chat-template", "/no/file"], "cannot read /no/file: No such file"),
+        (["serve", "demo", "more"], "more: one argument too many"),
+        (["keys", "--folder"], "the following arguments are required: DIR"),
+    ],
+)
+def test_a_mistyped_word_gets_a_suggestion(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        assert main(words) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 2  # what is wrong, and where to read more
+
+
+def test_options_that_are_here_are_not_said_to_be_elsewhere() -> None:
+    parser, _ = parser_of("serve", importlib.import_module("services.commands.serve"))
+    known = {name for action in parser._actions for name in action.option_strings}
+    assert not known & set(parser.hints)
+    named = {word.strip(",;.)") for text in parser.hints.values() for word in text.split()}
+    assert {word for word in named if word.startswith("--")} <= known | {"--config"}

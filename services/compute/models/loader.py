@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,9 +12,7 @@ from torch import Tensor
 
 from common.errors import ModelError
 from common.model_folder import read_json
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with tensors loaded and tensors in all."""
+from common.telemetry.progress import Progress
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -38,19 +36,19 @@ class SafetensorsWeights:
         folder: Path,
         dtype: torch.dtype,
         device: torch.device,
-        progress: Progress | None = None,
     ) -> None:
         self._folder = folder
         self._dtype = dtype
         self._device = device
-        self._progress = progress
         self._files: dict[Path, Any] = {}
         self._where = self._locate()
         self._is_bare = "embed_tokens.weight" in self._where
         if self._is_bare:
             self._where = {_with_prefix(name): path for name, path in self._where.items()}
         self._left = {name for name in self._where if not name.endswith(BUFFERS)}
-        self._total = len(self._left)
+        paths = set(self._where.values())
+        size = sum(path.stat().st_size for path in paths if path.is_file())
+        self._progress = Progress("loading weights", len(self._left), size)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of this name in memory of its own."""
@@ -108,8 +106,7 @@ class SafetensorsWeights:
             )
         target.copy_(source)
         self._left.discard(name)
-        if self._progress is not None:
-            self._progress(self._total - len(self._left), self._total)
+        self._progress.advance(source.nbytes)
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:

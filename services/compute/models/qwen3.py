@@ -13,7 +13,7 @@ from services.compute.models.qwen_windows import layer_windows
 
 def describe(raw: Mapping[str, Any]) -> tuple[DecoderConfig, Variations]:
     """Head width is 128 unless config.json says otherwise, whatever the hidden width."""
-    config = parse_decoder({"head_dim": 128, **raw})
+    config = parse_decoder(raw)
     config = replace(config, windows=layer_windows(raw, config.num_layers))
     bias = config.attention_bias
     return config, Variations(qkv_bias=bias, out_bias=bias, qk_norm=True)

@@ -26,7 +26,7 @@ from services.compute.layers.packed_linear import PackedLinear, can_pack
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.models.decoder import load_decoder
 from services.compute.models.dummy import DummyWeights
-from services.compute.models.loader import Progress, SafetensorsWeights
+from services.compute.models.loader import SafetensorsWeights
 from services.compute.models.registry import describe_model
 from services.compute.models.transformer import Transformer
 from services.compute.models.weights import WeightSource
@@ -115,9 +115,7 @@ class EagerRunner:
         )
 
     @staticmethod
-    def load(
-        path: Path, settings: ComputeSettings, progress: Progress | None = None
-    ) -> EagerRunner:
+    def load(path: Path, settings: ComputeSettings) -> EagerRunner:
         """Load a Hugging Face folder; raises ModelError or ConfigError, which say what to do."""
         raw = read_json(path, "config.json", required=True)
         config, variations = describe_model(raw)
@@ -128,7 +126,7 @@ class EagerRunner:
         if settings.load_format == "dummy":
             weights = DummyWeights(dtype, CPU)
         else:
-            weights = SafetensorsWeights(path, dtype, CPU, progress)
+            weights = SafetensorsWeights(path, dtype, CPU)
         with torch.inference_mode():
             make_linear: MakeLinear = PackedLinear if can_pack(dtype, CPU) else Linear
             model = Transformer(

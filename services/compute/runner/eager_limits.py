@@ -6,11 +6,11 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from common.errors import ConfigError
+from common.host import available_memory, is_fast_at_bf16
 from services.compute.config import ComputeSettings
 from services.compute.models.config import DecoderConfig
 
@@ -21,9 +21,6 @@ BYTES_PER_THREAD = 16 << 20
 """Weights that make a thread worth its barriers: a model of 10 MB took 2.2 ms a step with one
 thread and 2.5 with three on idle cores, and 200 times as long on busy ones, where a barrier waits
 for whichever thread has no core."""
-
-FAST_BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
-"""x86 with dot products or tiles of bf16, and Arm with its bf16 extension."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -60,7 +57,7 @@ def choose_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype
     }
     if settings.dtype != "auto":
         return named[settings.dtype]
-    fast = device.type == "cuda" or bool(FAST_BF16_FLAGS & _cpu_flags())
+    fast = device.type == "cuda" or is_fast_at_bf16()
     return torch.bfloat16 if fast else torch.float32
 
 
@@ -114,21 +111,12 @@ def choose_limits(
 
 def cpu_room_bytes() -> int:
     """What the KV cache may take of the host's memory."""
-    return int(_available_memory() * CPU_MEMORY_SHARE)
-
-
-def num_step_weights(config: DecoderConfig) -> int:
-    """Weights that every step reads: all but the embedding's."""
-    hidden, heads = config.hidden_size, config.num_heads + config.num_kv_heads
-    attention = 2 * hidden * heads * config.head_dim
-    mlp = 3 * hidden * config.intermediate_size
-    return config.num_layers * (attention + mlp) + config.vocab_size * hidden
+    return int(available_memory() * CPU_MEMORY_SHARE)
 
 
 def bytes_of_page(page_tokens: int, config: DecoderConfig, dtype: torch.dtype) -> int:
     """One page over all layers, keys and values."""
-    width = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-    return page_tokens * config.num_layers * width
+    return config.cache_bytes(page_tokens, dtype.itemsize)
 
 
 def choose_threads(settings: ComputeSettings, config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -143,7 +131,7 @@ def choose_threads(settings: ComputeSettings, config: DecoderConfig, dtype: torc
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    weight_bytes = num_step_weights(config) * dtype.itemsize
+    weight_bytes = config.num_step_weights * dtype.itemsize
     most = min(cores - 1, settings.max_threads or cores)
     return max(1, min(most, weight_bytes // BYTES_PER_THREAD))
 
@@ -175,34 +163,3 @@ def _device_pages(
             "compute.max_batched_token_mem to the number of tokens it shall hold."
         )
     return min(enough, room // page_bytes)
-
-
-def _available_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-                return min(available, _cgroup_room(available))
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _cgroup_room(otherwise: int) -> int:
-    """What the container may still use, where there is one with a limit."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = (group / "memory.current").read_text(encoding="ascii").strip()
-    except OSError:
-        return otherwise
-    return max(0, int(limit) - int(used)) if limit.isdigit() else otherwise
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return frozenset()
-    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
-    return frozenset(lines[0].partition(":")[2].split()) if lines else frozenset()

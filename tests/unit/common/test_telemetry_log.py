@@ -93,10 +93,11 @@ def test_lines_below_the_level_are_not_written() -> None:
 
 def test_the_console_form_is_for_reading() -> None:
     stream = configured(log_format="console")
-    structlog.get_logger().info("registered", router="ipc://r")
-    assert "registered" in stream.getvalue()
-    assert "router=ipc://r" in stream.getvalue()
-    assert "{" not in stream.getvalue()
+    structlog.get_logger().info("registered", worker="compute-0", endpoint="ipc://r")
+    structlog.get_logger().error("lost", endpoint="ipc://r")
+    info, error = stream.getvalue().splitlines()
+    assert info.partition(" ")[2] == "registered worker=compute-0"  # after the time
+    assert error.partition(" ")[2] == "[error] lost endpoint=ipc://r"
 
 
 def test_a_failure_is_logged_with_its_traceback() -> None:

@@ -80,11 +80,43 @@ def test_a_hub_id_is_downloaded_without_pickles(
     calls = hub_that(monkeypatch, path)
     model = find_model(ModelSettings(path="org/name", revision="v1"), with_weights=True)
     assert (model.path, model.served_name) == (path, ("org/name",))
-    patterns = calls[0]["allow_patterns"]
+    assert "*.safetensors" not in str(calls[0]["allow_patterns"])  # config.json may be enough
+    patterns = calls[-1]["allow_patterns"]
     assert isinstance(patterns, list)
     assert "*.safetensors" in patterns
     assert not any(kind in str(patterns) for kind in (".bin", ".pt", ".ckpt", ".py"))
     assert calls[0]["revision"] == "v1"
+
+
+def test_a_model_that_cannot_be_served_is_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = hub_that(monkeypatch, folder_with(tmp_path, "config.json"))
+
+    def refuse(folder: Path) -> None:
+        raise ModelError("too large")
+
+    with pytest.raises(ModelError, match="too large"):
+        find_model(ModelSettings(path="org/name"), with_weights=True, inspect=refuse)
+    assert not any("*.safetensors" in str(call["allow_patterns"]) for call in calls)
+
+
+def test_gguf_files_get_a_sentence_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"GGUF\x03\x00\x00\x00")
+    for path in (str(file), "/no/such/model.gguf"):
+        with pytest.raises(ModelError, match=f"^{path} is a GGUF file, the format of llama.cpp"):
+            find_model(ModelSettings(path=path), with_weights=True)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match="it holds GGUF files"):
+        find_model(ModelSettings(path=str(tmp_path)), with_weights=True)
+    empty = tmp_path / "snapshot"
+    empty.mkdir()
+    hub_that(monkeypatch, empty)
+    with pytest.raises(ModelError, match=r"org/x-GGUF has no config\.json; it holds GGUF files"):
+        find_model(ModelSettings(path="org/x-GGUF"), with_weights=True)
 
 
 def test_weights_that_nobody_reads_are_not_downloaded(

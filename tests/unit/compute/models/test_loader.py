@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from common.config import TelemetrySettings
 from common.errors import ModelError
+from common.telemetry import log, progress
 from services.compute.layers.linear import Linear
 from services.compute.models.decoder import load_decoder
 from services.compute.models.loader import SafetensorsWeights
@@ -27,9 +31,9 @@ def model() -> PreTrainedModel:
     return make_model("llama")
 
 
-def load(folder: Path, progress=None) -> Transformer:
+def load(folder: Path) -> Transformer:
     config, variations = describe_model(json.loads((folder / "config.json").read_text()))
-    weights = SafetensorsWeights(folder, torch.float32, CPU, progress)
+    weights = SafetensorsWeights(folder, torch.float32, CPU)
     decoder = load_decoder(config, variations, weights, Linear)
     return Transformer(decoder, config.max_position_embeddings)
 
@@ -74,11 +78,19 @@ def test_several_files_without_an_index_are_read_too(
     assert_equal(load(folder), whole)
 
 
-def test_progress_ends_with_all_tensors(model: PreTrainedModel, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    load(save_model(model, tmp_path), lambda done, total: seen.append((done, total)))
-    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
-    assert {total for _, total in seen} == {len(model.state_dict())}
+def test_people_see_how_many_tensors_are_loaded(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SHOWN_EVERY_S", 0.0)
+    stream = io.StringIO()
+    log.configure("compute-0", "compute", TelemetrySettings(log_format="console"), stream)
+    load(save_model(model, tmp_path))
+    log.configure("", "", TelemetrySettings(log_format="json"), io.StringIO())
+    structlog.reset_defaults()
+    shown = stream.getvalue().splitlines()
+    count = len(model.state_dict())
+    assert f"loading weights: {count} of {count} tensors" in shown[-1]
+    assert len(shown) >= count
 
 
 def test_weights_are_cast(model: PreTrainedModel, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from common.errors import ConfigError, FatalError, ModelError
 from services.compute.config import ComputeSettings
 from services.compute.models.registry import describe_model
 from services.compute.runner.eager import EagerRunner
-from services.compute.runner.eager_limits import choose_threads, num_step_weights
+from services.compute.runner.eager_limits import choose_threads
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.runner_promises import (
     PROMPT,
@@ -142,7 +142,7 @@ def test_weights_read_in_a_step_are_counted_by_shape() -> None:
     config = describe_model(model.config.to_dict())[0]
     embedding = model.get_input_embeddings().weight
     matrices = [p.numel() for p in model.parameters() if p.dim() == 2 and p is not embedding]
-    assert num_step_weights(config) == sum(matrices)
+    assert config.num_step_weights == sum(matrices)
 
 
 class TestPromises(RunnerPromises):

@@ -1,0 +1,146 @@
+"""Which models can be served, and the sizes that their config.json names.
+
+Plain data, for all who have to know it before weights are read: compute builds the model from it,
+and the launcher refuses what cannot be served before it starts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A family as transformers names it; `head_dim` where config.json may leave it out."""
+
+    model_type: str
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "LlamaForCausalLM": Architecture("llama"),
+    "MistralForCausalLM": Architecture("mistral"),
+    "Qwen2ForCausalLM": Architecture("qwen2"),
+    "Qwen3ForCausalLM": Architecture("qwen3", head_dim=128),
+}
+
+# Several times what any model has; beyond it a file is damaged, or made to exhaust a machine.
+_LARGEST = {
+    "vocab_size": 1 << 23,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1 << 11,
+    "num_attention_heads": 1 << 13,
+    "num_key_value_heads": 1 << 13,
+    "head_dim": 1 << 13,
+    "max_position_embeddings": 1 << 25,
+}
+_POSITION_BYTES = 12  # of a rotary table's element while it is made: angle, cosine, sine
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """The sizes of a decoder, mostly under the names that config.json gives them."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+
+    @property
+    def num_step_weights(self) -> int:
+        """Weights that every step reads: all but the embedding's."""
+        attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
+
+    @property
+    def num_weights(self) -> int:
+        """All weights, but for norms and biases."""
+        embedding = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        return self.num_step_weights + embedding
+
+    def cache_bytes(self, num_tokens: int, itemsize: int) -> int:
+        """Return what the keys and values of so many tokens take."""
+        return num_tokens * self.num_layers * 2 * self.num_kv_heads * self.head_dim * itemsize
+
+    def position_bytes(self, num_positions: int) -> int:
+        """Return what the rotary tables of so many positions take of the host."""
+        return num_positions * self.head_dim * _POSITION_BYTES
+
+
+def architecture_of(raw: Mapping[str, Any]) -> str:
+    """The architecture that config.json names, or its model_type where it names none."""
+    names = raw.get("architectures")
+    first = names[0] if isinstance(names, list) and names else raw.get("model_type", "unknown")
+    return str(first)
+
+
+def is_headless(raw: Mapping[str, Any]) -> bool:
+    """Whether config.json names the inside of a language model, as those of embedding models do."""
+    return architecture_of(raw).endswith("Model")
+
+
+def family_of(raw: Mapping[str, Any]) -> str:
+    """Return which of ARCHITECTURES config.json describes; ModelError where it is none of them."""
+    name = architecture_of(raw)
+    by_type = {family.model_type: key for key, family in ARCHITECTURES.items()}
+    whole = name.removesuffix("Model") + "ForCausalLM" if is_headless(raw) else name
+    family = by_type.get(name, whole)
+    if family not in ARCHITECTURES:
+        raise ModelError(
+            f"config.json: architecture {name[:80]} is not supported; these are: "
+            f"{', '.join(sorted(ARCHITECTURES))}."
+        )
+    if raw.get("quantization_config"):
+        raise ModelError("config.json: quantized checkpoints are not supported yet.")
+    if raw.get("is_causal") is False:
+        raise ModelError("config.json: is_causal is false; attention to later tokens is missing.")
+    return family
+
+
+def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
+    """Read the sizes of a supported model; ModelError names the one that cannot be."""
+    family = ARCHITECTURES[family_of(raw)]
+    num_heads = _count(raw, "num_attention_heads")
+    hidden_size = _count(raw, "hidden_size")
+    num_kv_heads = _count(raw, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"config.json: num_attention_heads {num_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}."
+        )
+    return DecoderShape(
+        vocab_size=_count(raw, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_count(raw, "intermediate_size"),
+        num_layers=_count(raw, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads)),
+        max_position_embeddings=_count(raw, "max_position_embeddings", 2048),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+    )
+
+
+def _count(raw: Mapping[str, Any], name: str, default: int = 0) -> int:
+    value = raw.get(name) or default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(
+            f"config.json: {name} must be a positive integer, not {str(raw.get(name))[:40]!r}."
+        )
+    if value > _LARGEST[name]:
+        raise ModelError(
+            f"config.json: {name} is {str(value)[:24]}, and no model has more than "
+            f"{_LARGEST[name]}; is the file damaged?"
+        )
+    return value

@@ -1,0 +1,54 @@
+"""What this host offers a model: memory that is free, and number formats that are fast."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FAST_BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
+"""x86 with dot products or tiles of bf16, and Arm with its bf16 extension."""
+
+GROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+def available_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> int:
+    """Return the bytes that this process may still take, within its container's limit."""
+    try:
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+                return min(available, _room_in(group, available))
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _room_in(group: Path, otherwise: int) -> int:
+    """What the container may still use, where there is one with a limit.
+
+    Files that were read count as used and are given up when memory is needed: after a download
+    they are as large as the model.
+    """
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        counts = (group / "memory.stat").read_text(encoding="ascii").split()
+    except OSError:
+        return otherwise
+    if not limit.isdigit():
+        return otherwise
+    values = dict(zip(counts[::2], map(int, counts[1::2]), strict=False))
+    files = values.get("active_file", 0) + values.get("inactive_file", 0)
+    return max(0, int(limit) - max(0, used - files))
+
+
+def is_fast_at_bf16() -> bool:
+    """Whether the processor computes in bfloat16 faster than in float32."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
+    flags = lines[0].partition(":")[2].split() if lines else []
+    return bool(FAST_BF16_FLAGS & set(flags))

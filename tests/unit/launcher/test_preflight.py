@@ -1,0 +1,199 @@
+"""What is known not to work is refused before anything is started, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from common.config import Tables
+from common.decoder_shape import ARCHITECTURES, read_shape
+from common.errors import ConfigError, ModelError, SlipstreamError
+from services.compute.config import ComputeSettings
+from services.compute.models.registry import FAMILIES
+from services.launcher.counts import Counts
+from services.launcher.machine import Gpu, Machine
+from services.launcher.options import DEVICES
+from services.launcher.plan import Plan, make_plan
+from services.launcher.preflight import GPU_SHARE, ITEM_BYTES, PAGE_TOKENS, check, device_of
+
+GIB = 1 << 30
+NO_GPU = "this machine shows no NVIDIA GPU"
+LAPTOP = Machine(host_bytes=16 * GIB, fast_bf16=False, why_no_gpu=NO_GPU)
+SERVER = Machine(host_bytes=64 * GIB, fast_bf16=True, gpus=(Gpu(24 * GIB, GIB),))
+CONFIG: dict[str, Any] = {  # of Llama 3.1 8B
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+
+
+def plan_of(options: Tables | None = None, **counts: int) -> Plan:
+    return make_plan(None, {}, options or {}, Counts(**counts))
+
+
+def folder_of(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    return folder
+
+
+def write_header(path: Path, tensors: dict[str, list[int]], cut: int = 0) -> None:
+    """Write a safetensors file as large as its header says, but for what is cut, without data."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in tensors.items():
+        size = 2 * shape[0] * shape[1]
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    data = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(data)) + data)
+        file.truncate(8 + len(data) + end - cut)  # sparse: it takes no room
+
+
+def refused(plan: Plan, folder: Path, machine: Machine) -> str:
+    with pytest.raises(SlipstreamError) as caught:
+        check(plan, folder, machine)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_model_that_fits_passes(tmp_path: Path) -> None:
+    check(plan_of(), folder_of(tmp_path), SERVER)
+    check(plan_of({"compute": {"dtype": "float16"}}), folder_of(tmp_path), LAPTOP)
+
+
+def test_weights_that_do_not_fit_into_memory_are_told_with_the_sizes(tmp_path: Path) -> None:
+    said = refused(plan_of(), folder_of(tmp_path), LAPTOP)
+    assert "its weights take 29.9 GiB as float32 and a cache of 16 tokens" in said
+    assert "16.0 GiB are free; choose a smaller model, or --dtype bfloat16" in said
+
+
+def test_weights_that_do_not_fit_on_the_gpu_are_told_with_the_sizes(tmp_path: Path) -> None:
+    machine = Machine(64 * GIB, True, (Gpu(16 * GIB, GIB),))
+    said = refused(plan_of(), folder_of(tmp_path), machine)
+    assert "does not fit on GPU 0: its weights take 15.0 GiB as bfloat16" in said
+    assert "of its 16.0 GiB there are 13.4 GiB to use (90% of all, less 1.0 GiB in use)" in said
+
+
+def test_the_weights_are_those_of_the_files_where_they_are_here(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    write_header(tmp_path / "model-1.safetensors", {"a": [1 << 17, 1 << 16]})
+    said = refused(plan_of({"compute": {"dtype": "bfloat16"}}), folder, LAPTOP)
+    assert "its weights take 16.0 GiB as bfloat16" in said
+
+
+def test_a_cache_that_does_not_fit_is_told_apart_from_weights(tmp_path: Path) -> None:
+    options: Tables = {"compute": {"max_model_len": 131072, "dtype": "bfloat16"}}
+    said = refused(plan_of(options), folder_of(tmp_path, num_hidden_layers=16), LAPTOP)
+    assert "a cache of 131,072 tokens 8.2 GiB" in said
+    options = {"compute": {"max_batched_token_mem": 10**12}}
+    said = refused(plan_of(options), folder_of(tmp_path), SERVER)
+    assert "lower --max-model-len or --max-batched-token-mem" in said
+
+
+def test_swap_space_beyond_the_memory_is_refused(tmp_path: Path) -> None:
+    said = refused(plan_of({"compute": {"swap_space": 500.0}}), folder_of(tmp_path), SERVER)
+    assert said == "--swap-space 500: 64.0 GiB of memory are free on this machine"
+
+
+def test_several_replicas_on_one_processor_need_as_much_each(tmp_path: Path) -> None:
+    options: Tables = {"compute": {"dtype": "bfloat16"}}
+    folder = folder_of(tmp_path, num_hidden_layers=16)
+    check(plan_of(options), folder, LAPTOP)
+    assert "in each of 3 processes" in refused(plan_of(options, compute=3), folder, LAPTOP)
+
+
+def test_a_length_beyond_the_positions_is_refused(tmp_path: Path) -> None:
+    said = refused(plan_of({"compute": {"max_model_len": 200_000}}), folder_of(tmp_path), SERVER)
+    assert said.startswith("--max-model-len 200000: the model's positions end at 131072")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
+        ({"hidden_size": 10**9}, "hidden_size is 1000000000, and no model has more than 262144"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and no model has"),
+        ({"vocab_size": 10**12}, "vocab_size is 1000000000000, and no model has more"),
+        ({"max_position_embeddings": 10**15}, "max_position_embeddings is 1000000000000000"),
+        ({"max_position_embeddings": 10**400}, "max_position_embeddings is 1000000000"),
+        ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
+        ({"num_attention_heads": True}, "num_attention_heads must be a positive integer"),
+        ({"num_key_value_heads": 5}, "is not a multiple of num_key_value_heads 5"),
+        ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_named_with_its_file(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    message = refused(plan_of(), folder_of(tmp_path, **changes), SERVER)
+    assert message.startswith(f"{tmp_path}: config.json: ")
+    assert said in message
+
+
+def test_a_config_that_is_no_json_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    said = refused(plan_of(), tmp_path, SERVER)
+    assert said.startswith(f"{tmp_path}/config.json is not valid JSON")
+
+
+def test_a_shard_that_is_missing_or_cut_short_is_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    write_header(tmp_path / "b.safetensors", {"a": [64, 64]}, cut=1)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    assert "8,303 bytes long and should be 8,304" in refused(plan_of(), folder, SERVER)
+    index.write_text(json.dumps({"weight_map": {"a": "c.safetensors"}}))
+    assert "c.safetensors cannot be read (No such file" in refused(plan_of(), folder, SERVER)
+    index.unlink()
+    (tmp_path / "b.safetensors").write_bytes(b"nonsense nonsense")
+    assert "is not a readable safetensors file" in refused(plan_of(), folder, SERVER)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "device"),
+    [
+        ("auto", SERVER, "cuda"),
+        ("auto", LAPTOP, "cpu"),
+        ("cpu", SERVER, "cpu"),
+        ("sim", LAPTOP, "sim"),
+    ],
+)
+def test_the_device_is_known_before_it_is_used(name: str, machine: Machine, device: str) -> None:
+    assert device_of(plan_of({"compute": {"device": name}}), machine) == device
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=NO_GPU):
+        device_of(plan_of({"compute": {"device": "cuda"}}), LAPTOP)
+    with pytest.raises(ConfigError, match="there is no device tpu; there are auto, cpu"):
+        device_of(plan_of({"compute": {"device": "tpu"}}), SERVER)
+
+
+def test_the_virtual_device_needs_no_model(tmp_path: Path) -> None:
+    check(plan_of({"compute": {"device": "sim"}}), folder_of(tmp_path, vocab_size=10**9), LAPTOP)
+
+
+def test_launcher_and_compute_know_the_same() -> None:
+    fields = ComputeSettings.model_fields
+    assert get_args(fields["device"].annotation) == DEVICES
+    assert set(get_args(fields["dtype"].annotation)) == {"auto", *ITEM_BYTES}
+    assert fields["page_tokens"].default == PAGE_TOKENS
+    assert fields["gpu_memory_utilization"].default == GPU_SHARE
+    assert set(FAMILIES) == set(ARCHITECTURES)
+
+
+def test_the_width_of_a_head_follows_the_family() -> None:
+    qwen = CONFIG | {"architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024}
+    assert read_shape(qwen).head_dim == 128
+    assert read_shape(CONFIG | {"head_dim": None}).head_dim == 4096 // 32
+    with pytest.raises(ModelError, match="head_dim is 100000"):
+        read_shape(CONFIG | {"head_dim": 100_000})
