@@ -27,7 +27,7 @@ examples:
   slipstream serve ./my-model --port 9000       a folder with config.json and
                                                 *.safetensors
   slipstream serve --computes 2 --tokenizers 2  several processes of a service
-  slipstream serve --host 0.0.0.0               for other machines; set API keys:
+  slipstream serve --host 0.0.0.0               for other machines; set keys:
                                          SLIPSTREAM_ROUTER__API_KEYS=key1,key2
 
 Each option is also a setting in a file (--config) and a variable in the
