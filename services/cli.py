@@ -14,6 +14,11 @@ from services.commands.command import near, parser_of
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
+    "chat": "talk with a model in the terminal",
+    "complete": "let a model continue a text",
+    "pull": "download a model from the Hugging Face hub",
+    "list": "list the models that are downloaded",
+    "rm": "remove a downloaded model",
     "timeline": "draw what the processes of a server did in the last seconds",
     "health": "exit with 0 if a service of this host is ready, with 1 if not",
     "keys": "make the keys for links between hosts",
@@ -49,7 +54,8 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "To begin: slipstream serve",
+            "To begin:  slipstream chat     a conversation with the small demo model",
+            "           slipstream serve    its API, on http://127.0.0.1:8000/v1",
             "`slipstream COMMAND --help` says more.",
             "",
         )

@@ -16,7 +16,7 @@ from services.cli import COMMANDS, main
 from services.commands.command import parser_of
 
 COMMANDS_FOLDER = Path(__file__).resolve().parents[2] / "services" / "commands"
-HELPERS = {"command"}  # modules that are no command
+HELPERS = {"api", "command", "conversation", "hub_cache", "target"}  # modules that are no command
 
 
 @pytest.fixture(autouse=True)

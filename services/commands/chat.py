@@ -1,0 +1,264 @@
+"""`slipstream chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from services.commands.api import ApiError
+from services.commands.command import Parser, near
+from services.commands.conversation import Answer, Conversation, read_tools
+from services.commands.target import (
+    NoServer,
+    add_answer_options,
+    add_target_options,
+    answer_settings,
+    open_target,
+)
+
+DESCRIPTION = """\
+Talk with a model. Without MODEL or URL the server on this machine is asked, or
+one is started for the small demo model and stopped at the end. What is piped
+in is one question."""
+EXAMPLES = """\
+examples:
+  slipstream chat                                  the server here, or the demo
+  slipstream chat Qwen/Qwen3-0.6B                  starts a server for it
+  slipstream chat http://gpu-server:8000           a server that runs
+  slipstream chat -p 'What is the capital of France?'
+  slipstream chat --tools tools.json               shows the calls and asks you
+                                                   for what the tools say
+"""
+HELP = """\
+  /system TEXT   tell the model how to behave; without TEXT, what it was told
+  /clear         begin anew
+  /exit          leave, as Ctrl-D does
+Enter sends. A line that begins with \"\"\" begins a text of many lines, which
+ends with the next \"\"\". Ctrl-C stops an answer. Arrow keys bring back old lines.
+"""
+COMMANDS = ("/help", "/system", "/clear", "/exit")
+FENCE = '"""'
+HISTORY = Path("~/.local/state/slipstream/chat_history")
+KEPT_LINES = 1000
+DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+def add_options(parser: Parser) -> None:
+    """Declare whom to talk with and how."""
+    parser.epilog = EXAMPLES
+    add_target_options(parser)
+    parser.add_argument("--system", default="", metavar="TEXT", help="how the model is to behave")
+    parser.add_argument("--tools", metavar="FILE", help="tools that it may call, as JSON")
+    add_answer_options(parser)
+    parser.add_argument("--stats", action="store_true", help="show tokens and speed")
+
+
+def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Talk until the user leaves."""
+    try:
+        tools = read_tools(options.tools) if options.tools else []
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"slipstream chat: --tools {options.tools}: {error}\n")
+        return 2
+    try:
+        with open_target(options, env) as target:
+            settings = answer_settings(options)
+            chat = Chat(Conversation(target, settings, options.system, tools), options.stats)
+            if options.prompt is None and sys.stdin.isatty():
+                return chat.run()
+            return chat.once(sys.stdin.read() if options.prompt is None else options.prompt)
+    except ApiError as error:
+        sys.stderr.write(f"slipstream chat: {error}\n")
+        return 1
+    except NoServer:
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+class Screen:
+    """Shows an answer; on a terminal its reasoning too, dimmed, and in a pipe its text alone."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._part = ""
+
+    def reasoning(self, text: str) -> None:
+        """Show what the model thinks before it answers."""
+        if self._is_terminal:
+            self._enter("reasoning")
+            self._write(text)
+
+    def text(self, text: str) -> None:
+        """Show the answer."""
+        self._enter("text")
+        self._write(text)
+
+    def call(self, name: str) -> None:
+        """Show that a tool is called."""
+        self._enter("call")
+        self._write(f"calls {name} " if not self._is_terminal else f"{BOLD}calls {name}{PLAIN} ")
+
+    def arguments(self, text: str) -> None:
+        """Show with what."""
+        self._write(text)
+
+    def end(self, note: str = "") -> None:
+        """End the answer, with a remark of our own."""
+        self._enter("")
+        if note:
+            self.remark(note)
+        if self._is_terminal:
+            self._write("\n")
+
+    def remark(self, text: str) -> None:
+        """Say something that is not the model's, to people only."""
+        if self._is_terminal:
+            self._write(f"{DIM}{text}{PLAIN}\n")
+
+    def _enter(self, part: str) -> None:
+        """Begin another part of the answer on a line of its own."""
+        if part != self._part or part == "call":
+            if self._is_terminal and self._part == "reasoning":
+                self._write(PLAIN)
+            if self._part:
+                self._write("\n" if self._part != "reasoning" else "\n\n")
+            if self._is_terminal and part == "reasoning":
+                self._write(DIM)
+        self._part = part
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+class Chat:
+    """A conversation and the person at the terminal."""
+
+    def __init__(self, conversation: Conversation, shows_stats: bool) -> None:
+        self._conversation = conversation
+        self._shows_stats = shows_stats
+        self._screen = Screen()
+
+    def once(self, question: str) -> int:
+        """Ask one question and end."""
+        if not question.strip():
+            raise ApiError("there is no question; give one with -p or pipe it in")
+        answer = self._conversation.ask(self._screen, {"role": "user", "content": question})
+        self._screen.end(self._note(answer))
+        return 130 if answer.finish_reason == "interrupted" else 0
+
+    def run(self) -> int:
+        """Take questions and commands until the user leaves."""
+        target = self._conversation.target
+        self._screen.remark(f"{target.model} at {target.api.url}; /help says what you can type")
+        save_history = _edited_lines()
+        try:
+            while (line := self._read()) is not None:
+                if line.startswith("/") and "\n" not in line:
+                    if not self._command(line):
+                        break
+                elif line:
+                    self._ask({"role": "user", "content": line})
+        finally:
+            save_history()
+        return 0
+
+    def _ask(self, *messages: dict[str, str]) -> None:
+        """Let the model answer, and the user answer for the tools that it calls."""
+        while messages:
+            try:
+                answer = self._conversation.ask(self._screen, *messages)
+            except ApiError as error:
+                self._screen.end()
+                sys.stdout.write(f"That failed: {error}\n")
+                return
+            self._screen.end(self._note(answer))
+            messages = tuple(self._result_of(call) for call in answer.calls)
+
+    @staticmethod
+    def _result_of(call: dict[str, str | dict[str, str]]) -> dict[str, str]:
+        function = call["function"]
+        assert isinstance(function, dict)
+        try:
+            result = input(f"what {function['name']} says> ")
+        except (EOFError, KeyboardInterrupt):
+            sys.stdout.write("\n")
+            result = "The tool did not answer."
+        return {"role": "tool", "tool_call_id": str(call["id"]), "content": result}
+
+    def _note(self, answer: Answer) -> str:
+        notes = []
+        if answer.finish_reason == "interrupted":
+            notes.append("stopped")
+        elif answer.finish_reason == "length":
+            notes.append("cut off: the longest answer that was allowed")
+        if self._shows_stats and (count := answer.usage.get("completion_tokens")):
+            speed = (count - 1) / max(answer.whole_s - answer.first_s, 1e-3)
+            notes.append(
+                f"{answer.usage.get('prompt_tokens')} tokens read, {count} written, first after "
+                f"{answer.first_s:.2f} s, then {speed:.0f}/s"
+            )
+        return "; ".join(notes)
+
+    def _command(self, line: str) -> bool:
+        """Do what a line with a slash says; False to leave."""
+        name, _, rest = line.partition(" ")
+        if name == "/exit":
+            return False
+        if name == "/help":
+            sys.stdout.write(HELP)
+        elif name == "/clear":
+            self._conversation.messages.clear()
+            self._screen.remark("a new conversation")
+        elif name == "/system":
+            self._conversation.system = rest.strip() or self._conversation.system
+            self._screen.remark(f"system: {self._conversation.system or '(nothing)'}")
+        else:
+            sys.stdout.write(f"there is no {name}{near(name, COMMANDS)}; see /help\n")
+        return True
+
+    def _read(self) -> str | None:
+        """Read a question of one line or many; None at the end of the input."""
+        try:
+            line = input("> ").strip()
+            if not line.startswith(FENCE):
+                return line
+            lines = [line.removeprefix(FENCE)]
+            while not lines[-1].endswith(FENCE):
+                lines.append(input("  "))
+            return "\n".join(lines).removesuffix(FENCE).strip()
+        except EOFError:
+            sys.stdout.write("\n")
+            return None
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+            self._screen.remark("Ctrl-D or /exit leaves")
+            return ""
+
+
+def _edited_lines() -> Callable[[], None]:
+    """Let lines be edited and brought back, those of earlier conversations too.
+
+    Returns what saves them, which only this user may read.
+    """
+    try:
+        import readline
+    except ImportError:  # a Python that was built without it
+        return lambda: None
+    path = HISTORY.expanduser()
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(KEPT_LINES)
+
+    def save() -> None:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)
+
+    return save

@@ -1,0 +1,127 @@
+"""A conversation with a model: its messages, and each answer as it streams in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from services.commands.target import Target
+
+
+class Display(Protocol):
+    """Where an answer is shown while it comes."""
+
+    def reasoning(self, text: str) -> None: ...
+    def text(self, text: str) -> None: ...
+    def call(self, name: str) -> None: ...
+    def arguments(self, text: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come of an answer; `calls` are in the API's form."""
+
+    text: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str = ""
+    first_s: float = 0.0  # until something came
+    whole_s: float = 0.0
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        return {**message, "tool_calls": self.calls} if self.calls else message
+
+
+class Conversation:
+    """The messages so far; `settings` are fields of every request."""
+
+    def __init__(
+        self,
+        target: Target,
+        settings: dict[str, Any],
+        system: str = "",
+        tools: list[dict[str, Any]] | None = None,
+    ) -> None:
+        self.target = target
+        self.system = system
+        self.messages: list[dict[str, Any]] = []
+        self._settings = settings
+        self._tools = tools or []
+
+    def ask(self, display: Display, *messages: dict[str, Any]) -> Answer:
+        """Add messages and let the model answer; ApiError, and nothing is added, if it cannot.
+
+        At Ctrl-C the answer ends, and as much as has come of it is kept; a call that was cut off
+        is not.
+        """
+        answer = Answer()
+        began_s = time.monotonic()
+        try:
+            with contextlib.closing(self._events([*self.messages, *messages])) as events:
+                for event in events:
+                    answer.first_s = answer.first_s or time.monotonic() - began_s
+                    _take(event, answer, display)
+        except KeyboardInterrupt:
+            answer.finish_reason = "interrupted"
+            answer.calls.clear()
+        answer.whole_s = time.monotonic() - began_s
+        self.messages += [*messages, answer.message]
+        return answer
+
+    def _events(self, messages: list[dict[str, Any]]) -> Generator[dict[str, Any], None, None]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        body = {
+            "model": self.target.model,
+            "messages": [*system, *messages],
+            "stream_options": {"include_usage": True},
+            **self._settings,
+        }
+        if self._tools:
+            body["tools"] = self._tools
+        yield from self.target.api.events("/v1/chat/completions", body)
+
+
+def _take(event: dict[str, Any], answer: Answer, display: Display) -> None:
+    """Add one event of a stream to the answer, and show it."""
+    answer.usage = event.get("usage") or answer.usage
+    for choice in event.get("choices") or []:
+        delta = choice.get("delta") or {}
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            display.reasoning(reasoning)
+        if text := delta.get("content"):
+            answer.text += text
+            display.text(text)
+        for piece in delta.get("tool_calls") or []:
+            _take_call(piece, answer, display)
+
+
+def _take_call(piece: dict[str, Any], answer: Answer, display: Display) -> None:
+    function = piece.get("function") or {}
+    if piece.get("index", 0) >= len(answer.calls):
+        name = str(function.get("name") or "")
+        call = {"name": name, "arguments": ""}
+        answer.calls.append({"id": piece.get("id"), "type": "function", "function": call})
+        display.call(name)
+    arguments = function.get("arguments") or ""
+    answer.calls[-1]["function"]["arguments"] += arguments
+    display.arguments(arguments)
+
+
+def read_tools(path: str) -> list[dict[str, Any]]:
+    """Read tools from a JSON file, with or without the API's wrapping; ValueError for others."""
+    with open(path, encoding="utf-8") as file:
+        found = json.load(file)
+    tools = found if isinstance(found, list) else [found]
+    if not all(isinstance(tool, dict) and ("function" in tool or "name" in tool) for tool in tools):
+        raise ValueError("it should hold a list of tools, each an object with a name")
+    return [
+        tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
+    ]

@@ -1,0 +1,151 @@
+"""`slipstream list`, `rm` and `pull` on a cache of the hub, without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.commands.hub_cache import age_text, size_text
+from tests.system.terminal import ROOT, Terminal
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache with a model that can be served and two that cannot."""
+    add_model(
+        tmp_path, "org/small", {"config.json": json.dumps(CONFIG), "a.safetensors": "x" * 5000}
+    )
+    bloom = json.dumps(CONFIG | {"architectures": ["BloomForCausalLM"]})
+    add_model(tmp_path, "org/bloom", {"config.json": bloom, "a.safetensors": ""})
+    add_model(tmp_path, "org/llama-gguf", {"model.gguf": "GGUF"})
+    return tmp_path
+
+
+def add_model(home: Path, name: str, files: dict[str, str]) -> None:
+    """Lay files out as the hub's client does: blobs, and links to them from a snapshot."""
+    repository = home / "hub" / f"models--{name.replace('/', '--')}"
+    commit = hashlib.sha1(name.encode()).hexdigest()
+    for part in ("blobs", f"snapshots/{commit}", "refs"):
+        (repository / part).mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    for number, (file, text) in enumerate(files.items()):
+        (repository / "blobs" / str(number)).write_text(text)
+        (repository / "snapshots" / commit / file).symlink_to(f"../../blobs/{number}")
+
+
+def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli", *words],
+        cwd=ROOT,
+        env={"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_list_says_what_is_there_and_what_can_be_served(cache: Path) -> None:
+    ran = run(cache, "list")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "MODEL               SIZE  USED          SERVED",
+        "org/bloom          152 B  today         no: BloomForCausalLM",
+        "org/llama-gguf       4 B  today         no: GGUF",
+        "org/small         5.2 kB  today         yes",
+        "",
+        "5.3 kB in all",
+    ]
+
+
+def test_the_list_is_there_for_programs(cache: Path) -> None:
+    models = {model["id"]: model for model in json.loads(run(cache, "list", "--json").stdout)}
+    assert models["org/small"]["served"]
+    assert models["org/llama-gguf"]["why_not"] == "GGUF"
+    assert Path(models["org/small"]["path"]).is_dir()
+
+
+def test_an_empty_list_says_how_to_fill_it(tmp_path: Path) -> None:
+    ran = run(tmp_path, "list")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "No model is downloaded. `slipstream pull" in ran.stdout
+
+
+def test_a_model_is_removed_and_the_others_stay(cache: Path) -> None:
+    ran = run(cache, "rm", "--yes", "org/small")
+    assert (ran.returncode, ran.stdout) == (0, "Removed; 5.2 kB are free again.\n")
+    assert not (cache / "hub" / "models--org--small").exists()
+    assert "org/bloom" in run(cache, "list").stdout
+
+
+def test_on_a_terminal_it_is_asked_first(cache: Path) -> None:
+    with Terminal("rm", "org/small", env={"HF_HOME": str(cache)}) as terminal:
+        terminal.expect("Remove org/small (5.2 kB)? [y/N]")
+        terminal.type("\n")
+        terminal.expect("Nothing was removed.")
+        assert terminal.wait() == 1
+    assert "org/small" in run(cache, "list").stdout
+    with Terminal("rm", "org/small", env={"HF_HOME": str(cache)}) as terminal:
+        terminal.expect("[y/N]")
+        terminal.type("y\n")
+        assert terminal.wait() == 0
+    assert "org/small" not in run(cache, "list").stdout
+
+
+def test_nothing_is_removed_where_nobody_can_be_asked(cache: Path) -> None:
+    ran = run(cache, "rm", "org/small")
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        "slipstream rm: nobody can be asked here; --yes removes\n",
+    )
+
+
+def test_a_model_that_is_not_there_gets_a_suggestion(cache: Path) -> None:
+    ran = run(cache, "rm", "org/smal")
+    assert ran.returncode == 1
+    assert ran.stderr == ("slipstream rm: org/smal is not downloaded; did you mean org/small?\n")
+
+
+def test_a_model_that_is_here_is_pulled_without_a_network(cache: Path) -> None:
+    ran = run(cache, "pull", "org/small")
+    assert ran.returncode == 0, ran.stderr
+    assert (Path(ran.stdout.strip()) / "config.json").is_file()
+
+
+def test_a_model_that_cannot_be_served_is_not_pulled(cache: Path) -> None:
+    ran = run(cache, "pull", "org/bloom")
+    assert ran.returncode == 1
+    assert "architecture BloomForCausalLM is not supported" in ran.stderr
+    assert run(cache, "pull", "--force", "org/bloom").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("org/absent", "could not be fetched from the hub"), ("../x", "is no id of a model")],
+)
+def test_a_pull_that_fails_says_why_in_a_line(model: str, said: str, tmp_path: Path) -> None:
+    ran = run(tmp_path, "pull", model)
+    assert ran.returncode == 1
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("slipstream pull: ")
+    assert said in line
+
+
+def test_sizes_and_ages_are_short() -> None:
+    sizes = [size_text(size) for size in (0, 999, 1000, 12_345_678, 1_500_000_000_000)]
+    assert sizes == ["0 B", "999 B", "1.0 kB", "12.3 MB", "1.5 TB"]
+    assert age_text(0.0) == "unknown"
