@@ -93,12 +93,24 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolInput:
+    """The Lark grammar of what a tool takes: of the text that is its one argument, `input`."""
+
+    tool: str
+    lark: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Which tools of the prompt the answer may call (auto) or must call (required, named)."""
+    """Which tools of the prompt the answer may call (auto) or must call (required, named).
+
+    `inputs` has the grammars of tools whose argument is a text.
+    """
 
     choice: Literal["auto", "required", "named"]
     name: str = ""
     parallel: bool = True
+    inputs: tuple[ToolInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ class PromptEncoder:
         banned = sequences_of(rules.bad_words, self._tokenizer)
         try:
             with self._limits():
-                functions = functions_of(tools) if rules.tools is not None else []
+                use = rules.tools
+                functions = [] if use is None else functions_of(tools, use.inputs)
                 return compose(rules, functions, speech, self._vocabulary, banned)
         except (MemoryError, RecursionError) as error:
             field = "tools" if rules.structure is None else rules.structure.field

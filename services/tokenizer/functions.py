@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from common.messages.tokenize import ToolInput
+from services.tokenizer.lark_input import in_json_string
 from services.tokenizer.refusal import refused
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function: `parameters` is the JSON schema of an object; `field` is where it stands."""
+    """One function: `parameters` is the JSON schema of an object; `field` is where it stands.
+
+    Of a function that takes one text, `input`, there may be a Lark grammar of that text as it
+    stands in a JSON string.
+    """
 
     name: str
     parameters: dict[str, Any]
     strict: bool
     field: str
+    input_lark: str = ""
 
 
-def functions_of(tools: list[Any]) -> list[Function]:
+def functions_of(tools: list[Any], inputs: Iterable[ToolInput] = ()) -> list[Function]:
     """Read the functions of a request's `tools`; Refused names the tool that is none."""
-    return [_function(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    grammars = {each.tool: each.lark for each in inputs}
+    return [_function(tool, f"tools[{number}]", grammars) for number, tool in enumerate(tools)]
 
 
-def _function(tool: Any, field: str) -> Function:
+def _function(tool: Any, field: str, grammars: dict[str, str]) -> Function:
     inner = tool.get("function") if isinstance(tool, dict) else None
     if isinstance(inner, dict):
         field = f"{field}.function"
@@ -46,4 +55,16 @@ def _function(tool: Any, field: str) -> Function:
         parameters={"type": "object", **parameters},
         strict=inner.get("strict") is True,
         field=f"{field}.parameters",
+        input_lark=_input_lark(name, grammars.get(name, "")),
     )
+
+
+def _input_lark(name: str, lark: str) -> str:
+    try:
+        return in_json_string(lark)
+    except ValueError as error:
+        raise refused(
+            f"the grammar of the tool {name!r} cannot be enforced: {error}",
+            "invalid_grammar",
+            "tools",
+        ) from error

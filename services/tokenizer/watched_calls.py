@@ -39,4 +39,4 @@ def watched_calls(
     text = f"{vocabulary.any(without=token_id)}*"
     calls = make(loosened, dialect, max_calls)
     how_often = "*" if max_calls > 1 else "?"
-    return Fragment(f"{text} ({calls.expression} {text}){how_often}", calls.rules)
+    return replace(calls, expression=f"{text} ({calls.expression} {text}){how_often}")

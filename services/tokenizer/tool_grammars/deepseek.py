@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from services.tokenizer.functions import Function
 from services.tokenizer.lark import Fragment, in_order, literal, one_of, separated
-from services.tokenizer.tool_grammars.protocol import Dialect, arguments_rule
+from services.tokenizer.tool_grammars.protocol import Dialect, arguments
 
 _FENCE = "```json"
 
@@ -18,15 +18,13 @@ def calls(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fr
     separator = marker(markers.arguments)
     bodies = []
     for number, function in enumerate(functions):
-        name = literal(function.name)
+        given = arguments(number, function)
         if fenced:
-            opening = f"{literal('function')} {separator} " + literal(
-                f"{function.name}\n{_FENCE}\n"
-            )
-            expression = f"{opening} arguments_{number} " + literal("\n```")
+            name = literal(f"{function.name}\n{_FENCE}\n")
+            opening = Fragment(f"{literal('function')} {separator} {name}")
+            bodies.append(in_order(opening, given, Fragment(literal("\n```"))))
         else:
-            expression = f"{name} {separator} arguments_{number}"
-        bodies.append(Fragment(expression, (arguments_rule(number, function),)))
+            bodies.append(in_order(Fragment(f"{literal(function.name)} {separator}"), given))
     call = in_order(
         Fragment(marker(markers.call_begin)), one_of(bodies), Fragment(marker(markers.call_end))
     )

@@ -8,7 +8,7 @@ from typing import Any
 from services.tokenizer.functions import Function
 from services.tokenizer.lark import Fragment, in_order, json_rule, literal, one_of, separated
 from services.tokenizer.schemas import closed, prepared
-from services.tokenizer.tool_grammars.protocol import Dialect
+from services.tokenizer.tool_grammars.protocol import Dialect, call_object
 
 _SHARED = ("$defs", "definitions")
 
@@ -21,7 +21,9 @@ def calls(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fr
     """
     markers = dialect.markers
     bodies = [
-        Fragment(f"call_{number}", (json_rule(f"call_{number}", _schema(function, markers)),))
+        call_object(number, function, markers.arguments_key)
+        if function.input_lark
+        else Fragment(f"call_{number}", (json_rule(f"call_{number}", _schema(function, markers)),))
         for number, function in enumerate(functions)
     ]
     many = separated(one_of(bodies), literal(f"{markers.separator} "), max_calls)

@@ -9,7 +9,7 @@ from typing import Any
 from services.tokenizer.functions import Function
 from services.tokenizer.lark import Fragment, in_order, json_rule, literal, one_of, separated
 from services.tokenizer.schemas import prepared
-from services.tokenizer.tool_grammars.protocol import Dialect
+from services.tokenizer.tool_grammars.protocol import Dialect, text_argument
 
 _SHARED = ("$defs", "definitions")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -25,6 +25,8 @@ def calls(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fr
 
 
 def _call(number: int, function: Function) -> Fragment:
+    if function.input_lark:
+        return text_argument(number, function, f'{function.name}(input="', '")')
     properties = function.parameters.get("properties")
     named = properties if isinstance(properties, dict) else {}
     wanted = function.parameters.get("required")

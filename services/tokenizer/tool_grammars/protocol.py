@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from common.chat_formats import ToolMarkers
 from services.tokenizer.functions import Function
-from services.tokenizer.lark import Fragment, json_rule
+from services.tokenizer.lark import Fragment, in_order, json_rule, literal
 from services.tokenizer.schemas import closed, prepared
 from services.tokenizer.vocabulary import Vocabulary
 
@@ -30,7 +31,23 @@ class ToolGrammar(Protocol):
         ...
 
 
-def arguments_rule(number: int, function: Function) -> str:
-    """Write the rule `arguments_<number>`: a JSON object by the function's schema."""
+def arguments(number: int, function: Function) -> Fragment:
+    """Return the grammar of a function's arguments, a JSON object, as the rule of this number."""
+    if function.input_lark:
+        return text_argument(number, function, '{"input": "', '"}')
     schema = prepared(closed(function.parameters), lenient=not function.strict)
-    return json_rule(f"arguments_{number}", schema)
+    name = f"arguments_{number}"
+    return Fragment(name, (json_rule(name, schema),))
+
+
+def call_object(number: int, function: Function, key: str) -> Fragment:
+    """Return the grammar of `{"name": …, "arguments": {…}}`, the arguments under this key."""
+    head = f'{{"name": {json.dumps(function.name)}, "{key}": '
+    return in_order(Fragment(literal(head)), arguments(number, function), Fragment(literal("}")))
+
+
+def text_argument(number: int, function: Function, before: str, after: str) -> Fragment:
+    """Return the grammar of a text that has one of its own, between two that are always there."""
+    name = f"input_{number}"
+    text = Fragment(f"@{name}", grammars=((name, function.input_lark),))
+    return in_order(Fragment(literal(before)), text, Fragment(literal(after)))

@@ -1,0 +1,253 @@
+r"""Rewrites a client's Lark grammar of a text for that text inside of a JSON string.
+
+Models write the input of a custom tool as they write all arguments: as JSON, in which a line break
+is `\n` and a quote `\"`. So every terminal is written with these escapes in place of the characters
+that JSON does not have. What a grammar builds of its terminals stays as it is.
+
+llguidance takes the longest terminal and never goes back: at the backslash of `\n`, a terminal
+that may go on with `\"` would. So one that ends in a run of characters, as `/.*/` does, becomes a
+rule in which every escape is a terminal of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from re import _constants as ops  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any, Final
+
+from services.tokenizer.lark import literal
+
+MAX_LENGTH: Final = 16 << 10
+_ESCAPED: Final = "".join(map(chr, range(32))) + '"\\'
+_PLAIN: Final = r'[^"\\\x00-\x1f]'
+_ESCAPED_ONLY: Final = re.compile(r"(?:\\U000000(?:[01][0-9a-f]|22|5c))+")
+_TOKEN = re.compile(
+    r"""
+    (?P<skip>(?:\#|//)[^\n]*)
+    | (?P<range>"(?:\\.|[^"\\])+"\s*\.\.\s*"(?:\\.|[^"\\])+")
+    | (?P<text>"(?:\\.|[^"\\])*")(?P<insensitive>i?)
+    | /(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[imslux]*)
+    | %import\s+common\s*(?:\.\s*(?P<one>\w+)(?:\s*->\s*(?P<alias>\w+))?|\((?P<several>[\w\s,]+)\))
+    | %ignore\s+(?:(?P<ignored>[A-Z]\w*)|/(?P<ignored_regex>(?:\\.|[^/\\])+)/)
+    | (?P<foreign>%(?!ignore\b)\w+|<[^>\n]*>|@\w+|~(?!\s*\d)|::)
+    """,
+    re.VERBOSE,
+)
+_DEFINITION = re.compile(r"^[ \t]*([A-Z]\w*)[ \t]*:((?:.|\n(?=[ \t]*\|))*)", re.MULTILINE)
+_NAME = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|\b[A-Z]\w*')
+_RUN = re.compile(r"\brun_\d")
+# What `%import common` has, as Lark defines it.
+_COMMON: Final = {
+    "CNAME": r"[_A-Za-z][_A-Za-z0-9]*",
+    "CPP_COMMENT": r"\/\/[^\n]*",
+    "CR": r"\r",
+    "C_COMMENT": r"\/\*(?:[^*]|\*+[^*\/])*\*+\/",
+    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
+    "DIGIT": r"[0-9]",
+    "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
+    "FLOAT": r"[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?",
+    "HEXDIGIT": r"[a-fA-F0-9]",
+    "INT": r"[0-9]+",
+    "LCASE_LETTER": r"[a-z]",
+    "LETTER": r"[A-Za-z]",
+    "LF": r"\n",
+    "NEWLINE": r"(?:\r?\n)+",
+    "NUMBER": r"[0-9]+[eE][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+",
+    "SH_COMMENT": r"#[^\n]*",
+    "SIGNED_INT": r"[+-]?[0-9]+",
+    "SIGNED_NUMBER": r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?",
+    "UCASE_LETTER": r"[A-Z]",
+    "WORD": r"[A-Za-z]+",
+    "WS": r"[ \t\f\r\n]+",
+    "WS_INLINE": r"[ \t]+",
+}
+_FLAGS: Final = {"i": re.I, "m": re.M, "s": re.S, "x": re.X, "l": 0, "u": 0}
+_CATEGORIES: Final = {
+    ops.CATEGORY_DIGIT: r"\d",
+    ops.CATEGORY_NOT_DIGIT: r"\D",
+    ops.CATEGORY_SPACE: r"\s",
+    ops.CATEGORY_NOT_SPACE: r"\S",
+    ops.CATEGORY_WORD: r"\w",
+    ops.CATEGORY_NOT_WORD: r"\W",
+}
+
+
+def in_json_string(lark: str) -> str:
+    """Return the grammar of the JSON string's inside; ValueError says what cannot be rewritten."""
+    if len(lark) > MAX_LENGTH:
+        raise ValueError(f"it is longer than {MAX_LENGTH} characters")
+    runs: list[str] = []
+    text = _TOKEN.sub(lambda token: _rewritten(token, runs), lark)
+    return "\n".join((_without_terminals_of_rules(text), *runs))
+
+
+def _rewritten(token: re.Match[str], runs: list[str]) -> str:
+    if token["foreign"]:
+        raise ValueError(f"{token['foreign']} is not known in the grammar of a tool's input")
+    if token["range"]:
+        first, last = (_said(part) for part in re.findall(r'"(?:\\.|[^"\\])+"', token["range"]))
+        if len(first) != 1 or len(last) != 1:
+            raise ValueError(f"{token['range']} is no range of characters")
+        return _terminal(f"[{re.escape(first)}-{re.escape(last)}]", 0, runs)
+    if token["text"]:
+        said = _said(token["text"])
+        if token["insensitive"]:
+            return _terminal(re.escape(said), re.I, runs)
+        return literal(json.dumps(said, ensure_ascii=False)[1:-1])
+    if token["regex"]:
+        flags = 0
+        for flag in token["flags"]:
+            flags |= _FLAGS[flag]
+        return _terminal(token["regex"], flags, runs)
+    if token["ignored"] or token["ignored_regex"]:
+        pattern = token["ignored_regex"] or _common(token["ignored"])
+        return f"%ignore /{_sequence(*_parsed(pattern, 0))}/"
+    names = [token["one"]] if token["one"] else re.findall(r"\w+", token["several"] or "")
+    return "\n".join(
+        f"{token['alias'] or name}: {_terminal(_common(name), 0, runs)}" for name in names
+    )
+
+
+def _without_terminals_of_rules(text: str) -> str:
+    """Make rules of the terminals that are made of rules by now: give them a rule's name."""
+    found: dict[str, str] = dict(_DEFINITION.findall(text))
+    rules: set[str] = set()
+    while True:
+        more = {
+            name
+            for name, body in found.items()
+            if name not in rules and (_RUN.search(body) or rules & set(_names(body)))
+        }
+        if not more:
+            break
+        rules |= more
+    return _NAME.sub(
+        lambda name: f"t_{name[0].lower()}" if name[0] in rules else name[0],
+        text,
+    )
+
+
+def _names(body: str) -> list[str]:
+    return [name for name in _NAME.findall(body) if name[0].isupper()]
+
+
+def _said(text: str) -> str:
+    try:
+        said: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", text))
+    except ValueError as error:
+        raise ValueError(f"{text} is no string: {error}") from error
+    return said
+
+
+def _common(name: str) -> str:
+    if name not in _COMMON:
+        raise ValueError(f"common.{name} is not known; {', '.join(_COMMON)} are")
+    return _COMMON[name]
+
+
+def _terminal(pattern: str, flags: int, runs: list[str]) -> str:
+    """Write a regular expression; a run of characters at its end becomes a rule in `runs`."""
+    nodes, dot_all, folds = _parsed(pattern, flags)
+    while len(nodes) == 1 and nodes[0][0] is ops.SUBPATTERN and nodes[0][1][1:3] == (0, 0):
+        nodes = list(nodes[0][1][3])
+    run = _run(nodes[-1], dot_all, folds) if nodes else ""
+    if not run:
+        return f"/{_sequence(nodes, dot_all, folds)}/"
+    runs.append(f"run_{len(runs)}: {run}")
+    head = f"/{_sequence(nodes[:-1], dot_all, folds)}/ " if nodes[1:] else ""
+    return f"({head}run_{len(runs) - 1})"
+
+
+def _parsed(pattern: str, flags: int) -> tuple[list[Any], bool, bool]:
+    """Return a regular expression's nodes, and whether dots mean all and case means nothing."""
+    try:
+        parsed = parser.parse(pattern.replace(r"\/", "/"), flags)
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"/{pattern}/ is no regular expression: {error}") from error
+    all_flags = parsed.state.flags
+    return list(parsed), bool(all_flags & re.S), bool(all_flags & re.I)
+
+
+def _run(node: tuple[Any, Any], dot_all: bool, folds: bool) -> str:
+    """Write the rule of a repeated set of characters, plain ones and others; empty for no such."""
+    op, value = node
+    if op not in (ops.MAX_REPEAT, ops.MIN_REPEAT) or len(value[2]) != 1:
+        return ""
+    least, most, ((inner, member),) = value
+    if inner not in (ops.ANY, ops.IN, ops.NOT_LITERAL) or most == 1:
+        return ""
+    plain, _, escapes = _node(inner, member, dot_all, folds).partition("|\\\\")
+    if not escapes:
+        return ""
+    plain, escapes = plain.removeprefix("(?:"), "\\\\" + escapes.removesuffix(")")
+    if most is ops.MAXREPEAT and least < 2:
+        return f"(/{plain}+/ | /{escapes}/){'+' if least else '*'}"
+    return f"(/{plain}/ | /{escapes}/){{{least},{'' if most is ops.MAXREPEAT else most}}}"
+
+
+def _sequence(nodes: Any, dot_all: bool, folds: bool) -> str:
+    return "".join(_node(op, value, dot_all, folds) for op, value in nodes)
+
+
+def _node(op: Any, value: Any, dot_all: bool, folds: bool) -> str:
+    """Write one node of Python's own parser."""
+    match op:
+        case ops.LITERAL:
+            return _characters(_shown(value), folds)
+        case ops.NOT_LITERAL:
+            return _characters(f"^{_shown(value)}", folds)
+        case ops.ANY:
+            return _characters(r"\s\S" if dot_all else "^" + _shown(10), folds)
+        case ops.IN:
+            return _characters("".join(map(_member, value)), folds)
+        case ops.BRANCH:
+            return f"(?:{'|'.join(_sequence(each, dot_all, folds) for each in value[1])})"
+        case ops.SUBPATTERN:
+            _, added, removed, inner = value
+            folds = (folds or bool(added & re.I)) and not removed & re.I
+            dot_all = (dot_all or bool(added & re.S)) and not removed & re.S
+            return f"(?:{_sequence(inner, dot_all, folds)})"
+        case ops.MAX_REPEAT | ops.MIN_REPEAT:
+            least, most, inner = value
+            end = "" if most is ops.MAXREPEAT else most
+            return f"(?:{_sequence(inner, dot_all, folds)}){{{least},{end}}}"
+    raise ValueError(f"a regular expression in it has {str(op).lower()}, which is not known here")
+
+
+def _member(item: tuple[Any, Any]) -> str:
+    op, value = item
+    match op:
+        case ops.NEGATE:
+            return "^"
+        case ops.LITERAL:
+            return _shown(value)
+        case ops.RANGE:
+            return f"{_shown(value[0])}-{_shown(value[1])}"
+        case ops.CATEGORY:
+            return _CATEGORIES[value]
+    raise ValueError(f"a set of characters in it has {str(op).lower()}, which is not known here")
+
+
+def _shown(code: int) -> str:
+    """Write a character as regular expressions have it anywhere, Python's and Rust's."""
+    return chr(code) if chr(code).isalnum() else f"\\U{code:08x}"
+
+
+def _characters(inside: str, folds: bool) -> str:
+    """Write a set of characters: those of JSON as they are, the others by their escapes."""
+    known = re.compile(f"[{inside}]", re.I if folds else 0)
+    ways = [
+        _backslashed(json.dumps(character)[1:-1])
+        for character in _ESCAPED
+        if known.match(character)
+    ]
+    if not ways or not _ESCAPED_ONLY.fullmatch(inside):
+        plain = f"[[{inside}]&&{_PLAIN}]"
+        ways.insert(0, f"(?i:{plain})" if folds else plain)
+    return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+
+
+def _backslashed(text: str) -> str:
+    return "".join(character if character.isalnum() else f"\\{character}" for character in text)
