@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,29 @@ async def test_what_is_cut_short_says_so(tmp_path: Path) -> None:
         await all_ended(ring, [attempt])
         assert ring.endings(attempt) == ["length"]
         assert len(ring.tokens(attempt)) == 7
+
+
+@pytest.mark.parametrize("held_back", [{"ignore_eos": True}, {"min_tokens": 150}])
+async def test_a_grammar_that_ends_wins_over_what_holds_the_end_back(
+    tmp_path: Path, held_back: dict[str, Any]
+) -> None:
+    async with guided_ring(tmp_path) as ring:
+        given = guided(schema_grammar(PERSON))["sampling"]
+        attempts = [ring.ask(n, sampling=replace(given, seed=n, **held_back)) for n in range(1, 9)]
+        await all_ended(ring, attempts)
+        for attempt in attempts:
+            check_person(ring, attempt)
+        assert sum(ring.endings(attempt) == ["stop"] for attempt in attempts) >= 6
+
+
+async def test_a_stop_token_cuts_a_structure(tmp_path: Path) -> None:
+    async with guided_ring(tmp_path) as ring:
+        (colon,) = tokenizer().encode(":").ids
+        given = guided('start: "a:" /[b-d]{3}/\n')["sampling"]
+        cut = ring.ask(1, sampling=replace(given, stop_token_ids=(colon,)))
+        await all_ended(ring, [cut])
+        assert ring.endings(cut) == ["stop"]
+        assert text_of(ring.tokens(cut)) == "a:"
 
 
 async def test_unguided_rows_of_a_mixed_batch_get_the_tokens_that_they_get_alone(

@@ -91,9 +91,12 @@ STRUCTURES = [
         INVALID,
     ),
     text("two structures", {"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
-    text("a structure and a stop", {"regex": "a", "stop": "a"}, "stop"),
-    text("a structure without an end", {"regex": "a", "ignore_eos": True}, "ignore_eos"),
-    text("a structure and ids", {"regex": "a", "allowed_token_ids": [5]}, "allowed_token_ids"),
+    text(
+        "a structure and other ids",
+        {"regex": "a", "allowed_token_ids": [5]},
+        "regex",
+        "grammar_failed",
+    ),
 ]
 
 

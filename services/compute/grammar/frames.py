@@ -30,13 +30,18 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A sequence has taken a slot: make the mask of the token after `output_ids`."""
+    """A sequence has taken a slot: make the mask of the token after `output_ids`.
+
+    What ends it: the model's own `eos_ids` and the client's `stop_ids`.
+    """
 
     slot: int
     epoch: int
     guidance: Guidance
+    eos_ids: tuple[int, ...]
     stop_ids: tuple[int, ...]
     min_tokens: int
+    ignore_eos: bool
     max_tokens: int
     output_ids: tuple[int, ...]
 
@@ -103,8 +108,10 @@ def pack_order(order: Order) -> bytes:
                     order.slot,
                     order.epoch,
                     [guidance.grammar, guidance.allowed_token_ids, guidance.banned_sequences],
+                    order.eos_ids,
                     order.stop_ids,
                     order.min_tokens,
+                    order.ignore_eos,
                     order.max_tokens,
                     np.array(order.output_ids, dtype=np.int32).tobytes(),
                 ]
@@ -120,13 +127,16 @@ def unpack_order(data: bytes) -> Order:
         return Advance(np.frombuffer(fields[0], dtype=np.int32).reshape(-1, 4))
     if tag == "prepare":
         return Prepare(*fields)
-    slot, epoch, (grammar, allowed, banned), stop_ids, min_tokens, max_tokens, outputs = fields
+    slot, epoch, (grammar, allowed, banned), eos_ids, stop_ids, *limits, outputs = fields
+    min_tokens, ignore_eos, max_tokens = limits
     return Place(
         slot,
         epoch,
         Guidance(grammar, tuple(allowed), tuple(map(tuple, banned))),
+        tuple(eos_ids),
         tuple(stop_ids),
         min_tokens,
+        ignore_eos,
         max_tokens,
         tuple(np.frombuffer(outputs, dtype=np.int32).tolist()),
     )

@@ -42,7 +42,7 @@ class SequenceMatcher:
         self._grammar = grammar
         self._everything_W = everything_W
         self._rules = TokenRules(place, everything_W)
-        self._stop_ids = frozenset(place.stop_ids)
+        self._stop_ids = frozenset((*place.eos_ids, *place.stop_ids))
 
     @property
     def place(self) -> Place:

@@ -195,8 +195,10 @@ def _order(placed: _Placed) -> Place:
         delta.slot,
         delta.epoch,
         guidance,
-        delta.stop_ids,
+        tuple(sorted(set(delta.stop_ids).difference(delta.sampling.stop_token_ids))),
+        delta.sampling.stop_token_ids,
         delta.sampling.min_tokens,
+        delta.sampling.ignore_eos,
         delta.sampling.max_tokens,
         tuple(placed.outputs),
     )

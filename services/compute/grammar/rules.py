@@ -22,7 +22,16 @@ def bits_of(ids: Iterable[int], vocab_size: int) -> Int32Array:
 class TokenRules:
     """What every mask of one sequence has in common, and which tokens its last ones forbid."""
 
-    __slots__ = ("_banned_after", "_ends", "_longest", "_may", "_min_tokens", "_others", "_tail")
+    __slots__ = (
+        "_banned_after",
+        "_ends",
+        "_eos",
+        "_ignored",
+        "_longest",
+        "_may",
+        "_min_tokens",
+        "_tail",
+    )
 
     def __init__(self, place: Place, everything_W: Int32Array) -> None:
         guidance = place.guidance
@@ -31,8 +40,9 @@ class TokenRules:
         may = bits_of(allowed, vocab_size) & everything_W if allowed else everything_W
         single = bits_of((sequence[0] for sequence in banned if len(sequence) == 1), vocab_size)
         self._may: Int32Array | None = may & ~single if allowed or single.any() else None
-        self._ends = bits_of(place.stop_ids, vocab_size) & everything_W
-        self._others = ~self._ends
+        self._eos = bits_of(place.eos_ids, vocab_size) & everything_W
+        self._ends = self._eos | bits_of(place.stop_ids, vocab_size) & everything_W
+        self._ignored = self._eos if place.ignore_eos else None
         self._min_tokens = place.min_tokens
         # Of the longer ones, by the token before their last.
         self._banned_after: dict[int, list[tuple[int, ...]]] = {}
@@ -49,15 +59,24 @@ class TokenRules:
             self._tail = [*self._tail, *tokens][-self._longest :]
 
     def apply(self, mask_W: Int32Array, accepting: bool, index: int) -> None:
-        """Narrow a mask; what ends the text is in it exactly if the grammar accepts."""
+        """Narrow a mask, and let the text end where the grammar accepts.
+
+        A stop token of the client's may also come where it is text to the grammar, which it then
+        cuts. What `min_tokens` and `ignore_eos` hold back comes where nothing else may.
+        """
         if self._may is not None:
             mask_W &= self._may
         if self._tail:
             self._ban(mask_W)
-        if accepting and index >= self._min_tokens:
+        if accepting:
             mask_W |= self._ends
         else:
-            mask_W &= self._others
+            mask_W &= ~self._eos
+        held_back = self._ends if index < self._min_tokens else self._ignored
+        if held_back is not None:
+            others = mask_W & ~held_back
+            if others.any():
+                mask_W[:] = others
 
     def _ban(self, mask_W: Int32Array) -> None:
         tail = tuple(self._tail)

@@ -33,7 +33,7 @@ from services.compute.kernels.slot_words import (
     TOP_K,
     TOP_P,
 )
-from services.compute.sampling.slots import GREEDY_BELOW
+from services.compute.sampling.slots import GREEDY_BELOW, barred_tokens
 from services.compute.step import Int32Array, SlotDelta
 
 MAX_INT32 = (1 << 31) - 1
@@ -44,7 +44,8 @@ def slot_words(delta: SlotDelta, vocab_size: int) -> Int32Array:
     sampling = delta.sampling
     greedy = sampling.temperature < GREEDY_BELOW
     num_bias = len(known_bias(sampling, vocab_size))
-    num_stops = len(known_ids(delta.stop_ids, vocab_size)) if sampling.min_tokens > 0 else 0
+    min_tokens = barred_tokens(sampling)
+    num_stops = len(known_ids(delta.stop_ids, vocab_size)) if min_tokens > 0 else 0
     flags = _flags(sampling, vocab_size, 0 if greedy else 1)
     flags |= BIASED * (num_bias > 0) | HAS_STOPS * (num_stops > 0)
     words = np.zeros(NUM_WORDS, dtype=np.int32)
@@ -59,7 +60,7 @@ def slot_words(delta: SlotDelta, vocab_size: int) -> Int32Array:
     floats[PRESENCE] = sampling.presence_penalty
     floats[FREQUENCY] = sampling.frequency_penalty
     floats[REPETITION] = sampling.repetition_penalty
-    words[MIN_TOKENS] = min(sampling.min_tokens, MAX_INT32)
+    words[MIN_TOKENS] = min(min_tokens, MAX_INT32)
     words[NUM_LOGPROBS] = min(sampling.num_logprobs, vocab_size, MAX_TOP_LOGPROBS)
     words[NUM_BIAS] = num_bias
     words[NUM_STOPS] = num_stops

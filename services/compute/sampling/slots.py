@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from common.messages.sampling import SamplingParams
 from services.compute.step import SlotDelta
 
 Int64Array = npt.NDArray[np.int64]
@@ -52,7 +53,7 @@ class SamplingSlots:
         self.presence[slot] = sampling.presence_penalty
         self.frequency[slot] = sampling.frequency_penalty
         self.repetition[slot] = sampling.repetition_penalty
-        self.min_tokens[slot] = sampling.min_tokens
+        self.min_tokens[slot] = barred_tokens(sampling)
         self.num_logprobs[slot] = min(sampling.num_logprobs, self._vocab_size)
         self.penalised[slot] = bool(
             sampling.presence_penalty
@@ -70,6 +71,11 @@ class SamplingSlots:
 
     def _valid(self, ids: Iterable[int]) -> Int64Array:
         return np.array([i for i in ids if 0 <= i < self._vocab_size], dtype=np.int64)
+
+
+def barred_tokens(sampling: SamplingParams) -> int:
+    """Tokens before which the sampler bars what ends a text; of a guided one the masks do it."""
+    return 0 if sampling.guidance is not None else sampling.min_tokens
 
 
 def _signed(seed: int) -> int:

@@ -109,14 +109,6 @@ class Door:
     def _grammar(self, sampling: SamplingParams, guidance: Guidance) -> Failure | None:
         if not guidance.grammar:
             return None
-        if sampling.min_tokens or sampling.ignore_eos:
-            name = "min_tokens" if sampling.min_tokens else "ignore_eos"
-            return _bad(
-                "guidance_conflict",
-                f"{name} cannot be used with {guidance.field}: the answer ends when its grammar "
-                "does. Leave one of them out.",
-                name,
-            )
         if not self._can_end and not sampling.stop_token_ids:
             return _bad(
                 "grammar_unsupported",

@@ -67,8 +67,11 @@ class SequenceParams:
         self.num_logprobs = request.sampling.num_logprobs
         self.pools = request.pooling
         self.pools_all = request.pooling and pooling != "last"  # of every position, in one slot
-        self.guided = request.sampling.guidance is not None
-        self.eos_token_ids = () if request.sampling.ignore_eos else eos_token_ids
+        guidance = request.sampling.guidance
+        self.guided = guidance is not None
+        # A grammar's end is the answer's; until there its masks hold back what is to be ignored.
+        ignored = request.sampling.ignore_eos and not (guidance and guidance.grammar)
+        self.eos_token_ids = () if ignored else eos_token_ids
         self.stop_ids = frozenset((*self.eos_token_ids, *request.sampling.stop_token_ids))
 
 

@@ -224,13 +224,7 @@ def _rules(fields: MessageFields, tools: Tools) -> OutputRules:
                 f"must be less than max_tokens, which is {fields.max_tokens}",
             )
         budget = thinking.budget_tokens
-    structure = _structure(fields)
-    if fields.stop_sequences and (structure is not None or tools.forced):
-        reason = structure.field if structure else "a tool_choice that forces a call"
-        raise bad_field(
-            "stop_sequences", f"cannot be used together with {reason}, which says how it ends"
-        )
-    return make_rules(structure, tools, budget)
+    return make_rules(_structure(fields), tools, budget)
 
 
 def _structure(fields: PromptFields) -> Structure | None:

@@ -15,7 +15,7 @@ from services.router.job import Job
 from services.router.openai.chat_messages import final_words, pack_messages
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.options import AnswerOptions
-from services.router.openai.rules import check_rules, make_rules
+from services.router.openai.rules import make_rules
 from services.router.openai.sampling_fields import (
     ALL_LOGPROBS,
     MAX_INT32,
@@ -106,7 +106,6 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
         truncate_to=shared.truncate_prompt_tokens or 0,
         truncate_side=shared.truncation_side or "left",
     )
-    check_rules(job.rules, job.sampling, job.stream)
     check_unknown(body, KNOWN_FIELDS, warnings)
     shared.warn(warnings)
     warn_of_all("top_logprobs", chat.top_logprobs, warnings)

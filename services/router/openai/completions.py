@@ -15,7 +15,7 @@ from services.router.errors import bad_field, from_validation, shown
 from services.router.job import MAX_ALL_CHOICES, MAX_PROMPTS, Job
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.options import AnswerOptions
-from services.router.openai.rules import check_rules, make_rules
+from services.router.openai.rules import make_rules
 from services.router.openai.sampling_fields import (
     ALL_LOGPROBS,
     MAX_TOP_LOGPROBS,
@@ -118,7 +118,6 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
         truncate_to=shared.truncate_prompt_tokens or 0,
         truncate_side=shared.truncation_side or "left",
     )
-    check_rules(job.rules, job.sampling, job.stream)
     check_unknown(body, KNOWN_FIELDS, warnings)
     shared.warn(warnings)
     warn_of_all("logprobs", fields.logprobs, warnings)

@@ -28,11 +28,6 @@ class Tools:
     json: bytes = b""
     use: ToolUse | None = None
 
-    @property
-    def forced(self) -> bool:
-        """Whether the answer has to call one."""
-        return self.use is not None and self.use.choice != "auto"
-
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:

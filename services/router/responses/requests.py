@@ -13,7 +13,7 @@ from common.messages.tokenize import ChatPrompt, Structure
 from services.router.errors import bad_field, from_validation, shown
 from services.router.job import TRUNCATE_TO_FIT, Job
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
-from services.router.openai.rules import check_rules, make_rules
+from services.router.openai.rules import make_rules
 from services.router.openai.sampling_fields import (
     MAX_INT32,
     MAX_TOP_LOGPROBS,
@@ -168,7 +168,6 @@ def parse_response(body: dict[str, Any], warnings: Warnings) -> ResponsesRequest
         ),
         truncate_to=TRUNCATE_TO_FIT if fields.truncation == "auto" else 0,
     )
-    check_rules(job.rules, job.sampling, job.stream)
     check_unknown(body, KNOWN_FIELDS, warnings)
     shared.warn(warnings)
     return ResponsesRequest(job, bool(shared.stream), fields)

@@ -29,7 +29,7 @@ from services.compute.grammar.frames import (
 GUIDANCE = Guidance("start: /a/", (1, 2), ((3,), (4, 5)))
 ORDERS: list[Order] = [
     Prepare(7, "start: /ä/"),
-    Place(3, 9, GUIDANCE, (2, 5), 0, 50, (7, 8, 9)),
+    Place(3, 9, GUIDANCE, (2,), (5,), 0, True, 50, (7, 8, 9)),
 ]
 REPORTS: list[Report] = [
     Ready(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +33,10 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     return Compiler(settings)
 
 
-def make_matcher(compiler: Compiler, grammar: str, *output_ids: int) -> SequenceMatcher:
-    place = make_place(Guidance(grammar), output_ids=output_ids)
+def make_matcher(
+    compiler: Compiler, grammar: str, *output_ids: int, **changes: Any
+) -> SequenceMatcher:
+    place = make_place(Guidance(grammar), output_ids=output_ids, **changes)
     matcher = SequenceMatcher(
         place, compiler.compile(grammar), bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
     )
@@ -63,6 +66,36 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts(compiler: Compiler
     assert matcher.consume(2, c)
     assert allowed(matcher) == {EOS}
     assert matcher.consume(3, EOS) is False
+
+
+def test_a_stop_token_may_cut_the_text_where_the_grammar_has_it(compiler: Compiler) -> None:
+    a, b, c = ids_of("abc")
+    matcher = make_matcher(compiler, 'start: "a" "b" "c"?\n', stop_ids=(b, 5))
+    assert allowed(matcher) == {a}, "a stop token is no text of its own"
+    assert matcher.consume(0, a)
+    assert allowed(matcher) == {b}
+    assert matcher.consume(1, b) is False
+    whole = make_matcher(compiler, 'start: "a" "b" "c"?\n', a, b, stop_ids=(5,))
+    assert allowed(whole) == {c, 5, EOS}, "where it accepts it may end by any of them"
+
+
+@pytest.mark.parametrize("held_back", [{"min_tokens": 9}, {"ignore_eos": True}])
+def test_the_end_is_held_back_until_there_is_nothing_else(
+    compiler: Compiler, held_back: dict[str, Any]
+) -> None:
+    a, b = ids_of("ab")
+    matcher = make_matcher(compiler, 'start: "a" "b"?\n', **held_back)
+    assert matcher.consume(0, a)
+    assert allowed(matcher) == {b}
+    assert matcher.consume(1, b)
+    assert allowed(matcher) == {EOS}
+    assert matcher.consume(2, EOS) is False
+
+
+def test_min_tokens_hold_a_stop_token_back_where_the_text_can_go_on(compiler: Compiler) -> None:
+    a, b, c = ids_of("abc")
+    matcher = make_matcher(compiler, 'start: "a" ("b" | "c")\n', a, stop_ids=(b,), min_tokens=3)
+    assert allowed(matcher) == {c}
 
 
 def test_outputs_produced_before_lead_to_the_same_place(compiler: Compiler) -> None:

@@ -38,7 +38,7 @@ def test_only_guided_sequences_are_placed(placements: Placements) -> None:
         (2, 1, (7, 8)),
     ]
     assert orders[0].guidance == GUIDANCE
-    assert (orders[0].stop_ids, orders[0].max_tokens) == ((2,), 10)
+    assert (orders[0].eos_ids, orders[0].max_tokens) == ((2,), 10)
 
 
 def test_a_mask_is_there_when_its_stamp_is_on_either_plane(

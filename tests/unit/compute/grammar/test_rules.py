@@ -21,8 +21,10 @@ def make_place(guidance: Guidance, **changes: Any) -> Place:
         "slot": 0,
         "epoch": 1,
         "guidance": guidance,
-        "stop_ids": (2,),
+        "eos_ids": (2,),
+        "stop_ids": (),
         "min_tokens": 0,
+        "ignore_eos": False,
         "max_tokens": 100,
         "output_ids": (),
     }
@@ -41,10 +43,11 @@ def expected(place: Place, outputs: list[int], accepting: bool) -> set[int]:
         before = list(banned[:-1])
         if not before or outputs[-len(before) :] == before:
             allowed.discard(banned[-1])
-    ends = set(place.stop_ids)
-    if accepting and len(outputs) >= place.min_tokens:
-        return allowed | ends
-    return allowed - ends
+    eos = set(place.eos_ids)
+    ends = eos | set(place.stop_ids)
+    allowed = allowed | ends if accepting else allowed - eos
+    held_back = ends if len(outputs) < place.min_tokens else eos if place.ignore_eos else set()
+    return allowed - held_back or allowed
 
 
 @given(
@@ -53,7 +56,13 @@ def expected(place: Place, outputs: list[int], accepting: bool) -> set[int]:
     before=st.lists(ids, max_size=6),
     after=st.lists(ids, max_size=6),
     accepting=st.booleans(),
-    min_tokens=st.integers(0, 8),
+    ending=st.fixed_dictionaries(
+        {
+            "stop_ids": st.sampled_from(((), (3,), (3, 4))),
+            "min_tokens": st.integers(0, 8),
+            "ignore_eos": st.booleans(),
+        }
+    ),
 )
 def test_a_mask_has_exactly_what_no_rule_forbids(
     allowed: list[int],
@@ -61,10 +70,10 @@ def test_a_mask_has_exactly_what_no_rule_forbids(
     before: list[int],
     after: list[int],
     accepting: bool,
-    min_tokens: int,
+    ending: dict[str, Any],
 ) -> None:
     guidance = Guidance("", tuple(allowed), tuple(map(tuple, banned)))
-    place = make_place(guidance, output_ids=tuple(before), min_tokens=min_tokens)
+    place = make_place(guidance, output_ids=tuple(before), **ending)
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
     rules = TokenRules(place, everything)
     for token in after:
@@ -82,7 +91,7 @@ def test_ids_beyond_the_vocabulary_have_no_bit() -> None:
 def test_the_bits_beyond_the_vocabulary_stay_empty() -> None:
     guidance = Guidance("", allowed_token_ids=(69, 70, 95), banned_sequences=((95,),))
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
-    rules = TokenRules(make_place(guidance, stop_ids=(90,)), everything)
+    rules = TokenRules(make_place(guidance, eos_ids=(90,)), everything)
     mask_W = everything.copy()
     rules.apply(mask_W, True, 0)
     assert tokens_in(mask_W) == {69}

@@ -44,11 +44,6 @@ def failure_of(loop: Loop, request: Request) -> Failure:
         (make_request(0, guidance=Guidance(allowed_token_ids=(-1,))), "allowed_token_ids"),
         (make_request(0, guidance=Guidance(banned_sequences=((3, 4), (5, 99)))), "bad_words"),
         (make_request(0, guidance=Guidance(banned_sequences=((3,) * 20_000,))), "bad_words"),
-        (make_request(0, guidance=Guidance("start: /a/")), "ignore_eos"),
-        (
-            make_request(0, guidance=Guidance("start: /a/"), ignore_eos=False, min_tokens=2),
-            "min_tokens",
-        ),
     ],
 )
 def test_a_bad_request_is_refused_with_the_field_at_fault(request_: Request, field: str) -> None:

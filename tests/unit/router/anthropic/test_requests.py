@@ -167,10 +167,6 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "any"}, "stop_sequences": ["x"]},
-            "stop_sequences",
-        ),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
@@ -232,3 +228,14 @@ def test_a_call_can_still_be_required_of_the_other_tools() -> None:
 
 def test_no_tools_and_no_say_about_them_are_alike() -> None:
     assert parse(tools=[], tool_choice={"type": "auto"}).job == parse().job
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL], "tool_choice": {"type": "any"}},
+        {"output_format": {"type": "json_schema", "schema": SCHEMA}},
+    ],
+)
+def test_a_stop_sequence_may_cut_what_has_to_have_a_form(fields: dict[str, Any]) -> None:
+    assert parse(**fields, stop_sequences=["x"]).job.stream.stop == ("x",)

@@ -188,12 +188,6 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": "nonsense"}, "json_schema"),
     ({"regex": "a", "ebnf": "root ::= x"}, "ebnf"),
     ({**JSON_OBJECT, "regex": "a"}, "regex"),
-    ({**JSON_OBJECT, "stop": "x"}, "stop"),
-    ({**JSON_OBJECT, "stop_token_ids": [5]}, "stop_token_ids"),
-    ({**JSON_OBJECT, "min_tokens": 5}, "min_tokens"),
-    ({**JSON_OBJECT, "ignore_eos": True}, "ignore_eos"),
-    ({**JSON_OBJECT, "allowed_token_ids": [5]}, "allowed_token_ids"),
-    ({**JSON_OBJECT, "bad_words": ["x"]}, "bad_words"),
 ]
 
 CHAT: list[tuple[dict[str, Any], str]] = [
@@ -248,9 +242,6 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     (_allowed(tools=[5]), "tool_choice.allowed_tools.tools[0]"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
-    ({**_chosen("required"), "stop": "x"}, "stop"),
-    ({**_chosen("required"), "ignore_eos": True}, "ignore_eos"),
-    ({**_chosen({"type": "function", "function": {"name": "f"}}), "min_tokens": 1}, "min_tokens"),
     (_called(id=None), "messages[1].tool_calls[0].id"),
     (_called(type="custom"), "messages[1].tool_calls[0].type"),
     (_called(function=None), "messages[1].tool_calls[0].function"),

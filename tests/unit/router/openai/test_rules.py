@@ -177,6 +177,31 @@ def test_other_rules_arrive() -> None:
     assert job.stream.return_prompt_ids
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a+"}},
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ],
+)
+def test_stops_and_words_stand_beside_what_has_to_have_a_form(form: dict[str, Any]) -> None:
+    job = _chat(
+        **form,
+        stop=["x"],
+        stop_token_ids=[5],
+        min_tokens=2,
+        ignore_eos=True,
+        bad_words=["no"],
+        allowed_token_ids=[7],
+    ).job
+    sampling = job.sampling
+    assert job.stream.stop == ("x",)
+    assert (sampling.stop_token_ids, sampling.min_tokens, sampling.ignore_eos) == ((5,), 2, True)
+    assert (job.rules.bad_words, job.rules.allowed_token_ids) == (("no",), (7,))
+
+
 # Template variables
 
 

@@ -262,7 +262,6 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"tool_choice": 5}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "h"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "required", "stop": "x"}, "stop"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
