@@ -83,13 +83,15 @@ class Structure:
 
     `text` is a JSON schema, a regular expression, a JSON array of the choices, a grammar (Lark,
     GBNF or EBNF), or the format of a structural tag as JSON; of a `json_object` it is empty.
-    `field` is where the client wrote it. JSON that is `compact` stands on one line.
+    `field` is where the client wrote it. JSON that is `compact` stands on one line; a schema that
+    is not `strict` may have keywords that no grammar holds.
     """
 
     kind: StructureKind
     text: str
     field: str
     compact: bool = False
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Final
 
 import structlog
@@ -11,6 +12,8 @@ HEADER: Final = "Warning"
 MAX_IN_HEADER: Final = 8  # with MAX_CHARACTERS below 2 KB: proxies take 4 KB of headers or more
 MAX_CHARACTERS: Final = 200
 MAX_LOGGED: Final = 256  # kinds of warnings; they may have names that clients make up
+
+_NUMBER = re.compile(r"\[\d+\]")
 
 
 class WarningLog:
@@ -22,10 +25,11 @@ class WarningLog:
         self._log = structlog.get_logger()
 
     def note(self, field: str, message: str) -> None:
-        """Log a warning, unless one with these words was logged before."""
-        if message in self._kinds or len(self._kinds) >= MAX_LOGGED:
+        """Log a warning, unless one of this field with these words was logged before."""
+        kind = f"{_NUMBER.sub('[]', field)}: {message}"
+        if kind in self._kinds or len(self._kinds) >= MAX_LOGGED:
             return
-        self._kinds.add(message)
+        self._kinds.add(kind)
         self._log.warning("request warning", field=field, message=message)
 
 
@@ -47,7 +51,7 @@ class Warnings:
         return self._log.refuse_unknown
 
     def add(self, field: str, message: str) -> None:
-        """Warn about a field; `message` has nothing of its position, so that it is logged once."""
+        """Warn about a field of the request."""
         self._log.note(field, message)
         text = f"{field}: {message}"[:MAX_CHARACTERS]
         if text in self._texts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.json_schema import demands_nothing
 from services.tokenizer.calendar_patterns import CALENDAR_PATTERNS
 
 # Whitespace at each place where JSON allows it: one blank, or a line break with an indent. That is
@@ -79,6 +80,7 @@ def _cleaned(schema: Any) -> Any:
         key: _inner(key, value)
         for key, value in schema.items()
         if key not in _REMARKS
+        and not demands_nothing(schema, key)
         and not (key == "format" and isinstance(value, str) and value not in _FORMATS)
     }
     named = schema.get("format")

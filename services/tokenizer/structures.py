@@ -30,7 +30,7 @@ def structure_grammar(structure: Structure, name: str = _NAME) -> Fragment:
             schema = _parsed(structure, "a JSON schema")
             if not isinstance(schema, dict | bool):
                 raise _bad(structure, "a JSON schema must be an object")
-            schema = prepared(schema, compact=structure.compact)
+            schema = prepared(schema, not structure.strict, structure.compact)
             return Fragment(name, (json_rule(name, schema),))
         case "regex":
             return Fragment(name, (f"{name}: /{_regex(structure)}/",))

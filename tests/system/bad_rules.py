@@ -37,6 +37,7 @@ def _deep_schema(depth: int) -> dict[str, Any]:
     return inner
 
 
+UNHELD = {"name": "a", "strict": True, "schema": {"items": {"not": {}}}}
 STRUCTURES = [
     chat("a format as text", {"response_format": "json"}, "response_format"),
     chat("a format of no kind", {"response_format": {}}, "response_format.type"),
@@ -49,7 +50,12 @@ STRUCTURES = [
     ),
     schema("as text", "{", code=INVALID),
     schema("as an array", [], code=INVALID),
-    schema("false", {"not": {}}),
+    chat(
+        "a strict schema that no grammar holds",
+        {"response_format": {"type": "json_schema", "json_schema": UNHELD}},
+        "response_format.json_schema.schema.items.not",
+        "unsupported_parameter",
+    ),
     schema("of an unknown type", {"type": "wibble"}),
     schema("with type 5", {"type": 5}),
     schema("without an end", {"$ref": "#"}),

@@ -165,7 +165,7 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
         )
         | {"min_p", "repetition_penalty"},
         usual_max_tokens=fields.max_tokens,
-        rules=_rules(fields, tools),
+        rules=_rules(fields, tools, warnings),
     )
     _warn(body, warnings)
     streaming = bool(fields.stream)
@@ -186,7 +186,7 @@ def parse_prompt(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPro
 def _warn(body: dict[str, Any], warnings: Warnings) -> None:
     for field in WITHOUT_EFFECT:
         if body.get(field) not in (None, [], {}):
-            warnings.add(field, f"{field} has no effect here")
+            warnings.add(field, "has no effect here")
     check_unknown(body, KNOWN_FIELDS, warnings)
 
 
@@ -212,7 +212,7 @@ def _sampling(fields: MessageFields) -> SamplingParams:
     )
 
 
-def _rules(fields: MessageFields, tools: Tools) -> OutputRules:
+def _rules(fields: MessageFields, tools: Tools, warnings: Warnings) -> OutputRules:
     thinking = fields.thinking
     budget = -1
     if thinking is not None and thinking.type == "enabled":
@@ -224,7 +224,7 @@ def _rules(fields: MessageFields, tools: Tools) -> OutputRules:
                 f"must be less than max_tokens, which is {fields.max_tokens}",
             )
         budget = thinking.budget_tokens
-    return make_rules(_structure(fields), tools, budget)
+    return make_rules(_structure(fields), tools, warnings, budget)
 
 
 def _structure(fields: PromptFields) -> Structure | None:

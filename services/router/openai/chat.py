@@ -99,6 +99,7 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
         rules=make_rules(
             parse_structure(body),
             tools,
+            warnings,
             -1 if budget is None else budget,
             shared.allowed_ids,
             shared.banned_words,

@@ -114,7 +114,9 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
         unset=shared.unset,
         usual_max_tokens=max(USUAL_MAX_TOKENS, shared.min_tokens or 0),
         prompt_only=prompt_alone and not needs_ring,
-        rules=make_rules(parse_structure(body), None, -1, shared.allowed_ids, shared.banned_words),
+        rules=make_rules(
+            parse_structure(body), None, warnings, -1, shared.allowed_ids, shared.banned_words
+        ),
         truncate_to=shared.truncate_prompt_tokens or 0,
         truncate_side=shared.truncation_side or "left",
     )

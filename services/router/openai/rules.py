@@ -1,18 +1,71 @@
-"""What an answer's tokens must obey, all together."""
+"""What an answer's tokens must obey, all together, and what of it no grammar can hold."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from common.json_schema import unheld_keywords
 from common.messages.tokenize import OutputRules, Structure
+from services.router.errors import unsupported
 from services.router.openai.tools import Tools
+from services.router.request_warnings import Warnings
+
+MAX_PATH: Final = 100  # inside of a schema; the end of it is what is of interest
 
 
 def make_rules(
-    structure: Structure | None = None,
-    tools: Tools | None = None,
+    structure: Structure | None,
+    tools: Tools | None,
+    warnings: Warnings,
     thinking_budget: int = -1,
     allowed_token_ids: tuple[int, ...] = (),
     bad_words: tuple[str, ...] = (),
 ) -> OutputRules:
-    """Bring all rules together."""
+    """Bring all rules together; ApiError 400 for a strict schema that cannot be held."""
     use = None if tools is None else tools.use
+    is_forced = use is not None and use.choice != "auto"
+    if structure is not None and not is_forced:
+        for field, schema in _schemas_of(structure):
+            _check_held(schema, field, structure.strict, warnings)
+    if tools is not None and tools.json:
+        for tool in json.loads(tools.json):
+            function = tool["function"]
+            strict = function.get("strict") is True
+            # Without a grammar all of a schema is the model's, as it always was.
+            if strict or is_forced or structure is not None:
+                field = f"tools.{function['name']}.parameters"
+                _check_held(function.get("parameters"), field, strict, warnings)
     return OutputRules(structure, use, thinking_budget, allowed_token_ids, bad_words)
+
+
+def _check_held(schema: Any, field: str, strict: bool, warnings: Warnings) -> None:
+    for path in unheld_keywords(schema):
+        where = field + (path if len(path) <= MAX_PATH else f"...{path[-MAX_PATH:]}")
+        if path.endswith(".oneOf"):  # who makes the grammar knows whether its branches overlap
+            if not strict:
+                warnings.add(where, "is held as anyOf where its branches overlap")
+        elif strict:
+            raise unsupported(where, "no grammar holds it: leave it out, or say strict: false")
+        else:
+            warnings.add(where, "is left to the model: no grammar holds it")
+
+
+def _schemas_of(structure: Structure) -> Iterator[tuple[str, Any]]:
+    """Yield the JSON schemas of a structure, and where each is."""
+    if structure.kind == "json_schema":
+        yield structure.field, json.loads(structure.text)
+    if structure.kind != "structural_tag":
+        return
+    waiting: list[tuple[str, Any]] = [(structure.field, json.loads(structure.text))]
+    while waiting:
+        field, here = waiting.pop()
+        if isinstance(here, list):
+            waiting.extend((f"{field}[{at}]", each) for at, each in enumerate(here))
+        elif isinstance(here, dict):
+            for name, value in here.items():
+                if name == "json_schema":
+                    yield f"{field}.{name}", value
+                else:
+                    waiting.append((f"{field}.{name}", value))

@@ -62,7 +62,10 @@ def response_format(value: Any, field: str = "response_format") -> Structure | N
 
 
 def named_schema(value: Any, field: str) -> Structure:
-    """Read a schema with its name, description and `strict`; it is enforced in any case."""
+    """Read a schema with its name and description.
+
+    It is enforced in any case; with `strict` a keyword that no grammar holds is an error.
+    """
     if not isinstance(value, dict):
         raise bad_field(field, f"should be an object (it is {shown(value)})")
     name = value.get("name")
@@ -78,7 +81,8 @@ def named_schema(value: Any, field: str) -> Structure:
         raise bad_field(f"{field}.description", f"should be a string (it is {shown(description)})")
     if value.get("schema") is None:
         raise bad_field(f"{field}.schema", "is required", "missing_required_parameter")
-    return schema_structure(value["schema"], f"{field}.schema")
+    structure = schema_structure(value["schema"], f"{field}.schema")
+    return replace(structure, strict=bool(strict))
 
 
 def schema_structure(schema: Any, field: str) -> Structure:

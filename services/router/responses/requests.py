@@ -163,6 +163,7 @@ def parse_response(body: dict[str, Any], warnings: Warnings) -> ResponsesRequest
         rules=make_rules(
             _structure(fields.text),
             tools,
+            warnings,
             allowed_token_ids=shared.allowed_ids,
             bad_words=shared.banned_words,
         ),

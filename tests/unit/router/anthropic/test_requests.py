@@ -192,7 +192,7 @@ def test_hints_are_taken_with_a_warning(field: str, value: Any) -> None:
     assert parse_message(body, warnings).job == parse().job
     parse_prompt(body, counting)
     for each in (warnings, counting):
-        assert each.header() == f'299 - "{field}: {field} has no effect here"'
+        assert each.header() == f'299 - "{field}: has no effect here"'
 
 
 SERVER_TOOLS: list[dict[str, Any]] = [

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.messages.tokenize import ChatPrompt, OutputRules, Structure, ToolUse
+from services.router.errors import ApiError
 from services.router.openai.chat import ChatRequest, parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
@@ -40,7 +41,7 @@ def test_structures_under_all_their_names() -> None:
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": named}},
-            Structure("json_schema", packed, "response_format.json_schema.schema"),
+            Structure("json_schema", packed, "response_format.json_schema.schema", strict=True),
         ),
         (
             {"structured_outputs": {"json": schema}},
@@ -200,6 +201,68 @@ def test_stops_and_words_stand_beside_what_has_to_have_a_form(form: dict[str, An
     assert job.stream.stop == ("x",)
     assert (sampling.stop_token_ids, sampling.min_tokens, sampling.ignore_eos) == ((5,), 2, True)
     assert (job.rules.bad_words, job.rules.allowed_token_ids) == (("no",), (7,))
+
+
+TAGGED = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+LEFT = '299 - "{}.properties.tags.uniqueItems: is left to the model: no grammar holds it"'
+
+
+def _named(**more: Any) -> dict[str, Any]:
+    named = {"name": "a", "schema": TAGGED, **more}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def _tagger(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": TAGGED, **more}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        (_named(), "response_format.json_schema.schema"),
+        (_named(strict=False), "response_format.json_schema.schema"),
+        ({"structured_outputs": {"json": TAGGED}}, "structured_outputs.json"),
+        ({"json_schema": json.dumps(TAGGED)}, "json_schema"),
+        ({"tools": [_tagger()], "tool_choice": "required"}, "tools.f.parameters"),
+        (
+            {
+                "response_format": {
+                    "type": "structural_tag",
+                    "format": {"type": "json_schema", "json_schema": TAGGED},
+                }
+            },
+            "response_format.format.json_schema",
+        ),
+    ],
+)
+def test_what_no_grammar_holds_is_left_to_the_model_with_a_warning(
+    fields: dict[str, Any], where: str
+) -> None:
+    warnings = Warnings()
+    parse_chat({"model": "demo", "messages": [USER], **fields}, warnings)
+    assert warnings.header() == LEFT.format(where)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": [_tagger()]}, {**_named(), "tools": [TOOL], "tool_choice": "required"}]
+)
+def test_what_no_grammar_is_made_of_needs_no_warning(fields: dict[str, Any]) -> None:
+    warnings = Warnings()
+    parse_chat({"model": "demo", "messages": [USER], **fields}, warnings)
+    assert warnings.header() == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        (_named(strict=True), "response_format.json_schema.schema.properties.tags.uniqueItems"),
+        ({"tools": [_tagger(strict=True)]}, "tools.f.parameters.properties.tags.uniqueItems"),
+    ],
+)
+def test_strict_says_which_keyword_cannot_be_held(fields: dict[str, Any], where: str) -> None:
+    with pytest.raises(ApiError, match="no grammar holds it") as caught:
+        _chat(**fields)
+    assert caught.value.failure.field == where
 
 
 # Template variables

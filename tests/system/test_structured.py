@@ -1,4 +1,4 @@
-"""Stops, banned words and ends that are held back, beside answers that must have a form."""
+"""Answers that must have a form: what may cut them, what may not, and what no form can hold."""
 
 from __future__ import annotations
 
@@ -127,3 +127,19 @@ def test_a_stop_string_cuts_the_arguments_of_a_call_that_is_forced(demo_stack: S
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     assert "Paris" not in call["function"]["arguments"]
+
+
+def test_a_schema_is_held_as_far_as_a_grammar_can_and_the_rest_is_said(demo_stack: Stack) -> None:
+    loose = {**SCHEMA, "not": {"required": ["nothing"]}, "dependentRequired": {"name": ["age"]}}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": loose}}
+    with client_of(demo_stack) as client:
+        messages: Any = MESSAGES
+        answer = client.chat.completions.with_raw_response.create(
+            **COMMON, messages=messages, extra_body={"response_format": form}, max_tokens=100
+        )
+    field = "response_format.json_schema.schema"
+    left = "is left to the model: no grammar holds it"
+    warnings = [f'299 - "{field}.{name}: {left}"' for name in ("not", "dependentRequired")]
+    assert answer.headers["warning"] == ", ".join(warnings)
+    said = answer.parse().choices[0].message.content or ""
+    jsonschema.validate(json.loads(said), loose)
