@@ -194,7 +194,7 @@ STREAMED: Mapping[str, str] = {
 
 def _change(draw: st.DrawFn, body: dict[str, Any]) -> None:
     """Change one place: another value, none, one more, or the same again."""
-    holder, key = draw(st.sampled_from(list(_places(body)) or [({"": 1}, "")]))
+    holder, key = draw(st.sampled_from(list(places(body)) or [({"": 1}, "")]))
     kind = draw(st.sampled_from(["replace", "replace", "remove", "insert", "repeat", "wrap"]))
     if kind == "replace":
         holder[key] = draw(values)
@@ -209,12 +209,12 @@ def _change(draw: st.DrawFn, body: dict[str, Any]) -> None:
         holder[draw(texts)] = draw(values) if kind == "insert" else copy.deepcopy(holder[key])
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Walk over every place in a body, as who holds it and under what."""
     if isinstance(value, dict | list):
         for key in list(value) if isinstance(value, dict) else range(len(value)):
             yield value, key
-            yield from _places(value[key])
+            yield from places(value[key])
 
 
 def _bound(body: dict[str, Any], limit: str) -> None:

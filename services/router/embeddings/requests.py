@@ -62,7 +62,7 @@ def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingReques
         fields = EmbeddingFields.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
-    if body.get("stream"):
+    if body.get("stream") is not None and body["stream"] is not False:
         raise unsupported("stream", "an embedding comes in one piece")
     if fields.truncate_prompt_tokens == 0:
         raise bad_field("truncate_prompt_tokens", "should be -1 or greater than 0 (it is 0)")

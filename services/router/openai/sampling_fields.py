@@ -253,7 +253,7 @@ def _read_logit_bias(bias: dict[str, Any] | None) -> tuple[tuple[int, float], ..
     """Read `logit_bias`: token ids, as JSON has them for keys, and numbers."""
     pairs: dict[int, float] = {}
     for key, value in (bias or {}).items():
-        if not (key.isascii() and key.isdigit()) or len(key) > 10 or int(key) > MAX_INT32:
+        if not (key.isascii() and key.isdigit()) or len(key) > 9:
             raise _bias_error(f"has the key {shown(key)}, which is not a token id")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise _bias_error(f"of token {key} should be a number (it is {shown(value)})")

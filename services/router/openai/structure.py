@@ -16,7 +16,7 @@ MAX_STRUCTURE_BYTES = 128 << 10  # a schema of 100 KB compiles for seconds; comp
 MAX_CHOICES = 1024
 STRUCTURE_FIELDS = ("response_format", "structured_outputs", "json_schema", "regex", "ebnf")
 
-_SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
@@ -69,7 +69,7 @@ def named_schema(value: Any, field: str) -> Structure:
     if not isinstance(value, dict):
         raise bad_field(field, f"should be an object (it is {shown(value)})")
     name = value.get("name")
-    if not isinstance(name, str) or not _SCHEMA_NAME.fullmatch(name):
+    if not isinstance(name, str) or not SCHEMA_NAME.fullmatch(name):
         raise bad_field(
             f"{field}.name",
             f"should have 1 to 64 letters, digits, underscores or hyphens (it is {shown(name)})",

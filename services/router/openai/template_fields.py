@@ -25,10 +25,10 @@ def pack_variables(kwargs: Any, documents: Any = None, effort: Effort | None = N
     variables: dict[str, Any] = {}
     if kwargs is not None:
         variables.update(_checked(kwargs, "chat_template_kwargs"))
-    if documents:
+    if documents is not None and _documents(documents):
         if "documents" in variables:
             raise bad_field("documents", "is in chat_template_kwargs, too")
-        variables["documents"] = _documents(documents)
+        variables["documents"] = documents
     if effort is not None:
         _think(variables, effort)
     return dump(variables) if variables else b""

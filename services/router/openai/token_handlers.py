@@ -49,13 +49,7 @@ class TokenHandlers:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the ids of a prompt or a conversation."""
-        body = await read_json(request, self._settings)
-        refuse_unsupported(body)
-        try:
-            fields = TokenizeFields.model_validate(body)
-            prompt = _prompt(fields, body)
-        except ValidationError as error:
-            raise from_validation(error) from None
+        fields, prompt = parse_tokenize(await read_json(request, self._settings))
         group = self._dispatch.group(fields.model or "")
         field = "prompt" if fields.messages is None else "messages"
         with_strings = bool(fields.return_token_strs)
@@ -72,21 +66,35 @@ class TokenHandlers:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Answer with the text of ids."""
-        try:
-            fields = DetokenizeFields.model_validate(await read_json(request, self._settings))
-        except ValidationError as error:
-            raise from_validation(error) from None
-        if not isinstance(fields.tokens, list):
-            raise bad_field(
-                "tokens", f"should be an array of token ids (it is {shown(fields.tokens)})"
-            )
-        check_ids(fields.tokens, "tokens")
+        fields = parse_detokenize(await read_json(request, self._settings))
         group = self._dispatch.group(fields.model or "")
         text = ""
         if fields.tokens:
             ids = IdsPrompt(int32s(fields.tokens))
             text = await self._dispatch.detokenize(group, ids, "tokens")
         return _json({"prompt": text})
+
+
+def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeFields, PromptSource]:
+    """Validate a `/tokenize` request; ApiError 400 names the field at fault."""
+    refuse_unsupported(body)
+    try:
+        fields = TokenizeFields.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+    return fields, _prompt(fields, body)
+
+
+def parse_detokenize(body: dict[str, Any]) -> DetokenizeFields:
+    """Validate a `/detokenize` request; ApiError 400 names the field at fault."""
+    try:
+        fields = DetokenizeFields.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+    if not isinstance(fields.tokens, list):
+        raise bad_field("tokens", f"should be an array of token ids (it is {shown(fields.tokens)})")
+    check_ids(fields.tokens, "tokens")
+    return fields
 
 
 def _prompt(fields: TokenizeFields, body: dict[str, Any]) -> PromptSource:

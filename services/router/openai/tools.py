@@ -15,7 +15,7 @@ MAX_TOOLS = 1024  # OpenAI's own limit is 128
 MAX_TOOLS_BYTES = 1 << 20  # of all of them as JSON
 
 # OpenAI's names, and what gateways and namespaces put in.
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _CHOICES = "auto, none, required, or an object that names a function"
 
 Choice = Literal["auto", "none", "required", "named"]
@@ -96,7 +96,7 @@ def check_function(function: Any, where: str, schema: str = "parameters") -> dic
     if not isinstance(function, dict):
         raise bad_field(where, f"should be an object (it is {shown(function)})")
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise bad_field(
             f"{where}.name",
             "should have 1 to 128 letters, digits, underscores, dots, colons, slashes or hyphens "

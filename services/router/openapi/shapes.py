@@ -12,6 +12,7 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 NULL: Schema = {"type": "null"}
+OBJECT: Schema = {"type": "object"}
 ANY: Schema = {}
 
 
@@ -29,6 +30,13 @@ def record(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Sch
         "required": required,
         "additionalProperties": False,
     }
+
+
+def partial(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
+    """An object with these properties, which may have others, too."""
+    schema = record(properties, optional)
+    del schema["additionalProperties"]
+    return schema
 
 
 def array(items: Schema, **bounds: int) -> Schema:
