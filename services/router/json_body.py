@@ -11,6 +11,7 @@ from common.messages.failure import Failure
 from services.router.errors import ApiError
 
 MAX_DEPTH = 64
+MAX_EXACT = 1 << 53  # the largest whole numbers that a float holds exactly
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -20,6 +21,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
     Refused with ApiError 400: invalid UTF-8 or JSON, anything but an object, duplicate keys,
     NaN and infinities, lone surrogates (they cannot be encoded on the links), nesting over 64.
+    Of the fields those with whole numbers have integers, however they are written.
     """
     try:
         text = body.decode("utf-8")
@@ -43,12 +45,22 @@ def parse(body: bytes) -> dict[str, Any]:
             dump(value)
         except UnicodeEncodeError:
             raise _invalid("the body has a lone surrogate, which is no text") from None
-    return value
+    return {name: _whole(field) for name, field in value.items()}
 
 
 def dump(value: Any) -> bytes:
     """Encode parsed JSON again, for the links."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _whole(field: Any) -> Any:
+    """Return 1.0 as 1: to JSON they are one number, and to a field that counts only one of them is.
+
+    Inside of fields numbers stay as they are; they may be part of a prompt.
+    """
+    if isinstance(field, float) and field.is_integer() and abs(field) < MAX_EXACT:
+        return int(field)
+    return field
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ OPERATIONS = (
         "/v1/responses/input_tokens",
         "countResponseInput",
         "Count the tokens of a Responses request",
-        "ResponsesRequest",
+        "ResponsesInputRequest",
         "ResponseInput",
     ),
     Operation(

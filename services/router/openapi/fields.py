@@ -167,6 +167,7 @@ _STOP_TEXT: Schema = {**TEXT, "maxLength": MAX_STOP_CHARACTERS}
 _BAD_WORD: Schema = {**TEXT, "maxLength": MAX_BAD_WORD_CHARACTERS}
 
 TRUNCATION = nullable(either({"const": -1}, {**TOKEN_ID, "minimum": 1}))
+TRUE_ALONE: dict[str, Schema] = {"spaces_between_special_tokens": {"enum": [True, None]}}
 SAMPLING: dict[str, Schema] = {
     "stop": nullable(either(_STOP_TEXT, array(_STOP_TEXT, maxItems=MAX_STOPS))),
     "bad_words": nullable(array(_BAD_WORD, maxItems=MAX_BAD_WORDS)),
@@ -180,7 +181,7 @@ SAMPLING: dict[str, Schema] = {
     ),
     "stop_token_ids": nullable(array(TOKEN_ID, maxItems=MAX_STOP_TOKEN_IDS)),
     "allowed_token_ids": nullable(array(TOKEN_ID, minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS)),
-    "spaces_between_special_tokens": {"enum": [True, None]},
+    **TRUE_ALONE,
     "truncate_prompt_tokens": TRUNCATION,
 }
 STRUCTURE: dict[str, Schema] = {

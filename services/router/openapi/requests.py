@@ -25,6 +25,7 @@ from services.router.openapi.fields import (
     SAMPLING,
     STRUCTURE,
     TOKEN_ID,
+    TRUE_ALONE,
     TRUNCATION,
     refused,
 )
@@ -58,6 +59,11 @@ def request_schemas() -> dict[str, Schema]:
         "ResponsesRequest": _merged(
             (SamplingFields, ResponsesFields),
             {**_REFUSED, **SAMPLING, **RESPONSES, **refused(REFUSED)},
+        ),
+        # Counting reads no more of the sampling than its types.
+        "ResponsesInputRequest": _merged(
+            (SamplingFields, ResponsesFields),
+            {**_REFUSED, **TRUE_ALONE, **RESPONSES, **refused(REFUSED)},
         ),
         "MessageRequest": _merged((MessageFields,), ANTHROPIC),
         "CountTokensRequest": _merged((PromptFields,), ANTHROPIC),
