@@ -47,11 +47,11 @@ _SWITCH = nullable(BOOLEAN)
 _WORDS = nullable(STRING)
 
 _PART = either(
-    partial({"type": constant("text"), "text": STRING}),
+    partial({"type": one_of("text", "input_text", "output_text"), "text": STRING}),
     partial({"type": constant("refusal"), "refusal": STRING}),
 )
 _CONTENT = either(STRING, array(_PART))
-_CALLED = partial({"name": TEXT, "arguments": STRING})
+_CALLED = partial({"name": TEXT, "arguments": nullable(either(STRING, OBJECT))}, ("arguments",))
 _CALL = partial({"id": TEXT, "type": constant("function"), "function": _CALLED}, ("type",))
 _CALLS = array(_CALL, maxItems=MAX_CALLS)
 _BESIDE: dict[str, Schema] = {  # what a message of any role may have
@@ -131,10 +131,15 @@ _NAMED_SCHEMA = partial(
     },
     ("description", "strict"),
 )
+_TAG = either(
+    partial({"format": _SCHEMA}),
+    partial({"format": NULL, "structures": array(OBJECT)}, ("format",)),
+)
 _RESPONSE_FORMAT = either(
     partial({"type": constant("text")}),
     partial({"type": constant("json_object"), "schema": nullable(_SCHEMA)}, ("schema",)),
     partial({"type": constant("json_schema"), "json_schema": _NAMED_SCHEMA}),
+    {**_TAG, **partial({"type": constant("structural_tag")})},
 )
 _STRUCTURES: dict[str, Schema] = {
     "json": _SCHEMA,
@@ -142,6 +147,7 @@ _STRUCTURES: dict[str, Schema] = {
     "choice": array(TEXT, minItems=1, maxItems=MAX_CHOICES),
     "grammar": TEXT,
     "json_object": {"const": True},
+    "structural_tag": either(_TAG, {"type": "string", "contentMediaType": "application/json"}),
 }
 _STRUCTURED = either(
     *(
@@ -150,10 +156,9 @@ _STRUCTURED = either(
                 {
                     **dict.fromkeys(_STRUCTURES, {"enum": [None, False]}),
                     "disable_fallback": _SWITCH,
-                    "disable_any_whitespace": {"enum": [None, False]},
+                    "disable_any_whitespace": _SWITCH,
                     "disable_additional_properties": {"enum": [None, False]},
                     "whitespace_pattern": NULL,
-                    "structural_tag": NULL,
                     name: schema,
                 },
             ),
@@ -191,11 +196,24 @@ STRUCTURE: dict[str, Schema] = {
     "regex": nullable(TEXT),
     "ebnf": nullable(TEXT),
 }
+EMBEDDING: dict[str, Schema] = {
+    "stream": {"enum": [None, False]},
+    "truncate_prompt_tokens": TRUNCATION,
+}
+_VARIABLES = nullable({**OBJECT, "maxProperties": MAX_VARIABLES})
+TEMPLATE: dict[str, Schema] = {  # of messages that are embedded
+    "add_generation_prompt": _SWITCH,
+    "continue_final_message": _SWITCH,
+    "chat_template_kwargs": _VARIABLES,
+    "add_special_tokens": {"enum": [None, False]},
+}
 CONVERSATION: dict[str, Schema] = {
     "messages": MESSAGES,
     "tools": nullable(array(_TOOL, maxItems=MAX_TOOLS)),
+    "functions": nullable(array(_FUNCTION, maxItems=MAX_TOOLS)),
+    "function_call": nullable(either(one_of("none", "auto"), partial({"name": TEXT}))),
     "tool_choice": nullable(either(one_of("none", "auto", "required"), _NAMED, _ALLOWED)),
-    "chat_template_kwargs": nullable({**OBJECT, "maxProperties": MAX_VARIABLES}),
+    "chat_template_kwargs": _VARIABLES,
     "documents": nullable(array(OBJECT, maxItems=MAX_DOCUMENTS)),
 }
 

@@ -19,14 +19,16 @@ from services.router.openapi.fields import (
     AN_ANSWER,
     ANTHROPIC,
     CONVERSATION,
+    EMBEDDING,
+    MESSAGES,
     OLLAMA,
     PROMPT,
     RESPONSES,
     SAMPLING,
     STRUCTURE,
+    TEMPLATE,
     TOKEN_ID,
     TRUE_ALONE,
-    TRUNCATION,
     refused,
 )
 from services.router.openapi.shapes import NULL, Schema, array, either
@@ -67,14 +69,15 @@ def request_schemas() -> dict[str, Schema]:
         ),
         "MessageRequest": _merged((MessageFields,), ANTHROPIC),
         "CountTokensRequest": _merged((PromptFields,), ANTHROPIC),
-        "EmbeddingsRequest": _merged(
-            (EmbeddingFields,),
-            {
-                "input": PROMPT,
-                "messages": NULL,
-                "stream": {"enum": [None, False]},
-                "truncate_prompt_tokens": TRUNCATION,
-            },
+        "EmbeddingsRequest": either(
+            _merged(
+                (EmbeddingFields,), {**EMBEDDING, "input": PROMPT, "messages": NULL}, ("input",)
+            ),
+            _merged(
+                (EmbeddingFields,),
+                {**EMBEDDING, **TEMPLATE, "input": NULL, "messages": MESSAGES},
+                ("messages",),
+            ),
         ),
         "TokenizeRequest": either(
             _merged((TokenizeFields,), {**_REFUSED, "messages": NULL}, ("prompt",)),
