@@ -37,5 +37,9 @@ class RouterSettings(Settings):
     slow_client_max_bytes: int = Field(4 << 20, ge=4096)  # merged; beyond it the client is dropped
     slow_client_timeout_s: float = Field(30.0, gt=0)  # behind for longer, the client is dropped
 
+    responses_max: int = Field(1000, ge=0)  # that are kept for previous_response_id; 0: none
+    responses_max_bytes: int = Field(64 << 20, ge=1 << 20)  # of them all, about
+    responses_ttl_s: float = Field(3600.0, gt=0)
+
     lease_s: float = Field(2.0, gt=0)  # a worker that was not heard of for longer is gone
     grace_s: float = Field(30.0, ge=0)

@@ -25,8 +25,8 @@ from services.router.job import Job
 from services.router.middleware import WARNINGS, common_headers
 from services.router.request_span import RequestSpan
 from services.router.request_warnings import Warnings
-from services.router.sse import AnswerFormat, BodyFormat, json_bytes
-from services.router.stream import Flushes, Stream
+from services.router.sse import AnswerFormat, BodyFormat, EventFormat, json_bytes
+from services.router.stream import Flushes, Stream, Transport
 
 EVENTS = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {
@@ -36,7 +36,7 @@ STREAM_HEADERS = {
 }
 
 
-LayoutT = TypeVar("LayoutT", bound=BodyFormat, covariant=True)
+LayoutT = TypeVar("LayoutT", bound=BodyFormat | EventFormat, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,28 @@ class Generation:
         body = json_bytes(asked.layout.body(sink.answers(), sink.usage))
         return web.Response(body=body, content_type="application/json")
 
+    async def record(
+        self,
+        asked: Asked[EventFormat],
+        transport: Transport,
+        admitted: asyncio.Future[None],
+    ) -> None:
+        """Write the events of an answer that no connection waits for; ApiError if it is refused.
+
+        `admitted` gets its result as soon as the request is on the ring.
+        """
+        job = asked.job
+        sink = Stream(asked.layout, job.num_all_choices, job.num_choices, self._flushes)
+        with _Admitted(self.dispatch, asked, sink):
+            admitted.set_result(None)
+            failure = await sink.begun
+            if failure is not None:
+                raise ApiError(failure)
+            asked.span.began()
+            sink.attach(transport, chunked=False)
+            failure = await sink.done
+        asked.span.answered(sink.usage, sink.reasons, failure)
+
     async def _stream(self, request: web.Request, asked: Asked[AnswerFormat]) -> web.StreamResponse:
         """Stream events; the header leaves with the first mail, so a refusal is still a 4xx."""
         job = asked.job
@@ -136,7 +158,10 @@ class _Admitted:
     """
 
     def __init__(
-        self, dispatch: Dispatch, asked: Asked[BodyFormat], sink: Collector | Stream
+        self,
+        dispatch: Dispatch,
+        asked: Asked[BodyFormat] | Asked[EventFormat],
+        sink: Collector | Stream,
     ) -> None:
         self._dispatch = dispatch
         self._asked = asked

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from common.messages.failure import Failure
 from common.messages.tokenize import ChatPrompt, ToolUse
 from tests.flow.parsed_answers import MIXED, asked, fail, named_events, play
@@ -97,32 +95,20 @@ async def test_a_failure_before_the_first_text_has_its_status() -> None:
 
 async def test_what_is_wrong_is_a_400_in_openais_shape() -> None:
     async with running_router() as ring:
-        async with ring.post(PATH, response(tools=[{"type": "web_search"}])) as answer:
+        async with ring.post(PATH, response(tools=[{"type": "fish"}])) as answer:
             data = await answer.read()
         assert answer.status == 400
         error = error_of(data)
         assert error["param"] == "tools[0].type"
-        assert "web_search" in error["message"]
+        assert "fish" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("get", "resp_1"),
-        ("delete", "resp_1"),
-        ("post", "resp_1/cancel"),
-        ("get", "resp_1/input_items"),
-    ],
-)
-async def test_what_asks_for_a_response_of_before_is_told_that_there_is_none(
-    method: str, path: str
-) -> None:
+async def test_a_tool_that_cannot_run_here_is_left_out_with_a_warning() -> None:
     async with running_router() as ring:
-        async with ring.session.request(method, f"{PATH}/{path}") as answer:
-            data = await answer.read()
-        assert answer.status == 404
-        assert error_of(data)["code"] == "response_not_found"
-        assert "keeps no responses" in error_of(data)["message"]
+        async with ring.post(PATH, response(tools=[TOOL, {"type": "web_search"}])) as answer:
+            assert answer.status == 200
+            assert "web_search do not run here" in answer.headers["Warning"]
+            assert [tool["name"] for tool in (await answer.json())["tools"]] == ["get_weather"]
 
 
 async def test_only_what_is_there_is_allowed() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
 from common.messages.failure import Failure, Usage
 from common.messages.text import Part, TextEnded, TextOpened, TokenLogprob
-from services.router.answer import Answer, Delta, ResponseHead, ToolCall
+from services.router.answer import Answer, Delta, ResponseHead
 from services.router.errors import error_object
+from services.router.responses.custom_input import custom_input
 from services.router.responses.items import (
     EventCounter,
+    OpenCall,
     OpenItem,
     call_item,
     message_item,
@@ -19,26 +22,42 @@ from services.router.responses.items import (
     token_logprobs,
 )
 from services.router.responses.spoken import spoken
+from services.router.responses.tools import ToolName
 
 ID_PREFIX = "resp_"
-_ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+CALL_KINDS = ("function_call", "custom_tool_call")
+_ITEM_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+Keep: TypeAlias = Callable[[dict[str, Any]], None]
+NO_NAMES: Final[Mapping[str, ToolName]] = {}
 _KINDS = {"content": "message", "reasoning": "reasoning"}
 
 
 class ResponsesFormat:
     """A response as its items; of a stream it is the state, too.
 
-    `echo` has the request's fields that a response repeats.
+    `echo` has the request's fields that a response repeats, `names` the tools by the names that the
+    model knows. Once the response is complete, or has failed, it is `final`; `keep` gets it before
+    any client does, who may go on from it at once.
     """
 
     def __init__(
         self,
         head: ResponseHead,
         echo: Mapping[str, Any],
+        names: Mapping[str, ToolName] = NO_NAMES,
+        keep: Keep | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.final: dict[str, Any] | None = None
+        self._keep = keep
         self._head = head
         self._echo = echo
+        self._names = names
         self._clock = clock
         self._counter = EventCounter()
         self._output: list[dict[str, Any]] = []
@@ -80,21 +99,36 @@ class ResponsesFormat:
 
     def failed(self, failure: Failure) -> bytes:
         """Render the response as it failed, and the error, which clients raise."""
-        if self._open is not None:
-            self._score(self._open)
-            self._output.append(self._open.item("incomplete"))
+        self._leave()
         error = error_object(failure)
         response = self._response("failed", self._output)
         response["error"] = {"code": _error_code(failure), "message": failure.message}
+        self._end_as(response)
         flat = {key: error[key] for key in ("code", "message", "param")}
         return self._counter.event("response.failed", {"response": response}) + self._counter.event(
             "error", {**flat, "error": error}
         )
 
+    def begun(self, status: str) -> dict[str, Any]:
+        """Build the response as it is before there is anything of it."""
+        return self._response(status)
+
+    def cancelled(self) -> None:
+        """End the response with what there is of it."""
+        self._leave()
+        self._end_as(self._response("cancelled", self._output))
+
     def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
         """Build the whole response."""
         (answer,) = answers
         return self._finished(answer.ended, usage, self._items(answer))
+
+    def _leave(self) -> None:
+        """Take the item that is being written as it is."""
+        item, self._open = self._open, None
+        if item is not None:
+            self._score(item)
+            self._output.append(item.item("incomplete"))
 
     def _items(self, answer: Answer) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
@@ -105,16 +139,21 @@ class ResponsesFormat:
             item_id = self._id("message", len(items))
             items.append(message_item(item_id, answer.text, token_logprobs(tokens), "completed"))
         for call in answer.calls:
-            items.append(call_item(self._id("function_call", len(items)), call, "completed"))
+            tool = self._tool(call.name)
+            if tool.is_custom:
+                call = replace(call, arguments=custom_input(call.arguments))
+            item_id = self._id(_call_kind(tool), len(items))
+            items.append(call_item(item_id, call, tool, "completed"))
         items[-1]["status"] = _status(answer.ended)
         return items
 
     def _part(self, part: Part) -> Iterator[bytes]:
         """Render one part of a parsed answer."""
         if part.kind == "call":
-            yield from self._begin("function_call", ToolCall(part.id, part.text, ""))
+            tool = self._tool(part.text)
+            yield from self._begin(_call_kind(tool), OpenCall(part.id, tool))
         elif part.kind == "arguments":
-            if self._open is not None and self._open.kind == "function_call":
+            if self._open is not None and self._open.kind in CALL_KINDS:
                 yield self._open.text(part.text)
         else:
             yield from self._grow(_KINDS[part.kind], part.text)
@@ -127,7 +166,7 @@ class ResponsesFormat:
         self._num_said += len(tokens)
         yield self._open.text(text, spoken(tokens, text))
 
-    def _begin(self, kind: str, call: ToolCall | None = None) -> Iterator[bytes]:
+    def _begin(self, kind: str, call: OpenCall | None = None) -> Iterator[bytes]:
         yield from self._close("completed")
         index = len(self._output)
         self._open = OpenItem(self._counter, kind, self._id(kind, index), index, call)
@@ -137,6 +176,8 @@ class ResponsesFormat:
         item, self._open = self._open, None
         if item is None:
             return
+        if rest := item.rest():
+            yield rest
         self._score(item)
         self._output.append(item.item(status))
         yield from item.closing(self._output[-1])
@@ -148,6 +189,9 @@ class ResponsesFormat:
         elif item.kind == "message" and self._tokens:
             item.score(spoken(self._tokens, item.said, after=self._thought))
             self._tokens, self._num_said, self._thought = [], 0, ""
+
+    def _tool(self, name: str) -> ToolName:
+        return self._names.get(name) or ToolName(name)
 
     def _id(self, kind: str, index: int) -> str:
         """Make an item's id of the response's, so that both are unique alike."""
@@ -163,7 +207,13 @@ class ResponsesFormat:
             response["completed_at"] = int(self._clock())
         else:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
+        self._end_as(response)
         return response
+
+    def _end_as(self, response: dict[str, Any]) -> None:
+        self.final = response
+        if self._keep is not None:
+            self._keep(response)
 
     def _response(self, status: str, output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         return {
@@ -179,6 +229,10 @@ class ResponsesFormat:
             **self._echo,
             "usage": None,
         }
+
+
+def _call_kind(tool: ToolName) -> str:
+    return "custom_tool_call" if tool.is_custom else "function_call"
 
 
 def _status(ended: TextEnded) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from common.messages.text import TokenLogprob
 from services.router.answer import ToolCall
 from services.router.openai.logprobs import chat_logprobs
+from services.router.responses.custom_input import CustomInput
+from services.router.responses.tools import ToolName
 from services.router.sse import json_bytes, json_string
 
 # The text that grows in an item of each kind: the event's name and the field of its end.
@@ -15,6 +17,7 @@ _GROWING: Final = {
     "message": ("response.output_text", "text"),
     "reasoning": ("response.reasoning_text", "text"),
     "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
 }
 
 
@@ -41,16 +44,20 @@ def reasoning_item(item_id: str, text: str, status: str) -> dict[str, Any]:
     }
 
 
-def call_item(item_id: str, call: ToolCall, status: str) -> dict[str, Any]:
-    """Build the call of a function."""
-    return {
+def call_item(item_id: str, call: ToolCall, tool: ToolName, status: str) -> dict[str, Any]:
+    """Build the call of a tool; the `arguments` of a custom tool's are its input by now."""
+    kind, field = (
+        ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
+    )
+    item = {
         "id": item_id,
-        "type": "function_call",
+        "type": kind,
         "status": status,
         "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
+        "name": tool.name,
+        field: call.arguments,
     }
+    return {**item, "namespace": tool.namespace} if tool.namespace else item
 
 
 def text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
@@ -84,20 +91,38 @@ class EventCounter:
         return number
 
 
+class OpenCall(NamedTuple):
+    """A call that is being written: its id, and what is called."""
+
+    id: str
+    tool: ToolName
+
+
 class OpenItem:
     """The output item that a stream is writing: what it has so far, and its events."""
 
-    __slots__ = ("_before", "_call", "_counter", "_id", "_index", "_logprobs", "_texts", "kind")
+    __slots__ = (
+        "_before",
+        "_call",
+        "_counter",
+        "_id",
+        "_index",
+        "_input",
+        "_logprobs",
+        "_texts",
+        "kind",
+    )
 
     def __init__(
-        self, counter: EventCounter, kind: str, item_id: str, index: int, call: ToolCall | None
+        self, counter: EventCounter, kind: str, item_id: str, index: int, call: OpenCall | None
     ) -> None:
-        """Take the item's place in the output, and of a call its id and the function's name."""
+        """Take the item's place in the output, and of a call what is called."""
         self.kind = kind
         self._counter = counter
         self._id = item_id
         self._index = index
         self._call = call
+        self._input = CustomInput() if kind == "custom_tool_call" else None
         self._texts: list[str] = []
         self._logprobs: list[Any] = []
         name = f"{_GROWING[kind][0]}.delta"
@@ -119,6 +144,10 @@ class OpenItem:
 
     def text(self, text: str, tokens: Iterable[TokenLogprob] = ()) -> bytes:
         """Take and render more of its text, with the tokens of it where they were asked for."""
+        if self._input is not None:
+            text = self._input.push(text)
+            if not text:
+                return b""
         self._texts.append(text)
         more = b""
         if self.kind == "message":
@@ -139,14 +168,20 @@ class OpenItem:
         """Take the tokens that all of its text was made of."""
         self._logprobs = token_logprobs(tokens)
 
+    def rest(self) -> bytes:
+        """Render what was held back of its text, of which no more comes."""
+        reader, self._input = self._input, None
+        rest = "" if reader is None else reader.finish()
+        return self.text(rest) if rest else b""
+
     def closing(self, item: dict[str, Any]) -> Iterator[bytes]:
         """Render its end, as the `item` that it has become."""
         name, field = _GROWING[self.kind]
         done: dict[str, Any] = {**self._place(), field: self.said}
         if self.kind == "message":
             done["logprobs"] = self._logprobs
-        if self._call is not None:
-            done["name"] = self._call.name
+        if self.kind == "function_call" and self._call is not None:
+            done["name"] = self._call.tool.name
         yield self._counter.event(f"{name}.done", done)
         if part := self._part(done[field], self._logprobs):
             yield self._counter.event("response.content_part.done", {**self._place(), "part": part})
@@ -158,7 +193,8 @@ class OpenItem:
         """Build the item with what it has so far."""
         text = self.said
         if self._call is not None:
-            return call_item(self._id, ToolCall(self._call.id, self._call.name, text), status)
+            call = ToolCall(self._call.id, self._call.tool.name, text)
+            return call_item(self._id, call, self._call.tool, status)
         if self.kind == "reasoning":
             return reasoning_item(self._id, text, status)
         return message_item(self._id, text, self._logprobs, status)

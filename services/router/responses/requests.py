@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
@@ -20,19 +20,18 @@ from services.router.openai.sampling_fields import (
     SamplingFields,
     parse_sampling,
 )
+from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import named_schema
 from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
-from services.router.responses.input_items import pack_input
-from services.router.responses.tools import read_functions, read_tools
+from services.router.responses.history import FORGETFUL, NOT_STORED, STORE_OFF, History
+from services.router.responses.input_items import pack_input, read_input
+from services.router.responses.tools import ResponseTools, read_tools
 from services.router.thinking import thinking_kwargs
 
-KEEPS_NOTHING: Final = "it keeps no responses: send the whole conversation as input"
 REFUSED: Final[Mapping[str, Refused]] = {
-    "previous_response_id": Refused(why=KEEPS_NOTHING),
-    "conversation": Refused(why=KEEPS_NOTHING),
+    "conversation": Refused(why="use previous_response_id, or send the whole conversation"),
     "prompt": Refused(why="it keeps no prompts: send its text as instructions or input"),
-    "background": Refused((False,), "the answer comes on the connection that asked for it"),
     "context_management": Refused(([],), "use truncation"),
     "image": Refused(({},)),
     "access_programs": Refused(({},)),
@@ -110,6 +109,7 @@ class ResponsesFields(BaseModel):
     ) = None
     background: bool | None = None
     store: bool | None = None
+    previous_response_id: str | None = Field(None, max_length=256)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -132,37 +132,50 @@ KNOWN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """A Responses request: what to generate and how to answer."""
+    """A Responses request: what to generate and how to answer.
+
+    `items` are the whole input; the first `num_before` of them are those of the responses before.
+    """
 
     job: Job
     streaming: bool
     fields: ResponsesFields
+    tools: ResponseTools
+    items: tuple[dict[str, Any], ...]
+    num_before: int = 0
+    is_stored: bool = False
 
     def echo(self, job: Job) -> dict[str, Any]:
         """Build what the response repeats; `job` has what the model's defaults have made of it."""
-        return _echo(self.fields, job.sampling)
+        return _echo(self, job.sampling)
 
 
-def parse_response(body: dict[str, Any], warnings: Warnings) -> ResponsesRequest:
+def parse_response(
+    body: dict[str, Any], warnings: Warnings, history: History = FORGETFUL
+) -> ResponsesRequest:
     """Validate a request; ApiError 400 names the field at fault."""
     fields = _fields(body)
     shared = parse_sampling(body)
-    tools = read_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    tools = read_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls, warnings)
     stream = shared.stream_settings()
+    structure = _structure(fields.text)
+    before = _before(fields, history)
+    items = (*before, *read_input(fields.input, history.item))
+    prompt = _prompt(fields, items, len(before), structure, tools.offered)
     job = Job(
         model=shared.model or "",
-        prompts=(_prompt(fields, tools),),
+        prompts=(prompt,),
         prompt_field="input",
         sampling=shared.sampling(fields.max_output_tokens or 0, fields.num_logprobs),
         has_seed=shared.seed is not None,
-        stream=replace(stream, parse_tools=tools.use is not None, parse_reasoning=True),
+        stream=replace(stream, parse_tools=tools.offered.use is not None, parse_reasoning=True),
         priority=shared.priority or 0,
         cache_salt=shared.cache_salt or "",
         unset=shared.unset,
         max_tokens_field="max_output_tokens",
         rules=make_rules(
-            _structure(fields.text),
-            tools,
+            structure,
+            tools.offered,
             warnings,
             allowed_token_ids=shared.allowed_ids,
             bad_words=shared.banned_words,
@@ -171,16 +184,25 @@ def parse_response(body: dict[str, Any], warnings: Warnings) -> ResponsesRequest
     )
     check_unknown(body, KNOWN_FIELDS, warnings)
     shared.warn(warnings)
-    return ResponsesRequest(job, bool(shared.stream), fields)
+    is_stored = history.keeps and fields.store is not False
+    if fields.background and not is_stored:
+        raise bad_field("background", f"needs store; {NOT_STORED if history.keeps else STORE_OFF}")
+    if fields.store and not is_stored:
+        warnings.add("store", STORE_OFF)
+    return ResponsesRequest(job, bool(shared.stream), fields, tools, items, len(before), is_stored)
 
 
-def parse_input(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPrompt]:
+def parse_input(
+    body: dict[str, Any], warnings: Warnings, history: History = FORGETFUL
+) -> tuple[str, ChatPrompt]:
     """Validate a request to count its input; returns the model's name and the prompt."""
     fields = _fields(body)
     model = parse_sampling(body).model or ""
-    tools = read_tools(fields.tools, fields.tool_choice, True)
+    tools = read_tools(fields.tools, fields.tool_choice, True, warnings)
     check_unknown(body, KNOWN_FIELDS, warnings)
-    return model, _prompt(fields, tools)
+    before = _before(fields, history)
+    items = (*before, *read_input(fields.input, history.item))
+    return model, _prompt(fields, items, len(before), _structure(fields.text), tools.offered)
 
 
 def _fields(body: dict[str, Any]) -> ResponsesFields:
@@ -195,14 +217,25 @@ def _fields(body: dict[str, Any]) -> ResponsesFields:
     return fields
 
 
-def _prompt(fields: ResponsesFields, tools: Tools) -> ChatPrompt:
+def _before(fields: ResponsesFields, history: History) -> tuple[dict[str, Any], ...]:
+    return history.before(fields.previous_response_id) if fields.previous_response_id else ()
+
+
+def _prompt(
+    fields: ResponsesFields,
+    items: Sequence[dict[str, Any]],
+    num_before: int,
+    structure: Structure | None,
+    tools: Tools,
+) -> ChatPrompt:
     effort = None if fields.reasoning is None else fields.reasoning.effort
     thinks = None if effort is None else effort != "none"
-    return ChatPrompt(
-        messages_json=pack_input(fields.instructions, fields.input),
+    prompt = ChatPrompt(
+        messages_json=pack_input(fields.instructions, items, num_before),
         tools_json=tools.json,
         template_kwargs_json=thinking_kwargs(thinks, effort),
     )
+    return with_schema(prompt, structure, tools.use)
 
 
 def _structure(text: TextConfig | None) -> Structure | None:
@@ -225,29 +258,30 @@ def _format_echo(layout: dict[str, Any]) -> dict[str, Any]:
     return {field: layout.get(field) for field in FORMAT_FIELDS}
 
 
-def _echo(fields: ResponsesFields, sampling: SamplingParams) -> dict[str, Any]:
+def _echo(request: ResponsesRequest, sampling: SamplingParams) -> dict[str, Any]:
     """Build what a response repeats; `store` says what is true, whatever was asked for."""
+    fields = request.fields
     text = fields.text or TextConfig()
     return {
-        "background": False,
+        "background": bool(fields.background),
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
         "max_tool_calls": fields.max_tool_calls,
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": fields.previous_response_id,
         "prompt_cache_key": fields.prompt_cache_key,
         "reasoning": {"effort": fields.reasoning and fields.reasoning.effort, "summary": None},
         "safety_identifier": fields.safety_identifier,
         "service_tier": "default",
-        "store": False,
+        "store": request.is_stored,
         "temperature": sampling.temperature,
         "text": {
             "format": _format_echo(text.format or PLAIN),
             "verbosity": text.verbosity or "medium",
         },
         "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
-        "tools": read_functions(fields.tools),
+        "tools": list(request.tools.echo),
         "top_logprobs": max(0, fields.num_logprobs),
         "top_p": sampling.top_p,
         "truncation": fields.truncation or "disabled",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,15 +12,21 @@ from hypothesis import strategies as st
 from openai import NotGiven
 from openai._models import validate_type
 from openai.lib.streaming.responses._responses import ResponseStreamState
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import (
+    Response,
+    ResponseCustomToolCall,
+    ResponseFunctionToolCall,
+    ResponseStreamEvent,
+)
 from pydantic import TypeAdapter
 
 from common.messages.failure import Failure, Usage
 from common.messages.text import Part, TextEnded
 from services.router.answer import Answer, Delta
 from services.router.request_warnings import Warnings
-from services.router.responses.format import ResponsesFormat
+from services.router.responses.format import NO_NAMES, ResponsesFormat
 from services.router.responses.requests import parse_response
+from services.router.responses.tools import ToolName
 from tests.unit.router.answers import (
     CALLED,
     CUT,
@@ -38,10 +45,10 @@ from tests.unit.router.answers import (
 EVENT = TypeAdapter[Any](ResponseStreamEvent)
 
 
-def make_format() -> ResponsesFormat:
+def make_format(names: Mapping[str, ToolName] = NO_NAMES) -> ResponsesFormat:
     body = {"model": "demo", "input": "Hi", "metadata": {"a": "b"}, "store": True}
     parsed = parse_response(body, Warnings())
-    return ResponsesFormat(HEAD, parsed.echo(parsed.job), clock=lambda: 1700000009.5)
+    return ResponsesFormat(HEAD, parsed.echo(parsed.job), names, clock=lambda: 1700000009.5)
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:
@@ -132,6 +139,37 @@ def test_reasoning_text_and_calls_are_items_of_their_own() -> None:
         "function_call",
     ]
     assert final.output_text == 'It is\n"sunny" \u2028'
+
+
+def test_calls_have_the_names_that_the_client_gave() -> None:
+    names = {
+        "crm__get_weather": ToolName("get_weather", "crm"),
+        "patch": ToolName("patch", is_custom=True),
+    }
+    parts = (
+        Part("call", "crm__get_weather", 0, "call_a0"),
+        Part("arguments", "{}", 0),
+        Part("call", "patch", 1, "call_a1"),
+        Part("arguments", '{"input": "a\\', 1),
+        Part("arguments", 'nb"}', 1),
+    )
+    data = streamed(make_format(names), parts, STOPPED)
+    kinds = [event["type"].removeprefix("response.") for event in events_of(data)]
+    assert kinds[-6:] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+        "completed",
+    ]
+    weather, patch = accumulated(data).output
+    assert isinstance(weather, ResponseFunctionToolCall)
+    assert (weather.name, weather.namespace) == ("get_weather", "crm")
+    assert isinstance(patch, ResponseCustomToolCall)
+    assert (patch.name, patch.input, patch.namespace) == ("patch", "a\nb", None)
+    body = make_format(names).body([answer(parts, STOPPED)], USAGE)
+    assert body == events_of(data)[-1]["response"]
 
 
 def test_the_whole_body_is_the_end_of_the_stream() -> None:

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from common.messages.tokenize import ChatPrompt, Structure, ToolUse
+from common.messages.tokenize import ChatPrompt, Structure, ToolInput, ToolUse
 from services.router.errors import ApiError
 from services.router.job import TRUNCATE_TO_FIT
 from services.router.request_warnings import Warnings
+from services.router.responses.history import ResponseStore
 from services.router.responses.requests import ResponsesRequest, parse_input, parse_response
+from services.router.responses.tools import ToolName
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+PATCH = {"type": "custom", "name": "patch", "description": "Change files."}
 OTHER = {"type": "function", "name": "g", "parameters": None}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -198,6 +201,183 @@ def test_limits_truncation_and_the_extras_of_chat() -> None:
 def test_store_is_answered_with_the_truth() -> None:
     parsed = parse(store=True, previous_response_id=None, background=False)
     assert parsed.echo(parsed.job)["store"] is False
+    kept = ResponseStore(1, 1 << 20, 60.0).of("")
+    for asked, answered in ((None, True), (True, True), (False, False)):
+        body = {"model": "demo", "input": "Hi", "store": asked}
+        parsed = parse_response(body, Warnings(), kept)
+        assert parsed.echo(parsed.job)["store"] is answered
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"background": True, "store": False}, "background"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ],
+)
+def test_what_needs_a_store_names_what_stands_against_it(
+    fields: dict[str, Any], field: str
+) -> None:
+    body = {"model": "demo", "input": "Hi", **fields}
+    with pytest.raises(ApiError, match=r"store|another router") as caught:
+        parse_response(body, Warnings(), ResponseStore(1, 1 << 20, 60.0).of(""))
+    assert caught.value.failure.field == field
+    with pytest.raises(ApiError, match="responses_max is 0"):
+        parse(**fields)
+
+
+def test_namespaces_are_flattened_and_their_calls_read_back() -> None:
+    namespaces = [
+        {"type": "namespace", "name": "crm", "tools": [TOOL, PATCH]},
+        {"type": "namespace", "name": "mcp__web__", "tools": [TOOL]},
+        {"type": "namespace", "name": "functions", "tools": [OTHER]},
+    ]
+    parsed = parse(
+        tools=namespaces,
+        tool_choice={"type": "function", "name": "f", "namespace": "crm"},
+        input=[
+            {"role": "user", "content": "Hi"},
+            {
+                "type": "function_call",
+                "call_id": "c",
+                "name": "f",
+                "namespace": "crm",
+                "arguments": "{}",
+            },
+            {"type": "function_call_output", "call_id": "c", "output": "1"},
+        ],
+    )
+    tools = json.loads(prompt_of(parsed).tools_json)
+    assert [tool["function"]["name"] for tool in tools] == [
+        "crm__f",
+        "crm__patch",
+        "mcp__web__f",
+        "g",
+    ]
+    assert parsed.tools.names["crm__patch"] == ToolName("patch", "crm", is_custom=True)
+    assert parsed.job.rules.tools == ToolUse("named", "crm__f")
+    messages = json.loads(prompt_of(parsed).messages_json)
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "crm__f"
+    assert parsed.echo(parsed.job)["tools"] == namespaces
+
+
+def test_tools_that_run_elsewhere_are_left_out_and_named() -> None:
+    hosted = [
+        {"type": "web_search", "external_web_access": True},
+        {"type": "web_search_preview_2025_03_11"},
+        {"type": "image_generation"},
+        {"type": "local_shell"},
+        {"type": "mcp", "server_label": "s"},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+    ]
+    warnings = Warnings()
+    body = {"model": "demo", "input": "Hi", "tools": [*hosted, TOOL]}
+    parsed = parse_response(body, warnings)
+    assert [tool["function"]["name"] for tool in json.loads(prompt_of(parsed).tools_json)] == ["f"]
+    for at, kind in enumerate(("web_search", "web_search_preview", "image_generation")):
+        assert f"tools[{at}]: tools of the type {kind} do not run here" in warnings.header()
+    assert warnings.header().count("left out") == len(hosted)
+    assert [tool["name"] for tool in parsed.echo(parsed.job)["tools"]] == ["f"]
+    assert prompt_of(parse(tools=hosted)).tools_json == b""
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    regex = {"type": "grammar", "syntax": "regex", "definition": "[ab]+"}
+    parsed = parse(
+        tools=[
+            {**PATCH, "format": {"type": "text"}},
+            {**PATCH, "name": "lark", "format": lark},
+            {**PATCH, "name": "regex", "format": regex},
+        ],
+        tool_choice={"type": "custom", "name": "lark"},
+    )
+    functions = [tool["function"] for tool in json.loads(prompt_of(parsed).tools_json)]
+    assert functions[0] == {
+        "name": "patch",
+        "description": "Change files.",
+        "parameters": {
+            "type": "object",
+            "properties": {"input": {"type": "string"}},
+            "required": ["input"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    }
+    assert 'start: "a"' in functions[1]["parameters"]["properties"]["input"]["description"]
+    assert functions[2]["parameters"]["properties"]["input"]["pattern"] == "^(?:[ab]+)$"
+    inputs = (ToolInput("lark", 'start: "a"'),)
+    assert parsed.job.rules.tools == ToolUse("named", "lark", inputs=inputs)
+
+
+def test_calls_of_every_kind_are_read_back() -> None:
+    items = [
+        {"role": "user", "content": "Hi"},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'a "b"\n'},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {
+            "type": "local_shell_call",
+            "id": "ls_1",
+            "call_id": "c2",
+            "action": {"type": "exec", "command": ["ls"]},
+            "status": "completed",
+        },
+        {"type": "local_shell_call_output", "id": "c2", "output": "file"},
+        {
+            "type": "function_call_output",
+            "call_id": "c3",
+            "output": [{"type": "input_image", "image_url": "data:"}],
+        },
+    ]
+    _, patch, _, shell, listed, seen = messages_of(items)
+    assert patch["tool_calls"][0]["function"] == {
+        "name": "patch",
+        "arguments": json.dumps({"input": 'a "b"\n'}),
+    }
+    function = shell["tool_calls"][0]["function"]
+    assert (function["name"], json.loads(function["arguments"])["command"]) == (
+        "local_shell",
+        ["ls"],
+    )
+    assert listed == {"role": "tool", "tool_call_id": "c2", "content": "file"}
+    assert seen["content"] == "[an image, which this model cannot read]"
+
+
+def test_what_other_servers_have_done_becomes_text() -> None:
+    said = messages_of(
+        [
+            {"role": "user", "content": "Hi"},
+            {"type": "compaction", "encrypted_content": "gAAA"},
+            {
+                "type": "web_search_call",
+                "id": "ws_1",
+                "status": "completed",
+                "action": {"type": "search", "query": "news"},
+            },
+            {"type": "image_generation_call", "id": "ig_1", "result": "iVBOR" * 1000},
+            {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": []},
+            {"role": "assistant", "content": "Here you are."},
+        ]
+    )
+    assert [each["role"] for each in said] == ["user", "assistant"]
+    compacted, *rest = said[1]["content"].split("\n")
+    assert "compacted" in compacted
+    assert rest == [
+        '[web_search_call: {"action": {"type": "search", "query": "news"}}]',
+        "[image_generation_call: {}]",
+        "Here you are.",
+    ]
+
+
+def test_a_model_with_tools_is_told_of_the_structure() -> None:
+    layout = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+    told = messages_of("Hi", tools=[TOOL], text={"format": layout}, instructions="Be kind.")
+    assert told[0]["content"].startswith("Be kind.\n\n")
+    assert json.dumps(SCHEMA, separators=(",", ":")) in told[0]["content"]
+    loose = messages_of("Hi", tools=[TOOL], text={"format": {"type": "json_object"}})
+    assert loose[0]["role"] == "system" and "JSON" in loose[0]["content"]
+    for more in ({}, {"tools": [TOOL], "tool_choice": "required"}):
+        assert messages_of("Hi", text={"format": layout}, **more)[0]["role"] == "user"
 
 
 def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
@@ -225,9 +405,12 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
             "input[0].content[0].text",
         ),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"input": [{"id": "msg_1"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+        ({"input": [{"type": "fish_call", "id": "w"}]}, "input[0].type"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
+        ({"input": [{"type": "local_shell_call"}]}, "input[0].id"),
         ({"input": [{"type": 5}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
@@ -243,10 +426,10 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"truncation": "left"}, "truncation"),
         ({"metadata": {"a": 5}}, "metadata.a"),
         ({"metadata": {str(at): "x" for at in range(17)}}, "metadata"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": 5}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"background": True}, "background"),
+        ({"background": 1}, "background"),
         ({"stream_options": {}}, "stream_options"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -255,7 +438,20 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"tools": "f"}, "tools"),
         ({"tools": ["f"]}, "tools[0]"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "fish"}]}, "tools[0].type"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]},
+            "tools[0].tools[0].type",
+        ),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{**PATCH, "format": {"type": "fish"}}]}, "tools[0].format.type"),
+        ({"tools": [{**PATCH, "format": {"type": "grammar"}}]}, "tools[0].format.definition"),
+        (
+            {"tools": [{**PATCH, "format": {"type": "grammar", "definition": "a", "syntax": "b"}}]},
+            "tools[0].format.syntax",
+        ),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -271,9 +467,3 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
     assert caught.value.failure.field is not None
     assert caught.value.failure.field.startswith(field)
     assert caught.value.failure.message.startswith(f"{field}")
-
-
-def test_what_needs_a_store_says_what_to_do_instead() -> None:
-    with pytest.raises(ApiError) as caught:
-        parse(previous_response_id="resp_1")
-    assert "send the whole conversation as input" in caught.value.failure.message
