@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stack import Stack
-from tests.clients import claude_code
+from tests.clients import claude_code, codex_cli
 from tests.system.ring import wait_empty
 from tests.system.scripted_model import save_scripted_folder
 
@@ -75,6 +75,14 @@ def test_claude_code(tmp_path: Path) -> None:
     settings = {"compute.num_threads": 1}
     with Stack(folder, "--device", "cpu", "--dtype", "float32", settings=settings) as stack:
         run(stack, sys.executable, str(CLIENTS / "claude_code.py"))
+
+
+@pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="no node_modules; `make clients` makes them")
+def test_codex(tmp_path: Path) -> None:
+    folder = save_scripted_folder(tmp_path / "scripted", codex_cli.script(), 65_536)
+    settings = {"compute.num_threads": 1}
+    with Stack(folder, "--device", "cpu", "--dtype", "float32", settings=settings) as stack:
+        run(stack, sys.executable, str(CLIENTS / "codex_cli.py"))
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-clients; `make clients` makes it")

@@ -114,6 +114,7 @@ class ResponsesFields(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
+    client_metadata: Any = None  # of Codex: for whoever runs the service
 
     @property
     def num_logprobs(self) -> int:
