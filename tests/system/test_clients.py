@@ -59,14 +59,15 @@ def test_a_python_client(script: str, demo_stack: Stack) -> None:
 
 
 @pytest.mark.skipif(not AGENTS.exists(), reason="no .venv-agents; `make clients` makes it")
-@pytest.mark.parametrize("script", ["ollama_client.py"])
+@pytest.mark.parametrize("script", ["ollama_client.py", "openai_agents.py"])
 def test_an_agent_framework(script: str, demo_stack: Stack) -> None:
     run(demo_stack, str(AGENTS), str(CLIENTS / script))
 
 
 @pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="no node_modules; `make clients` makes them")
-def test_openai_of_npm(demo_stack: Stack) -> None:
-    run(demo_stack, "node", str(CLIENTS / "node" / "openai.mjs"))
+@pytest.mark.parametrize("script", ["openai.mjs", "ai_sdk.mjs"])
+def test_a_client_of_npm(script: str, demo_stack: Stack) -> None:
+    run(demo_stack, "node", str(CLIENTS / "node" / script))
 
 
 @pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="no node_modules; `make clients` makes them")

@@ -22,6 +22,7 @@ from services.router.openai.sampling_fields import (
     SEED_MASK,
     check_all_stops,
 )
+from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import schema_structure
 from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
@@ -193,13 +194,14 @@ def _warn(body: dict[str, Any], warnings: Warnings) -> None:
 def _prompt(fields: PromptFields, tools: Tools, warnings: Warnings) -> ChatPrompt:
     conversation = read_conversation(fields.system, fields.messages, warnings)
     effort = None if fields.output_config is None else fields.output_config.effort
-    return ChatPrompt(
+    prompt = ChatPrompt(
         messages_json=conversation.pack(),
         tools_json=tools.json,
         add_generation_prompt=not conversation.is_open,
         continue_final_message=conversation.is_open,
         template_kwargs_json=thinking_kwargs(fields.thinks, effort),
     )
+    return with_schema(prompt, _structure(fields), tools.use)
 
 
 def _sampling(fields: MessageFields) -> SamplingParams:

@@ -25,6 +25,7 @@ from services.router.openai.sampling_fields import (
     parse_sampling,
     warn_of_all,
 )
+from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import STRUCTURE_FIELDS, parse_structure
 from services.router.openai.template_fields import Effort, pack_variables
 from services.router.openai.tools import Tools, parse_functions, parse_tools
@@ -83,10 +84,11 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     chat = parse_fields(body)
     refuse_unsupported(body, NOT_FOR_CHAT)
     tools = chat_tools(chat)
+    structure = parse_structure(body)
     budget = chat.thinking_token_budget
     job = Job(
         model=shared.model or "",
-        prompts=(chat_prompt(chat, tools),),
+        prompts=(with_schema(chat_prompt(chat, tools), structure, tools.use),),
         prompt_field="messages",
         sampling=_sampling(shared, chat),
         has_seed=shared.seed is not None,
@@ -97,7 +99,7 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
         unset=shared.unset,
         max_tokens_field="max_tokens" if shared.max_tokens else "max_completion_tokens",
         rules=make_rules(
-            parse_structure(body),
+            structure,
             tools,
             warnings,
             -1 if budget is None else budget,
