@@ -59,7 +59,10 @@ def test_a_python_client(script: str, demo_stack: Stack) -> None:
 
 
 @pytest.mark.skipif(not AGENTS.exists(), reason="no .venv-agents; `make clients` makes it")
-@pytest.mark.parametrize("script", ["ollama_client.py", "openai_agents.py"])
+@pytest.mark.parametrize(
+    "script",
+    ["langchain_agent.py", "ollama_client.py", "openai_agents.py", "pydantic_ai_agent.py"],
+)
 def test_an_agent_framework(script: str, demo_stack: Stack) -> None:
     run(demo_stack, str(AGENTS), str(CLIENTS / script))
 

@@ -110,7 +110,7 @@ def test_a_prompt_that_is_too_long_is_refused_or_cut(embedder: OpenAI) -> None:
     assert cut.usage.prompt_tokens == 16
 
 
-def test_other_dimensions_than_the_models_are_refused(embedder: OpenAI) -> None:
+def test_more_dimensions_than_the_models_are_refused(embedder: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        embedder.embeddings.create(model=MODEL, input="Hi", dimensions=3)
+        embedder.embeddings.create(model=MODEL, input="Hi", dimensions=4096)
     assert caught.value.param == "dimensions"
