@@ -8,7 +8,8 @@ Shape legend: R rows, T tokens of all rows, S sampled rows, D page-table entries
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TypeAlias
 
@@ -31,6 +32,13 @@ the next step runs. By arithmetic an 8B model on an H200 takes 13 ms for so many
 ms more to score them: what runs beside a scored prompt waits hardly longer than beside another."""
 
 
+MAX_BIAS = 1024
+"""Most ids of one sequence's `logit_bias`: what routers let in."""
+
+MAX_STOP_IDS = 256
+"""Most ids that end one sequence: routers let in 128, and the model's own come on top."""
+
+
 @dataclass(frozen=True, slots=True)
 class SlotDelta:
     """A sequence takes a slot: its sampling settings become resident on the device.
@@ -49,6 +57,11 @@ class SlotDelta:
     stop_ids: tuple[int, ...]
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
+
+    def without_settings(self) -> SlotDelta:
+        """The same owner, with settings that need no memory and no work."""
+        plain = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+        return SlotDelta(self.slot, self.epoch, plain, choice=0, stop_ids=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +98,9 @@ class StepPlan:
     row sample_row[s] and is output number sample_index[s] of its sequence.
 
     Page-table entries (slot, index, page) are applied before the forward pass, and before them the
-    transfers: swap_out (device page, host page), then swap_in (host page, device page).
+    transfers: swap_out (device page, host page), then swap_in (host page, device page). A row may
+    read what another row of the same step writes: in every layer the runner stores the keys and
+    values of all rows before any of them attends.
 
     `guided` numbers the samples whose slots have guidance: they are drawn under a mask each.
     """
@@ -119,6 +134,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """T."""
         return len(self.tokens)
+
+    def without_settings(self, slots: Container[int]) -> StepPlan:
+        """The same step for some of the slots that it describes without their settings."""
+        deltas = (d.without_settings() if d.slot in slots else d for d in self.slots)
+        return replace(self, slots=tuple(deltas))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
@@ -59,10 +60,13 @@ class PrefixTree:
         """Pages that nobody holds."""
         return len(self._idle)
 
-    def match(self, namespace: Hashable, keys: Iterable[bytes]) -> list[Node]:
-        """Find the longest known prefix of these pages; the nodes are not held yet."""
+    def match(
+        self, namespace: Hashable, keys: Iterable[bytes], above: Node | None = None
+    ) -> list[Node]:
+        """Find the longest known prefix of these pages, below `above` if there is one; the nodes
+        are not held yet."""
         found: list[Node] = []
-        at: Node | Root | None = self._roots.get(namespace)
+        at: Node | Root | None = self._roots.get(namespace) if above is None else above
         if at is None:
             return found
         for key in keys:
@@ -75,13 +79,8 @@ class PrefixTree:
 
     def num_idle(self, nodes: Sequence[Node]) -> int:
         """Count those of a matched path that would stop being evictable if it were held."""
-        # Held nodes come first on any path, so the count can stop at the first from the end.
-        count = 0
-        for node in reversed(nodes):
-            if node.refs:
-                break
-            count += 1
-        return count
+        # Held nodes come first on any path.
+        return len(nodes) - bisect_left(nodes, True, key=lambda node: not node.refs)
 
     def hold(self, nodes: Sequence[Node]) -> None:
         """Keep a matched path from eviction for one more sequence."""

@@ -29,10 +29,19 @@ class PageTable:
         """Positions of one page."""
         return self._memory.page_tokens
 
-    def find(self, page_key: Callable[[int], bytes], max_pages: int) -> list[Node]:
-        """Look up how much of this sequence the tree knows; nothing is held yet."""
-        keys = (page_key(index) for index in range(max_pages))
-        return self._memory.tree.match(self._namespace, keys)
+    def find(
+        self, page_key: Callable[[int], bytes], max_pages: int, found: list[Node] | None = None
+    ) -> list[Node]:
+        """Look up how much of this sequence the tree knows; nothing is held yet.
+
+        `found` is what the last call returned: only what has changed since is looked up.
+        """
+        nodes = found or []
+        while nodes and nodes[-1].detached:
+            nodes.pop()
+        keys = (page_key(index) for index in range(len(nodes), max_pages))
+        nodes += self._memory.tree.match(self._namespace, keys, nodes[-1] if nodes else None)
+        return nodes
 
     def adopt(self, nodes: list[Node]) -> None:
         """Start the (empty) table with a path that `find` returned."""
@@ -52,14 +61,17 @@ class PageTable:
         self.pages.extend(taken)
         return True
 
-    def publish(self, page_key: Callable[[int], bytes], num_tokens: int) -> list[Node]:
+    def publish(
+        self, page_key: Callable[[int], bytes], num_tokens: int, launched: bool = True
+    ) -> list[Node]:
         """Put the full pages among the first `num_tokens` positions into the tree.
 
         Returns the nodes that the path of this sequence has grown by.
 
         Where another sequence has published the same tokens before, its page takes the place of
         this one's, which is freed: a step in flight may still read it, but whoever gets it next
-        writes to it in a later step, and one stream orders all of them.
+        writes to it in a later step, and one stream orders all of them. With a step that is not
+        `launched` yet that would not hold, so it ends there.
         """
         memory, nodes, pages = self._memory, self.nodes, self.pages
         num_before = len(nodes)
@@ -69,8 +81,10 @@ class PageTable:
         for index in range(num_before, num_tokens // memory.page_tokens):
             if parent is not None and parent.detached:
                 break
-            page = pages[index]
-            node = memory.tree.insert(self._namespace, parent, page_key(index), page)
+            page, key = pages[index], page_key(index)
+            if not launched and memory.tree.match(self._namespace, (key,), parent):
+                break
+            node = memory.tree.insert(self._namespace, parent, key, page)
             if node.page != page:
                 pages[index] = node.page
                 memory.device.give_back(page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.compute.kv.memory import KVMemory
+from services.compute.kv.prefix import Node
 from services.compute.scheduler.residents import Residents
 from services.compute.scheduler.sequence import Sequence
 from services.compute.scheduler.transfers import Transfers
@@ -19,8 +20,8 @@ class Admission:
     """
 
     __slots__ = (
-        "_blocked",
-        "_blocked_room",
+        "_found",
+        "_head",
         "_memory",
         "_residents",
         "_transfers",
@@ -37,25 +38,21 @@ class Admission:
         self._residents = residents
         self._waiting = waiting
         self._transfers = transfers
-        self._blocked: Sequence | None = None
-        self._blocked_room = 0
+        self._head: Sequence | None = None  # whose turn it is, though it did not fit
+        self._found: list[Node] = []  # its pages that others have
         self.num_started_total = 0
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
 
     def admit(self, sequence: Sequence) -> bool:
         """Give the first in line its pages and a slot; False if it has to wait."""
-        memory, num_running = self._memory, len(self._residents.running)
-        room = memory.num_available - num_running // 4
-        # A long prompt that does not fit is not looked up again before there is more room.
-        if sequence is self._blocked and num_running and room <= self._blocked_room:
-            return False
-        nodes = sequence.table.find(sequence.page_key, sequence.num_reusable // memory.page_tokens)
+        memory = self._memory
+        nodes = self._look_up(sequence)
         num_missing = memory.pages_for(sequence.num_known) - len(nodes)
+        room = memory.num_available - len(self._residents.running) // 4
         if num_missing > room - memory.tree.num_idle(nodes):
-            self._blocked, self._blocked_room = sequence, room
             return False
-        self._blocked = None
+        self._head = None
         self._waiting.remove(sequence)
         sequence.table.adopt(nodes)
         if not sequence.table.grow(sequence.num_known):
@@ -70,6 +67,15 @@ class Admission:
             self.cached_tokens_total += sequence.cached_tokens
         self._residents.enter(sequence)
         return True
+
+    def _look_up(self, sequence: Sequence) -> list[Node]:
+        """The pages of a sequence that others have. While it stays the first in line they are
+        looked up once, and then only what has come and gone since."""
+        found = self._found if sequence is self._head else None
+        max_pages = sequence.num_reusable // self._memory.page_tokens
+        self._head = sequence
+        self._found = sequence.table.find(sequence.page_key, max_pages, found)
+        return self._found
 
     def _fill(self, sequence: Sequence, num_shared: int) -> None:
         """Bring back from the host what the tree did not know."""

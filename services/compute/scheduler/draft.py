@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.compute.kv.prefix import Node
@@ -18,15 +19,25 @@ class Chunk(NamedTuple):
     samples: bool
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that one step holds; of the scored ones, those whose prompts have logprobs."""
+
+    tokens: int
+    scored_tokens: int
+
+
 class Draft:
     """What the next step computes. `decodes` may be a list that others share: never change it."""
 
-    __slots__ = ("chunks", "decodes", "num_scored")
+    __slots__ = ("chunks", "decodes", "num_scored", "published")
 
     def __init__(self) -> None:
         self.num_scored = 0  # tokens of rows whose prompts are scored
         self.decodes: list[Sequence] = []
         self.chunks: list[Chunk] = []
+        # Pages that the chunks fill and that are in the prefix tree already.
+        self.published: list[tuple[Sequence, Node]] = []
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)

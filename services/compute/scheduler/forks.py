@@ -7,9 +7,11 @@ from services.compute.scheduler.waiting import WaitingLine
 
 
 class Forks:
-    """Followers are parked until their leader has launched the prompt and published its pages.
+    """Followers are parked until a plan has the end of their leader's prompt and its pages are
+    published.
 
-    Then they queue, find all full pages in the prefix tree and recompute the partial last one.
+    Then they queue, perhaps for the same plan, find all full pages in the prefix tree and compute
+    the partial last one for themselves.
     """
 
     __slots__ = ("_waiting", "num_parked")

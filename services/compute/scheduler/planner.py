@@ -5,13 +5,13 @@ from __future__ import annotations
 from operator import attrgetter
 
 from services.compute.scheduler.admission import Admission
-from services.compute.scheduler.draft import Chunk, Draft
+from services.compute.scheduler.draft import Chunk, Draft, StepLimits
+from services.compute.scheduler.forks import Forks
 from services.compute.scheduler.policy import Quota
 from services.compute.scheduler.preemption import Preemption
 from services.compute.scheduler.residents import Residents
 from services.compute.scheduler.sequence import Sequence
 from services.compute.scheduler.waiting import WaitingLine
-from services.compute.step import MAX_SCORED_TOKENS
 
 _by_order = attrgetter("order")
 
@@ -27,8 +27,9 @@ class Planner:
 
     __slots__ = (
         "_admission",
+        "_forks",
         "_held",
-        "_max_step_tokens",
+        "_limits",
         "_preemption",
         "_residents",
         "_short_of_pages",
@@ -41,13 +42,15 @@ class Planner:
         waiting: WaitingLine,
         admission: Admission,
         preemption: Preemption,
-        max_step_tokens: int,
+        forks: Forks,
+        limits: StepLimits,
     ) -> None:
         self._residents = residents
         self._waiting = waiting
         self._admission = admission
         self._preemption = preemption
-        self._max_step_tokens = max_step_tokens
+        self._forks = forks
+        self._limits = limits
         self._held: set[Sequence] = set()
         self._short_of_pages = False
 
@@ -61,7 +64,7 @@ class Planner:
             self._short_of_pages = False
         draft = Draft()
         for quota in quotas:
-            budget = self._max_step_tokens
+            budget = self._limits.tokens
             if quota.decode:
                 draft.decodes = self._decode_rows(step_id)
                 budget -= len(draft.decodes)
@@ -134,14 +137,28 @@ class Planner:
         start, num_known = sequence.launched, sequence.num_known
         scored = sequence.has_to_score(start)
         if scored:
-            budget = min(budget, MAX_SCORED_TOKENS - draft.num_scored)
+            budget = min(budget, self._limits.scored_tokens - draft.num_scored)
         stop = min(num_known, start + budget)
         if stop <= start:  # no more scores in this step; or a pooled one that awaits its result
             return 0
         draft.num_scored += scored * (stop - start)
         samples = stop == num_known and not sequence.params.pools
         draft.chunks.append(Chunk(sequence, start, stop, samples))
+        self._share(draft, draft.chunks[-1])
         return stop - start
+
+    def _share(self, draft: Draft, chunk: Chunk) -> None:
+        """Let those who come next find the pages that a chunk fills, already in this step.
+
+        A guided sample may turn out void, and its position be computed again: its page is not
+        shared before that is known.
+        """
+        sequence = chunk.sequence
+        num_certain = chunk.stop - (chunk.samples and sequence.params.guided)
+        nodes = sequence.table.publish(sequence.page_key, num_certain, launched=False)
+        draft.published += [(sequence, node) for node in nodes]
+        if sequence.followers and chunk.stop >= sequence.prompt_len:
+            self._forks.release(sequence)
 
     def _launch(self, draft: Draft) -> None:
         """Count the drafted rows as launched."""

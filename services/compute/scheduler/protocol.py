@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -142,6 +142,13 @@ class Scheduler(Protocol):
 
     def fail_samples(self, plan: StepPlan, failures: Mapping[int, Failure]) -> None:
         """End the sequences of some samples of a launched step, each with its failure."""
+        ...
+
+    def fail_slots(self, slots: Container[int], failure: Failure) -> dict[AttemptId, str]:
+        """End the owners of slots whose settings the device could not take, after `plan`.
+
+        Their rows stay in the plan. Returns as `fail_step` does.
+        """
         ...
 
     def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> dict[AttemptId, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
@@ -15,7 +15,7 @@ from services.compute.scheduler.admission import Admission
 from services.compute.scheduler.attempts import OpenAttempts
 from services.compute.scheduler.commit import Committer
 from services.compute.scheduler.door import Door
-from services.compute.scheduler.draft import LaunchedStep
+from services.compute.scheduler.draft import LaunchedStep, StepLimits
 from services.compute.scheduler.endings import Endings
 from services.compute.scheduler.events import EventLog, sequence_events
 from services.compute.scheduler.forks import Forks
@@ -61,7 +61,12 @@ class ContinuousScheduler:
         self._admission = Admission(memory, residents, waiting, transfers)
         self._preemption = Preemption(memory, residents, waiting, transfers)
         self._planner = Planner(
-            residents, waiting, self._admission, self._preemption, spec.max_step_tokens
+            residents,
+            waiting,
+            self._admission,
+            self._preemption,
+            self._forks,
+            StepLimits(spec.max_step_tokens, settings.max_scored_tokens),
         )
         self._packer = Packer(residents, transfers, num_slots)
         self._committer = Committer(residents, self._endings, log)
@@ -98,6 +103,7 @@ class ContinuousScheduler:
         self._next_step_id += 1
         oldest = self._in_flight[0].plan.step_id if self._in_flight else step_id
         step = self._packer.pack(draft, step_id, oldest)
+        step.published = draft.published
         self._in_flight.append(step)
         self._unpublished = step
         return step.plan
@@ -139,26 +145,27 @@ class ContinuousScheduler:
             if sequences[sample].live:
                 self._endings.end(sequences[sample], "failed", failure)
 
+    def fail_slots(self, slots: Container[int], failure: Failure) -> dict[AttemptId, str]:
+        """End the owners of slots whose settings the device could not take.
+
+        Their rows of the step planned last are computed all the same: others may read the pages
+        that those fill. Returns the attempts that it ended, with the traceparent of each.
+        """
+        return self._fail([s for s in self._residents.running if s.slot in slots], failure)
+
     def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> dict[AttemptId, str]:
         """The step broke: end every sequence that was in it, and any that read its pages.
 
         Returns the attempts that it ended, with the traceparent of each.
         """
-        ended = {}
         step = self._step(plan)
         if step is self._unpublished:
             self._unpublished = None
         doubtful = self._distrust(step)
         self._in_flight.remove(step)
-        for sequence in step.sequences():
-            if sequence.live:
-                ended[sequence.attempt] = sequence.params.request.traceparent
-                self._endings.end(sequence, "failed", failure)
-        for sequence in list(self._residents.running):
-            nodes = sequence.table.nodes
-            if nodes and nodes[-1] in doubtful:
-                ended[sequence.attempt] = sequence.params.request.traceparent
-                self._endings.end(sequence, "failed", failure)
+        running = self._residents.running
+        readers = [s for s in running if not doubtful.isdisjoint(s.table.nodes[-1:])]
+        ended = self._fail([*step.sequences(), *readers], failure)
         self._preemption.distrust_swaps(plan.step_id)
         self._residents.resend_tables()
         return ended
@@ -216,6 +223,15 @@ class ContinuousScheduler:
     def _step(self, plan: StepPlan) -> LaunchedStep:
         return next(step for step in self._in_flight if step.plan.step_id == plan.step_id)
 
+    def _fail(self, sequences: Iterable[Sequence], failure: Failure) -> dict[AttemptId, str]:
+        """End those that have not ended yet; returns their attempts."""
+        ended = {}
+        for sequence in sequences:
+            if sequence.live:
+                ended[sequence.attempt] = sequence.params.request.traceparent
+                self._endings.end(sequence, "failed", failure)
+        return ended
+
     def _view(self) -> BatchView:
         waiting, residents = self._waiting, self._residents
         return BatchView(
@@ -228,7 +244,11 @@ class ContinuousScheduler:
         )
 
     def _publish_launched(self) -> None:
-        """The step planned last is on the device: others may share the prompt pages it fills."""
+        """The step planned last is on the device: what its chunks filled is settled.
+
+        Most of their pages are shared since it was planned. Now come those of guided samples, and
+        a page that another sequence has published before takes the place of one's own.
+        """
         step, self._unpublished = self._unpublished, None
         if step is None:
             return
@@ -238,8 +258,6 @@ class ContinuousScheduler:
             if sequence.live:
                 # A position that will be computed again writes to its page, so that is not shared.
                 self._publish(step, sequence, chunk.stop - (sequence in void))
-                if sequence.followers and chunk.stop >= sequence.prompt_len:
-                    self._forks.release(sequence)
 
     def _distrust(self, broken: LaunchedStep) -> set[Node]:
         """Make unfindable what the sequences of a broken step published in it or since.

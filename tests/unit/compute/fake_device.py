@@ -4,6 +4,10 @@ It keeps paged KV memory as plain lists. What it stores at a position is the tok
 all tokens up to there. A row reads every position before its own, as attention does, and checks
 that they belong together; and the token it samples depends on all of them. So a page that was
 lost, overwritten or shared wrongly fails an assertion at the read, or gives a wrong token.
+
+What a row reads was written in an earlier step, or is written in the same step by another row:
+in every layer of a model all rows store their keys before any of them attends. Here, where a row
+is computed at once, that other row is taken first.
 """
 
 from __future__ import annotations
@@ -129,6 +133,7 @@ class FakeDevice:
         self.slots: dict[int, Slot] = {}
         self.nonfinite_seeds: set[int] = set()
         self.num_swapped_out = 0
+        self.num_reads_of_same_step = 0  # rows that waited for another one's writes
         self.last_step_id = -1
 
     def run(
@@ -183,36 +188,55 @@ class FakeDevice:
 
     def _forward(self, plan: StepPlan, damaged: bool) -> list[list[int]]:
         """Write the rows' positions; return each row's prefix hashes, one after each token."""
-        prefixes = []
-        at = 0
+        prefixes: list[list[int]] = [[] for _ in range(plan.num_rows)]
+        token_start = (np.cumsum(plan.q_len) - plan.q_len).tolist()
         written: dict[tuple[int, int], int] = {}
-        for row in range(plan.num_rows):
+        for row in self._rows_in_order(plan):
             slot = self.slots[int(plan.row_slot[row])]
             assert slot.delta.epoch == plan.row_epoch[row], "the row is of a former owner"
             start, length = int(plan.q_start[row]), int(plan.q_len[row])
             prefix = DAMAGED[0] if damaged else self._read(slot, start)
-            hashes = []
             for position in range(start, start + length):
-                token = int(plan.tokens[at])
-                at += 1
+                token = int(plan.tokens[token_start[row] + position - start])
                 if token == DEVICE_TOKEN:
                     assert slot.last is not None, "there is no sampled token in this slot"
                     token = slot.last
                 prefix = extend(prefix, token)
-                hashes.append(prefix)
-                page = slot.pages[position // self.page_tokens]
-                offset = position % self.page_tokens
+                prefixes[row].append(prefix)
+                page, offset = self._place(slot, position)
                 assert written.setdefault((page, offset), prefix) == prefix, "two rows, one place"
                 self.pages[page][offset] = DAMAGED if prefix < 0 else (token, prefix)
-            prefixes.append(hashes)
         return prefixes
+
+    def _rows_in_order(self, plan: StepPlan) -> list[int]:
+        """The rows, each after those that write what it reads."""
+        reads, writes = [], []
+        for row in range(plan.num_rows):
+            slot = self.slots[int(plan.row_slot[row])]
+            start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
+            places = [self._place(slot, position) for position in range(stop)]
+            reads.append(set(places[:start]))
+            writes.append(set(places[start:]))
+        order: list[int] = []
+        waiting = list(range(plan.num_rows))
+        while waiting:
+            unwritten = [writes[row] for row in waiting]
+            ready = [row for row in waiting if all(map(reads[row].isdisjoint, unwritten))]
+            assert ready, "rows wait for each other"
+            order += ready
+            waiting = [row for row in waiting if row not in ready]
+            self.num_reads_of_same_step += len(waiting)
+        return order
+
+    def _place(self, slot: Slot, position: int) -> tuple[int, int]:
+        return slot.pages[position // self.page_tokens], position % self.page_tokens
 
     def _read(self, slot: Slot, length: int) -> int:
         """Read the first `length` positions of a slot; return the hash of their tokens."""
         prefix = 0
         for position in range(length):
-            page = slot.pages[position // self.page_tokens]
-            token, stored = self.pages[page][position % self.page_tokens]
+            page, offset = self._place(slot, position)
+            token, stored = self.pages[page][offset]
             if (token, stored) == DAMAGED:
                 return DAMAGED[0]
             prefix = extend(prefix, token)

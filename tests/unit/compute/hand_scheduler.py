@@ -52,11 +52,14 @@ class HandScheduler:
         shared: tuple[Sequence, int] | None = None,
         **settings: object,
     ) -> Sequence:
-        """A sequence in the next slot; `shared` gives it full pages of another one's."""
+        """A sequence in the next slot; `shared` gives it full pages of another one's, which may
+        have its first row in the same step."""
         sequence = Sequence(len(self.sequences), list(prompt), sampling, **settings)  # type: ignore[arg-type]
         sequence.output = list(output or [])
         if shared is not None:
             other, num_pages = shared
+            while len(other.pages) < num_pages:
+                other.pages.append(self.free_pages.pop())
             sequence.pages = other.pages[:num_pages]
             sequence.computed = num_pages * self.page_tokens
         self.sequences.append(sequence)

@@ -27,7 +27,7 @@ PROMPTS = [prompt_of(length, length) for length in (5, 8, 37, 61)]
 
 
 class MixedSteps:
-    """One scenario whose steps are of all kinds."""
+    """Two scenarios whose steps are of all kinds."""
 
     def test_chunks_of_one_prompt_beside_decoding_others(
         self, hand: HandScheduler, expected
@@ -38,6 +38,20 @@ class MixedSteps:
         hand.step((first, 1), (third, 20), (second, 28))
         hand.run_all(COUNT, chunk=11)
         assert [s.output[:COUNT] for s in (first, second, third)] == expected[1:]
+
+
+    def test_a_prefix_is_read_in_the_step_that_computes_it(
+        self, hand: HandScheduler, expected
+    ) -> None:
+        """By a chunk and by a row of one token, which comes before the row that it reads of."""
+        first = hand.add(PROMPTS[3])
+        again = hand.add(PROMPTS[3], shared=(first, 7))
+        shorter = hand.add(PROMPTS[3][:57], shared=(first, 7))
+        hand.step((first, 61), (again, 5), (shorter, 1))
+        alone = hand.add(PROMPTS[3][:57])
+        hand.run_all(COUNT)
+        assert first.output == again.output == expected[3]
+        assert shorter.output[:COUNT] == alone.output
 
 
 class RunnerScenarios(MixedSteps):

@@ -35,10 +35,10 @@ def launch(loop: Loop, void: frozenset[int] = frozenset()) -> StepPlan:
 
 def test_guided_samples_are_numbered_in_the_plan() -> None:
     loop = make_loop()
-    loop.add(make_request(0))
-    loop.add(make_request(1, **GUIDED))
+    loop.add(make_request(0, (2, 3, 4)))
+    loop.add(make_request(1, (2, 3, 4), **GUIDED))
     assert launch(loop).guided == (1,)
-    loop.add(make_request(2, **GUIDED))
+    loop.add(make_request(2, (2, 3, 4), **GUIDED))
     plan = launch(loop)
     assert plan.guided == (1, 2)
     assert plan.slots[0].output_ids == ()
@@ -115,8 +115,8 @@ def test_only_the_samples_of_the_one_step_in_flight_can_be_taken_back() -> None:
 
 def test_a_sample_that_fails_ends_its_sequence_and_no_other() -> None:
     loop = make_loop()
-    loop.add(make_request(0, **GUIDED))
-    loop.add(make_request(1, **GUIDED))
+    loop.add(make_request(0, (2, 3, 4), **GUIDED))
+    loop.add(make_request(1, (2, 3, 4), **GUIDED))
     plan = loop.scheduler.plan(0.0)
     assert plan is not None
     loop.scheduler.fail_samples(plan, {0: Failure(500, "grammar_failed", "No.")})

@@ -10,26 +10,26 @@ from tests.unit.compute.scheduler_loop import Loop, make_request
 PROMPT = tuple(range(2, 16))  # three full pages and a tail of two
 
 
-def test_choices_wait_for_the_prompt_of_the_first_and_recompute_only_its_tail() -> None:
+def test_choices_join_in_the_step_of_the_first_and_compute_only_the_tail_of_its_prompt() -> None:
     loop = Loop(make_spec())
     loop.add(make_request(0, PROMPT, 4, num_choices=3))
-    first, second = loop.launch(), loop.launch()
-    assert first is not None
-    assert second is not None
-    assert first.q_len.tolist() == [14]
-    assert second.q_len.tolist() == [1, 2, 2]
-    assert second.q_start.tolist() == [14, 12, 12]
+    plan = loop.launch()
+    assert plan is not None
+    assert plan.q_len.tolist() == [14, 2, 2]
+    assert plan.q_start.tolist() == [0, 12, 12]
     check_scheduler(loop.scheduler)
     assert loop.scheduler.stats().pages_free == 64 - 3 - 3, "the full pages are there once"
     loop.run()
     loop.check_finished()
+    endings = [stream.ending for stream in loop.streams.values()]
+    assert [ending and ending.usage.cached_tokens for ending in endings] == [0, 12, 12]
 
 
 def test_choices_wait_through_all_chunks_of_the_prompt() -> None:
     loop = Loop(make_spec(), SchedulerSettings(max_prefill_tokens=5))
     loop.add(make_request(0, PROMPT, 4, num_choices=2))
     shapes = [plan.q_len.tolist() for _ in range(4) if (plan := loop.launch()) and loop.collect()]
-    assert shapes == [[5], [5], [4], [1, 2]]
+    assert shapes == [[5], [5], [4, 1], [1, 1]]
     loop.run()
     loop.check_finished()
 
@@ -44,12 +44,12 @@ def test_each_choice_has_its_own_noise_and_its_own_events() -> None:
 
 
 def test_others_are_admitted_while_choices_wait_for_their_leader() -> None:
-    loop = Loop(make_spec())
-    loop.add(make_request(0, PROMPT, 4, num_choices=3))
+    loop = Loop(make_spec(), SchedulerSettings(max_scored_tokens=6))
+    loop.add(make_request(0, PROMPT, 4, num_choices=3, num_prompt_logprobs=0))
     loop.add(make_request(3, (20, 21, 22), 4))
     plan = loop.launch()
     assert plan is not None
-    assert plan.q_len.tolist() == [14, 3]
+    assert plan.q_len.tolist() == [6, 3]
     loop.run()
     loop.check_finished()
 
@@ -57,10 +57,9 @@ def test_others_are_admitted_while_choices_wait_for_their_leader() -> None:
 def test_choices_share_their_prompt_without_a_prefix_cache_too() -> None:
     loop = Loop(make_spec(), SchedulerSettings(prefix_cache=False))
     loop.add(make_request(0, PROMPT, 4, num_choices=2))
-    loop.launch()
     plan = loop.launch()
     assert plan is not None
-    assert plan.q_start.tolist() == [14, 12]
+    assert plan.q_start.tolist() == [0, 12]
     loop.run()
     loop.check_finished()
 
@@ -78,7 +77,7 @@ def test_a_leader_that_is_preempted_in_its_prompt_is_still_waited_for() -> None:
 
 
 def test_parked_choices_count_as_waiting() -> None:
-    loop = Loop(make_spec())
+    loop = Loop(make_spec(), SchedulerSettings(max_prefill_tokens=13))
     loop.add(make_request(0, PROMPT, 4, num_choices=3))
     loop.launch()
     assert loop.scheduler.stats().num_waiting == 2
