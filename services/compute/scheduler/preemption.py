@@ -7,6 +7,7 @@ from services.compute.scheduler.residents import Residents
 from services.compute.scheduler.sequence import Sequence, Status
 from services.compute.scheduler.transfers import Transfers
 from services.compute.scheduler.waiting import WaitingLine
+from services.compute.step import StepPlan
 
 
 class Preemption:
@@ -47,11 +48,17 @@ class Preemption:
         self._waiting.add(victim)
         self.num_total += 1
 
-    def distrust_swaps(self, step_id: int) -> None:
-        """The step that should have swapped pages out broke: their sequences recompute."""
+    def distrust_swaps(self, plan: StepPlan) -> None:
+        """The step that should have swapped pages out or in broke: their sequences recompute."""
         for sequence in self._waiting:
-            if sequence.status is Status.SWAPPED and sequence.swap_step == step_id:
+            if sequence.status is Status.SWAPPED and sequence.swap_step == plan.step_id:
                 self._transfers.drop(sequence.host_pages)
                 sequence.host_pages = []
                 sequence.restart(0)
                 sequence.status = Status.WAITING
+        targets = {page for _, page in plan.swap_in}
+        for sequence in self._residents.running if targets else ():
+            table = sequence.table
+            # One that is in flight has a row in a later step, which came after the swap.
+            if not sequence.in_flight and not targets.isdisjoint(table.pages[len(table.nodes) :]):
+                sequence.restart(len(table.nodes) * sequence.page_tokens)

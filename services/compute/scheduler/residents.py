@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 from services.compute.scheduler.routes import Routes
 from services.compute.scheduler.sequence import Sequence, Status
+from services.compute.step import SlotDelta
 
 _by_order = attrgetter("order")
 
@@ -14,7 +16,7 @@ _by_order = attrgetter("order")
 class Residents:
     """Sequences with a slot. Lists handed out are never changed afterwards, only replaced.
 
-    A slot's epoch grows whenever a sequence takes it, so that a plan says of which owner a row is.
+    A slot's epoch grows whenever a plan describes it, so that a row says of which owner it is.
     Today's runners need only the order of one stream. `retabled` have page-table entries that the
     device does not know, `newcomers` a slot that it does not know.
     """
@@ -65,10 +67,7 @@ class Residents:
         """Give a sequence a slot; its page table is filled already."""
         if self._stale:
             self._settle()
-        slot = self._free_slots.pop()
-        self._epochs[slot] += 1
-        sequence.slot = slot
-        sequence.epoch = self._epochs[slot]
+        sequence.slot = self._free_slots.pop()
         sequence.status = Status.RUNNING
         sequence.joined = True
         self.running[sequence] = None
@@ -76,7 +75,7 @@ class Residents:
         prefilling = self._prefilling.copy()
         insort(prefilling, sequence, key=_by_order)
         self._prefilling = prefilling
-        self.newcomers.append(sequence)
+        self._describe(sequence)
         self.retabled.append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
@@ -100,11 +99,24 @@ class Residents:
         """The one to be preempted first: of the lowest priority, the latest to arrive."""
         return max(self.running, key=_by_order)
 
-    def resend_tables(self) -> None:
-        """The device may have missed changes: send the whole tables again."""
+    def resend(self, missed: Iterable[SlotDelta]) -> None:
+        """The device may have missed changes: send the whole tables again, and the settings of
+        those of these slots' owners who are still here."""
         for sequence in self.running:
             sequence.table.num_sent = 0
         self.retabled = list(self.running)
+        epochs = {delta.slot: delta.epoch for delta in missed}
+        for sequence in self.running:
+            # One that is in flight has a row in a later step, so that its settings have come.
+            if epochs.get(sequence.slot) == sequence.epoch and not sequence.in_flight:
+                self._describe(sequence)
+
+    def _describe(self, sequence: Sequence) -> None:
+        """Let the next plan tell the device whose the slot is."""
+        slot = sequence.slot
+        self._epochs[slot] += 1
+        sequence.epoch = self._epochs[slot]
+        self.newcomers.append(sequence)
 
     def _settle(self) -> None:
         self._stale = False

@@ -166,8 +166,8 @@ class ContinuousScheduler:
         running = self._residents.running
         readers = [s for s in running if not doubtful.isdisjoint(s.table.nodes[-1:])]
         ended = self._fail([*step.sequences(), *readers], failure)
-        self._preemption.distrust_swaps(plan.step_id)
-        self._residents.resend_tables()
+        self._preemption.distrust_swaps(plan)
+        self._residents.resend(plan.slots)
         return ended
 
     def end_all(self, matches: Callable[[Request], bool], reason: EndReason, now_s: float) -> None:

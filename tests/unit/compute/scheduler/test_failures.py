@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.messages.failure import Failure
 from services.compute.scheduler.settings import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
@@ -160,3 +162,44 @@ def test_page_tables_are_sent_again_after_a_broken_step() -> None:
     loop.scheduler.fail_step(broken, BROKEN, 0.0)
     loop.run()
     loop.check_finished()
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_who_had_a_slot_and_no_row_in_a_broken_step_keeps_its_own_settings(ran: bool) -> None:
+    loop = Loop(make_spec(), SchedulerSettings(max_num_seqs=2, max_scored_tokens=4))
+    for counter in range(2):
+        loop.add(make_request(counter, max_tokens=3, presence_penalty=0.5))
+    loop.run()  # both slots have had other owners
+    for counter in (2, 3):
+        prompt = (counter, *PROMPT)
+        loop.add(make_request(counter, prompt, presence_penalty=0.5, num_prompt_logprobs=0))
+    broken = loop.scheduler.plan(0.0)
+    assert broken is not None
+    assert (len(broken.slots), broken.num_rows) == (2, 1)
+    if ran:
+        loop.device.run(broken, damaged=True)
+    loop.scheduler.fail_step(broken, BROKEN, 0.0)
+    check_scheduler(loop.scheduler)
+    loop.run()
+    loop.check_finished()
+    assert reasons(loop) == ["length", "length", "failed", "length"]
+
+
+def test_pages_that_a_broken_step_should_have_brought_back_are_computed_again() -> None:
+    """Though their sequence has no row in it: the scores of another use up what there may be."""
+    settings = SchedulerSettings(max_scored_tokens=4, in_flight_steps=0)
+    loop = Loop(make_spec(num_pages=24, num_host_pages=20), settings)
+    prompt = tuple(position % 30 + 2 for position in range(80))
+    loop.add(make_request(0, (2, 3), 90))
+    loop.add(make_request(1, prompt, 4, num_prompt_logprobs=0))
+    while not loop.scheduler.stats().num_swapped or loop.scheduler.stats().num_running:
+        loop.step()
+    loop.add(make_request(2, PROMPT[::-1], 4, num_prompt_logprobs=0, priority=-1))
+    broken = loop.scheduler.plan(0.0)
+    assert broken is not None
+    assert (len(broken.slots), broken.num_rows, len(broken.swap_in)) == (2, 1, 15)
+    loop.scheduler.fail_step(broken, BROKEN, 0.0)
+    check_scheduler(loop.scheduler)
+    loop.run()
+    loop.check_finished()
+    assert reasons(loop) == ["length", "length", "failed"]

@@ -1,5 +1,5 @@
 """Random histories of the whole scheduler: preempt, abort, chunk, fork, retry, fail, late EOS,
-samples that are deferred.
+samples that are deferred, newcomers that share pages in their first step or are not taken.
 
 The fake device checks every read; here it is checked that every attempt hears exactly what it
 would alone, ends exactly once, and that nothing is left over.
@@ -7,8 +7,9 @@ would alone, ends exactly once, and that nothing is left over.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -36,6 +37,7 @@ from tests.unit.compute.scheduler_loop import Loop, make_request
 
 BROKEN = Failure(500, "engine_step_failed", "The step failed.")
 FAILED = Failure(500, "grammar_failed", "The grammar failed.")
+REFUSED = Failure(500, "engine_settings_failed", "The settings were not taken.")
 
 
 shapes = st.fixed_dictionaries(
@@ -45,6 +47,7 @@ shapes = st.fixed_dictionaries(
         "max_num_seqs": st.sampled_from([2, 3, 8]),
         "max_step_tokens": st.sampled_from([8, 12, 64]),
         "max_prefill_tokens": st.sampled_from([3, 8, 64]),
+        "max_scored_tokens": st.sampled_from([2, 7, 512]),
         "in_flight_steps": st.sampled_from([0, 1, 1, 2]),
         "prefix_cache": st.sampled_from([0, 1, 1]),
         "pooling": st.sampled_from(["last", "mean"]),
@@ -71,6 +74,8 @@ wishes = st.fixed_dictionaries(
 )
 
 
+refusals = st.sampled_from([0, 0, 0, 0, 0, 1, 2, 6])  # slots, as bits
+
 pytestmark = pytest.mark.hypothesis
 
 # Shrinking a history can take minutes, so it is left to `make fuzz`.
@@ -86,6 +91,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     """One scheduler with one device, driven by chance."""
 
     school: School = "decode_first"
+    seen: ClassVar[Counter[str]]  # what has come up in all histories of a school
 
     @initialize(shape=shapes)
     def start(self, shape: dict[str, Any]) -> None:
@@ -101,6 +107,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 max_num_seqs=8,
                 max_waiting=24,
                 max_prefill_tokens=shape["max_prefill_tokens"],
+                max_scored_tokens=shape["max_scored_tokens"],
                 in_flight_steps=shape["in_flight_steps"],
                 prefix_cache=bool(shape["prefix_cache"]),
             ),
@@ -175,6 +182,37 @@ class SchedulerHistory(RuleBasedStateMachine):
             prompt = tuple((5 * self.counter + position) % 32 for position in range(30))
             self.hand_in(make_request(self.counter, prompt, 4, **long))
 
+    @rule(
+        num_own=st.lists(st.integers(1, 6), min_size=2, max_size=6),
+        shared=st.sampled_from([4, 8, 11, 12]),
+        first=st.sampled_from(
+            [
+                {},
+                {"num_choices": 3},
+                {"num_prompt_logprobs": 1},
+                {"guidance": Guidance(allowed_token_ids=(3,))},
+            ]
+        ),
+        alike=st.booleans(),
+        breaks=st.sampled_from([None, None, None, False, True]),
+    )
+    def crowd(
+        self,
+        num_own: list[int],
+        shared: int,
+        first: dict[str, Any],
+        alike: bool,
+        breaks: bool | None,
+    ) -> None:
+        """Newcomers of one step whose prompts begin alike; the first, or each, has a wish."""
+        for number, length in enumerate(num_own):
+            own = ((7 * self.counter + position) % 32 for position in range(length))
+            prompt = (*range(2, 2 + shared), *own)
+            wish = first if alike or not number else {}
+            self.hand_in(make_request(self.counter, prompt, 6, **wish))
+        if breaks is not None:
+            self.launch_breaks(ran=breaks, chance=0)
+
     @rule(back=st.integers(1, 12), chance=st.integers(0, 1))
     def abort(self, back: int, chance: int) -> None:
         if chance:
@@ -190,17 +228,23 @@ class SchedulerHistory(RuleBasedStateMachine):
             return
         assert self.loop.abort(self.counter) is False
 
-    @rule(damaged=st.sampled_from([False, False, False, True]))
-    def launch(self, damaged: bool) -> None:
-        self.launched(damaged)
+    @rule(damaged=st.sampled_from([False, False, False, True]), refused=refusals)
+    def launch(self, damaged: bool, refused: int) -> None:
+        self.launched(damaged, refused)
 
-    def launched(self, damaged: bool) -> bool:
-        """Plan and run a step, if one can be planned."""
+    def launched(self, damaged: bool, refused: int) -> bool:
+        """Plan and run a step, if one can be planned; some newcomers' settings may be refused."""
         if self.unsampled:
             return False
         plan = self.loop.scheduler.plan(self.loop.now_s)
         if plan is None:
             return False
+        slots = {delta.slot for delta in plan.slots if refused >> delta.slot % 8 & 1}
+        if slots:
+            ended = self.loop.scheduler.fail_slots(slots, REFUSED)
+            assert len(ended) == len(slots)
+            plan = plan.without_settings(slots)
+            self.seen["refused"] += 1
         if plan.guided:
             self.unsampled = plan, damaged
         else:
@@ -245,23 +289,33 @@ class SchedulerHistory(RuleBasedStateMachine):
         if plan is not None:
             if ran:
                 self.loop.device.run(plan, damaged=True)
-            self.loop.scheduler.fail_step(plan, BROKEN, self.loop.now_s)
+            self.broke(plan)
+
+    def broke(self, plan: StepPlan) -> None:
+        """A step turns out to be broken."""
+        self.loop.scheduler.fail_step(plan, BROKEN, self.loop.now_s)
+        self.seen["described again"] += len(self.loop.scheduler._residents.newcomers)
 
     @precondition(lambda self: self.loop.in_flight)
     @rule()
     def collect(self) -> None:
         if self.loop.in_flight[0][0].step_id in self.damaged:
             plan, _ = self.loop.in_flight.popleft()
-            self.loop.scheduler.fail_step(plan, BROKEN, self.loop.now_s)
+            self.broke(plan)
         else:
             self.loop.collect()
 
-    @rule(turns=st.integers(1, 12), damaged=st.integers(0, 80), pattern=st.integers(0, 63))
-    def turn(self, turns: int, damaged: int, pattern: int) -> None:
+    @rule(
+        turns=st.integers(1, 12),
+        damaged=st.integers(0, 80),
+        pattern=st.integers(0, 63),
+        refused=refusals,
+    )
+    def turn(self, turns: int, damaged: int, pattern: int, refused: int) -> None:
         """Turns as the engine takes them; in few of them a step is damaged."""
         depth = self.loop.settings.in_flight_steps
         for number in range(turns):
-            launched = self.launched(damaged=number == damaged)
+            launched = self.launched(number == damaged, 0 if number else refused)
             if self.unsampled:
                 self.masks_come(pattern)
             if len(self.loop.in_flight) > depth or (self.loop.in_flight and not launched):
@@ -298,6 +352,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             self.collect()
         self.loop.run()
         self.loop.check_finished()
+        self.seen["read in the step of the write"] += self.loop.device.num_reads_of_same_step
         check_scheduler(self.loop.scheduler)
         self.loop.scheduler.flush_prefix_cache()
         memory = self.loop.scheduler._memory
@@ -307,5 +362,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("school", ["decode_first", "prefill_first", "static_batch"])
 def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(school: School) -> None:
-    machine = type("History", (SchedulerHistory,), {"school": school})
+    machine = type("History", (SchedulerHistory,), {"school": school, "seen": Counter()})
     run_state_machine_as_test(machine, settings=SETTINGS)
+    for event in ("refused", "described again", "read in the step of the write"):
+        assert machine.seen[event], event
