@@ -17,13 +17,17 @@ from common.messages.control import StepReport
 from common.messages.failure import Failure
 from services.compute.grammar.protocol import Guide
 from services.compute.masking import Masking
-from services.compute.runner.protocol import Runner
+from services.compute.runner.protocol import Runner, SlotErrors
 from services.compute.scheduler.protocol import Scheduler
 from services.compute.step import StepPlan
 from services.compute.step_record import StepRecords
 from services.compute.step_timer import StepTimer, step_kind
 
 BROKEN_STEP = Failure(500, "engine_step_failed", "The model's step failed; see the server's log.")
+
+BROKEN_SETTINGS = Failure(
+    500, "engine_settings_failed", "The sampling settings were not taken; see the server's log."
+)
 
 MASK_PATIENCE_S = 0.005  # masks of JSON take 64 rows 0.5 ms
 
@@ -137,7 +141,7 @@ class Engine:
         try:
             if self._guide is not None and plan.slots:
                 self._guide.place(plan.slots)
-            ticket = self._runner.forward(plan)
+            ticket = self._forward(plan)
             if not plan.guided:
                 ticket = self._runner.sample(ticket)
         except FatalError:
@@ -155,6 +159,15 @@ class Engine:
         self.stats.plan_s += planned_s - began_s
         self.stats.launch_s += launched_s - planned_s
         return True
+
+    def _forward(self, plan: StepPlan) -> Any:
+        """Launch the forward pass; newcomers whose settings the runner cannot take fail alone."""
+        try:
+            return self._runner.forward(plan)
+        except SlotErrors as errors:
+            ended = self._scheduler.fail_slots(errors.by_slot, BROKEN_SETTINGS)
+            self._on_step_error(errors, ended)
+            return self._runner.forward(plan.without_settings(errors.by_slot))
 
     def mask_delay_s(self) -> float:
         """How long the sampling that waits for masks can wait without the device running dry.

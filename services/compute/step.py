@@ -35,8 +35,9 @@ ms more to score them: what runs beside a scored prompt waits hardly longer than
 MAX_BIAS = 1024
 """Most ids of one sequence's `logit_bias`: what routers let in."""
 
-MAX_STOP_IDS = 256
-"""Most ids that end one sequence: routers let in 128, and the model's own come on top."""
+MAX_STOP_IDS = 1024
+"""Most ids that end one sequence: routers let in 512, and the model's own come on top. A power of
+two."""
 
 
 @dataclass(frozen=True, slots=True)

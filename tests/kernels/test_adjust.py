@@ -10,9 +10,10 @@ from common.messages.guidance import Guidance
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.adjust.kernel import adjust
 from services.compute.kernels.adjust.reference import adjust as reference_adjust
-from services.compute.kernels.adjust.tables import MAX_BIAS, SEEN_IN_PROMPT, AdjustTables
+from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT, AdjustTables
 from services.compute.kernels.mask_rows import VOID, MaskRows
 from services.compute.sampling.slot_words import known_bias
+from services.compute.step import MAX_BIAS
 from tests.kernels.sampling_step import (
     NUM_SLOTS,
     STOP_IDS,

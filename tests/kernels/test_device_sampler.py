@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.adjust.tables import MAX_BIAS, SEEN_IN_PROMPT
+from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT
 from services.compute.kernels.logprobs.scratch import CHOSEN, TOP_IDS, TOP_LOGPROBS
 from services.compute.kernels.mask_rows import VOID, mask_words
 from services.compute.runner.cuda.mask_staging import pack_masks
 from services.compute.sampling.device_sampler import DeviceSampler, Variant
 from services.compute.sampling.sampler import Sampler
-from services.compute.step import SlotDelta, StepPlan, TokenMasks
+from services.compute.step import MAX_BIAS, SlotDelta, StepPlan, TokenMasks
 from tests.kernels.sampling_step import (
     NUM_SLOTS,
     SamplingStep,

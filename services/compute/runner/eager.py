@@ -41,6 +41,7 @@ from services.compute.runner.eager_limits import (
     prepare_cpu,
 )
 from services.compute.runner.eager_pools import EagerPools
+from services.compute.runner.placement import place_all
 from services.compute.runner.pooled import model_pooling
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.sampling.prompt_scores import score_prompt
@@ -151,9 +152,9 @@ class EagerRunner:
         Raises ValueError for a token id outside the vocabulary, once the deltas are applied.
         """
         start_s = time.monotonic()
+        place_all(self._sampler.place, plan.slots)
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
-        self._sampler.place(plan.slots)
         self._tables[plan.page_slot, plan.page_index] = plan.page_id
         tokens_T = self._tokens(plan)
         q_len = plan.q_len.astype(np.int64)

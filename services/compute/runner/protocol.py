@@ -36,6 +36,14 @@ class RunnerSpec:
     generates: bool = True  # False for a model without a head
 
 
+class SlotErrors(Exception):
+    """Newcomers whose settings cannot be taken, by slot; nothing of their step was launched."""
+
+    def __init__(self, by_slot: dict[int, Exception]) -> None:
+        super().__init__("; ".join(f"slot {slot}: {error!r}" for slot, error in by_slot.items()))
+        self.by_slot = by_slot
+
+
 class Ticket(Protocol):
     """A step on its way through the device; opaque to the engine."""
 
@@ -50,7 +58,11 @@ class Runner(Protocol):
     def spec(self) -> RunnerSpec: ...
 
     def forward(self, plan: StepPlan) -> Any:
-        """Apply the plan's transfers and deltas and launch its forward pass; return a ticket."""
+        """Apply the plan's transfers and deltas and launch its forward pass; return a ticket.
+
+        Raises SlotErrors, before anything else is done, for newcomers that must do without their
+        settings; the plan may then come again with others for them.
+        """
         ...
 
     def sample(self, ticket: Any, masks: TokenMasks | None = None) -> Any:

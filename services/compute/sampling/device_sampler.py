@@ -18,12 +18,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.adjust.kernel import adjust
-from services.compute.kernels.adjust.tables import (
-    MAX_BIAS,
-    MAX_STOP_IDS,
-    SEEN_IN_PROMPT,
-    AdjustTables,
-)
+from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT, AdjustTables
 from services.compute.kernels.cut.kernel import cut
 from services.compute.kernels.cut.search import CutScratch
 from services.compute.kernels.draw.kernel import draw
@@ -52,7 +47,14 @@ from services.compute.kernels.slot_words import (
 from services.compute.kernels.step_input.buffers import Resident, StepInputs
 from services.compute.kernels.upload import upload
 from services.compute.sampling.slot_words import known_bias, known_ids, slot_words
-from services.compute.step import Int32Array, SlotDelta, StepPlan, TokenLogprobs
+from services.compute.step import (
+    MAX_BIAS,
+    MAX_STOP_IDS,
+    Int32Array,
+    SlotDelta,
+    StepPlan,
+    TokenLogprobs,
+)
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Slots: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]

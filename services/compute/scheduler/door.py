@@ -9,6 +9,7 @@ from common.messages.guidance import Guidance
 from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.protocol import Request
+from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 
 MAX_PROMPT_LOGPROBS = 20  # of a token; what routers let in
 MAX_CHOICES = 1024  # far above what routers let in; it only bounds the work of a refusal
@@ -19,7 +20,7 @@ class Door:
     """Checks what the router should have checked: inner services distrust what comes in."""
 
     __slots__ = (
-        "_can_end",
+        "_eos_token_ids",
         "_capacity_tokens",
         "_generates",
         "_max_model_len",
@@ -33,7 +34,7 @@ class Door:
         self._pools = bool(spec.pooling)
         self._generates = spec.generates
         self._vocab_size = spec.vocab_size
-        self._can_end = bool(spec.eos_token_ids)
+        self._eos_token_ids = spec.eos_token_ids
         self._max_model_len = spec.max_model_len
         self._capacity_tokens = spec.num_pages * page_tokens
 
@@ -62,7 +63,7 @@ class Door:
                 f"{MAX_PROMPT_LOGPROBS}.",
                 "prompt_logprobs",
             )
-        failure = self._ids(request)
+        failure = self._counts(sampling) or self._ids(request)
         if failure is None and sampling.guidance is not None:
             failure = self._guidance(sampling, sampling.guidance)
         if failure is not None:
@@ -82,6 +83,27 @@ class Door:
             "Try again later.",
             retryable=True,
         )
+
+    def _counts(self, sampling: SamplingParams) -> Failure | None:
+        """The runner has room for so many of each sequence."""
+        if sampling.stop_token_ids:
+            own = () if sampling.ignore_eos else self._eos_token_ids
+            stop_ids = {*sampling.stop_token_ids, *own}
+            if len(stop_ids) > MAX_STOP_IDS:
+                return _bad(
+                    "stop_token_ids_too_long",
+                    f"stop_token_ids and the model's own come to {len(stop_ids)} ids; at most "
+                    f"{MAX_STOP_IDS} are taken.",
+                    "stop_token_ids",
+                )
+        num_biased = len({token for token, _ in sampling.logit_bias})
+        if num_biased > MAX_BIAS:
+            return _bad(
+                "logit_bias_too_long",
+                f"logit_bias names {num_biased} tokens; at most {MAX_BIAS} are taken.",
+                "logit_bias",
+            )
+        return None
 
     def _ids(self, request: Request) -> Failure | None:
         sampling = request.sampling
@@ -109,7 +131,7 @@ class Door:
     def _grammar(self, sampling: SamplingParams, guidance: Guidance) -> Failure | None:
         if not guidance.grammar:
             return None
-        if not self._can_end and not sampling.stop_token_ids:
+        if not self._eos_token_ids and not sampling.stop_token_ids:
             return _bad(
                 "grammar_unsupported",
                 f"This model names no token that ends a text, so that {guidance.field} cannot be "

@@ -22,6 +22,7 @@ from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, sav
 pytestmark = pytest.mark.gpu  # 170 steps of a history are two minutes in the interpreter
 
 ENGINE_SETTINGS = SETTINGS.model_copy(update={"page_tokens": 16})
+LARGEST = {"max_num_seqs": 32, "max_prefill_tokens": 512}
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
@@ -42,7 +43,7 @@ def runner(
     device: torch.device,
 ) -> CudaRunner:
     folder = save_model(model, tmp_path_factory.mktemp("model"))
-    settings = ENGINE_SETTINGS.model_copy(update={"batch_invariant": request.param})
+    settings = ENGINE_SETTINGS.model_copy(update={"batch_invariant": request.param, **LARGEST})
     return load_runner(folder, settings, device)
 
 

@@ -8,10 +8,12 @@ A test module has a class of its own that inherits the tests, and gives the fixt
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from common.messages.sampling import SamplingParams
+from services.compute.runner.protocol import SlotErrors
 from tests.unit.compute.engine_histories import (
     EOS_IDS,
     MAX_CHOICES,
@@ -25,6 +27,7 @@ from tests.unit.compute.runner_scenarios import prompt_of
 COUNT = 20
 PROMPTS = [prompt_of(length, length) for length in (5, 16, 37, 61)]
 GREEDY = SamplingParams(max_tokens=COUNT, seed=1, temperature=0.0, ignore_eos=True)
+FEW = replace(GREEDY, max_tokens=6)
 NUM_HOST_PAGES = {"no_swap": 0, "swap_for_one": 5, "swap_for_all": 100}
 
 Serve = Callable[..., Server]
@@ -73,6 +76,46 @@ class EngineScenarios:
         server.run()
         assert [server.tokens[counter] for counter in range(3)] == [expected[2]] * 3
         assert sorted(server.cached.values()) == [0, 32, 32]
+
+    def test_newcomers_that_share_a_prefix_in_one_step_say_what_each_says_alone(
+        self, serve: Serve
+    ) -> None:
+        """32 of them, of which the first computes the prefix and all others read it."""
+        prefix = prompt_of(40, 40)
+        prompts = [prefix + prompt_of(number % 9 + 1, number) for number in range(32)]
+        alone = serve(prefix_cache=False)
+        for counter, prompt in enumerate(prompts):
+            alone.ask(counter, prompt, FEW)
+            alone.run()
+        together = serve(max_num_seqs=32, max_prefill_tokens=512)
+        for counter, prompt in enumerate(prompts):
+            together.ask(counter, prompt, FEW)
+        together.turn()
+        assert together.scheduler.stats().num_running == 32
+        together.run()
+        assert together.tokens == alone.tokens
+        assert list(together.cached.values()).count(32) == 31
+        assert together.engine.stats.num_prefill_tokens == sum(map(len, prompts)) - 31 * 32
+
+    def test_a_newcomer_whose_settings_cannot_be_taken_fails_alone(
+        self, serve: Serve, expected
+    ) -> None:
+        """A choice that no device has room for; it shares a prefix with one that goes on."""
+        server = serve()
+        ask_all(server)
+        server.turn()
+        server.ask(10, PROMPTS[3], GREEDY, first_choice=1 << 70)
+        server.ask(11, PROMPTS[3], GREEDY)
+        while 10 not in server.reasons:
+            server.turn()
+        (error,) = server.errors
+        assert isinstance(error, SlotErrors)
+        server.errors.clear()
+        server.run()
+        assert server.reasons.pop(10) == "failed"
+        assert set(server.reasons.values()) == {"length"}
+        assert (server.tokens[10], server.tokens[11]) == ([], expected[3])
+        assert answers(server) == expected
 
     def test_a_retry_goes_on_from_the_journal(self, serve: Serve, expected) -> None:
         server = serve()

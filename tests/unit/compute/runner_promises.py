@@ -10,17 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
+from services.compute.runner.protocol import Runner, SlotErrors
+from services.compute.step import StepPlan
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
 from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 
 PROMPT = [5, 17, 42, 9, 101, 3, 77, 60, 31]
 
 Load = Callable[..., HandScheduler]
+
+
+class Refusing:
+    """Does what an engine does with newcomers that a runner refuses."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.refused: list[int] = []
+        self.spec, self.sample, self.result = runner.spec, runner.sample, runner.result
+        self.ready, self.close = runner.ready, runner.close
+
+    def forward(self, plan: StepPlan) -> Any:
+        try:
+            return self.runner.forward(plan)
+        except SlotErrors as errors:
+            self.refused += errors.by_slot
+            return self.runner.forward(plan.without_settings(errors.by_slot))
 
 
 class FewSteps:
@@ -36,6 +56,26 @@ class FewSteps:
             with pytest.raises(ValueError, match="token ids must be in"):
                 hand.step((hand.add([bad, 4]), 2))
         assert hand.run(good, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+
+    def test_settings_that_cannot_be_taken_are_told_before_anything_is_launched(
+        self, load: Load, folder: Path
+    ) -> None:
+        """The plan comes again without them, and swaps both ways are done once."""
+        hand = load(folder, swap_space=0.01)
+        first, away = hand.add(PROMPT), hand.add(PROMPT)
+        hand.run(first, 3)
+        hand.run(away, 3)
+        hand.step((away, 1), swap_out=(first,))
+        refusing = Refusing(hand.runner)
+        hand.runner = refusing
+        bad = hand.add(PROMPT, choice=1 << 70)
+        penalised = hand.add(PROMPT, replace(GREEDY, frequency_penalty=1e-6))
+        hand.step((first, 1), (bad, 9), (penalised, 9), swap_out=(away,))
+        assert refusing.refused == [bad.slot]
+        hand.runner = refusing.runner
+        expected = greedy_ids(make_model("llama"), PROMPT, 6)
+        for sequence in (first, away, penalised):
+            assert hand.run(sequence, 6) == expected
 
     def test_a_broken_sequence_fails_alone_and_poisons_no_page_for_later_ones(
         self, load: Load, tmp_path: Path

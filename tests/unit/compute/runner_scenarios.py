@@ -39,7 +39,6 @@ class MixedSteps:
         hand.run_all(COUNT, chunk=11)
         assert [s.output[:COUNT] for s in (first, second, third)] == expected[1:]
 
-
     def test_a_prefix_is_read_in_the_step_that_computes_it(
         self, hand: HandScheduler, expected
     ) -> None:

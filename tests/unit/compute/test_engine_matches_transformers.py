@@ -21,7 +21,7 @@ from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
 
 SETTINGS = ComputeSettings(
-    device="cpu", dtype="float32", max_num_seqs=8, max_batched_token_mem=2048, swap_space=0.003,
+    device="cpu", dtype="float32", max_num_seqs=32, max_batched_token_mem=2048, swap_space=0.003,
     num_threads=1,
 )  # fmt: skip
 
@@ -57,7 +57,7 @@ def serve(runner: tuple[str, EagerRunner]) -> Serve:
 
     def make(spec: dict[str, Any] | None = None, **settings: Any) -> Server:
         ahead = Restricted(runner[1], overlaps=True, **(spec or {}))
-        return Server(ahead, SETTINGS.model_copy(update=settings))
+        return Server(ahead, SETTINGS.model_copy(update={"max_num_seqs": 8, **settings}))
 
     return make
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.compute.step import MAX_BIAS, MAX_STOP_IDS
+
 SEEN_IN_PROMPT = 1 << 30
 """Set in the count of an id that the prompt has; the bits below count how often it was said."""
-
-MAX_BIAS = 1024  # what routers let in
-MAX_STOP_IDS = 1024  # routers let in 512; the model's own come on top. A power of two
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from services.compute.runner.cuda.staging import Staging
 from services.compute.runner.cuda.step_machine import StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, Mark
 from services.compute.runner.device_errors import fatal_if_the_device_fails
+from services.compute.runner.placement import place_all
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import (
     Float32Array,
@@ -104,13 +105,13 @@ class CudaRunner:
         # packing before it takes the host longer than the device needs to be idle.
         works_first = plan.swap_out or plan.swap_in or plan.slots
         begin = self._stream.mark() if works_first else None
-        self._cache.swap_out(plan.swap_out)
-        self._cache.swap_in(plan.swap_in)
         slot_rows = NO_SLOT_ROWS
         if plan.slots:
             slot_rows = np.empty((len(plan.slots), 1 + NUM_WORDS), dtype=np.int32)
             slot_rows[:, 0] = [delta.slot for delta in plan.slots]
-            slot_rows[:, 1:] = self._machine.sampler.place(plan.slots)
+            slot_rows[:, 1:] = np.concatenate(place_all(self._machine.sampler.place, plan.slots))
+        self._cache.swap_out(plan.swap_out)
+        self._cache.swap_in(plan.swap_in)
         try:
             check_tokens(plan, self._spec.vocab_size)
         except ValueError:

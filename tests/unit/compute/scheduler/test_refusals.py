@@ -10,7 +10,8 @@ from common.messages.failure import Failure
 from common.messages.guidance import Guidance
 from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.settings import SchedulerSettings
-from tests.unit.compute.fake_device import make_spec
+from services.compute.step import MAX_STOP_IDS
+from tests.unit.compute.fake_device import EOS, make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 
@@ -35,6 +36,8 @@ def failure_of(loop: Loop, request: Request) -> Failure:
         (make_request(0, output_ids=(40,)), "prompt"),
         (make_request(0, stop_token_ids=(99,)), "stop_token_ids"),
         (make_request(0, logit_bias=((99, 1.0),)), "logit_bias"),
+        (make_request(0, stop_token_ids=tuple(range(2, 1026))), "stop_token_ids"),
+        (make_request(0, logit_bias=tuple((t, 1.0) for t in range(1025))), "logit_bias"),
         (make_request(0, max_tokens=0), "max_tokens"),
         (make_request(0, max_tokens=252), "max_tokens"),
         (make_request(0, prompt=(2,) * 256, max_tokens=1), "prompt"),
@@ -103,3 +106,19 @@ def test_an_empty_line_takes_any_number_of_choices() -> None:
     loop.run()
     loop.check_finished()
     assert len(loop.streams[4].tokens) == 8
+
+
+def test_the_models_own_ends_count_among_the_stop_ids_that_there_is_room_for() -> None:
+    loop = Loop(make_spec(vocab_size=2000))
+    stop_ids = tuple(range(2, 2 + MAX_STOP_IDS))
+    for counter, more in enumerate(
+        [{"ignore_eos": True}, {"stop_token_ids": (EOS, *stop_ids[1:]), "ignore_eos": False}]
+    ):
+        loop.add(make_request(counter, max_tokens=1, **{"stop_token_ids": stop_ids, **more}))
+    loop.run()
+    assert all(s.ending and s.ending.reason != "refused" for s in loop.streams.values())
+    failure = failure_of(loop, make_request(2, stop_token_ids=stop_ids, ignore_eos=False))
+    assert failure.code == "stop_token_ids_too_long"
+    assert failure.message == (
+        "stop_token_ids and the model's own come to 1025 ids; at most 1024 are taken."
+    )
