@@ -4,7 +4,9 @@
 
 Steps run one ahead, as the engine takes them. `steady`: all sequences decode and nothing ends.
 `mixed`: a sequence ends every other step or so, another begins with a prompt of 256 tokens that is
-half known to the prefix tree, and prompts are computed in chunks beside the decode rows.
+half known to the prefix tree, and prompts are computed in chunks beside the decode rows. `burst`:
+requests that come at once with a long prefix in common; what counts is how many of their prompt
+tokens are computed.
 """
 
 from __future__ import annotations
@@ -52,13 +54,19 @@ def make_scheduler(num_sequences: int) -> ContinuousScheduler:
     return ContinuousScheduler(spec, settings, DecodeFirst())
 
 
-def make_request(counter: int, max_tokens: int, rng: np.random.Generator) -> Request:
+def make_request(
+    counter: int,
+    max_tokens: int,
+    rng: np.random.Generator,
+    num_shared: int = SHARED_TOKENS,
+    num_own: int = PROMPT_TOKENS - SHARED_TOKENS,
+) -> Request:
     """A prompt that starts like all others."""
-    tail = rng.integers(3, 1 << 17, PROMPT_TOKENS - SHARED_TOKENS).tolist()
+    tail = rng.integers(3, 1 << 17, num_own).tolist()
     return Request(
         attempt=AttemptId("router", counter),
         detokenizer=DETOKENIZER,
-        prompt_ids=(*range(3, 3 + SHARED_TOKENS), *tail),
+        prompt_ids=(*range(3, 3 + num_shared), *tail),
         output_ids=(),
         sampling=SamplingParams(max_tokens=max_tokens, seed=counter),
         header=b"x" * 200,
@@ -160,6 +168,26 @@ def mixed(num_sequences: int, num_steps: int) -> str:
     return watch.row("mixed", num_sequences)
 
 
+def burst(num_requests: int, num_shared: int, num_own: int) -> str:
+    """Newcomers of one moment with a prefix in common."""
+    rng = np.random.default_rng(0)
+    scheduler = make_scheduler(num_requests)
+    for counter in range(num_requests):
+        scheduler.add(make_request(counter, 4, rng, num_shared, num_own), 0.0)
+    num_computed, num_steps = 0, 0
+    began = time.perf_counter()
+    while scheduler.stats().num_waiting and (plan := scheduler.plan(0.0)):
+        num_computed += plan.num_tokens - plan.num_decode_rows
+        num_steps += 1
+        scheduler.commit(plan, answer(plan, rng), 0.0)
+    took_ms = (time.perf_counter() - began) * 1e3
+    num_given = num_requests * (num_shared + num_own)
+    return (
+        f"| burst | {num_requests} | {num_shared} + {num_own} | {num_given} | {num_computed} "
+        f"| {num_steps} | {took_ms:.1f} |"
+    )
+
+
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -173,6 +201,13 @@ def main() -> None:
     gc.disable()  # as the compute service does once it is ready
     for workload in (steady, mixed):
         lines += [workload(number, arguments.steps) for number in (1, 64, 256, 512)]
+    lines += [
+        "",
+        "| workload | requests | shared + own | prompt tokens | computed | steps | ms |",
+        "|---|---|---|---|---|---|---|",
+        burst(32, 1024, 64),
+        burst(256, 1024, 64),
+    ]
     table = "\n".join(lines)
     print(table)
     if arguments.markdown:

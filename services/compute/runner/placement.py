@@ -12,6 +12,8 @@ from services.compute.step import SlotDelta
 
 T = TypeVar("T")
 
+CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation: the device is none the worse for it
+
 
 def place_all(place: Callable[[Sequence[SlotDelta]], T], deltas: Sequence[SlotDelta]) -> list[T]:
     """Have all placed at once or, if that fails, each alone; returns what `place` did.
@@ -20,9 +22,9 @@ def place_all(place: Callable[[Sequence[SlotDelta]], T], deltas: Sequence[SlotDe
     """
     try:
         return [place(deltas)]
-    except torch.AcceleratorError:  # the device's end, and nobody's fault
-        raise
-    except Exception:
+    except Exception as error:
+        if _is_the_devices(error):
+            raise
         return _place_each(place, deltas)
 
 
@@ -32,10 +34,16 @@ def _place_each(place: Callable[[Sequence[SlotDelta]], T], deltas: Sequence[Slot
     for delta in deltas:
         try:
             placed.append(place((delta,)))
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:  # memory, a list that is too long: the request's own
+        except Exception as error:  # of memory, of a list that is too long
+            if _is_the_devices(error):
+                raise
             errors[delta.slot] = error
     if errors:
         raise SlotErrors(errors) from next(iter(errors.values()))
     return placed
+
+
+def _is_the_devices(error: Exception) -> bool:
+    """Whether it is the device's end, and no request's fault."""
+    code = getattr(error, "error_code", None)
+    return isinstance(error, torch.AcceleratorError) and code != CUDA_OUT_OF_MEMORY

@@ -64,6 +64,41 @@ def test_two_tables_share_one_page_and_both_must_let_go_before_it_can_be_evicted
     assert memory.num_available == 4
 
 
+def test_before_the_launch_a_page_that_another_has_published_is_left_as_it_is() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    table = PageTable(memory, "")
+    table.grow(6)
+    own = list(table.pages)
+    other = written(memory, "abcd")
+    key = key_of("abcdef")
+    assert table.publish(key, 6, launched=False) == []  # type: ignore[arg-type]
+    assert (table.pages, table.nodes) == (own, [])
+    assert len(table.publish(key, 6)) == 3  # type: ignore[arg-type]
+    assert table.pages == [*other.pages, own[2]]
+    check_memory(memory, [table, other])
+
+
+def test_a_search_goes_on_from_where_the_last_one_ended() -> None:
+    memory = KVMemory(8, 0, PAGE_TOKENS)
+    first = written(memory, "abcd")
+    key, asked = key_of("abcdefgh"), []
+
+    def counting_key(index: int) -> bytes:
+        asked.append(index)
+        return key(index)  # type: ignore[operator, no-any-return]
+
+    searching = PageTable(memory, "")
+    nodes = searching.find(counting_key, 4)
+    assert (len(nodes), asked) == (2, [0, 1, 2])
+    longer = written(memory, "abcdef")
+    nodes = searching.find(counting_key, 4, nodes)
+    assert ([node.page for node in nodes], asked) == (longer.pages, [0, 1, 2, 2, 3])
+    longer.release()
+    memory.tree.flush()
+    nodes = searching.find(counting_key, 4, nodes)
+    assert ([node.page for node in nodes], asked[5:]) == (first.pages, [2])
+
+
 def test_a_page_computed_twice_is_kept_once() -> None:
     memory = KVMemory(8, 0, PAGE_TOKENS)
     first, second = PageTable(memory, ""), PageTable(memory, "")

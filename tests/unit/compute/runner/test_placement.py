@@ -68,3 +68,11 @@ def test_an_error_of_the_device_is_not_a_newcomers(
 ) -> None:
     with pytest.raises(torch.AcceleratorError):
         place_all(place, DELTAS)
+
+
+def test_memory_that_a_driver_does_not_have_is_the_newcomers_fault() -> None:
+    error = torch.AcceleratorError("CUDA error: out of memory")
+    error.error_code = 2  # type: ignore[attr-defined]
+    with pytest.raises(SlotErrors) as raised:
+        place_all(Room(never={2: error}).place, DELTAS)
+    assert raised.value.by_slot == {2: error}
