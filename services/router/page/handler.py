@@ -63,8 +63,8 @@ class PageHandler:
 
     def __init__(self, folder: Path = STATIC) -> None:
         files = {
-            f"{PREFIX}{path.name}": _read(path)
-            for path in sorted(folder.iterdir())
+            f"{PREFIX}{path.relative_to(folder).as_posix()}": _read(path)
+            for path in sorted(folder.rglob("*"))
             if path.suffix in CONTENT_TYPES
         }
         files["/"] = files.pop(f"{PREFIX}{INDEX}")

@@ -1,6 +1,6 @@
 // Reads answers to those who do not see them: whole sentences, not tokens, and not all too often.
 
-import { element } from "./render.mjs";
+import { element } from "./element.mjs";
 
 const EVERY_MS = 1500;
 const MAX_LINES = 20; // kept in the live region

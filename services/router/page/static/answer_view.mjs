@@ -1,6 +1,7 @@
 // One answer on the page: reasoning, text or tokens, tool calls, what went wrong, stages, actions.
 
-import { element, MarkdownView } from "./render.mjs";
+import { element } from "./element.mjs";
+import { MarkdownView } from "./markdown/view.mjs";
 import { StagesView } from "./stages_view.mjs";
 import { tokenSpan } from "./token_tip.mjs";
 
@@ -27,7 +28,7 @@ export class AnswerView {
       element("summary", {}, [this.reasoningLabel]),
       element("div", { class: "reasoning-text" }, [this.reasoningText]),
     ]);
-    this.content = element("div", { class: "content" });
+    this.content = element("div", { class: "content text" });
     this.markdown = new MarkdownView(this.content);
     this.calls = element("div", { class: "calls" });
     this.note = element("p", { class: "note", hidden: true });
@@ -51,7 +52,7 @@ export class AnswerView {
     this.root.setAttribute("aria-busy", String(streaming));
     this.#updateReasoning();
     if (answer.pieces.length) this.#updatePieces();
-    else if (answer.content) this.markdown.update(answer.content);
+    else if (answer.content) this.markdown.update(answer.content, streaming);
     this.content.classList.toggle("streaming", streaming && !answer.calls.length);
     answer.calls.forEach((call, index) => this.#updateCall(call, index));
     if (streaming) this.stages.update();

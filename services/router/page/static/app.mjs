@@ -7,7 +7,7 @@ import { copyText } from "./clipboard.mjs";
 import { Conversation } from "./conversation.mjs";
 import { KeyDialog } from "./key_dialog.mjs";
 import { LogView } from "./log_view.mjs";
-import { element } from "./render.mjs";
+import { element } from "./element.mjs";
 import { Settings } from "./settings.mjs";
 import { TokenTip } from "./token_tip.mjs";
 

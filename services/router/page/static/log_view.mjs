@@ -1,7 +1,8 @@
 // The conversation on the page: its turns, drawn once a frame, kept at the end while one is there.
 
 import { AnswerView } from "./answer_view.mjs";
-import { element } from "./render.mjs";
+import { element } from "./element.mjs";
+import { MarkdownView } from "./markdown/view.mjs";
 
 const NEAR_END_PX = 48;
 
@@ -42,9 +43,11 @@ export class LogView {
 
   /** @param {string} content */
   addQuestion(content) {
+    const bubble = element("div", { class: "bubble text" });
+    new MarkdownView(bubble).update(content, false);
     this.log.append(
       element("article", { class: "question", "aria-label": "Question" }, [
-        element("div", { class: "bubble", text: content }),
+        bubble,
         element("button", { type: "button", class: "quiet", "data-action": "edit", text: "Edit" }),
       ]),
     );

@@ -1,7 +1,7 @@
 // The line under an answer: how fast it was, a bar of its stages, and on demand the server's lanes.
 
 import { fetchTimeline } from "./api.mjs";
-import { element } from "./render.mjs";
+import { element } from "./element.mjs";
 import { figuresOf, formatMs, formatRate, plural } from "./stages.mjs";
 import { joined, readTimeline } from "./timeline.mjs";
 

@@ -1,6 +1,6 @@
 // Tokens with their probabilities: a span each, and one tooltip for the one that is looked at.
 
-import { element } from "./render.mjs";
+import { element } from "./element.mjs";
 
 const LEVELS = 5; // of shading: the less likely, the darker
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 
 import pytest
@@ -47,7 +48,8 @@ async def test_another_tag_gets_the_file() -> None:
 
 
 def test_every_file_of_the_folder_is_served_and_nothing_else() -> None:
-    names = {path.name for path in STATIC.iterdir()} - {"index.html"}
+    files = (path for path in STATIC.rglob("*") if path.is_file())
+    names = {path.relative_to(STATIC).as_posix() for path in files} - {"index.html"}
     assert PAGE.paths == {"/"} | {f"/page/{name}" for name in names}
 
 
@@ -57,5 +59,8 @@ async def test_whatever_the_page_refers_to_is_there() -> None:
         assert isinstance(body, bytes)
         text = body.decode()
         found = re.findall(r'(?:src|href)="(/[^"]*)"', text)
-        found += [f"/page/{name}" for name in re.findall(r'from "\./([^"]+)"', text)]
+        imported = re.findall(r'from "(\.[^"]+)"', text)
+        found += [
+            posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) for name in imported
+        ]
         assert set(found) <= PAGE.paths, path
