@@ -8,8 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from common.messages.control import StepReport
+from common.messages.control import ModelCard, StepReport
 from common.messages.failure import Failure
+from common.messages.sampling import SamplingParams
 from services.router.anthropic.models import model_info, model_list
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
@@ -20,6 +21,15 @@ from services.router.sse import json_bytes
 
 MAX_TICK_AGE_S = 5.0  # ticks come ten times a second
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SAMPLING_SETTINGS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 RETRY_AFTER_S = "1"  # workers register twice a second
 
 
@@ -112,7 +122,16 @@ class StatusHandlers:
             "owned_by": "slipstream",
             "root": group.card.name,
             "max_model_len": max(worker.model.max_model_len for worker in computes),
+            "sampling_defaults": sampling_in_force(group.card),
         }
+
+
+def sampling_in_force(card: ModelCard) -> dict[str, float]:
+    """Return what holds for each sampling setting that a request leaves out."""
+    plain = SamplingParams(max_tokens=0, seed=0)
+    values = {name: getattr(plain, name) for name in SAMPLING_SETTINGS}
+    values |= dict(card.sampling_defaults)
+    return {**values, "top_k": max(0, int(values["top_k"]))}  # -1 is another name for "off"
 
 
 def installed_version() -> str:

@@ -61,6 +61,7 @@ class ScriptedServer:
 
     def __init__(self) -> None:
         self.refusals: list[tuple[int, dict[str, Any], dict[str, str]]] = []
+        self.card: dict[str, Any] = {}  # what the model's entry in the list has besides
         self.left = asyncio.Event()  # a client went before the end
         self._asked: asyncio.Queue[ScriptedStream] = asyncio.Queue()
         app = web.Application()
@@ -94,7 +95,7 @@ class ScriptedServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": MODEL, "object": "model", "created": 1, "owned_by": "test"}
-        return web.json_response({"object": "list", "data": [card]})
+        return web.json_response({"object": "list", "data": [{**card, **self.card}]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -79,7 +79,7 @@ async def test_regenerate_asks_the_same_again(visit: Visit, scripted: ScriptedSe
     await visit.wait_for_text("Second answer")
 
 
-async def test_an_edited_question_replaces_the_last_one(
+async def test_an_edited_question_takes_the_place_of_the_old_one(
     visit: Visit, scripted: ScriptedServer
 ) -> None:
     await visit.open(scripted.url)
@@ -89,7 +89,7 @@ async def test_an_edited_question_replaces_the_last_one(
         await stream.delta(content=f"To {text}")
         await stream.finish()
         await visit.wait_until_done()
-    await visit.page.click("[data-action='edit']:visible")
+    await visit.page.locator("[data-action='edit']").last.click()
     assert await visit.page.input_value("#question") == "Two"
     await visit.ask("Three")
     stream = await scripted.asked()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         ViewportSize,
     )
 
+    from tests.browser.scripted_server import ScriptedServer
+
 TIMEOUT_MS = 15_000
 PHONE: ViewportSize = {"width": 360, "height": 740}
 KEY = "let-me-in"
@@ -63,6 +65,14 @@ class Visit:
         """Type a question and send it by Enter."""
         await self.page.fill("#question", text)
         await self.page.press("#question", "Enter")
+
+    async def talk(self, scripted: ScriptedServer, question: str, answer: str) -> None:
+        """Ask, and let the scripted model answer that."""
+        await self.ask(question)
+        stream = await scripted.asked()
+        await stream.delta(content=answer)
+        await stream.finish()
+        await self.wait_until_done()
 
     def answer(self, index: int = -1) -> Locator:
         """Find an answer, the last one if not said otherwise."""

@@ -148,6 +148,17 @@ async def test_the_models_own_sampling_settings_stand_for_what_a_client_left_out
         first, second = ring.workers["tokenizer"].of(Tokenize)
         assert (first.sampling.temperature, first.sampling.top_k) == (0.6, 20)
         assert (second.sampling.temperature, second.sampling.top_k) == (1.0, 20)
+        async with ring.session.get("/v1/models") as response:
+            (card,) = (await response.json())["data"]
+        assert card["sampling_defaults"] == {
+            "temperature": 0.6,
+            "top_p": 1.0,
+            "top_k": 20,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+        }
 
 
 async def test_the_itinerary_and_the_limits_are_stamped_on_the_request() -> None:

@@ -161,6 +161,17 @@ MODEL = record(
         "owned_by": STRING,
         "root": STRING,
         "max_model_len": COUNT,
+        "sampling_defaults": record(
+            {
+                "temperature": NUMBER,
+                "top_p": NUMBER,
+                "top_k": COUNT,
+                "min_p": NUMBER,
+                "presence_penalty": NUMBER,
+                "frequency_penalty": NUMBER,
+                "repetition_penalty": NUMBER,
+            }
+        ),
     }
 )
 MODELS = record({"object": constant("list"), "data": array(ref("Model"))})

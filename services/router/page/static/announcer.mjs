@@ -16,8 +16,9 @@ export class Announcer {
     this.region = region;
   }
 
-  begin() {
-    this.#said = 0;
+  /** @param {import("./answer.mjs").Answer} answer what it has already was said before */
+  begin(answer) {
+    this.#said = answer.content.length;
     this.#saidAt = performance.now();
     this.say("Answering.");
   }

@@ -14,6 +14,9 @@
  *            retryAfterS?: number | null}} Problem
  */
 
+const ENDS = /** @type {const} */ (["done", "stopped", "interrupted", "failed"]);
+const MAX_CALLS = 128;
+
 export class Answer {
   /** @param {string} model @param {number} sentAt milliseconds */
   constructor(model, sentAt) {
@@ -31,6 +34,7 @@ export class Answer {
     this.problem = null;
     /** @type {"streaming" | "done" | "stopped" | "interrupted" | "failed"} */
     this.state = "streaming";
+    this.isContinued = false; // the numbers are those of its last part
     this.numDeltas = 0;
     this.sentAt = sentAt;
     /** @type {Times} */
@@ -73,6 +77,8 @@ export class Answer {
     if (this.reasoning && !this.content) this.#dropMarks(content);
     this.content += content;
     if (this.waiting.length) {
+      const before = this.content.length - content.length;
+      if (before && !this.pieces.length) this.pieces.push({ text: this.content.slice(0, before), tokens: [] });
       const { pieces, rest } = splitByTokens(content, this.waiting);
       this.pieces.push(...pieces);
       this.waiting = rest;
@@ -93,7 +99,7 @@ export class Answer {
   /** @param {any} delta */
   #call(delta) {
     const index = Number.isInteger(delta?.index) ? delta.index : this.calls.length;
-    if (index < 0 || index > 127) return;
+    if (index < 0 || index >= MAX_CALLS) return;
     while (this.calls.length <= index) this.calls.push({ id: "", name: "", arguments: "" });
     const call = this.calls[index];
     if (delta.id) call.id = String(delta.id);
@@ -110,10 +116,39 @@ export class Answer {
     this.times.last = sinceMs;
   }
 
+  /** Whether nothing of it came. */
+  get isEmpty() {
+    return !this.content && !this.reasoning && !this.calls.length;
+  }
+
+  /** Whether the model can be asked to go on where it stopped. */
+  get canContinue() {
+    const isCut = ["stopped", "interrupted", "failed"].includes(this.state) || this.finish === "length";
+    return isCut && this.content.trim() !== "" && !this.calls.length;
+  }
+
+  /**
+   * Go on with what is there: the numbers are those of the rest. Spaces at the end go, as models
+   * write them before a word, not behind it.
+   * @param {number} now
+   */
+  resume(now) {
+    this.content = this.content.trimEnd();
+    this.pieces = this.pieces.length ? [{ text: this.content, tokens: [] }] : [];
+    this.waiting = [];
+    this.finish = "";
+    this.problem = this.usage = null;
+    this.state = "streaming";
+    this.isContinued = true;
+    this.numDeltas = 0;
+    this.sentAt = now;
+    this.times = { headers: null, first: null, reasoned: null, last: null, end: null };
+  }
+
   /** What is kept over a reload: all but the tokens' probabilities, which are many. */
   toJSON() {
-    const { model, content, reasoning, calls, finish, usage, problem, state, numDeltas, times } = this;
-    return { model, content, reasoning, calls, finish, usage, problem, state, numDeltas, times };
+    const { model, content, reasoning, calls, finish, usage, problem, state, isContinued, numDeltas, times } = this;
+    return { model, content, reasoning, calls, finish, usage, problem, state, isContinued, numDeltas, times };
   }
 
   /**
@@ -125,16 +160,29 @@ export class Answer {
     answer.content = string(kept.content);
     answer.reasoning = string(kept.reasoning);
     answer.finish = string(kept.finish);
-    answer.usage = kept.usage ?? null;
-    answer.problem = kept.problem ?? null;
+    answer.usage = kept.usage ? keptUsage(kept.usage) : null;
+    answer.problem = kept.problem ? keptProblem(kept.problem) : null;
     answer.numDeltas = number(kept.numDeltas) ?? 0;
-    answer.state = kept.state === "streaming" ? "interrupted" : kept.state;
-    for (const call of Array.isArray(kept.calls) ? kept.calls : []) {
-      answer.calls.push({ ...call, id: string(call.id), name: string(call.name), arguments: string(call.arguments) });
+    answer.isContinued = kept.isContinued === true;
+    answer.state = ENDS.find((state) => state === kept.state) ?? "interrupted"; // it was streaming then
+    for (const call of Array.isArray(kept.calls) ? kept.calls.slice(0, MAX_CALLS) : []) {
+      const [id, name, args] = [string(call?.id), string(call?.name), string(call?.arguments)];
+      const result = typeof call?.result === "string" ? { result: call.result, failed: call.failed === true } : {};
+      answer.calls.push({ id, name, arguments: args, ...result });
     }
-    Object.assign(answer.times, kept.times);
+    for (const name of /** @type {(keyof Times)[]} */ (Object.keys(answer.times))) answer.times[name] = number(kept.times?.[name]);
     return answer;
   }
+}
+
+/** @param {any} kept @returns {Usage} */
+function keptUsage({ prompt, cached, completion, reasoning }) {
+  return { prompt: number(prompt) ?? 0, cached: number(cached), completion: number(completion) ?? 0, reasoning: number(reasoning) };
+}
+
+/** @param {any} kept @returns {Problem} */
+function keptProblem({ title, message, param, code }) {
+  return { title: string(title), message: string(message), param: string(param) || null, code: string(code) || null };
 }
 
 /**

@@ -19,8 +19,9 @@ export class AnswerView {
   /**
    * @param {import("./answer.mjs").Answer} answer
    * @param {boolean} stagesOpen
+   * @param {HTMLElement[]} versions the ways to its other versions
    */
-  constructor(answer, stagesOpen) {
+  constructor(answer, stagesOpen, versions) {
     this.answer = answer;
     this.reasoningText = document.createTextNode("");
     this.reasoningLabel = element("span", { text: "Reasoning" });
@@ -35,8 +36,11 @@ export class AnswerView {
     this.problem = element("div", { class: "problem", role: "alert", hidden: true });
     this.stages = new StagesView(answer, stagesOpen);
     this.copy = element("button", { type: "button", class: "quiet", "data-action": "copy", text: "Copy" });
+    this.goOn = element("button", { type: "button", class: "quiet", "data-action": "continue", text: "Continue" });
     this.actions = element("div", { class: "actions", hidden: true }, [
+      ...versions,
       this.copy,
+      this.goOn,
       element("button", { type: "button", class: "quiet", "data-action": "regenerate", text: "Regenerate" }),
     ]);
     this.root = element("article", { class: "answer", "aria-label": "Answer" }, [
@@ -69,8 +73,9 @@ export class AnswerView {
     this.note.hidden = !note;
     this.#showProblem();
     this.stages.end();
-    this.actions.hidden = Boolean(answer.problem) && !answer.content;
+    this.actions.hidden = Boolean(answer.problem) && !answer.content && this.actions.querySelector(".versions") === null;
     this.copy.hidden = !answer.content;
+    this.goOn.hidden = !answer.canContinue;
   }
 
   #updateReasoning() {
@@ -85,7 +90,10 @@ export class AnswerView {
 
   #updatePieces() {
     const { pieces } = this.answer;
-    if (!this.#numPieces) this.content.classList.add("tokens");
+    if (!this.#numPieces) {
+      this.content.classList.add("tokens");
+      this.content.replaceChildren(); // what came before there were probabilities is among the pieces
+    }
     for (; this.#numPieces < pieces.length; this.#numPieces += 1) {
       this.content.append(tokenSpan(pieces[this.#numPieces], this.#numPieces));
     }

@@ -46,7 +46,9 @@ function authorization() {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-/** @returns {Promise<{id: string, max_model_len?: number}[]>} */
+/** @typedef {{id: string, max_model_len?: number, sampling_defaults?: Record<string, number>}} ModelCard */
+
+/** @returns {Promise<ModelCard[]>} */
 export async function fetchModels() {
   const response = await request("/v1/models", {});
   const body = await response.json();

@@ -1,14 +1,19 @@
-// Puts the page together: elements, settings, the conversation, and what keys and buttons do.
+// Puts the page together: elements, settings, conversations, and what keys and buttons do.
 
 import { Announcer } from "./announcer.mjs";
 import { ApiProblem, fetchModels } from "./api.mjs";
-import { Chat } from "./chat.mjs";
+import { Chat } from "./chats/chat.mjs";
+import { Library } from "./chats/library.mjs";
+import { Sidebar } from "./chats/sidebar.mjs";
 import { copyText } from "./clipboard.mjs";
+import { Composer } from "./composer.mjs";
 import { Conversation } from "./conversation.mjs";
+import { element } from "./element.mjs";
 import { KeyDialog } from "./key_dialog.mjs";
 import { LogView } from "./log_view.mjs";
-import { element } from "./element.mjs";
 import { Settings } from "./settings.mjs";
+import { SettingsView } from "./settings_view.mjs";
+import { openStorage } from "./storage.mjs";
 import { TokenTip } from "./token_tip.mjs";
 
 const IDEAS = ["What is the capital of France?", "What is 17 plus 25?", "Tell me a story."];
@@ -21,12 +26,11 @@ const byId = (id) => document.getElementById(id);
 const storage = openStorage();
 const settings = new Settings();
 settings.load(storage);
-const chat = new Chat();
-chat.load(storage);
+const library = new Library(storage);
 
-const question = /** @type {HTMLTextAreaElement} */ (byId("question"));
 const models = /** @type {HTMLSelectElement} */ (byId("model"));
-const form = /** @type {HTMLFormElement} */ (byId("settings-form"));
+/** @type {import("./api.mjs").ModelCard[]} */
+let cards = [];
 const keyDialog = new KeyDialog(byId("key"));
 const announcer = new Announcer(byId("announcer"));
 const log = new LogView(byId("log"), byId("scroller"), byId("to-end"), settings);
@@ -34,11 +38,13 @@ const tip = new TokenTip(log.log, byId("tip"), (span) => {
   return log.answerOf(span)?.pieces[Number(span.dataset.index)] ?? null;
 });
 
-const conversation = new Conversation(chat, settings, {
+const conversation = new Conversation(library.openLast(), settings, {
   onBegin: (answer) => {
-    log.addAnswer(answer);
-    announcer.begin();
+    log.renew(answer);
+    log.show(conversation.chat);
+    announcer.begin(answer);
     showState();
+    sidebar.show();
   },
   onChange: (answer) => {
     log.changed(answer);
@@ -49,88 +55,126 @@ const conversation = new Conversation(chat, settings, {
     showState();
   },
   onKeyWanted: () => keyDialog.ask(),
-}, storage);
+  onKept: (message) => showNotice("kept", message),
+}, library);
+
+const composer = new Composer(byId("ask"), send, showState);
+const sidebar = new Sidebar(byId("chats"), byId("open-chats"), library, {
+  current: () => conversation.chat,
+  open,
+  openNew: () => open(new Chat()),
+  save: () => conversation.save(),
+}, settings, () => settings.save(storage));
+const settingsView = new SettingsView(byId("settings"), byId("open-settings"), settings, () => {
+  settings.save(storage);
+  showState();
+});
 
 function showState() {
   const running = conversation.isRunning;
   byId("send").hidden = running;
   byId("stop").hidden = !running;
-  byId("empty").hidden = chat.turns.length > 0;
+  byId("empty").hidden = !conversation.chat.isEmpty;
   byId("active-settings").textContent = settings.summary();
+  for (const question of log.log.querySelectorAll(".question")) {
+    const isEdited = Number(question.getAttribute("data-turn")) === composer.editing;
+    question.toggleAttribute("data-edited", isEdited);
+  }
 }
 
-/** @param {string} text */
-function ask(text) {
-  if (conversation.isRunning || !text.trim()) return;
-  chat.ask(text);
-  log.addQuestion(text);
-  question.value = "";
-  fit();
+function send() {
+  if (conversation.isRunning || composer.isEmpty) return;
+  const { question, files, editing } = composer;
+  conversation.chat.ask(question.value, files, editing);
+  library.setCurrent(conversation.chat);
+  composer.clear();
   run();
 }
 
-function run() {
+/** @param {boolean} [continuing] */
+function run(continuing = false) {
+  log.show(conversation.chat);
   log.follow();
-  void conversation.run();
+  void conversation.run(continuing);
   showState();
 }
 
 function regenerate() {
-  if (conversation.isRunning || !chat.dropAnswers()) return;
-  log.dropLast();
+  if (conversation.isRunning || !conversation.chat.askAgain()) return;
   run();
-  question.focus();
+  composer.question.focus();
 }
 
-function edit() {
+function goOn() {
+  if (conversation.isRunning || !conversation.chat.lastAnswer?.canContinue) return;
+  run(true);
+  composer.question.focus();
+}
+
+/** @param {Element} button */
+function edit(button) {
+  const index = Number(button.closest("[data-turn]")?.getAttribute("data-turn"));
+  const turn = conversation.chat.turns[index];
+  if (!conversation.isRunning && turn?.role === "user") composer.edit(index, turn);
+}
+
+/** Show another version of a question or an answer. @param {Element} button */
+function showVersion(button) {
   if (conversation.isRunning) return;
-  const text = chat.takeQuestion();
-  if (text === null) return;
-  log.dropLast(true);
+  const to = Number(button.getAttribute("data-to"));
+  const name = button.getAttribute("aria-label");
+  const place = [...log.log.children].findIndex((node) => node.contains(button));
+  if (composer.editing >= 0) composer.clear();
+  conversation.chat.show(to);
   conversation.save();
-  question.value = text;
-  fit();
-  question.focus();
+  log.stay();
+  log.show(conversation.chat);
   showState();
+  const shown = log.log.children[place];
+  const arrows = /** @type {HTMLElement[]} */ ([...shown.querySelectorAll(".arrow:not([disabled])")]);
+  (arrows.find((arrow) => arrow.getAttribute("aria-label") === name) ?? arrows[0])?.focus();
+  shown.scrollIntoView({ block: "nearest" });
 }
 
-function newChat() {
-  conversation.stop();
-  chat.clear();
+/** @param {Chat} chat */
+function open(chat) {
+  conversation.open(chat);
+  library.setCurrent(chat);
+  composer.clear();
   log.show(chat);
-  conversation.save();
   showState();
-  question.focus();
-}
-
-/** Make the field as high as its text; CSS bounds it. */
-function fit() {
-  question.style.height = "auto";
-  question.style.height = `${question.scrollHeight + 2}px`;
+  sidebar.show();
+  log.follow();
 }
 
 async function loadModels() {
-  showNotice("");
+  showNotice("models", "");
   try {
-    const cards = await fetchModels();
+    cards = await fetchModels();
     models.replaceChildren(...cards.map((card) => element("option", { value: card.id, text: card.id })));
     if (!cards.length) throw new ApiProblem(503, { title: "No model is served yet", message: "Its processes may still be starting." });
     if (!cards.some((card) => card.id === settings.model)) settings.model = cards[0].id;
     models.value = settings.model;
     models.disabled = false;
+    showDefaults();
   } catch (error) {
     if (error instanceof ApiProblem && error.status === 401) {
       if (await keyDialog.ask()) return loadModels();
     }
     const problem = error instanceof ApiProblem ? error.problem : { title: "The page failed", message: String(error) };
     models.disabled = true;
-    showNotice(`${problem.title}: ${problem.message}`, () => void loadModels());
+    showNotice("models", `${problem.title}: ${problem.message}`, () => void loadModels());
   }
 }
 
-/** @param {string} text @param {(() => void)} [retry] */
-function showNotice(text, retry) {
-  const notice = byId("notice");
+function showDefaults() {
+  settingsView.showDefaults(cards.find((card) => card.id === settings.model));
+}
+
+/** @param {"models" | "kept"} kind each has a place of its own @param {string} text @param {(() => void)} [retry] */
+function showNotice(kind, text, retry) {
+  const notice = byId(`notice-${kind}`);
+  if (notice.firstElementChild?.textContent === text) return;
   notice.replaceChildren(...(text ? [element("span", { text })] : []));
   notice.hidden = !text;
   if (!retry) return;
@@ -152,20 +196,19 @@ function showTheme() {
 function act(event) {
   const target = /** @type {Element} */ (event.target);
   const button = target.closest("[data-action]");
-  if (!button) return;
-  switch (button.getAttribute("data-action")) {
+  switch (button?.getAttribute("data-action")) {
     case "regenerate":
-      regenerate();
-      break;
+      return regenerate();
+    case "continue":
+      return goOn();
     case "edit":
-      edit();
-      break;
+      return edit(button);
+    case "version":
+      return showVersion(button);
     case "copy":
-      void copy(button, log.answerOf(button)?.content ?? "");
-      break;
+      return void copy(button, log.answerOf(button)?.content ?? "");
     case "copy-code":
-      void copy(button, button.closest(".code")?.querySelector("code")?.textContent ?? "");
-      break;
+      return void copy(button, button.closest(".code")?.querySelector("code")?.textContent ?? "");
   }
 }
 
@@ -177,30 +220,16 @@ async function copy(button, text) {
   setTimeout(() => (button.textContent = "Copy"), 1500);
 }
 
-function openStorage() {
-  try {
-    return window.localStorage;
-  } catch {
-    return /** @type {any} */ ({ getItem: () => null, setItem: () => {} });
-  }
+/** @param {KeyboardEvent} event */
+function escape(event) {
+  if (event.key !== "Escape" || document.querySelector("dialog:modal, :popover-open")) return;
+  if (tip.isShown) tip.hide();
+  else if (conversation.isRunning) conversation.stop();
+  else if (composer.editing >= 0) composer.clear();
 }
 
 function listen() {
-  byId("ask").addEventListener("submit", (/** @type {Event} */ event) => {
-    event.preventDefault();
-    ask(question.value);
-  });
-  question.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    ask(question.value);
-  });
-  question.addEventListener("input", fit);
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
-    if (tip.isShown) tip.hide();
-    else conversation.stop();
-  });
+  document.addEventListener("keydown", escape);
   log.log.addEventListener("click", act);
   log.log.addEventListener("click", (event) => {
     if (/** @type {Element} */ (event.target).closest("summary")) log.stay();
@@ -213,11 +242,11 @@ function listen() {
   }, { capture: true });
   byId("stop").addEventListener("click", () => {
     conversation.stop();
-    question.focus();
+    composer.question.focus();
   });
   byId("to-end").addEventListener("click", () => log.follow());
   byId("scroller").addEventListener("scroll", () => tip.hide(), { passive: true });
-  byId("new-chat").addEventListener("click", newChat);
+  byId("new-chat").addEventListener("click", () => open(new Chat()));
   byId("theme").addEventListener("click", () => {
     settings.nextTheme();
     settings.save(storage);
@@ -226,50 +255,26 @@ function listen() {
   models.addEventListener("change", () => {
     settings.model = models.value;
     settings.save(storage);
+    showDefaults();
   });
   window.addEventListener("pagehide", () => conversation.leave());
   window.addEventListener("pageshow", (event) => {
     if (event.persisted) conversation.enter();
-  });
-  listenToSettings();
-}
-
-function listenToSettings() {
-  const dialog = /** @type {HTMLDialogElement} */ (byId("settings"));
-  byId("open-settings").addEventListener("click", () => {
-    settings.toForm(form);
-    dialog.showModal();
-  });
-  byId("close-settings").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("click", (event) => {
-    if (event.target === dialog) dialog.close(); // beside it
-  });
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    dialog.close();
-  });
-  form.addEventListener("input", () => {
-    settings.fromForm(form);
-    settings.save(storage);
-    showState();
-  });
-  byId("reset-settings").addEventListener("click", () => {
-    settings.reset();
-    settings.toForm(form);
-    settings.save(storage);
-    showState();
   });
 }
 
 showTheme();
 byId("ideas").append(...IDEAS.map((text) => {
   const button = element("button", { type: "button", text });
-  button.addEventListener("click", () => ask(text));
+  button.addEventListener("click", () => {
+    composer.question.value = text;
+    send();
+  });
   return button;
 }));
-log.show(chat);
+log.show(conversation.chat);
 listen();
 showState();
 log.follow();
-if (!matchMedia("(pointer: coarse)").matches) question.focus(); // phones would open their keyboard
+if (!matchMedia("(pointer: coarse)").matches) composer.question.focus(); // phones would open their keyboard
 void loadModels();

@@ -2,6 +2,7 @@
 
 import { Answer } from "./answer.mjs";
 import { ApiProblem, streamChat } from "./api.mjs";
+import { StorageFull } from "./chats/library.mjs";
 import { runTool } from "./tools.mjs";
 
 const MAX_ROUNDS = 8; // of tool calls to one question
@@ -13,6 +14,7 @@ const SAVE_EVERY_MS = 1000;
  * @property {(answer: Answer) => void} onChange
  * @property {(answer: Answer) => void} onEnd
  * @property {() => Promise<boolean>} onKeyWanted asks for a key; whether there is one now
+ * @property {(message: string) => void} onKept what was kept in the browser, "" or why it was not
  */
 
 export class Conversation {
@@ -24,16 +26,16 @@ export class Conversation {
   #current = null;
 
   /**
-   * @param {import("./chat.mjs").Chat} chat
+   * @param {import("./chats/chat.mjs").Chat} chat
    * @param {import("./settings.mjs").Settings} settings
    * @param {Listener} listener
-   * @param {Storage} storage
+   * @param {import("./chats/library.mjs").Library} library
    */
-  constructor(chat, settings, listener, storage) {
+  constructor(chat, settings, listener, library) {
     this.chat = chat;
     this.settings = settings;
     this.listener = listener;
-    this.storage = storage;
+    this.library = library;
   }
 
   get isRunning() {
@@ -44,8 +46,24 @@ export class Conversation {
     this.#running?.abort();
   }
 
-  save() {
-    if (!this.#isLeft) this.chat.save(this.storage);
+  /** Keep a conversation in the browser; where there is no room, say so and go on. */
+  save(chat = this.chat) {
+    if (this.#isLeft) return;
+    let message = "";
+    try {
+      this.library.save(chat);
+    } catch (error) {
+      if (!(error instanceof StorageFull)) throw error;
+      message = error.message;
+    }
+    this.listener.onKept(message);
+  }
+
+  /** Go over to another conversation; what streams into this one is stopped. @param {import("./chats/chat.mjs").Chat} chat */
+  open(chat) {
+    this.stop();
+    this.chat = chat;
+    this.#current = null;
   }
 
   /** The page goes: what it has now is kept, not what becomes of it while it is torn down. */
@@ -60,14 +78,19 @@ export class Conversation {
     this.save();
   }
 
-  /** Answer what was asked last, in as many rounds as the model calls tools. */
-  async run() {
+  /**
+   * Answer what was asked last, in as many rounds as the model calls tools; or, continuing, let the
+   * model go on with its last answer.
+   * @param {boolean} [continuing]
+   */
+  async run(continuing = false) {
     if (this.#running) return;
     const running = new AbortController();
     this.#running = running;
+    const { chat } = this;
     try {
       for (let round = 0; round < MAX_ROUNDS; round += 1) {
-        const answer = await this.#answer(running.signal);
+        const answer = await this.#answer(chat, running.signal, continuing && !round);
         if (answer.state !== "done" || !answer.calls.length) return;
         runCalls(answer);
         this.listener.onChange(answer);
@@ -81,27 +104,30 @@ export class Conversation {
       }
     } finally {
       this.#running = null;
-      this.save();
+      this.save(chat);
       if (this.#current) this.listener.onEnd(this.#current);
     }
   }
 
-  /** @param {AbortSignal} signal */
-  async #answer(signal) {
+  /** @param {import("./chats/chat.mjs").Chat} chat @param {AbortSignal} signal @param {boolean} continuing */
+  async #answer(chat, signal, continuing) {
+    const answer = (continuing && chat.lastAnswer) || new Answer(this.settings.model, 0);
+    if (continuing) answer.resume(performance.now());
     const body = {
       model: this.settings.model,
-      messages: this.chat.messages(this.settings.system),
+      messages: chat.messages(this.settings.system),
       ...this.settings.fields(),
+      ...(continuing ? { continue_final_message: true, add_generation_prompt: false } : {}),
       stream: true,
       stream_options: { include_usage: true, continuous_usage_stats: true },
     };
-    const answer = new Answer(this.settings.model, performance.now());
+    answer.sentAt = performance.now();
     this.#current = answer;
-    this.chat.add(answer);
-    this.save();
+    if (!continuing) chat.add(answer);
+    this.save(chat);
     this.listener.onBegin(answer);
     try {
-      await this.#stream(answer, body, signal);
+      await this.#stream(chat, answer, body, signal);
       answer.state = answer.problem ? "failed" : "done";
     } catch (error) {
       if (signal.aborted) {
@@ -116,8 +142,8 @@ export class Conversation {
     return answer;
   }
 
-  /** @param {Answer} answer @param {object} body @param {AbortSignal} signal */
-  async #stream(answer, body, signal) {
+  /** @param {import("./chats/chat.mjs").Chat} chat @param {Answer} answer @param {object} body @param {AbortSignal} signal */
+  async #stream(chat, answer, body, signal) {
     const onHeaders = () => {
       answer.times.headers = performance.now() - answer.sentAt;
     };
@@ -129,7 +155,7 @@ export class Conversation {
           this.listener.onChange(answer);
           if (now - this.#savedAt > SAVE_EVERY_MS) {
             this.#savedAt = now;
-            this.save();
+            this.save(chat);
           }
         }
         return;

@@ -1,14 +1,15 @@
 // The conversation on the page: its turns, drawn once a frame, kept at the end while one is there.
 
 import { AnswerView } from "./answer_view.mjs";
-import { element } from "./element.mjs";
-import { MarkdownView } from "./markdown/view.mjs";
+import { questionView, switcher } from "./question_view.mjs";
 
 const NEAR_END_PX = 48;
 
 export class LogView {
   /** @type {Map<import("./answer.mjs").Answer, AnswerView>} */
   #views = new Map();
+  /** @type {WeakMap<Element, import("./chats/chat.mjs").Turn>} */
+  #turns = new WeakMap();
   /** @type {Set<import("./answer.mjs").Answer>} */
   #changed = new Set();
   #frame = 0;
@@ -31,46 +32,41 @@ export class LogView {
     new ResizeObserver(() => this.#keepAtEnd()).observe(scroller);
   }
 
-  /** @param {import("./chat.mjs").Chat} chat */
+  /** Show a conversation's branch; what is there already stays. @param {import("./chats/chat.mjs").Chat} chat */
   show(chat) {
-    this.#views.clear();
-    this.log.replaceChildren();
-    chat.turns.forEach((turn, index) => {
-      if (turn.role === "user") this.addQuestion(turn.content);
-      else this.addAnswer(turn.answer, index === chat.turns.length - 1).end();
+    const branch = chat.branch();
+    const shown = [...this.log.children];
+    let same = 0;
+    while (same < shown.length && this.#turns.get(shown[same]) === chat.turns[branch[same]]) same += 1;
+    for (const node of shown.slice(same)) node.remove();
+    for (const [answer, view] of this.#views) if (!view.root.isConnected) this.#views.delete(answer);
+    branch.slice(same).forEach((index, at) => {
+      const node = this.#draw(chat, index, same + at === branch.length - 1);
+      this.#turns.set(node, chat.turns[index]);
     });
   }
 
-  /** @param {string} content */
-  addQuestion(content) {
-    const bubble = element("div", { class: "bubble text" });
-    new MarkdownView(bubble).update(content, false);
-    this.log.append(
-      element("article", { class: "question", "aria-label": "Question" }, [
-        bubble,
-        element("button", { type: "button", class: "quiet", "data-action": "edit", text: "Edit" }),
-      ]),
-    );
+  /** Draw an answer anew that goes on, as its text may have changed. @param {import("./answer.mjs").Answer} answer */
+  renew(answer) {
+    this.#views.get(answer)?.root.remove();
   }
 
-  /**
-   * Remove the answers to the last question, and on demand the question.
-   * @param {boolean} [withQuestion]
-   */
-  dropLast(withQuestion = false) {
-    const last = [...this.log.querySelectorAll(".question")].pop();
-    while (last?.nextSibling) last.nextSibling.remove();
-    if (withQuestion) last?.remove();
-    for (const [answer, view] of this.#views) if (!view.root.isConnected) this.#views.delete(answer);
-  }
-
-  /** @param {import("./answer.mjs").Answer} answer @param {boolean} [isLast] */
-  addAnswer(answer, isLast = true) {
-    const view = new AnswerView(answer, isLast && this.settings.stagesOpen);
+  /** @param {import("./chats/chat.mjs").Chat} chat @param {number} index @param {boolean} isLast */
+  #draw(chat, index, isLast) {
+    const turn = chat.turns[index];
+    const versions = chat.versions(index);
+    if (turn.role !== "assistant") {
+      const node = questionView(/** @type {any} */ (turn), index, versions);
+      this.log.append(node);
+      return node;
+    }
+    const { answer } = turn;
+    const view = new AnswerView(answer, isLast && this.settings.stagesOpen, switcher(index, versions, "answer"));
     this.#views.set(answer, view);
     this.log.append(view.root);
-    view.update();
-    return view;
+    if (answer.state === "streaming") view.update();
+    else view.end();
+    return view.root;
   }
 
   /**
@@ -79,7 +75,7 @@ export class LogView {
    */
   changed(answer) {
     this.#changed.add(answer);
-    this.#frame ||= requestAnimationFrame(() => this.#draw());
+    this.#frame ||= requestAnimationFrame(() => this.#drawChanged());
   }
 
   /** @param {Element} inside @returns {import("./answer.mjs").Answer | null} */
@@ -98,7 +94,7 @@ export class LogView {
     this.#keepAtEnd();
   }
 
-  #draw() {
+  #drawChanged() {
     this.#frame = 0;
     for (const answer of this.#changed) {
       const view = this.#views.get(answer);

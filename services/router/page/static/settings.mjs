@@ -25,6 +25,7 @@ export class Settings {
     this.theme = "auto";
     this.model = "";
     this.stagesOpen = false;
+    this.chatsOpen = true; // where there is room beside the conversation
   }
 
   /** @param {Storage} storage */
@@ -36,6 +37,7 @@ export class Settings {
       if (THEMES.includes(kept.theme)) this.theme = kept.theme;
       if (typeof kept.model === "string") this.model = kept.model;
       this.stagesOpen = kept.stagesOpen === true;
+      this.chatsOpen = kept.chatsOpen !== false;
     } catch {
       // Nothing kept, or something else: the defaults hold.
     }
@@ -44,8 +46,8 @@ export class Settings {
   /** @param {Storage} storage */
   save(storage) {
     try {
-      const { values, theme, model, stagesOpen } = this;
-      storage.setItem(STORED, JSON.stringify({ values, theme, model, stagesOpen }));
+      const { values, theme, model, stagesOpen, chatsOpen } = this;
+      storage.setItem(STORED, JSON.stringify({ values, theme, model, stagesOpen, chatsOpen }));
     } catch {
       // Storage is full or off: the settings live as long as the page.
     }
@@ -82,6 +84,17 @@ export class Settings {
     const tools = Object.entries(TOOLS).filter(([name]) => this.values[name]);
     if (tools.length) fields.tools = tools.map(([, tool]) => tool.definition);
     return fields;
+  }
+
+  /**
+   * What holds where nothing is set, by the field's name: the model's own value or the server's.
+   * @param {import("./api.mjs").ModelCard | undefined} card
+   * @returns {Record<string, string>}
+   */
+  static inForce(card) {
+    const found = Object.entries(card?.sampling_defaults ?? {}).map(([name, value]) => [name, String(value)]);
+    const most = card?.max_model_len ? `what fits in ${card.max_model_len.toLocaleString("en")}` : "what fits";
+    return { max_tokens: most, seed: "another each time", ...Object.fromEntries(found) };
   }
 
   /** Say in a few words what differs from the defaults. */

@@ -126,6 +126,7 @@ function rows(answer) {
     ["Prompt", usage ? `${plural(usage.prompt, "token")}${usage.cached ? `, ${usage.cached} of them cached` : ""}` : null],
     ["Answer", `${plural(found.numTokens, found.exact ? "token" : "event")}${usage?.reasoning ? `, ${usage.reasoning} of them reasoning` : ""}`],
     ["Speed", found.tokensPerS === null ? null : `${formatRate(found.tokensPerS)} tokens/s after the first`],
+    ["Continued", answer.isContinued ? "the numbers are those of the last part" : null],
     ["Ended by", finish || answer.state],
     ["Model", answer.model || null],
   ];

@@ -2,24 +2,11 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Answer, problemOf, splitByTokens } from "../../../../services/router/page/static/answer.mjs";
-import { Chat } from "../../../../services/router/page/static/chat.mjs";
 import { Settings } from "../../../../services/router/page/static/settings.mjs";
 import { figuresOf, formatMs } from "../../../../services/router/page/static/stages.mjs";
 
 const chunk = (delta, more = {}) => ({ choices: [{ index: 0, delta, ...more }] });
 const scored = (text) => ({ token: text, logprob: -1, bytes: [...new TextEncoder().encode(text)] });
-
-class MemoryStorage {
-  kept = new Map();
-  room = Infinity;
-  getItem(name) {
-    return this.kept.get(name) ?? null;
-  }
-  setItem(name, text) {
-    if (text.length > this.room) throw new Error("full");
-    this.kept.set(name, text);
-  }
-}
 
 function streamed() {
   const answer = new Answer("m", 1000);
@@ -111,46 +98,28 @@ test("reasoning is asked for only where it was chosen, and only as the form has 
   assert.deepEqual(["on", "off", "", "much"].map(effort), ["medium", "none", undefined, undefined]);
 });
 
-test("a chat is kept and comes back; what streamed was interrupted", () => {
-  const storage = new MemoryStorage();
-  const chat = new Chat();
-  chat.ask("q");
-  chat.add(streamed());
-  chat.save(storage);
-  const found = new Chat();
-  found.load(storage);
-  assert.equal(found.turns[1].answer.content, "Hello");
-  assert.equal(found.turns[1].answer.state, "interrupted");
-  assert.deepEqual(found.messages("s"), [
-    { role: "system", content: "s" },
-    { role: "user", content: "q" },
-    { role: "assistant", content: "Hello" },
-  ]);
-});
-
-test("of a chat that is too large for the browser the end is kept", () => {
-  const storage = new MemoryStorage();
-  storage.room = 1000;
-  const chat = new Chat();
-  for (let count = 0; count < 100; count += 1) chat.ask(`question ${count}`);
-  chat.save(storage);
-  const found = new Chat();
-  found.load(storage);
-  assert.ok(found.turns.length > 5 && found.turns.length < 100);
-  assert.equal(found.turns.at(-1).content, "question 99");
-});
-
-for (const kept of ["", "{", "7", '{"turns": 5}', '{"turns": [5, null, {"role": "x"}]}']) {
-  test(`the odd kept chat ${kept} is an empty one`, () => {
-    const storage = new MemoryStorage();
-    storage.setItem("slipstream.chat", kept);
-    const chat = new Chat();
-    chat.load(storage);
-    assert.deepEqual(chat.messages(""), []);
-  });
-}
-
 test("times are written with their units", () => {
   const found = [0.01, 0.5, 12.3, 999.6, 1234, 12345, 65000].map(formatMs);
   assert.deepEqual(found, ["10 µs", "0.5 ms", "12 ms", "1.00 s", "1.23 s", "12.3 s", "1 min 5 s"]);
 });
+
+test("an answer that goes on keeps its text, and its numbers begin anew", () => {
+  const answer = new Answer("m", 0);
+  answer.take(chunk({ content: "One two " }), 10);
+  answer.state = "stopped";
+  assert.equal(answer.canContinue, true);
+  answer.resume(1000);
+  answer.take(chunk({ content: " three" }, { logprobs: { content: [scored(" three")] } }), 1050);
+  assert.equal(answer.content, "One two three");
+  assert.deepEqual([answer.times.first, answer.numDeltas], [50, 1]);
+  assert.deepEqual(answer.pieces.map(({ text }) => text), ["One two", " three"]);
+});
+
+for (const [state, finish, content, can] of [
+  ["stopped", "", "x", true], ["failed", "", "x", true], ["interrupted", "", "x", true], ["done", "length", "x", true],
+  ["done", "stop", "x", false], ["stopped", "", " ", false], ["failed", "", "", false],
+]) {
+  test(`an answer that is ${state} by ${finish || "nothing"} with ${JSON.stringify(content)} ${can ? "can" : "cannot"} be continued`, () => {
+    assert.equal(Object.assign(new Answer("m", 0), { state, finish, content }).canContinue, can);
+  });
+}
