@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu_client import ClientError
-from benchmarks.gpu_figures import Figures
+from benchmarks.gpu_figures import GpuFigures
 from benchmarks.gpu_models import NUM_SPECIAL, SHAPES, make_folder
 from benchmarks.gpu_page import Findings, Row, make_page, name_of_device
 from benchmarks.gpu_server import CHECKED_PROMPT, Server, Setup
-from benchmarks.gpu_workloads import (
+from benchmarks.report import RESULTS
+from benchmarks.stack import StackError, scratch_folder
+from services.bench.client import ClientError
+from services.bench.workloads import (
+    FIRST_ID,
     LAST_ID,
     WARM_UP,
     WORKLOADS,
@@ -31,8 +34,6 @@ from benchmarks.gpu_workloads import (
     Workload,
     requests_of,
 )
-from benchmarks.report import RESULTS
-from benchmarks.stack import StackError, scratch_folder
 
 NEEDS_GPU = True  # `python -m benchmarks` leaves it out where there is none
 SECTIONS = ("checks", "workloads", "lockstep")
@@ -65,7 +66,7 @@ class Session:
             num_clients=arguments.clients,
             settings=dict(pair.split("=", 1) for pair in arguments.set),
         )
-        self._pipelined: dict[str, Figures] = {}
+        self._pipelined: dict[str, GpuFigures] = {}
 
     def run(self) -> None:
         """Serve each model in turn; what goes wrong with one is noted, and the next begins."""
@@ -93,7 +94,7 @@ class Session:
                 dice = requests_of(
                     Workload("check", 1, 1, Lengths(CHECKED_PROMPT), Lengths(1)),
                     self._arguments.seed,
-                    last_id=self._last_id(model),
+                    vocabulary=self._vocabulary(model),
                 )
                 found = server.differences_of_repeats(dice[0].prompt_ids)
                 self._check(f"{model}, a greedy request asked twice", found)
@@ -164,15 +165,15 @@ class Session:
 
     def _measure(
         self, server: Server, workload: Workload, repeat: int, how: str = AHEAD
-    ) -> Figures:
+    ) -> GpuFigures:
         workload = workload.scaled(self._arguments.scale)
         asks = self._asks(server.model, workload, repeat)
         figures = server.measure(asks, workload.concurrency, self._limit_s())
         self._say(
             f"{server.model} {workload.name}: {figures.tokens_per_s:,.0f} tokens/s, "
-            f"{figures.wall_s:.2f} s, TTFT {1e3 * figures.ttft_p50_s:.1f}/"
-            f"{1e3 * figures.ttft_p99_s:.1f} ms, ITL {1e3 * figures.itl_p50_s:.2f} ms, "
-            f"TPOT {1e3 * figures.tpot_mean_s:.2f} ms, client {figures.client_share:.2f} "
+            f"{figures.wall_s:.2f} s, TTFT {1e3 * figures.ttft.p50_s:.1f}/"
+            f"{1e3 * figures.ttft.p99_s:.1f} ms, ITL {1e3 * figures.itl.p50_s:.2f} ms, "
+            f"TPOT {1e3 * figures.tpot.mean_s:.2f} ms, client {figures.client_share:.2f} "
             f"({1e6 * figures.client_cpu_per_token_s:.1f} µs/token), CPU "
             + ", ".join(f"{name} {used:.2f}" for name, used in figures.cpu_s.items())
         )
@@ -185,12 +186,12 @@ class Session:
         return figures
 
     def _asks(self, model: str, workload: Workload, repeat: int) -> list[Ask]:
-        asks = requests_of(workload, self._arguments.seed, repeat, self._last_id(model))
+        asks = requests_of(workload, self._arguments.seed, repeat, self._vocabulary(model))
         longest = self._arguments.max_output
         return [replace(ask, max_tokens=min(ask.max_tokens, longest)) for ask in asks]
 
-    def _last_id(self, model: str) -> int:
-        return min(LAST_ID, SHAPES[model].vocab_size - NUM_SPECIAL)
+    def _vocabulary(self, model: str) -> range:
+        return range(FIRST_ID, min(LAST_ID, SHAPES[model].vocab_size - NUM_SPECIAL))
 
     def _limit_s(self) -> float:
         left_s = self._left_s() - STOP_RESERVE_S

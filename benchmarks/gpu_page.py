@@ -13,7 +13,7 @@ from benchmarks.gpu_figures import (
     RECORDED_BY,
     RECORDED_HOW,
     TTFT_FIRST_AND_GOAL_MS,
-    Figures,
+    GpuFigures,
 )
 from benchmarks.gpu_timeline import DeviceTimes
 from benchmarks.report import Report
@@ -72,7 +72,7 @@ class Row:
 
     model: str
     workload: str
-    figures: Figures
+    figures: GpuFigures
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Findings:
 
     rows: list[Row] = field(default_factory=list)
     engines: list[tuple[str, str, float, dict[str, Any]]] = field(default_factory=list)
-    lockstep: list[tuple[str, Figures, Figures]] = field(default_factory=list)
+    lockstep: list[tuple[str, GpuFigures, GpuFigures]] = field(default_factory=list)
     checks: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
 
@@ -124,10 +124,10 @@ def row_cells(row: Row) -> list[object]:
         f"{row.model} {row.workload}",
         f"{figures.tokens_per_s:,.0f}",
         *known,
-        f"{1e3 * figures.ttft_p50_s:.1f}{held['p50']}",
-        f"{1e3 * figures.ttft_p99_s:.1f}{held['p99']}",
-        f"{1e3 * figures.itl_p50_s:.2f}{held['itl']}",
-        f"{1e3 * figures.tpot_mean_s:.2f}{held['tpot']}",
+        f"{1e3 * figures.ttft.p50_s:.1f}{held['p50']}",
+        f"{1e3 * figures.ttft.p99_s:.1f}{held['p99']}",
+        f"{1e3 * figures.itl.p50_s:.2f}{held['itl']}",
+        f"{1e3 * figures.tpot.mean_s:.2f}{held['tpot']}",
         f"{figures.cpu_share('compute'):.2f}{held['cpu']}",
         _number(device.idle_share, ".2f", 100),
         _number(device.host_ms, ".3f"),
@@ -156,7 +156,7 @@ def process_cells(row: Row) -> list[object]:
         figures.device.steps if figures.device else UNKNOWN,
         _number(figures.device and figures.device.host_p99_ms, ".3f"),
         f"{per_event:.2f}",
-        f"{1e3 * figures.itl_p99_s:.2f}",
+        f"{1e3 * figures.itl.p99_s:.2f}",
         *(
             f"{figures.cpu_share(service):.2f}"
             for service in ("compute", "detokenizer", "router", "tokenizer")

@@ -7,16 +7,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_client import Clients, Outcome, completion, http_request
-from benchmarks.gpu_figures import Figures, figures_of
+from benchmarks.gpu_figures import GpuFigures, gpu_figures_of
 from benchmarks.gpu_timeline import cut, device_times
-from benchmarks.gpu_workloads import Ask
 from benchmarks.stack import Stack, StackError, cpu_s, rss_mib
 from common.messages.timeline import Timeline
+from services.bench.client import Clients, Endpoint, Load, Outcome
+from services.bench.workloads import Ask, completion
 from services.timeline import TimelineError, chrome_trace, fetch
 
 MAX_MODEL_LEN = 4096
@@ -87,18 +87,18 @@ class Server:
         except urllib.error.HTTPError as error:
             raise StackError(f"status {error.code}: {error.read()[:400]!r}") from None
 
-    def measure(self, asks: Sequence[Ask], concurrency: int, within_s: float) -> Figures:
+    def measure(self, asks: Sequence[Ask], concurrency: int, within_s: float) -> GpuFigures:
         """Run a workload; ClientError when it takes longer than it may."""
-        requests = [http_request(PATH, completion(self.model, ask)) for ask in asks]
+        endpoint = Endpoint("127.0.0.1", self.stack.port)
+        requests = tuple(endpoint.post(PATH, completion(self.model, ask)) for ask in asks)
         processes = self.stack.pids()
-        clients = Clients(self.stack.port, requests, concurrency, self._setup.num_clients)
+        clients = Clients(endpoint, Load(requests, concurrency), self._setup.num_clients)
         before = {name: cpu_s(pid) for name, pid in processes.items()}
         outcome = clients.run(within_s)
         used = {name: cpu_s(pid) - before[name] for name, pid in processes.items()}
         self._timeline, self._outcome = self._fetch(outcome), outcome
-        figures = figures_of(asks, outcome, used)
         times = [(reply.sent_s, reply.end_s) for reply in outcome.replies]
-        return replace(figures, device=device_times(self._timeline, times))
+        return gpu_figures_of(asks, outcome, used, device_times(self._timeline, times))
 
     def save_trace(self, path: Path) -> None:
         """Write a moment of the last run, from its middle, as a trace for Perfetto."""

@@ -13,10 +13,11 @@ import argparse
 import statistics
 
 from benchmarks.gpu_models import SHAPES, make_folder
-from benchmarks.load import Load, Outcome, Running
+from benchmarks.load import ended, streams
 from benchmarks.report import Report
 from benchmarks.stack import Stack, scratch_folder
 from benchmarks.structured import FREE, SETUPS, SLOW, Kind, ask, bodies
+from services.bench.client import Outcome
 
 NEEDS_GPU = True
 MAX_TOKENS = 256
@@ -26,20 +27,18 @@ SERVED = {name: kinds for name, kinds in SETUPS.items() if all(k.name != SLOW fo
 
 def tokens_per_s(outcome: Outcome) -> float:
     """Tokens per second of a run in which every request writes as many; events may hold several."""
-    begin_s = min(sent for sent, *_ in outcome.requests)
-    end_s = max(end for *_, end in outcome.requests)
-    return len(outcome.requests) * MAX_TOKENS / (end_s - begin_s)
+    return len(outcome.replies) * MAX_TOKENS / outcome.wall_s
 
 
 def measure(stack: Stack, kinds: tuple[Kind, ...]) -> dict[str, float]:
     """Load the server with all kinds at once; tokens per second of each."""
     runs = {
-        kind.name: Running(
-            Load(stack.port, bodies(kind, MAX_TOKENS), kind.num_streams, REQUESTS), 2
-        )
+        kind.name: streams(stack.port, bodies(kind, MAX_TOKENS), kind.num_streams, REQUESTS)
         for kind in kinds
     }
-    return {name: tokens_per_s(running.outcome()) for name, running in runs.items()}
+    for clients in runs.values():
+        clients.start()
+    return {name: tokens_per_s(ended(clients)) for name, clients in runs.items()}
 
 
 def main() -> None:

@@ -14,10 +14,11 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load import Load, Outcome, run_load
+from benchmarks.load import middle_of, run, streams
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.report import Report
 from benchmarks.stack import Stack, scratch_folder
+from services.bench.client import Outcome
 
 STEP_S = 0.005
 NUM_STREAMS = 64
@@ -61,14 +62,14 @@ def measure(folder: Path, requests_per_stream: int, lockstep: bool) -> Run:
         for number in range(NUM_STREAMS)
     )
     with Stack(folder, "--device", "sim", settings=settings) as stack:
-        outcome = run_load(Load(stack.port, bodies, NUM_STREAMS, requests_per_stream))
+        outcome = run(streams(stack.port, bodies, NUM_STREAMS, requests_per_stream))
         stack.stop()
         (stopped,) = stack.logged("engine stopped")
     per_s = steady_requests_per_s(outcome)
     return Run(
         per_s,
         per_s * MAX_TOKENS,
-        statistics.median(first - sent for sent, first, _ in outcome.requests),
+        statistics.median(reply.first_s - reply.sent_s for reply in outcome.replies),
         stopped["steps"],
         stopped["device_busy_s"],
         stopped["device_idle_s"],
@@ -77,11 +78,9 @@ def measure(folder: Path, requests_per_stream: int, lockstep: bool) -> Run:
 
 def steady_requests_per_s(outcome: Outcome) -> float:
     """Requests ended per second, without the beginning and the end of the run."""
-    begin_s = min(sent for sent, *_ in outcome.requests)
-    end_s = max(end for *_, end in outcome.requests)
-    margin_s = WARMUP_SHARE * (end_s - begin_s)
-    begin_s, end_s = begin_s + margin_s, end_s - margin_s
-    return sum(begin_s <= end < end_s for *_, end in outcome.requests) / (end_s - begin_s)
+    begin_s, end_s = middle_of(outcome, WARMUP_SHARE)
+    count = sum(begin_s <= reply.end_s < end_s for reply in outcome.replies)
+    return count / (end_s - begin_s)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import random
 import statistics
 from pathlib import Path
 
-from benchmarks.load import Load, run_load
+from benchmarks.load import run, streams
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.report import Report
 from benchmarks.stack import Stack, scratch_folder
@@ -58,8 +58,8 @@ def ttft_s(stack: Stack, prompt: list[int]) -> float:
         "ignore_eos": True,
         "logprobs": 0,  # an event for every token, also where its text is held back
     }
-    ((sent_s, first_s, _),) = run_load(Load(stack.port, (body,), 1), 1).requests
-    return first_s - sent_s
+    (reply,) = run(streams(stack.port, (body,), 1)).replies
+    return reply.first_s - reply.sent_s
 
 
 def measure(folder: Path, num_prefixes: int) -> tuple[list[float], list[float]]:

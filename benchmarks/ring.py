@@ -18,10 +18,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load import Load, Outcome, Running
+from benchmarks.load import ended, event_times_s, streams
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.report import Report
 from benchmarks.stack import Stack, cpu_s, rss_mib, scratch_folder
+from services.bench.client import Outcome
 
 SHAPE = ModelShape(vocab_size=4096, max_model_len=8192)
 SAMPLE_S = 0.25
@@ -47,9 +48,14 @@ class Round:
         return self.num_tokens / self.wall_s
 
     @property
+    def num_events(self) -> int:
+        """SSE events with tokens."""
+        return sum(reply.num_events for reply in self.outcome.replies)
+
+    @property
     def events_per_s(self) -> float:
         """SSE events over the same time."""
-        return self.outcome.num_events / self.wall_s
+        return self.num_events / self.wall_s
 
 
 def body(max_tokens: int, number: int = 0) -> dict[str, object]:
@@ -64,23 +70,23 @@ def body(max_tokens: int, number: int = 0) -> dict[str, object]:
     }
 
 
-def run_round(stack: Stack, num_streams: int, num_tokens: int, keep_times: bool = False) -> Round:
+def run_round(stack: Stack, num_streams: int, num_tokens: int) -> Round:
     """Run one load to its end and watch the services meanwhile."""
     pids = stack.pids()
     bodies = tuple(body(num_tokens, number) for number in range(num_streams))
     before_s = {name: cpu_s(pid) for name, pid in pids.items()}
     peak_mib = dict.fromkeys(pids, 0.0)
-    load = Load(stack.port, bodies, num_streams, keep_times=keep_times)
-    running = Running(load, min(2, num_streams))
-    while not running.is_done():
+    clients = streams(stack.port, bodies, num_streams)
+    clients.start()
+    while not clients.is_done:
         for name, pid in pids.items():
             peak_mib[name] = max(peak_mib[name], rss_mib(pid))
         time.sleep(SAMPLE_S)
-    outcome = running.outcome()
+    outcome = ended(clients)
     return Round(
         outcome,
         num_streams * num_tokens,
-        max(end for *_, end in outcome.requests) - min(sent for sent, *_ in outcome.requests),
+        outcome.wall_s,
         {name: cpu_s(pid) - before_s[name] for name, pid in pids.items()},
         peak_mib,
         {name: rss_mib(pid) for name, pid in pids.items()},
@@ -107,7 +113,8 @@ def measure_latency(folder: Path, step_s: float, num_tokens: int) -> list[float]
     settings = {"compute.sim_step_base_s": step_s, "compute.lockstep": "true"}
     with Stack(folder, "--device", "sim", settings=settings) as stack:
         run_round(stack, 1, num_tokens // 4)
-        (times,) = run_round(stack, 1, num_tokens, keep_times=True).outcome.event_times
+        (reply,) = run_round(stack, 1, num_tokens).outcome.replies
+    times = event_times_s(reply)
     return [later - earlier for earlier, later in zip(times[10:], times[11:], strict=False)]
 
 
@@ -123,7 +130,7 @@ def report_throughput(report: Report, rounds: list[Round], paced: Round) -> None
             ["SSE events/s", *(each.events_per_s for each in all_rounds)],
             [
                 "events per token",
-                *(round(each.outcome.num_events / each.num_tokens, 3) for each in all_rounds),
+                *(round(each.num_events / each.num_tokens, 3) for each in all_rounds),
             ],
         ],
     )

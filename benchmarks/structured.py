@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Load, Outcome, Running, run_load
+from benchmarks.load import ended, event_times_s, middle_of, run, streams
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.report import Report
 from benchmarks.stack import Stack, scratch_folder
 from common.model_folder import describe
+from services.bench.client import Outcome
 
 STEP_S = 0.005
 NUM_STREAMS = 64
@@ -123,26 +124,26 @@ def measure(folder: Path, kinds: tuple[Kind, ...], requests_per_stream: int) -> 
     with Stack(folder, "--device", "sim", settings=settings) as stack:
         ask(stack, kinds)
         runs = {
-            kind.name: Running(
-                Load(stack.port, bodies(kind), kind.num_streams, requests_per_stream), 1
-            )
+            kind.name: streams(stack.port, bodies(kind), kind.num_streams, requests_per_stream, 1)
             for kind in kinds
         }
+        for clients in runs.values():
+            clients.start()
         rates = {}
         for kind in kinds:
             if kind.name == SLOW:
                 continue
-            outcome = runs[kind.name].outcome()
+            outcome = ended(runs[kind.name])
             rates[kind.name] = steady_tokens_per_s(outcome) / kind.num_streams
         if SLOW in runs:
-            runs[SLOW].abandon()
+            runs[SLOW].close()
     return rates
 
 
 def ask(stack: Stack, kinds: tuple[Kind, ...]) -> None:
     """One request of each kind before, so that grammars are compiled and processes started."""
     for kind in kinds:
-        run_load(Load(stack.port, ({**bodies(kind)[0], "max_tokens": 4},), 1), 1)
+        run(streams(stack.port, ({**bodies(kind)[0], "max_tokens": 4},), 1))
 
 
 def bodies(kind: Kind, max_tokens: int = MAX_TOKENS) -> tuple[dict[str, Any], ...]:
@@ -162,10 +163,9 @@ def bodies(kind: Kind, max_tokens: int = MAX_TOKENS) -> tuple[dict[str, Any], ..
 
 def steady_tokens_per_s(outcome: Outcome) -> float:
     """Events per second, without the beginning and the end of the run."""
-    begin_s = min(sent for sent, *_ in outcome.requests)
-    end_s = max(end for *_, end in outcome.requests)
-    margin_s = WARMUP_SHARE * (end_s - begin_s)
-    return outcome.events_per_s(begin_s + margin_s, end_s - margin_s)
+    begin_s, end_s = middle_of(outcome, WARMUP_SHARE)
+    times_s = (time_s for reply in outcome.replies for time_s in event_times_s(reply))
+    return sum(begin_s <= time_s < end_s for time_s in times_s) / (end_s - begin_s)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "pull": "download a model from the Hugging Face hub",
     "list": "list the models that are downloaded",
     "rm": "remove a downloaded model",
+    "bench": "measure a server under load",
     "timeline": "draw what the processes of a server did in the last seconds",
     "health": "exit with 0 if a service of this host is ready, with 1 if not",
     "keys": "make the keys for links between hosts",

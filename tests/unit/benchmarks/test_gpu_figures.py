@@ -8,12 +8,13 @@ import pytest
 
 from benchmarks.__main__ import default_names, needs_gpu
 from benchmarks.gpu import parse
-from benchmarks.gpu_client import Outcome, Reply
-from benchmarks.gpu_figures import RECORDED, Figures, figures_of, percentile
+from benchmarks.gpu_figures import RECORDED, GpuFigures, gpu_figures_of
 from benchmarks.gpu_page import Findings, Row, idle_share, make_page, row_cells
 from benchmarks.gpu_server import open_work
 from benchmarks.gpu_timeline import DeviceTimes
-from benchmarks.gpu_workloads import Ask
+from services.bench.client import Outcome, Reply
+from services.bench.figures import Spread, percentile
+from services.bench.workloads import Ask
 
 ASKS = [Ask([1000, 1001], 3), Ask([1000], 2)]
 
@@ -36,12 +37,12 @@ def reply(number: int, prompt: int, output: int, sent_s: float = 0.0) -> Reply:
 
 def test_a_run_is_summed_up() -> None:
     outcome = Outcome([reply(0, 2, 3), reply(1, 1, 2, sent_s=0.5)], [0.05, 0.2])
-    figures = figures_of(ASKS, outcome, {"compute-0": 1.125, "router-0": 0.1, "router-1": 0.4})
+    figures = gpu_figures_of(ASKS, outcome, {"compute-0": 1.125, "router-0": 0.1, "router-1": 0.4})
     assert figures.problems == ()
     assert (figures.num_requests, figures.prompt_tokens, figures.output_tokens) == (2, 3, 5)
     assert figures.wall_s == 2.25
     assert figures.tokens_per_s == pytest.approx(5 / 2.25)
-    assert (figures.ttft_p50_s, figures.itl_p50_s, figures.tpot_mean_s) == (1.0, 0.5, 0.5)
+    assert (figures.ttft.p50_s, figures.itl.p50_s, figures.tpot.mean_s) == (1.0, 0.5, 0.5)
     assert figures.cpu_share("compute") == 0.5
     assert figures.cpu_share("router") == pytest.approx(0.4 / 2.25)
     assert figures.client_cpu_per_token_s == pytest.approx(0.05)
@@ -58,7 +59,7 @@ def test_a_run_is_summed_up() -> None:
     ],
 )
 def test_an_answer_that_is_not_as_asked_is_a_problem(replies: list[Reply], said: str) -> None:
-    (problem,) = figures_of(ASKS, Outcome(replies, [0.1]), {}).problems
+    (problem,) = gpu_figures_of(ASKS, Outcome(replies, [0.1]), {}).problems
     assert said in problem
 
 
@@ -67,22 +68,22 @@ def test_an_answer_that_is_not_as_asked_is_a_problem(replies: list[Reply], said:
     [([], 0.5, 0.0), ([3.0], 0.99, 3.0), ([4.0, 1.0, 2.0], 0.5, 2.0), ([0.0, 1.0], 0.25, 0.25)],
 )
 def test_percentiles(values: list[float], share: float, expected: float) -> None:
-    assert percentile(values, share) == expected
+    assert percentile(sorted(values), share) == expected
 
 
-def figures(tokens_per_s: float, device: DeviceTimes | None = None) -> Figures:
-    return Figures(
+def figures(tokens_per_s: float, device: DeviceTimes | None = None) -> GpuFigures:
+    return GpuFigures(
         num_requests=4,
+        num_failed=0,
         wall_s=2.0,
         prompt_tokens=512,
         output_tokens=int(2 * tokens_per_s),
         cached_tokens=0,
         num_events=int(2 * tokens_per_s),
-        ttft_p50_s=0.010,
-        ttft_p99_s=0.012,
-        itl_p50_s=0.0012,
-        itl_p99_s=0.002,
-        tpot_mean_s=0.0013,
+        ttft=Spread(p50_s=0.010, p99_s=0.012),
+        itl=Spread(p50_s=0.0012, p99_s=0.002),
+        tpot=Spread(mean_s=0.0013),
+        latency=Spread(),
         client_share=0.01,
         client_cpu_per_token_s=1e-5,
         cpu_s={"compute-0": 1.0},

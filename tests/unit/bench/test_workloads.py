@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu_workloads import (
+from services.bench.workloads import (
     FIRST_ID,
     LAST_ID,
     MIN_TOKENS,
     WARM_UP,
     WORKLOADS,
     Lengths,
+    arrivals,
     requests_of,
 )
 
@@ -62,7 +63,7 @@ def test_another_seed_asks_for_other_lengths() -> None:
 
 @given(st.integers(FIRST_ID + 1, LAST_ID), st.integers(0, 5))
 def test_ids_stay_within_the_vocabulary(last_id: int, seed: int) -> None:
-    for ask in requests_of(WARM_UP[0], seed, last_id=last_id):
+    for ask in requests_of(WARM_UP[0], seed, vocabulary=range(FIRST_ID, last_id)):
         assert all(FIRST_ID <= token_id < last_id for token_id in ask.prompt_ids)
 
 
@@ -76,3 +77,15 @@ def test_a_share_of_a_workload_has_no_more_streams_than_requests() -> None:
     few = WORKLOADS["C"].scaled(0.01)
     assert (few.num_requests, few.concurrency) == (10, 10)
     assert WORKLOADS["A"].scaled(0.001).num_requests == 1
+
+
+def test_arrivals_have_the_rate_that_was_asked_for_and_come_back_with_the_seed() -> None:
+    times = arrivals(50.0, 2000, seed=1)
+    assert times == sorted(times) == arrivals(50.0, 2000, seed=1)
+    assert times != arrivals(50.0, 2000, seed=2)
+    assert times[-1] == pytest.approx(2000 / 50.0, rel=0.05)
+
+
+def test_prompts_are_drawn_from_the_ids_that_are_given() -> None:
+    asks = requests_of(WORKLOADS["A"], seed=1, vocabulary=[7, 9])
+    assert {token for ask in asks for token in ask.prompt_ids} == {7, 9}

@@ -10,16 +10,16 @@ import asyncio
 import gc
 import json
 import multiprocessing
+import signal
+import ssl
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 import uvloop
-
-from benchmarks.gpu_workloads import Ask
 
 EVENT = b"data: "
 NEXT_EVENT = b"\ndata: "  # a raw line end is never part of an event's JSON
@@ -28,6 +28,7 @@ DONE_EVENT = b"data: [DONE]"
 NO_CHOICES = b'"choices":[]'  # the usage chunk; inside of a text its quotes would be escaped
 LAST_CHUNK = b"0\r\n\r\n"
 START_WITHIN_S = 60.0
+WATCHED_EVERY_S = 0.1
 
 
 @dataclass(slots=True)
@@ -59,32 +60,44 @@ class Outcome:
         return max(reply.end_s for reply in self.replies) - begin_s
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go; `headers` are sent with each, `prefix` stands before each path."""
+
+    host: str
+    port: int
+    secure: bool = False
+    prefix: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def post(self, path: str, body: dict[str, Any]) -> bytes:
+        """Render a POST of JSON on a connection that stays open."""
+        data = json.dumps(body).encode()
+        lines = [
+            f"POST {self.prefix}{path} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+            *(f"{name}: {value}" for name, value in self.headers),
+        ]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests, as `Endpoint.post` renders them, and when they are sent.
+
+    Each by whichever of the streams is free first; or with `arrivals_s`, in seconds from the start,
+    each at its time, whatever is still open.
+    """
+
+    requests: tuple[bytes, ...]
+    num_streams: int
+    arrivals_s: tuple[float, ...] = ()
+
+
 class ClientError(Exception):
     """The clients did not come to an end."""
-
-
-def http_request(path: str, body: dict[str, Any]) -> bytes:
-    """Render a POST of JSON on a connection that stays open."""
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
-
-
-def completion(model: str, ask: Ask) -> dict[str, Any]:
-    """Return the body of a workload's request."""
-    return {
-        "model": model,
-        "prompt": ask.prompt_ids,
-        "max_tokens": ask.max_tokens,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
 
 
 class StreamReader:
@@ -214,37 +227,83 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
-async def _stream(port: int, requests: list[bytes], take: Callable[[], int]) -> list[Reply]:
-    """Ask what `take` says until nothing is left; the first connect counts as waiting."""
-    loop = asyncio.get_running_loop()
-    replies: list[Reply] = []
-    connection: _Connection | None = None
-    while (number := take()) < len(requests):
-        reply = Reply(number, time.monotonic())
-        replies.append(reply)
+class _Client:
+    """The streams of one process; `next_` and `done` are numbers that all processes share."""
+
+    def __init__(self, endpoint: Endpoint, load: Load, next_: Any, done: Any) -> None:
+        self._endpoint = endpoint
+        self._load = load
+        self._next = next_
+        self._done = done
+        self._tls = ssl.create_default_context() if endpoint.secure else None
+        self._idle: list[_Connection] = []
+        self.replies: list[Reply] = []
+
+    async def run(self, num_streams: int) -> None:
+        """Keep so many streams open until no request is left."""
+        await asyncio.gather(*(self._stream() for _ in range(num_streams)))
+        self._close()
+
+    async def run_at_times(self, number: int, num_processes: int) -> None:
+        """Send this process's share of the requests when they are due."""
+        began_s = time.monotonic()
+        tasks = []
+        times = list(enumerate(self._load.arrivals_s))
+        for index, arrival_s in times[number::num_processes]:
+            await asyncio.sleep(max(0.0, began_s + arrival_s - time.monotonic()))
+            # What the client itself is late by counts as waiting.
+            tasks.append(asyncio.ensure_future(self._ask(index, began_s + arrival_s)))
+        await asyncio.gather(*tasks)
+        self._close()
+
+    async def _stream(self) -> None:
+        while (number := self._take()) < len(self._load.requests):
+            await self._ask(number, time.monotonic())
+
+    async def _ask(self, number: int, sent_s: float) -> None:
+        reply = Reply(number, sent_s)
+        self.replies.append(reply)
         try:
-            if connection is None or not connection.is_open:
-                _, connection = await loop.create_connection(_Connection, "127.0.0.1", port)
-            await connection.ask(requests[number], reply)
+            connection = await self._connection()
+            await connection.ask(self._load.requests[number], reply)
+            if connection.is_open:
+                self._idle.append(connection)
         except OSError as error:
             reply.error = f"{type(error).__name__}: {error}"
             reply.end_s = time.monotonic()
-    if connection is not None:
-        connection.close()
-    return replies
+        with self._done.get_lock():
+            self._done.value += 1
 
+    async def _connection(self) -> _Connection:
+        """Take one that is idle, or open one; the latter counts as waiting."""
+        while self._idle:
+            idle = self._idle.pop()
+            if idle.is_open:
+                return idle
+        loop = asyncio.get_running_loop()
+        to = self._endpoint
+        _, connection = await loop.create_connection(_Connection, to.host, to.port, ssl=self._tls)
+        return connection
 
-def _process(port: int, requests: list[bytes], streams: int, next_: Any, pipe: Connection) -> None:
-    def take() -> int:
-        with next_.get_lock():
-            number = int(next_.value)
-            next_.value += 1
+    def _take(self) -> int:
+        with self._next.get_lock():
+            number = int(self._next.value)
+            self._next.value += 1
         return number
 
-    async def run() -> list[Reply]:
-        found = await asyncio.gather(*(_stream(port, requests, take) for _ in range(streams)))
-        return [reply for replies in found for reply in replies]
+    def _close(self) -> None:
+        for connection in self._idle:
+            connection.close()
 
+
+def _process(
+    endpoint: Endpoint, load: Load, share: tuple[int, int, int], shared: Any, pipe: Connection
+) -> None:
+    """Be one client process; `share` is its number, of how many, and its streams."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
+    number, count, num_streams = share
+    client = _Client(endpoint, load, *shared)
+    run = client.run_at_times(number, count) if load.arrivals_s else client.run(num_streams)
     gc.collect()
     gc.freeze()
     gc.disable()  # a run makes a few MB at most
@@ -252,27 +311,26 @@ def _process(port: int, requests: list[bytes], streams: int, next_: Any, pipe: C
     pipe.recv()
     began_s = time.process_time()
     try:
-        replies = uvloop.run(run())
+        uvloop.run(run)
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
         return
-    pipe.send((replies, time.process_time() - began_s))
+    pipe.send((client.replies, time.process_time() - began_s))
 
 
 class Clients:
     """Client processes that are ready to ask; `run` lets them go."""
 
-    def __init__(
-        self, port: int, requests: Sequence[bytes], num_streams: int, num_processes: int
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, load: Load, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
-        next_ = context.Value("i", 0)
-        count = max(1, min(num_processes, num_streams))
+        shared = (context.Value("i", 0), context.Value("i", 0))
+        self._done = shared[1]
+        count = max(1, min(num_processes, load.num_streams))
         self._members = []
         for number in range(count):
-            share = num_streams // count + (number < num_streams % count)
+            num_streams = load.num_streams // count + (number < load.num_streams % count)
             ours, theirs = context.Pipe()
-            arguments = (port, list(requests), share, next_, theirs)
+            arguments = (endpoint, load, (number, count, num_streams), shared, theirs)
             process = context.Process(target=_process, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -280,12 +338,37 @@ class Clients:
         for _, pipe in self._members:
             self._hear(pipe, time.monotonic() + START_WITHIN_S)
 
-    def run(self, within_s: float) -> Outcome:
-        """Ask everything and return what came; ClientError when it takes too long."""
+    @property
+    def num_done(self) -> int:
+        """How many requests have ended."""
+        return int(self._done.value)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all processes have reported, or died."""
+        return all(pipe.poll() or not process.is_alive() for process, pipe in self._members)
+
+    def start(self) -> None:
+        """Let them go."""
+        for _, pipe in self._members:
+            pipe.send("go")
+
+    def run(self, within_s: float, watch: Callable[[int], None] | None = None) -> Outcome:
+        """Ask everything and return what came; ClientError when it takes too long.
+
+        `watch` is told now and then how many requests have ended.
+        """
+        deadline_s = time.monotonic() + within_s
+        self.start()
+        while watch is not None and not self.is_done and time.monotonic() < deadline_s:
+            watch(self.num_done)
+            time.sleep(WATCHED_EVERY_S)
+        return self.outcome(max(0.0, deadline_s - time.monotonic()))
+
+    def outcome(self, within_s: float) -> Outcome:
+        """Wait for the end of what was started."""
         deadline_s = time.monotonic() + within_s
         try:
-            for _, pipe in self._members:
-                pipe.send("go")
             heard = [self._hear(pipe, deadline_s) for _, pipe in self._members]
         finally:
             self.close()

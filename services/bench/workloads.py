@@ -1,15 +1,18 @@
-"""The workloads that the GPU's figures are of: how many streams, how long prompts and answers are.
+"""Workloads: how many streams there are at once, how long their prompts and answers are.
 
 Lengths follow from the seed and the workload's name alone, and the ids in the prompts from the
 repeat too, so that a second run of the same workload finds none of its prompts in the prefix cache.
-The random streams are those that the recorded figures were taken with: the same seed asks the same.
+The random streams are those that the recorded GPU figures were taken with: the same seed asks the
+same.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 FIRST_ID, LAST_ID = 1000, 100_000  # ordinary ids in every large vocabulary; the last is left out
 SIGMA = 1.0  # of log-normal lengths
@@ -64,10 +67,11 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: its prompt, and how many tokens to answer with."""
+    """One request: its prompt as ids, or as a text where a server takes none, and its length."""
 
     prompt_ids: list[int]
     max_tokens: int
+    text: str = ""
 
 
 CHAT_PROMPT, CHAT_OUTPUT = Lengths(220, cap=1024), Lengths(200, cap=1024)
@@ -85,14 +89,42 @@ WARM_UP = (
 
 
 def requests_of(
-    workload: Workload, seed: int, repeat: int = 0, last_id: int = LAST_ID
+    workload: Workload,
+    seed: int,
+    repeat: int = 0,
+    vocabulary: Sequence[int] = range(FIRST_ID, LAST_ID),
 ) -> list[Ask]:
-    """Return the requests, in the order in which they are sent."""
+    """Return the requests, in the order in which they are sent; their ids are drawn from some."""
     length_dice = random.Random(f"{seed}/{workload.name}/len")
     id_dice = random.Random(f"{seed}/{workload.name}/{repeat}/ids")
     prompts = workload.prompt.draw(length_dice, workload.num_requests)
     outputs = workload.output.draw(length_dice, workload.num_requests)
     return [
-        Ask([id_dice.randrange(FIRST_ID, last_id) for _ in range(length)], max_tokens)
+        Ask([id_dice.choice(vocabulary) for _ in range(length)], max_tokens)
         for length, max_tokens in zip(prompts, outputs, strict=True)
     ]
+
+
+def completion(model: str, ask: Ask) -> dict[str, Any]:
+    """Return the body of a request: streamed, greedy, as long as it was asked to be."""
+    return {
+        "model": model,
+        "prompt": ask.text or ask.prompt_ids,
+        "max_tokens": ask.max_tokens,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def arrivals(rate_per_s: float, count: int, seed: int) -> list[float]:
+    """Draw when requests arrive, in seconds from the start, at random with that mean rate."""
+    dice = random.Random(f"{seed}/arrivals")
+    now_s = 0.0
+    times = []
+    for _ in range(count):
+        now_s += dice.expovariate(rate_per_s)
+        times.append(now_s)
+    return times

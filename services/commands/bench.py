@@ -1,0 +1,281 @@
+"""`slipstream bench`: a server under load, as numbers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from common.config import API_KEY_VARIABLE
+from services.commands.command import Parser
+from services.commands.target import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from services.bench.client import Endpoint, Outcome
+    from services.bench.figures import Figures, Spread
+    from services.bench.workloads import Ask, Workload
+    from services.commands.api import Api
+
+DESCRIPTION = """\
+Measure a server of OpenAI's API under load: many streamed completions of random
+prompts, greedy and of fixed lengths. Nothing else should run on the server
+meanwhile.
+
+  A   1 stream, 4 requests of 128 tokens, answers of 512
+  B   64 streams, 256 requests; prompts of 220 tokens in the mean, answers of
+      200, both log-normal and at most 1,024
+  C   256 streams, 1,024 requests of the same lengths"""
+EXAMPLES = """\
+examples:
+  slipstream bench                                 the server here, workload B
+  slipstream bench http://gpu-server:8000 -w A,B,C
+  slipstream bench --rate 20 --requests 500        20 requests a second come at
+                                                   random, however many are open
+  slipstream bench -w B --json > figures.json
+"""
+SAMPLE = (
+    "The quick brown fox jumps over the lazy dog while seven wizards pack my box with five dozen "
+    "liquor jugs. In 1905 a clerk in Bern asked what it would be like to ride on a beam of light, "
+    "and the answers changed how people think of time, space, matter and energy. Bread needs "
+    "flour, water, salt and patience; a program needs a question, some data and a careful reader. "
+)
+WARM_UP_SHARE = 0.1
+BUSY = 0.8  # of a core
+COUNTS = ("concurrency", "requests", "prompt_tokens", "output_tokens", "processes")
+SPREADS = (
+    ("ttft", "to the first token"),
+    ("itl", "between events"),
+    ("tpot", "a token after the first"),
+    ("latency", "the whole request"),
+)
+
+
+def add_options(parser: Parser) -> None:
+    """Declare which server is measured and how."""
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="(default: %(default)s)")
+    add("-w", "--workload", default="B", metavar="NAMES", help="A, B, C or several (default: B)")
+    add("--concurrency", type=int, metavar="N", help="streams at once, in place of the workload's")
+    add("--requests", type=int, metavar="N", help="requests, in place of the workload's")
+    add(
+        "--rate",
+        type=float,
+        metavar="R",
+        help="requests a second at random times (Poisson), in place of so many at once",
+    )
+    add("--prompt-tokens", type=int, metavar="N", help="prompts of exactly so many tokens")
+    add("--output-tokens", type=int, metavar="N", help="answers of exactly so many tokens")
+    add("--model", metavar="NAME", help="which model, where the server has several")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help=f"where the server needs one (default: ${API_KEY_VARIABLE})",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of lengths, prompts and arrivals (default: 1)",
+    )
+    add("--no-warm-up", action="store_true", help="measure from the first request on")
+    add("--processes", type=int, default=2, metavar="N", help="processes that ask (default: 2)")
+    add(
+        "--within",
+        type=float,
+        default=3600.0,
+        metavar="SECONDS",
+        help="give up after so long (default: an hour)",
+    )
+    add("--json", action="store_true", help="print JSON, a line for each workload")
+
+
+def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Measure each workload and print what it came to; 1 if a request failed."""
+    from services.bench.client import ClientError
+    from services.commands.api import Api, ApiError
+
+    try:
+        workloads = [_workload(name, options) for name in options.workload.split(",")]
+        bench = Bench(Api(options.url, options.api_key or env.get(API_KEY_VARIABLE, "")), options)
+        failed = 0
+        for workload in workloads:
+            figures = bench.measure(workload)
+            failed += figures.num_failed
+            lines = bench.json_of(workload, figures) if options.json else report(figures)
+            sys.stdout.write(f"{lines}\n")
+            sys.stdout.flush()
+        return 1 if failed else 0
+    except (ApiError, ClientError, ValueError) as error:
+        sys.stderr.write(f"slipstream bench: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nslipstream bench: interrupted; nothing was measured to the end\n")
+        return 130
+
+
+def _workload(name: str, options: argparse.Namespace) -> Workload:
+    """Return a workload with what the options change of it; ValueError for none of that name."""
+    from services.bench.workloads import WORKLOADS, Lengths
+
+    if (workload := WORKLOADS.get(name.strip().upper())) is None:
+        raise ValueError(f"there is no workload {name}; there are {', '.join(WORKLOADS)}")
+    for count in COUNTS:
+        if (value := getattr(options, count)) is not None and value < 1:
+            raise ValueError(f"--{count.replace('_', '-')} should be at least 1 (it is {value})")
+    if options.rate is not None and not 0 < options.rate < float("inf"):
+        raise ValueError(f"--rate should be above 0 (it is {options.rate})")
+    if options.prompt_tokens:
+        workload = replace(workload, prompt=Lengths(options.prompt_tokens))
+    if options.output_tokens:
+        workload = replace(workload, output=Lengths(options.output_tokens))
+    num_requests = options.requests or workload.num_requests
+    concurrency = min(options.concurrency or workload.concurrency, num_requests)
+    return replace(workload, num_requests=num_requests, concurrency=concurrency)
+
+
+class Bench:
+    """Workloads against one model of one server."""
+
+    def __init__(self, api: Api, options: argparse.Namespace) -> None:
+        from services.commands.api import ApiError
+
+        served = api.models()
+        self._api = api
+        self._options = options
+        self.model = options.model or next(iter(served), "")
+        if self.model not in served:
+            raise ApiError(f"{api.url} serves no {self.model}; it serves {', '.join(served)}")
+        self._ids, self._longest = self._vocabulary()
+
+    def measure(self, workload: Workload) -> Figures:
+        """Run a workload, after a tenth of it with other prompts that is not measured."""
+        from services.bench.figures import figures_of
+
+        options = self._options
+        self._say(f"{self.model} at {self._api.url}, {describe(workload, options.rate)}")
+        if not options.no_warm_up:
+            share = workload.scaled(WARM_UP_SHARE)
+            self._run(share, self._asks(share, repeat=1), "warming up", None)
+        asks = self._asks(workload)
+        return figures_of(asks, self._run(workload, asks, "measuring", options.rate))
+
+    def json_of(self, workload: Workload, figures: Figures) -> str:
+        """Return a line of JSON with all that the figures depend on."""
+        import json
+
+        document = {
+            "url": self._api.url,
+            "model": self.model,
+            "workload": asdict(workload),
+            "rate": self._options.rate,
+            "seed": self._options.seed,
+            "tokens_per_s": figures.tokens_per_s,
+            "requests_per_s": figures.requests_per_s,
+            **asdict(figures),
+        }
+        return json.dumps(document)
+
+    def _vocabulary(self) -> tuple[list[int], int]:
+        """Ask for ids of ordinary words, and how long a context is; neither where that is unknown.
+
+        Prompts are ids, so that they are exactly as long as they should be.
+        """
+        from services.commands.api import ApiError
+
+        body = {"model": self.model, "prompt": SAMPLE, "add_special_tokens": False}
+        try:
+            answer = self._api.call("POST", "/tokenize", body)
+            ids = sorted({int(token) for token in answer["tokens"]})
+            return ids, int(answer.get("max_model_len") or 0)
+        except (ApiError, KeyError, TypeError, ValueError):
+            return [], 0
+
+    def _asks(self, workload: Workload, repeat: int = 0) -> list[Ask]:
+        """Return the requests, no longer than the model's context."""
+        from services.bench.workloads import requests_of
+
+        words = SAMPLE.split()
+        asks = requests_of(workload, self._options.seed, repeat, self._ids or range(len(words)))
+        if not self._ids:  # lengths are in words then, which is what a token comes to, nearly
+            asks = [replace(ask, text=" ".join(words[i] for i in ask.prompt_ids)) for ask in asks]
+        if self._longest:
+            half = max(1, self._longest // 2 - 1)
+            asks = [
+                replace(ask, prompt_ids=ask.prompt_ids[:half], max_tokens=min(ask.max_tokens, half))
+                for ask in asks
+            ]
+        return asks
+
+    def _run(self, workload: Workload, asks: list[Ask], what: str, rate: float | None) -> Outcome:
+        from tqdm import tqdm
+
+        from services.bench.client import Clients, Load
+        from services.bench.workloads import arrivals, completion
+
+        endpoint = self._endpoint()
+        requests = tuple(
+            endpoint.post("/v1/completions", completion(self.model, ask)) for ask in asks
+        )
+        times = tuple(arrivals(rate, len(asks), self._options.seed)) if rate else ()
+        load = Load(requests, workload.concurrency, times)
+        clients = Clients(endpoint, load, self._options.processes)
+        try:
+            with tqdm(
+                total=len(asks), desc=what, unit=" requests", leave=False, disable=None, ncols=79
+            ) as bar:
+                return clients.run(self._options.within, lambda done: bar.update(done - bar.n))
+        finally:
+            clients.close()
+
+    def _endpoint(self) -> Endpoint:
+        from services.bench.client import Endpoint
+
+        parts = urllib.parse.urlsplit(self._api.url)
+        secure = parts.scheme == "https"
+        key = self._api.headers.get("Authorization")
+        return Endpoint(
+            parts.hostname or "",
+            parts.port or (443 if secure else 80),
+            secure,
+            parts.path,
+            (("Authorization", key),) if key else (),
+        )
+
+    @staticmethod
+    def _say(text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"{text}\n")
+
+
+def describe(workload: Workload, rate: float | None) -> str:
+    """Say what is asked, in a line."""
+    how = f"{rate:g} a second at random" if rate else f"{workload.concurrency} at once"
+    return f"workload {workload.name}: {workload.num_requests:,} requests, {how}"
+
+
+def report(figures: Figures) -> str:
+    """Lay the figures out in a table of 80 columns."""
+    lines = [f"\n{'milliseconds':<24}{'mean':>12}{'p50':>12}{'p90':>12}{'p99':>12}"]
+    for name, what in SPREADS:
+        spread: Spread = getattr(figures, name)
+        cells = (spread.mean_s, spread.p50_s, spread.p90_s, spread.p99_s)
+        lines.append(f"{what:<24}" + "".join(f"{1e3 * cell:>12,.2f}" for cell in cells))
+    cached = f", {figures.cached_tokens:,} of them from its cache" if figures.cached_tokens else ""
+    lines += [
+        "",
+        f"requests  {figures.num_requests:>12,} answered in {figures.wall_s:,.1f} s, "
+        f"{figures.requests_per_s:,.1f} a second; {figures.num_failed or 'none'} failed",
+        f"tokens    {figures.output_tokens:>12,} written, {figures.tokens_per_s:,.0f} a second",
+        f"          {figures.prompt_tokens:>12,} read{cached}",
+    ]
+    if figures.client_share > BUSY:
+        lines.append(
+            f"What asks was {figures.client_share:.0%} busy, and may be what was measured: raise "
+            "--processes."
+        )
+    return "\n".join([*lines, *figures.problems])
