@@ -30,6 +30,7 @@ from services.compute.scheduler.decode_first import DecodeFirst
 from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.step import NO_IDS, int32_array
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 128
@@ -113,7 +114,12 @@ class Ours:
         sampling = SamplingParams(max_tokens, seed=0, temperature=0.0, ignore_eos=True)
         self._scheduler.add(
             Request(
-                AttemptId("bench", self._counter), DETOKENIZER, tuple(prompt), (), sampling, b""
+                AttemptId("bench", self._counter),
+                DETOKENIZER,
+                int32_array(prompt),
+                NO_IDS,
+                sampling,
+                b"",
             ),
             time.monotonic(),
         )

@@ -28,7 +28,7 @@ from services.compute.scheduler.decode_first import DecodeFirst
 from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import StepPlan, StepResult
+from services.compute.step import NO_IDS, StepPlan, StepResult, int32_array
 
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 256
@@ -62,12 +62,12 @@ def make_request(
     num_own: int = PROMPT_TOKENS - SHARED_TOKENS,
 ) -> Request:
     """A prompt that starts like all others."""
-    tail = rng.integers(3, 1 << 17, num_own).tolist()
+    tail = rng.integers(3, 1 << 17, num_own)
     return Request(
         attempt=AttemptId("router", counter),
         detokenizer=DETOKENIZER,
-        prompt_ids=(*range(3, 3 + num_shared), *tail),
-        output_ids=(),
+        prompt_ids=int32_array([*range(3, 3 + num_shared), *tail]),
+        output_ids=NO_IDS,
         sampling=SamplingParams(max_tokens=max_tokens, seed=counter),
         header=b"x" * 200,
     )

@@ -14,6 +14,7 @@ from services.compute.config import ComputeSettings
 from services.compute.device import ModelDevice
 from services.compute.engine import Engine
 from services.compute.scheduler.protocol import Request, SchedulerStats, SequenceEvent
+from services.compute.step import NO_IDS, int32_array
 from services.compute.warmup import warm_up
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
@@ -131,8 +132,8 @@ class EngineSoak:
         request = Request(
             attempt=AttemptId(ROUTER, counter),
             detokenizer=DETOKENIZER,
-            prompt_ids=tuple(ids),
-            output_ids=(),
+            prompt_ids=int32_array(ids),
+            output_ids=NO_IDS,
             sampling=job.sampling,
             header=b"",
             num_choices=job.num_choices,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
 import structlog
 
 from common.errors import FatalError, LinkError
@@ -250,8 +251,8 @@ class ComputeActor:
         request = Request(
             attempt=message.attempt,
             detokenizer=message.detokenizer,
-            prompt_ids=tuple(message.prompt_ids),
-            output_ids=tuple(message.output_ids),
+            prompt_ids=np.frombuffer(message.prompt_ids, dtype=np.int32),
+            output_ids=np.frombuffer(message.output_ids, dtype=np.int32),
             sampling=message.sampling,
             header=message.header,
             num_choices=message.num_choices,

@@ -8,7 +8,7 @@ Shape legend: R rows, T tokens of all rows, S sampled rows, D page-table entries
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TypeAlias
@@ -21,6 +21,14 @@ from common.messages.sampling import SamplingParams
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+def int32_array(values: Sequence[int]) -> Int32Array:
+    """Pack integers; an array of them is taken as it is."""
+    return np.asarray(values, dtype=np.int32)
+
+
+NO_IDS = int32_array(())
 
 DEVICE_TOKEN = -1
 """In `StepPlan.tokens`: this token is the slot's last sampled one and only the device has it."""
@@ -56,8 +64,8 @@ class SlotDelta:
     sampling: SamplingParams
     choice: int
     stop_ids: tuple[int, ...]
-    prompt_ids: tuple[int, ...] = ()
-    output_ids: tuple[int, ...] = ()
+    prompt_ids: Int32Array = field(default_factory=lambda: NO_IDS)
+    output_ids: Int32Array = field(default_factory=lambda: NO_IDS)
 
     def without_settings(self) -> SlotDelta:
         """The same owner, with settings that need no memory and no work."""

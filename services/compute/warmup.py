@@ -6,8 +6,9 @@ from common.messages.address import Address, AttemptId
 from common.messages.sampling import SamplingParams
 from services.compute.engine import Engine
 from services.compute.scheduler.protocol import Request, Scheduler
+from services.compute.step import NO_IDS, int32_array
 
-_PROMPT = (0, 0, 0)  # below one page, so that nothing of it stays in the prefix tree
+_PROMPT = int32_array((0, 0, 0))  # below one page, so that nothing of it stays in the prefix tree
 
 
 def warm_up(engine: Engine, scheduler: Scheduler) -> None:
@@ -18,7 +19,7 @@ def warm_up(engine: Engine, scheduler: Scheduler) -> None:
             attempt=AttemptId("warm-up", counter),
             detokenizer=Address("", ""),
             prompt_ids=_PROMPT,
-            output_ids=(),
+            output_ids=NO_IDS,
             sampling=sampling,
             header=b"",
         )

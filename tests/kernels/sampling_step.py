@@ -10,14 +10,16 @@ import numpy as np
 import torch
 
 from common.messages.sampling import SamplingParams
+from services.compute.kernels.enter_slots.layout import pack_entries, packed_size
 from services.compute.kernels.step_input.buffers import NUM_SAMPLES, Resident, StepInputs
+from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.slot_words import NUM_WORDS, slot_words
-from services.compute.step import SlotDelta
+from services.compute.step import SlotDelta, int32_array
 
 NUM_SLOTS = 24
 STOP_IDS = (6, 7)
-PROMPT_IDS = (1, 2, 3)
-OUTPUT_IDS = (4, 5, 5)
+PROMPT_IDS = int32_array((1, 2, 3))
+OUTPUT_IDS = int32_array((4, 5, 5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,14 @@ def make_step(
     step = SamplingStep(resident, inputs, deltas)
     step.choose(range(len(deltas)), range(len(deltas)))
     return step
+
+
+def place(sampler: DeviceSampler, deltas: Sequence[SlotDelta], device: torch.device) -> None:
+    """Let sequences take slots, with all that they bring."""
+    _, entries = sampler.place(deltas)
+    out = np.full(packed_size(0), 10**9, dtype=np.int32)
+    pack_entries(entries, out)
+    sampler.enter(torch.from_numpy(out).to(device))
 
 
 def random_logits(

@@ -15,12 +15,13 @@ from services.compute.kernels.mask_rows import VOID, mask_words
 from services.compute.runner.cuda.mask_staging import pack_masks
 from services.compute.sampling.device_sampler import DeviceSampler, Variant
 from services.compute.sampling.sampler import Sampler
-from services.compute.step import MAX_BIAS, SlotDelta, StepPlan, TokenMasks
+from services.compute.step import MAX_BIAS, SlotDelta, StepPlan, TokenMasks, int32_array
 from tests.kernels.sampling_step import (
     NUM_SLOTS,
     SamplingStep,
     as_int64,
     make_step,
+    place,
     random_logits,
     random_settings,
 )
@@ -33,7 +34,7 @@ VOCAB_SIZE = 1003
 
 def sampler_of(step: SamplingStep, device: torch.device, vocab_size: int) -> DeviceSampler:
     sampler = DeviceSampler(NUM_SLOTS, vocab_size, NUM_SLOTS, step.resident, step.inputs, device)
-    sampler.place(step.deltas)
+    place(sampler, step.deltas, device)
     return sampler
 
 
@@ -212,7 +213,8 @@ def test_a_slot_forgets_who_had_it(device: torch.device) -> None:
     step = make_step([first], VOCAB_SIZE, device)
     sampler = sampler_of(step, device, VOCAB_SIZE)
     assert sampler._shaped.said_NV[0, [1, 4, 5]].tolist() == [SEEN_IN_PROMPT, 1, 2]
-    sampler.place([SlotDelta(0, 1, first, 0, (), (8,), ())])
+    eight = int32_array((8,))
+    place(sampler, [SlotDelta(0, 1, first, 0, (), eight)], device)
     assert sampler._shaped.said_NV[0, [1, 4, 5, 8]].tolist() == [0, 0, 0, SEEN_IN_PROMPT]
     sampler.place([SlotDelta(0, 2, GREEDY, 0, ())])
     assert sampler.variant(np.array([0])) is Variant.PLAIN

@@ -53,7 +53,7 @@ class Placements:
             if delta.sampling.guidance is None:
                 self._placed.pop(delta.slot, None)
                 continue
-            placed = _Placed(delta, array("i", delta.output_ids), now_s)
+            placed = _Placed(delta, array("i", delta.output_ids.tobytes()), now_s)
             self._placed[delta.slot] = placed
             yield _order(placed)
 

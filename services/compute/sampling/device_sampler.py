@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.adjust.kernel import adjust
-from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT, AdjustTables
+from services.compute.kernels.adjust.tables import AdjustTables
 from services.compute.kernels.cut.kernel import cut
 from services.compute.kernels.cut.search import CutScratch
 from services.compute.kernels.draw.kernel import draw
 from services.compute.kernels.draw.parts import Parts, Shaped
+from services.compute.kernels.enter_slots.kernel import enter_slots
+from services.compute.kernels.enter_slots.layout import SlotEntry
 from services.compute.kernels.logprobs.kernel import logprobs
 from services.compute.kernels.logprobs.scratch import (
     CHOSEN,
@@ -45,15 +47,16 @@ from services.compute.kernels.slot_words import (
     SCORED,
 )
 from services.compute.kernels.step_input.buffers import Resident, StepInputs
-from services.compute.kernels.upload import upload
 from services.compute.sampling.slot_words import known_bias, known_ids, slot_words
 from services.compute.step import (
     MAX_BIAS,
     MAX_STOP_IDS,
+    NO_IDS,
     Int32Array,
     SlotDelta,
     StepPlan,
     TokenLogprobs,
+    int32_array,
 )
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -78,9 +81,9 @@ class Variant(Enum):
 class DeviceSampler:
     """Draws the next tokens of a step from logits that lie on the device.
 
-    A step goes `place` with the plan's deltas, then, once their `slot_words` are in
-    `Resident.slot_params`, the samples in `StepInputs` and the masks of guided ones in `masks`,
-    `launch`; all in stream order.
+    A step goes `place` with the plan's deltas, `enter` with their entries on the device, then, once
+    their `slot_words` are in `Resident.slot_params`, the samples in `StepInputs` and the masks of
+    guided ones in `masks`, `launch`; all in stream order.
     """
 
     def __init__(
@@ -107,22 +110,30 @@ class DeviceSampler:
         self._plain_SW = torch.zeros((max_samples, PLAIN_WORDS), dtype=torch.int32, device=device)
         self._full_SW = torch.zeros((max_samples, FULL_WORDS), dtype=torch.int32, device=device)
 
-    def place(self, deltas: Sequence[SlotDelta]) -> Int32Array:
+    def place(self, deltas: Sequence[SlotDelta]) -> tuple[Int32Array, list[SlotEntry]]:
         """Sequences take slots; whatever was known of the slots before is gone.
 
-        Returns the slots' words [D, NUM_WORDS], for the step's upload. Raises ValueError for more
-        bias pairs or stop ids than there is room for.
+        Returns the slots' words [D, NUM_WORDS], for the step's upload, and the entries of those
+        that bring more than words, for `enter`. Raises ValueError for more bias pairs or stop ids
+        than there is room for.
         """
         rows = np.zeros((len(deltas), NUM_WORDS), dtype=np.int32)
+        entries: list[SlotEntry] = []
         for number, delta in enumerate(deltas):
             rows[number] = words = slot_words(delta, self._vocab_size)
-            self._flags[delta.slot] = words[FLAGS]
+            flags = int(words[FLAGS])
+            if flags & (PENALISED | BIASED | HAS_STOPS):
+                entries.append(self._entry(delta, flags))
+            self._flags[delta.slot] = flags
             self._min_tokens[delta.slot] = words[MIN_TOKENS]
-            if words[FLAGS] & PENALISED:
-                self._count_said(delta)
-            if words[FLAGS] & (BIASED | HAS_STOPS):
-                self._fill_tables(delta)
-        return rows
+        return rows, entries
+
+    def enter(self, packed: Tensor) -> None:
+        """Queue what `place` left to be done: the entries that are packed there, on the device.
+
+        Allocates nothing and waits for nothing, so that it can be captured.
+        """
+        enter_slots(packed, self._shaped.said_NV, self._tables)
 
     def variant(self, slots: Slots, indices: Slots | None = None) -> Variant:
         """What samples of these slots need, `indices` being their output numbers.
@@ -215,27 +226,25 @@ class DeviceSampler:
                 scored[sample] = (TokenLogprobs(chosen, tuple(ids), tuple(values)),)
         return result_SW[:count, 0].copy(), result_SW[:count, 1] != 0, scored
 
-    def _count_said(self, delta: SlotDelta) -> None:
-        said = np.bincount(
-            known_ids(delta.output_ids, self._vocab_size), minlength=self._vocab_size
-        ).astype(np.int32)
-        said[known_ids(delta.prompt_ids, self._vocab_size)] |= SEEN_IN_PROMPT
-        self._shaped.said_NV[delta.slot].copy_(upload(said, self._device))
-
-    def _fill_tables(self, delta: SlotDelta) -> None:
-        bias = known_bias(delta.sampling, self._vocab_size)
-        stops = known_ids(delta.stop_ids, self._vocab_size)
+    def _entry(self, delta: SlotDelta, flags: int) -> SlotEntry:
+        bias = known_bias(delta.sampling, self._vocab_size) if flags & BIASED else {}
+        stops = known_ids(delta.stop_ids, self._vocab_size) if flags & HAS_STOPS else NO_IDS
         if len(bias) > MAX_BIAS or len(stops) > MAX_STOP_IDS:
             raise ValueError(
                 f"slot {delta.slot}: {len(bias)} logit_bias pairs and {len(stops)} stop ids; "
                 f"there is room for {MAX_BIAS} and {MAX_STOP_IDS}"
             )
-        ids = np.fromiter(bias.keys(), dtype=np.int32, count=len(bias))
-        values = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
-        for table, array in (
-            (self._tables.bias_id_NB, ids),
-            (self._tables.bias_NB, values),
-            (self._tables.stop_id_NE, stops),
-        ):
-            if len(array):
-                table[delta.slot, : len(array)].copy_(upload(array, self._device))
+        counted = bool(flags & PENALISED)
+        bias_ids, values = NO_IDS, NO_IDS
+        if bias:
+            bias_ids = int32_array(list(bias))
+            values = np.array(list(bias.values()), dtype=np.float32).view(np.int32)
+        return SlotEntry(
+            delta.slot,
+            counted,
+            delta.prompt_ids if counted else NO_IDS,
+            delta.output_ids if counted else NO_IDS,
+            bias_ids,
+            values,
+            stops,
+        )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.upload import upload
+from services.compute.step import Int32Array
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -32,7 +33,7 @@ class PenaltyRows:
         self._counts_CV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._prompt_CV = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
 
-    def place(self, slot: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+    def place(self, slot: int, prompt_ids: Int32Array, output_ids: Int32Array) -> None:
         """A sequence with a penalty takes the slot, having said `output_ids` already."""
         row = self._row_by_slot.get(slot)
         if row is None:
@@ -96,6 +97,6 @@ class PenaltyRows:
             self._free.extend(range(held + more - 1, held - 1, -1))
         return self._free.pop()
 
-    def _known(self, ids: Sequence[int]) -> Int64Array:
-        array = np.asarray(ids, dtype=np.int64)
+    def _known(self, ids: Int32Array) -> Int64Array:
+        array = ids.astype(np.int64)
         return array[(array >= 0) & (array < self._vocab_size)]

@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from services.compute.scheduler.sequence import Sequence
-from services.compute.step import DEVICE_TOKEN, Int32Array
+from services.compute.step import DEVICE_TOKEN, Int32Array, int32_array
 
 _TAKEN = -1  # a step that has been taken long ago
-
-
-def int32_array(values: list[int]) -> Int32Array:
-    """Pack a list of integers."""
-    return np.array(values, dtype=np.int32)
 
 
 class DecodeColumns:

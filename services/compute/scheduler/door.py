@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
 
 from common.messages.failure import Failure
 from common.messages.guidance import Guidance
 from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.protocol import Request
-from services.compute.step import MAX_BIAS, MAX_STOP_IDS
+from services.compute.step import MAX_BIAS, MAX_STOP_IDS, Int32Array
 
 MAX_PROMPT_LOGPROBS = 20  # of a token; what routers let in
 MAX_CHOICES = 1024  # far above what routers let in; it only bounds the work of a refusal
@@ -41,7 +43,7 @@ class Door:
     def refusal(self, request: Request) -> Failure | None:
         """Say why this request can never run here, or None."""
         sampling = request.sampling
-        if not request.prompt_ids:
+        if not len(request.prompt_ids):
             return _bad("prompt_empty", "The prompt has no tokens; give at least one.", "prompt")
         if not (self._pools if request.pooling else self._generates):
             return _unsupported(request.pooling)
@@ -140,8 +142,13 @@ class Door:
             )
         return None
 
-    def _vocabulary(self, field: str, ids: Iterable[int]) -> Failure | None:
-        lowest, highest = min(ids, default=0), max(ids, default=0)
+    def _vocabulary(self, field: str, ids: Sequence[int] | Int32Array) -> Failure | None:
+        if not len(ids):
+            return None
+        if isinstance(ids, np.ndarray):
+            lowest, highest = int(ids.min()), int(ids.max())
+        else:
+            lowest, highest = min(ids), max(ids)
         if lowest >= 0 and highest < self._vocab_size:
             return None
         wrong = lowest if lowest < 0 else highest

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.compute.scheduler.decode_columns import DecodeColumns, int32_array
+from services.compute.scheduler.decode_columns import DecodeColumns
 from services.compute.scheduler.draft import Chunk, Draft, LaunchedStep
 from services.compute.scheduler.prompt_rows import pool_rows, score_rows
 from services.compute.scheduler.residents import Residents
 from services.compute.scheduler.sequence import Sequence
 from services.compute.scheduler.transfers import PagePairs, Transfers
-from services.compute.step import Int32Array, SlotDelta, StepPlan
-
-_NONE = int32_array([])
+from services.compute.step import NO_IDS, Int32Array, SlotDelta, StepPlan, int32_array
 
 
 class _Deltas:
@@ -22,9 +20,9 @@ class _Deltas:
 
     def __init__(self, residents: Residents, transfers: Transfers) -> None:
         self.slots: tuple[SlotDelta, ...] = ()
-        self.page_slot: Int32Array = _NONE
-        self.page_index: Int32Array = _NONE
-        self.page_id: Int32Array = _NONE
+        self.page_slot: Int32Array = NO_IDS
+        self.page_index: Int32Array = NO_IDS
+        self.page_id: Int32Array = NO_IDS
         self.swap_out: PagePairs
         self.swap_in: PagePairs
         self.swap_out, self.swap_in = transfers.take()

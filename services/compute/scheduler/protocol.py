@@ -16,17 +16,19 @@ from common.messages.tokens import EndReason, PromptScores
 from services.compute.step import Int32Array, StepPlan, StepResult, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One `Generate`, as the scheduler takes it: `num_choices` sequences over one prompt.
+
+    Ids stay packed from the wire to the device: of 100,000 a tuple alone costs 2 ms.
 
     A lower `priority` goes first, as in vLLM.
     """
 
     attempt: AttemptId
     detokenizer: Address
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
+    prompt_ids: Int32Array
+    output_ids: Int32Array
     sampling: SamplingParams
     header: bytes
     num_choices: int = 1

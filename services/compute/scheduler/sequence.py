@@ -12,7 +12,7 @@ from common.messages.failure import Usage
 from common.messages.sampling import SamplingParams
 from services.compute.kv.table import PageTable
 from services.compute.scheduler.protocol import Ending, Request
-from services.compute.step import Int32Array, SlotDelta
+from services.compute.step import NO_IDS, Int32Array, SlotDelta
 
 
 class Status(Enum):
@@ -28,15 +28,14 @@ class Status(Enum):
 class Prompt:
     """The ids of a prompt, packed once and shared by all choices of a request."""
 
-    __slots__ = ("ids", "ids_T", "packed")
+    __slots__ = ("ids_T", "packed")
 
-    def __init__(self, ids: tuple[int, ...]) -> None:
-        self.ids = ids
-        self.packed = array("i", ids).tobytes()
+    def __init__(self, ids: Int32Array) -> None:
+        self.packed = ids.tobytes()
         self.ids_T: Int32Array = np.frombuffer(self.packed, dtype=np.int32)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.ids_T)
 
 
 class SequenceParams:
@@ -118,7 +117,7 @@ class Sequence:
         self,
         attempt: AttemptId,
         params: SequenceParams,
-        output_ids: tuple[int, ...],
+        output_ids: Int32Array,
         choice: int,
         arrival: int,
         table: PageTable,
@@ -127,7 +126,7 @@ class Sequence:
         self.params = params
         # Packed: a page's worth is one copy, where a list costs a cache miss for each of its
         # integers (2.4 us a page against 0.3).
-        self.outputs = array("i", output_ids)
+        self.outputs = array("i", output_ids.tobytes())
         self.choice = choice
         self.table = table
         self.page_tokens = table.page_tokens
@@ -162,7 +161,7 @@ class Sequence:
     @property
     def last_id(self) -> int:
         """The last token whose id the host has."""
-        return self.outputs[-1] if self.outputs else self.params.prompt.ids[-1]
+        return self.outputs[-1] if self.outputs else int(self.params.prompt.ids_T[-1])
 
     @property
     def in_flight(self) -> bool:
@@ -230,7 +229,7 @@ class Sequence:
         packed = self.params.prompt.packed
         if stop <= self.prompt_len:
             return packed[4 * start : 4 * stop]
-        outputs = self._outputs(start, stop)
+        outputs = self._outputs(start, stop).tobytes()
         return packed[4 * start :] + outputs if start < self.prompt_len else outputs
 
     def ids_T(self, start: int, stop: int) -> Int32Array:
@@ -238,26 +237,27 @@ class Sequence:
         ids_T = self.params.prompt.ids_T[start:stop]
         if stop <= self.prompt_len:
             return ids_T
-        return np.concatenate((ids_T, np.frombuffer(self._outputs(start, stop), dtype=np.int32)))
+        return np.concatenate((ids_T, self._outputs(start, stop)))
 
-    def _outputs(self, start: int, stop: int) -> bytes:
-        """The packed outputs among these positions."""
+    def _outputs(self, start: int, stop: int) -> Int32Array:
+        """The outputs among these positions, copied: who views an array keeps it from growing."""
         first = max(start - self.prompt_len, 0)
-        return self.outputs[first : stop - self.prompt_len].tobytes()
+        return np.frombuffer(self.outputs[first : stop - self.prompt_len], dtype=np.int32)
 
     def slot_delta(self) -> SlotDelta:
         """What the device has to know of the sequence in its new slot."""
         sampling = self.params.sampling
         repetition = sampling.repetition_penalty != 1.0
         counted = repetition or sampling.presence_penalty or sampling.frequency_penalty
+        has_outputs = counted or self.params.guided
         return SlotDelta(
             slot=self.slot,
             epoch=self.epoch,
             sampling=sampling,
             choice=self.choice,
             stop_ids=tuple(self.stop_ids),
-            prompt_ids=self.params.prompt.ids if repetition else (),
-            output_ids=tuple(self.outputs) if counted or self.params.guided else (),
+            prompt_ids=self.params.prompt.ids_T if repetition else NO_IDS,
+            output_ids=self._outputs(0, self.num_known) if has_outputs else NO_IDS,
         )
 
     def ending(self) -> Ending | None:

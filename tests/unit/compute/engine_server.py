@@ -16,7 +16,7 @@ from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.schools import make_policy
-from services.compute.step import StepPlan, StepResult, TokenLogprobs, TokenMasks
+from services.compute.step import StepPlan, StepResult, TokenLogprobs, TokenMasks, int32_array
 
 ROUTER = "r"
 
@@ -76,8 +76,8 @@ class Server:
         request = Request(
             attempt=AttemptId(ROUTER, counter),
             detokenizer=Address("mem://d", "d"),
-            prompt_ids=tuple(prompt),
-            output_ids=tuple(fields.pop("output_ids", ())),
+            prompt_ids=int32_array(prompt),
+            output_ids=int32_array(fields.pop("output_ids", ())),
             sampling=sampling,
             header=b"",
             **fields,

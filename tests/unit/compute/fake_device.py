@@ -149,7 +149,7 @@ class FakeDevice:
         for delta in plan.slots:
             old = self.slots.get(delta.slot)
             assert old is None or delta.epoch > old.delta.epoch, "a slot's epoch only grows"
-            self.slots[delta.slot] = Slot(delta, outputs=list(delta.output_ids))
+            self.slots[delta.slot] = Slot(delta, outputs=delta.output_ids.tolist())
         for slot, index, page in zip(plan.page_slot, plan.page_index, plan.page_id, strict=True):
             self.slots[int(slot)].pages[int(index)] = int(page)
         self._check_shape(plan)

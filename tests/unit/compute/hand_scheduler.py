@@ -8,7 +8,7 @@ import numpy as np
 
 from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import Runner
-from services.compute.step import DEVICE_TOKEN, SlotDelta, StepPlan, StepResult
+from services.compute.step import DEVICE_TOKEN, SlotDelta, StepPlan, StepResult, int32_array
 
 GREEDY = SamplingParams(max_tokens=1000, seed=0, temperature=0.0)
 
@@ -171,8 +171,8 @@ class HandScheduler:
             sampling=sequence.sampling,
             choice=sequence.choice,
             stop_ids=sequence.stop_ids,
-            prompt_ids=tuple(sequence.prompt),
-            output_ids=tuple(sequence.output),
+            prompt_ids=int32_array(sequence.prompt),
+            output_ids=int32_array(sequence.output),
         )
 
     def _swap_out(self, sequence: Sequence) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from services.compute.scheduler.policy import BatchPolicy
 from services.compute.scheduler.protocol import Ending, Request, SequenceEvent
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import StepPlan, StepResult
+from services.compute.step import StepPlan, StepResult, int32_array
 from tests.unit.compute.fake_device import (
     FakeDevice,
     embedding_of,
@@ -45,8 +45,8 @@ def make_request(
     return Request(
         attempt=AttemptId(ROUTER, counter),
         detokenizer=DETOKENIZERS[counter % 2],
-        prompt_ids=prompt,
-        output_ids=output_ids,
+        prompt_ids=int32_array(prompt),
+        output_ids=int32_array(output_ids),
         sampling=SamplingParams(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
         header=b"header %d" % counter,
         num_choices=num_choices,
@@ -102,7 +102,7 @@ class Stream:
     def _hear_scores(self, scores: PromptScores) -> None:
         assert scores.first == len(self.scores) + 1, "a gap or an overlap"
         self.scores += scores.logprobs
-        prompt = list(self.request.prompt_ids)
+        prompt = self.request.prompt_ids.tolist()
         ids = prompt[scores.first : scores.first + len(scores.ids)]
         assert scores.ids.tolist() == ids and ids
         assert scores.ranks.tolist() == [token + 1 for token in ids]
@@ -117,20 +117,20 @@ class Stream:
         if request.sampling.num_prompt_logprobs < 0 or self.choice or request.pooling:
             return []
         prefix, scores = 0, []
-        for token, following in pairwise(request.prompt_ids):
+        for token, following in pairwise(request.prompt_ids.tolist()):
             prefix = extend(prefix, token)
             scores.append(score_of(prefix, following))
         return scores
 
     def expected_embedding(self, pooling: str) -> bytes:
         """The answer to a request with pooling."""
-        prompt = list(self.request.prompt_ids)
+        prompt = self.request.prompt_ids.tolist()
         num_pooled = 1 if pooling == "last" else len(prompt)
         return array("f", embedding_of(hash_of(prompt), num_pooled)).tobytes()
 
     def expected(self) -> list[int]:
         """What the whole request must produce, undisturbed."""
-        return generate(self.request.prompt_ids, self.request.sampling, self.choice)
+        return generate(self.request.prompt_ids.tolist(), self.request.sampling, self.choice)
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Loop:
         """Hand a request in."""
         for index in range(max(request.num_choices, 1)):
             self.streams[request.attempt.counter + index] = Stream(
-                request, request.first_choice + index, list(request.output_ids)
+                request, request.first_choice + index, request.output_ids.tolist()
             )
         self.scheduler.add(request, self.now_s)
 

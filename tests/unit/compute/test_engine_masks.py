@@ -20,7 +20,16 @@ from services.compute.scheduler.decode_first import DecodeFirst
 from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult, TokenMasks
+from services.compute.step import (
+    NO_IDS,
+    BoolArray,
+    Int32Array,
+    SlotDelta,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+    int32_array,
+)
 from tests.unit.compute.fake_device import make_spec
 
 ALLOWED = 21
@@ -101,8 +110,9 @@ class Bench:
         guidance = Guidance("start: /a/") if guided else None
         sampling = SamplingParams(max_tokens, seed=counter, guidance=guidance)
         attempt, detokenizer = AttemptId("r", counter), Address("", "")
-        prompt = (3, 4, 5)
-        self.scheduler.add(Request(attempt, detokenizer, prompt, (), sampling, b""), self.now_s)
+        prompt = int32_array((3, 4, 5))
+        request = Request(attempt, detokenizer, prompt, NO_IDS, sampling, b"")
+        self.scheduler.add(request, self.now_s)
 
     def turn(self) -> None:
         """As the step loop takes it, without sleep."""
@@ -230,7 +240,8 @@ def test_who_was_held_back_from_the_step_does_not_wait_for_its_masks() -> None:
     for counter in range(2):
         sampling = SamplingParams(1, seed=counter, guidance=Guidance("start: /a/"))
         address, attempt = Address("", ""), AttemptId("r", counter)
-        scheduler.add(Request(attempt, address, (3,) * (80 * counter + 1), (), sampling, b""), 0.0)
+        prompt = int32_array((3,) * (80 * counter + 1))
+        scheduler.add(Request(attempt, address, prompt, NO_IDS, sampling, b""), 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None and plan.guided == (0,)
     alone = replace(plan, row_slot=plan.row_slot[:1])  # as if the other had found no room in it

@@ -29,6 +29,7 @@ from services.compute.runner.cuda.packing import (
 from services.compute.runner.cuda.pooler import Pooled, Pooler
 from services.compute.runner.cuda.prompt_scorer import PromptScorer, Scored
 from services.compute.runner.cuda.results import Results
+from services.compute.runner.cuda.slot_staging import SlotStaging
 from services.compute.runner.cuda.staging import Staging
 from services.compute.runner.cuda.step_machine import StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, Mark
@@ -55,6 +56,7 @@ class CudaTicket:
     plan: StepPlan
     begin: Mark
     upload: int = 0
+    slot_upload: int = 0
     mask_upload: int = 0
     scored: Scored | None = None
     pooled: Pooled | None = None
@@ -83,6 +85,7 @@ class CudaRunner:
         # one for each step in flight, one being written, one being read
         num_buffers = in_flight_steps + 2
         self._staging = Staging(machine.packed, num_buffers, stream.synchronize)
+        self._slots = SlotStaging(machine.entries, num_buffers, stream.synchronize, machine.enter)
         self._masks = MaskStaging(machine.sampler.masks, num_buffers, stream.synchronize)
         self._scorer = PromptScorer(machine.scores, spec.vocab_size, stream, num_buffers)
         self._pooler: Pooler | None = None
@@ -105,11 +108,13 @@ class CudaRunner:
         # packing before it takes the host longer than the device needs to be idle.
         works_first = plan.swap_out or plan.swap_in or plan.slots
         begin = self._stream.mark() if works_first else None
-        slot_rows = NO_SLOT_ROWS
+        slot_rows, slot_upload = NO_SLOT_ROWS, 0
         if plan.slots:
             slot_rows = np.empty((len(plan.slots), 1 + NUM_WORDS), dtype=np.int32)
             slot_rows[:, 0] = [delta.slot for delta in plan.slots]
-            slot_rows[:, 1:] = np.concatenate(place_all(self._machine.sampler.place, plan.slots))
+            placed = place_all(self._machine.sampler.place, plan.slots)
+            slot_rows[:, 1:] = np.concatenate([rows for rows, _ in placed])
+            slot_upload = self._slots.upload([entry for _, part in placed for entry in part])
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
         try:
@@ -122,7 +127,7 @@ class CudaRunner:
             for part in parts:
                 self._apply(part, NO_SLOT_ROWS)
         num_ints = pack(plan, slot_rows, self._staging.buffer())
-        ticket = CudaTicket(plan, begin or self._stream.mark())
+        ticket = CudaTicket(plan, begin or self._stream.mark(), slot_upload=slot_upload)
         ticket.upload = self._staging.upload(num_ints)
         self._machine.forward(plan.num_tokens, plan.num_decode_rows == plan.num_rows)
         if plan.scores:
@@ -156,6 +161,7 @@ class CudaRunner:
         waited = not ticket.end.query()
         ticket.end.synchronize()
         self._staging.done(ticket.upload)
+        self._slots.done(ticket.slot_upload)
         self._masks.done(ticket.mask_upload)
         start_s, end_s = self._clock.times_of(ticket.begin, ticket.end, time.monotonic(), waited)
         plan = ticket.plan

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.decode_attention.work import DecodeWork
+from services.compute.kernels.enter_slots.layout import packed_size as entries_size
 from services.compute.kernels.prefill_attention.work import PrefillWork
 from services.compute.kernels.skinny_matmul.config import MAX_TOKENS as SKINNY_TOKENS
 from services.compute.kernels.skinny_matmul.config import fits_device as skinny_fits
@@ -48,6 +49,7 @@ Kind: TypeAlias = Literal["decode", "mixed"]
 Launch: TypeAlias = tuple[tuple[object, ...], Callable[[], None]]
 
 APPLY = ("apply",)
+ENTER = ("enter",)
 
 DEPENDENT_LAUNCH = True
 SKINNY_PRODUCTS = True
@@ -88,6 +90,9 @@ class StepMachine:
             sizes.max_rows, sizes.max_tokens, MAX_PAGE_ENTRIES, sizes.max_rows, NUM_WORDS
         )
         self.packed = torch.zeros(upload_ints, dtype=torch.int32, device=device)
+        self.entries = torch.zeros(
+            entries_size(sizes.max_positions), dtype=torch.int32, device=device
+        )
         self.sampler = DeviceSampler(
             sizes.max_rows, config.vocab_size, sizes.max_rows, self.resident, self.inputs, device
         )
@@ -123,7 +128,7 @@ class StepMachine:
     def num_launches(self) -> int:
         """How many launches `record` makes."""
         by_size = len(self._row_buckets) * (1 + len(Variant)) + len(self._token_buckets)
-        return by_size + 2 + (self.pools is not None)
+        return by_size + 3 + (self.pools is not None)
 
     @property
     def max_result_ints(self) -> int:
@@ -154,6 +159,10 @@ class StepMachine:
         """Change the resident tables as `packed` says, and nothing else."""
         self._stream.replay(APPLY)
 
+    def enter(self) -> None:
+        """Let the newcomers in that are in `entries`."""
+        self._stream.replay(ENTER)
+
     def sample(self, variant: Variant, num_samples: int) -> Tensor:
         """Launch the sampling that belongs to it; results [S, W], on the device."""
         bucket = bucket_of(num_samples, self._row_buckets)
@@ -162,6 +171,7 @@ class StepMachine:
 
     def _launches(self, kv_pages: Tensor) -> Iterator[Launch]:
         yield APPLY, partial(apply_deltas, self.packed, self.resident)
+        yield ENTER, partial(self.sampler.enter, self.entries)
         yield self.scores.name, self.scores.launch
         if self.pools is not None:
             yield self.pools.name, self.pools.launch

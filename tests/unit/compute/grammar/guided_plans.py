@@ -21,7 +21,8 @@ def int32s(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
 def make_delta(slot: int, epoch: int = 1, **changes: Any) -> SlotDelta:
     """A guided sequence takes a slot."""
     sampling = SamplingParams(max_tokens=10, seed=1, guidance=changes.pop("guidance", GUIDANCE))
-    return SlotDelta(slot, epoch, sampling, 0, (2,), **changes)
+    output_ids = int32s(changes.pop("output_ids", ()))
+    return SlotDelta(slot, epoch, sampling, 0, (2,), output_ids=output_ids, **changes)
 
 
 def make_plan(*rows: tuple[int, int, int], guided: Sequence[int] | None = None) -> StepPlan:

@@ -17,6 +17,7 @@ from services.compute.scheduler.decode_first import DecodeFirst
 from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.step import NO_IDS, int32_array
 from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 
 COUNT = 30
@@ -74,9 +75,14 @@ def serve(
 
 def request(number: int, prompt: list[int], num_choices: int = 1) -> Request:
     return Request(
-        AttemptId("r", number), Address("inproc://d", "0"), tuple(prompt), (), GREEDY, b"",
+        AttemptId("r", number),
+        Address("inproc://d", "0"),
+        int32_array(prompt),
+        NO_IDS,
+        GREEDY,
+        b"",
         num_choices=num_choices,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])

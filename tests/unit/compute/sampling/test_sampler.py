@@ -13,7 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from common.messages.sampling import SamplingParams
 from services.compute.sampling.sampler import Sampled, Sampler
-from services.compute.step import SlotDelta
+from services.compute.step import SlotDelta, int32_array
 
 VOCAB_SIZE = 1003
 PLAIN = SamplingParams(max_tokens=100, seed=1)
@@ -22,7 +22,8 @@ GREEDY = replace(PLAIN, temperature=0.0)
 
 def place(sampler: Sampler, slot: int, sampling: SamplingParams, **known: tuple[int, ...]) -> None:
     stop_ids = known.pop("stop_ids", ())
-    sampler.place([SlotDelta(slot, 0, sampling, 0, stop_ids, **known)])
+    ids = {name: int32_array(values) for name, values in known.items()}
+    sampler.place([SlotDelta(slot, 0, sampling, 0, stop_ids, **ids)])
 
 
 def sampler_of(*all_settings: SamplingParams, vocab_size: int = VOCAB_SIZE) -> Sampler:

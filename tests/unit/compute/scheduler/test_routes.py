@@ -13,7 +13,7 @@ from services.compute.kv.memory import KVMemory
 from services.compute.kv.table import PageTable
 from services.compute.scheduler.routes import Routes
 from services.compute.scheduler.sequence import Sequence, SequenceParams
-from services.compute.step import Int32Array
+from services.compute.step import NO_IDS, Int32Array
 from tests.unit.compute.scheduler_loop import make_request
 
 NUM_SLOTS = 4
@@ -23,7 +23,7 @@ def make_sequence(slot: int, attempt: AttemptId, detokenizer: Address) -> Sequen
     """A sequence that has its slot."""
     request = replace(make_request(0), attempt=attempt, detokenizer=detokenizer)
     params = SequenceParams(request, ())
-    sequence = Sequence(attempt, params, (), 0, 0, PageTable(KVMemory(1, 0, 4), ""))
+    sequence = Sequence(attempt, params, NO_IDS, 0, 0, PageTable(KVMemory(1, 0, 4), ""))
     sequence.slot = slot
     return sequence
 

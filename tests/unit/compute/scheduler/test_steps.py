@@ -140,8 +140,8 @@ def test_past_tokens_are_sent_only_where_a_penalty_counts_them() -> None:
     loop.add(make_request(2, output_ids=outputs, repetition_penalty=1.1))
     plan = loop.launch()
     assert plan is not None
-    assert [delta.output_ids for delta in plan.slots] == [(), outputs, outputs]
-    assert [delta.prompt_ids for delta in plan.slots] == [(), (), (2, 3, 4, 5, 6)]
+    assert [tuple(delta.output_ids) for delta in plan.slots] == [(), outputs, outputs]
+    assert [tuple(delta.prompt_ids) for delta in plan.slots] == [(), (), (2, 3, 4, 5, 6)]
 
 
 def test_a_shared_prefix_is_computed_once() -> None:

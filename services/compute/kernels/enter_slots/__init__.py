@@ -1,0 +1,1 @@
+"""Newcomers: what sequences bring to their slots, from one upload to counts and tables."""
