@@ -113,7 +113,11 @@ class TokensGenerated:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeQuery:
-    """Router to detokenizer: make text of these ids and send it back (`/detokenize`, echo)."""
+    """Router to detokenizer: make text of these ids and send it back (`/detokenize`, echo).
+
+    With `goes_on` it ends before a character that the ids leave unfinished: what comes behind it
+    may bring the whole of it.
+    """
 
     TAG: ClassVar[str] = "detokenize_query"
     query: AttemptId
@@ -121,6 +125,7 @@ class DetokenizeQuery:
     ids: Int32s
     skip_special_tokens: bool = False
     traceparent: str = ""
+    goes_on: bool = False
 
 
 DetokenizerInbox: TypeAlias = (

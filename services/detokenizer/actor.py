@@ -173,7 +173,11 @@ class DetokenizerActor:
             failure = Failure(400, "invalid_token_id", message, "tokens")
             self._send(query.reply, Detokenized(query.query, "", failure))
             return
-        text = self._vocabulary.decode(list(query.ids), query.skip_special_tokens)
+        if query.goes_on:
+            decoder = self._vocabulary.decoding.stream(query.skip_special_tokens)
+            text = decoder.follow(query.ids)
+        else:
+            text = self._vocabulary.decode(list(query.ids), query.skip_special_tokens)
         self._send(query.reply, Detokenized(query.query, text))
 
     def _drop_router(self, router: str, now_s: float) -> None:

@@ -69,7 +69,7 @@ class TextStream:
         self.header = header
         self.next_index = 0
         self._decoder = decoding.stream(header.skip_special_tokens, shown)
-        self._decoder.push(header.prompt_tail_ids)
+        self._decoder.follow(header.prompt_tail_ids)
         self._stops = StopMatcher(header.stop, header.include_stop_str_in_output)
         self._min_tokens = header.min_tokens if header.stop else 0
         self._replayed = ""

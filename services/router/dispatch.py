@@ -204,13 +204,15 @@ class Dispatch:
             lengths.append(length)
         return lengths
 
-    async def detokenize(self, group: Group, ids: IdsPrompt, field: str) -> str:
-        """Ask a detokenizer for the text of ids."""
+    async def detokenize(
+        self, group: Group, ids: IdsPrompt, field: str, goes_on: bool = False
+    ) -> str:
+        """Ask a detokenizer for the text of ids; with `goes_on` without an unfinished character."""
         check_ids(list(ids.ids), field, group.card.vocab_size or 1 << 31)
         self.queries.check_room()
         worker = self.fleet.place(group, "detokenizer", self._clock())
         query = self._query_id()
-        message = DetokenizeQuery(query, self._mail.address, ids.ids)
+        message = DetokenizeQuery(query, self._mail.address, ids.ids, goes_on=goes_on)
         try:
             self._mail.send(worker.address, message)
         except LinkError as error:

@@ -192,6 +192,20 @@ async def test_queries_are_answered_and_wrong_ids_are_named(ring: Ring) -> None:
     assert "200000" in bad.failure.message
 
 
+async def test_a_prompt_that_is_gone_on_with_ends_before_an_unfinished_character(
+    ring: Ring,
+) -> None:
+    router = ring.routers["r1"]
+    ids = int32s(ids_of("nÃ"))  # the letter of the byte that begins "é"
+    for counter, goes_on in ((1, False), (2, True)):
+        query = AttemptId(router.address.incarnation, counter)
+        message = DetokenizeQuery(query, router.address, ids, goes_on=goes_on)
+        router.send(ring.mail.address, message)
+    ring.exchange.deliver()
+    texts = [m.text for m in ring.got["r1"] if isinstance(m, Detokenized)]
+    assert texts == ["n\ufffd", "n"]
+
+
 async def test_in_lockstep_a_step_that_shows_nothing_is_answered_in_the_routers_place(
     ring: Ring,
 ) -> None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from typing import TypeAlias
 
+from services.detokenizer.decoding.unfinished import num_completing, unfinished
+
 Piece: TypeAlias = str | int
 """A piece of text, or the value of a byte token."""
 
@@ -61,15 +63,29 @@ class ByteFallbackStream:
 
     Only then is it known what the whole run decodes to: `tokenizers` makes a replacement character
     of every byte of a run that is not valid UTF-8 as a whole, of bytes already shown too.
+
+    `_begun` is the beginning of a character at the end of the prompt, which the first run may
+    complete.
     """
 
-    __slots__ = ("_run", "_skipped", "_strip", "_table")
+    __slots__ = ("_begun", "_run", "_skipped", "_strip", "_table")
 
     def __init__(self, table: list[Piece], skipped: frozenset[int], stripped: int) -> None:
         self._table = table
         self._skipped = skipped
         self._strip = stripped
         self._run = bytearray()
+        self._begun = b""
+
+    def follow(self, prompt_ids: Iterable[int]) -> str:
+        """Start behind a prompt; its last run ends with it, but for an unfinished character."""
+        text = self.push(prompt_ids)
+        begun = unfinished(bytes(self._run))
+        del self._run[len(self._run) - len(begun) :]
+        text += self.flush()
+        if begun:
+            self._begun, self._strip = begun, 0  # the text has begun with it
+        return text
 
     def push(self, ids: Iterable[int]) -> str:
         """Take more ids and return the text up to the last run of bytes that goes on."""
@@ -83,7 +99,7 @@ class ByteFallbackStream:
             if isinstance(piece, int):
                 self._run.append(piece)
             else:
-                if self._run:
+                if self._run or self._begun:
                     parts.append(self._end_run())
                 parts.append(piece)
         return self._without_leading_space("".join(parts))
@@ -93,12 +109,16 @@ class ByteFallbackStream:
         return self._without_leading_space(self._end_run())
 
     def _end_run(self) -> str:
-        try:
-            text = self._run.decode("utf-8")
-        except UnicodeDecodeError:
-            text = "\N{REPLACEMENT CHARACTER}" * len(self._run)
+        run, begun = bytes(self._run), self._begun
         self._run.clear()
-        return text
+        self._begun = b""
+        count = num_completing(begun, run) if begun else 0
+        first = (begun + run[:count]).decode() if count else ""
+        rest = run[count:] if count else run
+        try:
+            return first + rest.decode()
+        except UnicodeDecodeError:
+            return first + "\N{REPLACEMENT CHARACTER}" * len(rest)
 
     def _without_leading_space(self, text: str) -> str:
         while text and self._strip:

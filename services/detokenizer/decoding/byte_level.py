@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Mapping, Set
 
-_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+from services.detokenizer.decoding.unfinished import new_utf8_decoder, num_completing
 
 
 def printable_alphabet() -> dict[str, int]:
@@ -60,21 +59,44 @@ class ByteLevelDecoding:
 
 
 class ByteLevelStream:
-    """One stream of byte-level tokens; an unfinished character waits for its bytes."""
+    """One stream of byte-level tokens; an unfinished character waits for its bytes.
 
-    __slots__ = ("_decoder", "_table")
+    `_begun` is the beginning of a character at the end of the prompt, `_own` the bytes that have
+    come since and may complete it.
+    """
+
+    __slots__ = ("_begun", "_decoder", "_own", "_table")
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
-        self._decoder = _new_utf8_decoder("replace")
+        self._decoder = new_utf8_decoder("replace")
+        self._begun = b""
+        self._own = b""
+
+    def follow(self, prompt_ids: Iterable[int]) -> str:
+        """Start behind a prompt; return its complete characters."""
+        text = self.push(prompt_ids)
+        self._begun, _ = self._decoder.getstate()
+        self._decoder.reset()
+        return text
 
     def push(self, ids: Iterable[int]) -> str:
         """Take more ids and return the characters that are complete."""
         table = self._table
         size = len(table)
         data = b"".join([table[i] for i in ids if 0 <= i < size])
+        if self._begun:
+            data = self._own + data
+            count = num_completing(self._begun, data)
+            if count is None:
+                self._own = data
+                return ""
+            if count:
+                data = self._begun + data
+            self._begun = self._own = b""
         return self._decoder.decode(data)
 
     def flush(self) -> str:
         """Return a replacement character for what never became a character."""
-        return self._decoder.decode(b"", final=True)
+        own, self._begun, self._own = self._own, b"", b""
+        return self._decoder.decode(own, final=True)

@@ -9,8 +9,16 @@ from typing import Protocol
 class TextDecoder(Protocol):
     """The state of one stream of ids; text that later ids could still change is kept back.
 
-    What `push` and `flush` return, joined, is what decoding all the ids at once gives.
+    What `push` and `flush` return, joined, is what decoding all the ids at once gives. Behind a
+    prompt it is what they add to its text.
     """
+
+    def follow(self, prompt_ids: Iterable[int]) -> str:
+        """Start behind the end of a prompt; return its text up to an unfinished character.
+
+        If the ids to come complete that character, all of it is theirs; if not, nothing of it is.
+        """
+        ...
 
     def push(self, ids: Iterable[int]) -> str:
         """Take more ids and return the text that is certain now."""

@@ -41,16 +41,25 @@ class WindowStream:
     """One stream: a context that has been shown, and ids behind it that have not.
 
     The window's first token is decoded as if it began a text, in both decodings of a difference,
-    so that what the decoder does at a beginning cancels out.
+    so that what the decoder does at a beginning cancels out. `_begun` are the prompt's last ids, if
+    it ends with an unfinished character.
     """
 
-    __slots__ = ("_context", "_pending", "_taken", "_tokenizer")
+    __slots__ = ("_begun", "_context", "_pending", "_taken", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, taken: Set[int]) -> None:
         self._tokenizer = tokenizer
         self._taken = taken
         self._context: list[int] = []
+        self._begun: list[int] = []
         self._pending: list[int] = []
+
+    def follow(self, prompt_ids: Iterable[int]) -> str:
+        """Start behind a prompt; return its text up to an unfinished character."""
+        text = self.push(prompt_ids)
+        self._begun, self._pending = self._pending, []
+        settled = self._decode(self._context + self._begun).rstrip(REPLACEMENT)
+        return text + settled[len(self._decode(self._context)) :]
 
     def push(self, ids: Iterable[int]) -> str:
         """Take more ids and return the text that is certain now."""
@@ -68,12 +77,17 @@ class WindowStream:
     def _take(self, final: bool) -> str:
         if not self._pending:
             return ""
-        shown = self._decode(self._context)
-        text = self._decode(self._context + self._pending)
+        shown = self._decode(self._context + self._begun)
+        text = self._decode(self._context + self._begun + self._pending)
         if text.endswith(REPLACEMENT) and not final:
             return ""
-        self._context = (self._context + self._pending)[-len(self._pending) - 4 :]
-        self._pending = []
+        if self._begun and not text.startswith(shown):  # its last character is another now
+            shown = shown.rstrip(REPLACEMENT)
+        elif self._begun:
+            self._begun = []
+            return self._take(final)
+        self._context = (self._context + self._begun + self._pending)[-len(self._pending) - 4 :]
+        self._begun, self._pending = [], []
         return text[len(shown) :]
 
     def _decode(self, ids: list[int]) -> str:

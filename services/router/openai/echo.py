@@ -20,11 +20,14 @@ class Echo:
     first: Candidate | None = None
 
 
-async def echoed(dispatch: Dispatch, group: Group, job: Job) -> tuple[Job, list[Echo]]:
+async def echoed(
+    dispatch: Dispatch, group: Group, job: Job, goes_on: bool
+) -> tuple[Job, list[Echo]]:
     """Find what the prompts of a completion look like; ApiError where nobody can say.
 
     Prompts that are cut, or that are shown token by token, are tokenized here, so that the job that
-    is returned asks for just what is echoed.
+    is returned asks for just what is echoed. Where an answer `goes_on` behind them, prompts end
+    before a character that they leave unfinished: the answer has all of it, or it is none.
     """
     by_token = job.sampling.num_logprobs >= 0
     echoes: list[Echo] = []
@@ -43,7 +46,7 @@ async def echoed(dispatch: Dispatch, group: Group, job: Job) -> tuple[Job, list[
                 ids = ids[-kept:] if job.truncate_side == "left" else ids[:kept]
                 prompt, text = IdsPrompt(ids), None
             if text is None:
-                text = await dispatch.detokenize(group, prompt, field)
+                text = await dispatch.detokenize(group, prompt, field, goes_on)
             if by_token and len(ids) and ids[0] not in firsts:
                 alone = IdsPrompt(int32s(ids[:1]))
                 firsts[ids[0]] = await dispatch.detokenize(group, alone, field)

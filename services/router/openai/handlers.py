@@ -60,7 +60,8 @@ class OpenAIHandlers:
             job = parsed.job.with_defaults(group.card.sampling_defaults)
             echoes: list[Echo] = []
             if parsed.echo:
-                job, echoes = await echoed(self._dispatch, group, job)
+                goes_on = not parsed.options.prompt_alone
+                job, echoes = await echoed(self._dispatch, group, job, goes_on)
             lengths: list[int] = []
             if job.prompt_only:
                 lengths = await self._prompt_lengths(request[CLIENT], job, group)

@@ -43,7 +43,8 @@ class CompletionLogprobs:
     """Builds the `logprobs` objects of one completion choice, chunk after chunk: columns.
 
     Offsets count characters begun: bytes that are no continuation bytes of UTF-8, so that they
-    are right also where one character takes several tokens.
+    are right also where one character takes several tokens. One that the prompt began, and that is
+    not echoed, is the text's first.
     """
 
     __slots__ = ("_as_ids", "_offset")
@@ -85,7 +86,8 @@ class CompletionLogprobs:
         columns["token_logprobs"].append(logprob)
         columns["top_logprobs"].append(top)
         columns["text_offset"].append(self._offset)
-        self._offset += sum(byte & 0xC0 != 0x80 for byte in chosen.data)
+        continues = [byte & 0xC0 == 0x80 for byte in chosen.data]
+        self._offset += continues.count(False) + (self._offset == 0 and any(continues[:1]))
 
     def _name(self, candidate: Candidate) -> str:
         return name_of(candidate, self._as_ids)

@@ -102,3 +102,34 @@ def test_a_retry_goes_on_where_the_client_stopped_reading(text: str, data: st.Da
     assert again.next_index == cut
     rest, again_stop = run(again, ids[cut:])
     assert (accepted[:characters] + rest, again_stop) == (whole, stop)
+
+
+def test_a_stop_string_that_begins_with_a_character_of_the_prompts_is_found() -> None:
+    euro = ids_of("€")
+    settings = {"prompt_tail_ids": (*ids_of("a"), *euro[:2]), "stop": ("€!",)}
+    completed = TextStream(header(**settings), TEKKEN.decoding)
+    assert run(completed, [euro[2], *ids_of("!b")]) == ("", "€!")
+    unfinished = TextStream(header(**settings), TEKKEN.decoding)
+    assert run(unfinished, ids_of("!b")) == ("!b", None)
+
+
+@given(st.sampled_from("é語👍"), TEXTS, st.booleans(), st.data())
+def test_a_retry_behind_an_unfinished_character_goes_on_all_the_same(
+    character: str, text: str, completes: bool, data: st.DataObject
+) -> None:
+    whole = ids_of(character)
+    part = data.draw(st.integers(1, len(whole) - 1))
+    tail = (*ids_of("n"), *whole[:part])
+    ids = [*whole[part:], *ids_of(text)] if completes else ids_of(text)
+    cut = data.draw(st.integers(1, len(ids) - 1))
+    first = TextStream(header(prompt_tail_ids=tail), TEKKEN.decoding)
+    accepted = "".join(first.push([token_id]).text for token_id in ids[:cut])
+    again = TextStream(
+        header(
+            prompt_tail_ids=tail,
+            accepted_ids=tuple(ids[:cut]),
+            accepted_characters=len(accepted),
+        ),
+        TEKKEN.decoding,
+    )
+    assert accepted + run(again, ids[cut:])[0] == (character + text if completes else text)

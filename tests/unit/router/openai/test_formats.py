@@ -106,6 +106,14 @@ def test_text_offsets_go_on_from_chunk_to_chunk() -> None:
     assert offsets == [0, 2, 3, 4, 4]
 
 
+def test_a_character_that_the_prompt_began_is_the_texts_first() -> None:
+    layout = CompletionFormat(HEAD, 1)
+    euro = "\N{EURO SIGN}".encode()
+    tokens = [_token("\ufffd", data=euro[1:2]), _token("\ufffd", data=euro[2:]), _token("c")]
+    chunk = json.loads(layout.delta(0, Delta("\N{EURO SIGN}c", tokens))[6:])
+    assert chunk["choices"][0]["logprobs"]["text_offset"] == [0, 1, 1]
+
+
 def test_an_echo_opens_a_completion() -> None:
     layout = CompletionFormat(HEAD, 2, echoes=[Echo("p"), Echo("q")], num_prompts=2)
     assert b'"text":"q"' in layout.opening(1, None)
