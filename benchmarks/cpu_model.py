@@ -27,10 +27,10 @@ from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
 from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Request
+from services.compute.scheduler.protocol import Prompt, Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import NO_IDS, int32_array
+from services.compute.step import NO_IDS
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 128
@@ -116,7 +116,7 @@ class Ours:
             Request(
                 AttemptId("bench", self._counter),
                 DETOKENIZER,
-                int32_array(prompt),
+                Prompt.of(prompt),
                 NO_IDS,
                 sampling,
                 b"",

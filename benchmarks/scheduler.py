@@ -25,10 +25,10 @@ from common.messages.sampling import SamplingParams
 from services.compute.egress import step_mail
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Request
+from services.compute.scheduler.protocol import Prompt, Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import NO_IDS, StepPlan, StepResult, int32_array
+from services.compute.step import NO_IDS, StepPlan, StepResult
 
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 256
@@ -66,7 +66,7 @@ def make_request(
     return Request(
         attempt=AttemptId("router", counter),
         detokenizer=DETOKENIZER,
-        prompt_ids=int32_array([*range(3, 3 + num_shared), *tail]),
+        prompt=Prompt.of([*range(3, 3 + num_shared), *tail]),
         output_ids=NO_IDS,
         sampling=SamplingParams(max_tokens=max_tokens, seed=counter),
         header=b"x" * 200,

@@ -13,8 +13,8 @@ from common.messages.address import Address, AttemptId
 from services.compute.config import ComputeSettings
 from services.compute.device import ModelDevice
 from services.compute.engine import Engine
-from services.compute.scheduler.protocol import Request, SchedulerStats, SequenceEvent
-from services.compute.step import NO_IDS, int32_array
+from services.compute.scheduler.protocol import Prompt, Request, SchedulerStats, SequenceEvent
+from services.compute.step import NO_IDS
 from services.compute.warmup import warm_up
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
@@ -132,7 +132,7 @@ class EngineSoak:
         request = Request(
             attempt=AttemptId(ROUTER, counter),
             detokenizer=DETOKENIZER,
-            prompt_ids=int32_array(ids),
+            prompt=Prompt.of(ids),
             output_ids=NO_IDS,
             sampling=job.sampling,
             header=b"",

@@ -42,7 +42,8 @@ class Shapes:
         origin = typing.get_origin(hint)
         arguments = typing.get_args(hint)
         if origin is typing.Annotated:
-            return _column(arguments[1])
+            kind, code = arguments
+            return _packed_column(code) if kind is bytes else _column(code)
         if origin is Literal:
             return None, _choice(arguments)
         if origin is tuple:
@@ -196,15 +197,39 @@ def _column(code: str) -> tuple[Write, Read]:
         return frames.append(value.tobytes())
 
     def read(value: Any, frames: Frames) -> Any:
-        data = frames.take(value)
-        if len(data) % item_bytes:
-            raise MalformedMessage(f"{len(data)} bytes are no whole number of {item_bytes}")
-        column = array(code, data)
+        column = array(code, _whole(frames.take(value), item_bytes))
         if _SWAP:
             column.byteswap()
         return column
 
     return write, read
+
+
+def _packed_column(code: str) -> tuple[Write, Read]:
+    item_bytes = array(code).itemsize
+
+    def write(value: Any, frames: Frames) -> Any:
+        if type(value) is not bytes:
+            raise TypeError(f"packed numbers expected, got {value!r:.40}")
+        return frames.append(_swapped(code, value) if _SWAP else value)
+
+    def read(value: Any, frames: Frames) -> Any:
+        data = _whole(frames.take(value), item_bytes)
+        return _swapped(code, data) if _SWAP else data
+
+    return write, read
+
+
+def _whole(data: bytes, item_bytes: int) -> bytes:
+    if len(data) % item_bytes:
+        raise MalformedMessage(f"{len(data)} bytes are no whole number of {item_bytes}")
+    return data
+
+
+def _swapped(code: str, data: bytes) -> bytes:
+    column = array(code, data)
+    column.byteswap()
+    return column.tobytes()
 
 
 # --- tuples

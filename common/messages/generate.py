@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from common.messages.address import Address, AttemptId
-from common.messages.arrays import Int32s
+from common.messages.arrays import Int32s, PackedInt32s
 from common.messages.columns import require_choices
 from common.messages.control import Abort, RouterAlive
 from common.messages.inspection import InspectionQuery
@@ -28,7 +28,7 @@ class Generate:
     TAG: ClassVar[str] = "generate"
     attempt: AttemptId
     detokenizer: Address
-    prompt_ids: Int32s
+    prompt_ids: PackedInt32s
     output_ids: Int32s
     sampling: SamplingParams
     header: bytes

@@ -34,7 +34,14 @@ from services.compute.grammar.process import WorkerProcess
 from services.compute.grammar.settings import GuideSettings
 from services.compute.reception import Reception
 from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.scheduler.protocol import Ending, News, Request, Scheduler, SequenceEvent
+from services.compute.scheduler.protocol import (
+    Ending,
+    News,
+    Prompt,
+    Request,
+    Scheduler,
+    SequenceEvent,
+)
 from services.compute.spans import GenerateSpans
 from services.compute.step_loop import StepLoop
 from services.compute.warmup import warm_up
@@ -248,20 +255,7 @@ class ComputeActor:
             self._log.info("pinned", core=core)
 
     def _generate(self, message: Generate, now_s: float) -> None:
-        request = Request(
-            attempt=message.attempt,
-            detokenizer=message.detokenizer,
-            prompt_ids=np.frombuffer(message.prompt_ids, dtype=np.int32),
-            output_ids=np.frombuffer(message.output_ids, dtype=np.int32),
-            sampling=message.sampling,
-            header=message.header,
-            num_choices=message.num_choices,
-            first_choice=message.first_choice,
-            priority=message.priority,
-            cache_salt=message.cache_salt,
-            traceparent=message.traceparent,
-            pooling=message.pooling,
-        )
+        request = request_of(message)
         if self._draining:
             self._send([_refused(request, choice) for choice in range(request.num_choices)])
             return
@@ -319,8 +313,26 @@ class ComputeActor:
         )
 
 
+def request_of(message: Generate) -> Request:
+    """What the scheduler takes, in the bytes that came."""
+    return Request(
+        attempt=message.attempt,
+        detokenizer=message.detokenizer,
+        prompt=Prompt(message.prompt_ids),
+        output_ids=np.frombuffer(message.output_ids, dtype=np.int32),
+        sampling=message.sampling,
+        header=message.header,
+        num_choices=message.num_choices,
+        first_choice=message.first_choice,
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        traceparent=message.traceparent,
+        pooling=message.pooling,
+    )
+
+
 def _refused(request: Request, choice: int) -> SequenceEvent:
-    usage = Usage(len(request.prompt_ids), 0, len(request.output_ids))
+    usage = Usage(len(request.prompt), 0, len(request.output_ids))
     return SequenceEvent(
         attempt=AttemptId(request.attempt.router, request.attempt.counter + choice),
         detokenizer=request.detokenizer,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from common.messages.address import Address, AttemptId
 from common.messages.sampling import SamplingParams
 from services.compute.engine import Engine
-from services.compute.scheduler.protocol import Request, Scheduler
-from services.compute.step import NO_IDS, int32_array
+from services.compute.scheduler.protocol import Prompt, Request, Scheduler
+from services.compute.step import NO_IDS
 
-_PROMPT = int32_array((0, 0, 0))  # below one page, so that nothing of it stays in the prefix tree
+_PROMPT = Prompt.of((0, 0, 0))  # below one page, so that nothing of it stays in the prefix tree
 
 
 def warm_up(engine: Engine, scheduler: Scheduler) -> None:
@@ -18,7 +18,7 @@ def warm_up(engine: Engine, scheduler: Scheduler) -> None:
         request = Request(
             attempt=AttemptId("warm-up", counter),
             detokenizer=Address("", ""),
-            prompt_ids=_PROMPT,
+            prompt=_PROMPT,
             output_ids=NO_IDS,
             sampling=sampling,
             header=b"",

@@ -27,7 +27,7 @@ def generates(
         Generate(
             attempt=AttemptId(message.attempt.router, message.attempt.counter + offset),
             detokenizer=message.itinerary.detokenizer,
-            prompt_ids=outcome.ids,
+            prompt_ids=outcome.ids.tobytes(),
             output_ids=message.output_ids,
             sampling=replace(sampling, guidance=outcome.answer.guidance),
             header=header,

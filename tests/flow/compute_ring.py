@@ -141,7 +141,7 @@ class Ring:
         message = Generate(
             attempt=attempt,
             detokenizer=self.detokenizer.address,
-            prompt_ids=int32s(fields.pop("prompt", range(10, 30))),
+            prompt_ids=int32s(fields.pop("prompt", range(10, 30))).tobytes(),
             output_ids=int32s(),
             sampling=sampling,
             header=b"h",

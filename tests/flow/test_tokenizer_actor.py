@@ -53,7 +53,7 @@ async def test_a_prompt_goes_on_to_compute_with_everything_that_compute_needs() 
     assert generate == Generate(
         attempt=AttemptId("router.1", 7),
         detokenizer=address("detokenizer"),
-        prompt_ids=int32s(range(1, 13)),
+        prompt_ids=int32s(range(1, 13)).tobytes(),
         output_ids=int32s([9, 8]),
         sampling=replace(message.sampling, max_tokens=100),
         header=generate.header,
@@ -89,7 +89,7 @@ async def test_a_chat_is_rendered_at_the_time_of_its_admission() -> None:
 async def test_ids_need_no_process() -> None:
     ring = await Ring().start()
     ring.send(request(1, prompt=IdsPrompt(int32s([1, 2]))))
-    assert ring.at_compute[0].prompt_ids == int32s([1, 2]) and not ring.processes.busy()
+    assert ring.at_compute[0].prompt_ids == int32s([1, 2]).tobytes() and not ring.processes.busy()
 
 
 @pytest.mark.parametrize(

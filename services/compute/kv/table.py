@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.prefix import Node
@@ -30,16 +30,20 @@ class PageTable:
         return self._memory.page_tokens
 
     def find(
-        self, page_key: Callable[[int], bytes], max_pages: int, found: list[Node] | None = None
+        self,
+        page_keys: Callable[[int, int], Iterable[bytes]],
+        max_pages: int,
+        found: list[Node] | None = None,
     ) -> list[Node]:
         """Look up how much of this sequence the tree knows; nothing is held yet.
 
-        `found` is what the last call returned: only what has changed since is looked up.
+        `page_keys` are the keys of a range of pages. `found` is what the last call returned: only
+        what has changed since is looked up.
         """
         nodes = found or []
         while nodes and nodes[-1].detached:
             nodes.pop()
-        keys = (page_key(index) for index in range(len(nodes), max_pages))
+        keys = page_keys(len(nodes), max_pages)
         nodes += self._memory.tree.match(self._namespace, keys, nodes[-1] if nodes else None)
         return nodes
 

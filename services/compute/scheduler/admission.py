@@ -74,7 +74,7 @@ class Admission:
         found = self._found if sequence is self._head else None
         max_pages = sequence.num_reusable // self._memory.page_tokens
         self._head = sequence
-        self._found = sequence.table.find(sequence.page_key, max_pages, found)
+        self._found = sequence.table.find(sequence.page_keys, max_pages, found)
         return self._found
 
     def _fill(self, sequence: Sequence, num_shared: int) -> None:

@@ -43,7 +43,7 @@ class Door:
     def refusal(self, request: Request) -> Failure | None:
         """Say why this request can never run here, or None."""
         sampling = request.sampling
-        if not len(request.prompt_ids):
+        if not len(request.prompt):
             return _bad("prompt_empty", "The prompt has no tokens; give at least one.", "prompt")
         if not (self._pools if request.pooling else self._generates):
             return _unsupported(request.pooling)
@@ -71,8 +71,8 @@ class Door:
         if failure is not None:
             return failure
         if request.pooling:
-            return self._pooled_length(len(request.prompt_ids))
-        return self._length(len(request.prompt_ids), sampling.max_tokens)
+            return self._pooled_length(len(request.prompt))
+        return self._length(len(request.prompt), sampling.max_tokens)
 
     def overload(self, request: Request, num_waiting: int) -> Failure | None:
         """Say that the line is too long for this request, or None; an empty line takes any."""
@@ -110,7 +110,7 @@ class Door:
     def _ids(self, request: Request) -> Failure | None:
         sampling = request.sampling
         return (
-            self._vocabulary("prompt", request.prompt_ids)
+            self._vocabulary("prompt", request.prompt.ids_T)
             or self._vocabulary("prompt", request.output_ids)
             or self._vocabulary("stop_token_ids", sampling.stop_token_ids)
             or self._vocabulary("logit_bias", [token for token, _ in sampling.logit_bias])
@@ -145,7 +145,7 @@ class Door:
     def _vocabulary(self, field: str, ids: Sequence[int] | Int32Array) -> Failure | None:
         if not len(ids):
             return None
-        if isinstance(ids, np.ndarray):
+        if isinstance(ids, np.ndarray):  # of a prompt: 10 us for 100,000
             lowest, highest = int(ids.min()), int(ids.max())
         else:
             lowest, highest = min(ids), max(ids)

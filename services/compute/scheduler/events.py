@@ -67,7 +67,7 @@ class EventLog:
         self, request: Request, attempt: AttemptId, reason: EndReason, failure: Failure | None
     ) -> None:
         """A choice of a request ended at the door."""
-        usage = Usage(len(request.prompt_ids), 0, len(request.output_ids))
+        usage = Usage(len(request.prompt), 0, len(request.output_ids))
         self._news.append(
             SequenceEvent(
                 attempt=attempt,

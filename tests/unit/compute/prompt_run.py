@@ -16,10 +16,10 @@ from common.messages.address import Address, AttemptId
 from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import Runner
 from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Ending, Request, SequenceEvent
+from services.compute.scheduler.protocol import Ending, Prompt, Request, SequenceEvent
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import NO_IDS, Float32Array, int32_array
+from services.compute.step import NO_IDS, Float32Array
 
 
 @dataclass
@@ -61,7 +61,7 @@ def scored(counter: int, prompt: list[int], num_top: int = 0, max_tokens: int = 
         num_prompt_logprobs=num_top,
     )
     address = Address("inproc://d", "d")
-    return Request(AttemptId("r", counter), address, int32_array(prompt), NO_IDS, sampling, b"")
+    return Request(AttemptId("r", counter), address, Prompt.of(prompt), NO_IDS, sampling, b"")
 
 
 def pooled(counter: int, prompt: list[int]) -> Request:
@@ -69,7 +69,7 @@ def pooled(counter: int, prompt: list[int]) -> Request:
     sampling = SamplingParams(max_tokens=0, seed=0)
     address = Address("inproc://d", "d")
     attempt = AttemptId("r", counter)
-    return Request(attempt, address, int32_array(prompt), NO_IDS, sampling, b"", pooling=True)
+    return Request(attempt, address, Prompt.of(prompt), NO_IDS, sampling, b"", pooling=True)
 
 
 def run_prompts(

@@ -13,7 +13,7 @@ from common.messages.tokens import PromptScores
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.decode_first import DecodeFirst
 from services.compute.scheduler.policy import BatchPolicy
-from services.compute.scheduler.protocol import Ending, Request, SequenceEvent
+from services.compute.scheduler.protocol import Ending, Prompt, Request, SequenceEvent
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import StepPlan, StepResult, int32_array
@@ -45,7 +45,7 @@ def make_request(
     return Request(
         attempt=AttemptId(ROUTER, counter),
         detokenizer=DETOKENIZERS[counter % 2],
-        prompt_ids=int32_array(prompt),
+        prompt=Prompt.of(prompt),
         output_ids=int32_array(output_ids),
         sampling=SamplingParams(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
         header=b"header %d" % counter,
@@ -93,7 +93,7 @@ class Stream:
         self.ending = event.ending
         if event.ending is not None:
             usage = event.ending.usage
-            assert usage.prompt_tokens == len(self.request.prompt_ids)
+            assert usage.prompt_tokens == len(self.request.prompt)
             assert usage.completion_tokens == len(self.tokens)
             assert 0 <= usage.cached_tokens <= usage.prompt_tokens
         else:
@@ -102,7 +102,7 @@ class Stream:
     def _hear_scores(self, scores: PromptScores) -> None:
         assert scores.first == len(self.scores) + 1, "a gap or an overlap"
         self.scores += scores.logprobs
-        prompt = self.request.prompt_ids.tolist()
+        prompt = self.request.prompt.ids_T.tolist()
         ids = prompt[scores.first : scores.first + len(scores.ids)]
         assert scores.ids.tolist() == ids and ids
         assert scores.ranks.tolist() == [token + 1 for token in ids]
@@ -117,20 +117,20 @@ class Stream:
         if request.sampling.num_prompt_logprobs < 0 or self.choice or request.pooling:
             return []
         prefix, scores = 0, []
-        for token, following in pairwise(request.prompt_ids.tolist()):
+        for token, following in pairwise(request.prompt.ids_T.tolist()):
             prefix = extend(prefix, token)
             scores.append(score_of(prefix, following))
         return scores
 
     def expected_embedding(self, pooling: str) -> bytes:
         """The answer to a request with pooling."""
-        prompt = self.request.prompt_ids.tolist()
+        prompt = self.request.prompt.ids_T.tolist()
         num_pooled = 1 if pooling == "last" else len(prompt)
         return array("f", embedding_of(hash_of(prompt), num_pooled)).tobytes()
 
     def expected(self) -> list[int]:
         """What the whole request must produce, undisturbed."""
-        return generate(self.request.prompt_ids.tolist(), self.request.sampling, self.choice)
+        return generate(self.request.prompt.ids_T.tolist(), self.request.sampling, self.choice)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from services.compute.grammar.protocol import Look
 from services.compute.masking import Masking
 from services.compute.runner.sim import LatencyModel, SimRunner, SimTicket
 from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Request
+from services.compute.scheduler.protocol import Prompt, Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import (
@@ -28,7 +28,6 @@ from services.compute.step import (
     StepPlan,
     StepResult,
     TokenMasks,
-    int32_array,
 )
 from tests.unit.compute.fake_device import make_spec
 
@@ -110,7 +109,7 @@ class Bench:
         guidance = Guidance("start: /a/") if guided else None
         sampling = SamplingParams(max_tokens, seed=counter, guidance=guidance)
         attempt, detokenizer = AttemptId("r", counter), Address("", "")
-        prompt = int32_array((3, 4, 5))
+        prompt = Prompt.of((3, 4, 5))
         request = Request(attempt, detokenizer, prompt, NO_IDS, sampling, b"")
         self.scheduler.add(request, self.now_s)
 
@@ -240,7 +239,7 @@ def test_who_was_held_back_from_the_step_does_not_wait_for_its_masks() -> None:
     for counter in range(2):
         sampling = SamplingParams(1, seed=counter, guidance=Guidance("start: /a/"))
         address, attempt = Address("", ""), AttemptId("r", counter)
-        prompt = int32_array((3,) * (80 * counter + 1))
+        prompt = Prompt.of((3,) * (80 * counter + 1))
         scheduler.add(Request(attempt, address, prompt, NO_IDS, sampling, b""), 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None and plan.guided == (0,)

@@ -180,7 +180,7 @@ def test_an_int_will_do_where_a_float_is_wanted() -> None:
 def test_so_many_choices_that_a_loop_over_them_would_hang_are_refused() -> None:
     header = b""
     generate = Generate(
-        AttemptId("r", 1), HERE, int32s(), int32s(), SamplingParams(1, 1), header, 0.0, 1 << 40
+        AttemptId("r", 1), HERE, b"", int32s(), SamplingParams(1, 1), header, 0.0, 1 << 40
     )
     with pytest.raises(MalformedMessage, match="num_choices"):
         COMPUTE.decode(COMPUTE.encode(generate, HERE, THERE))
@@ -214,6 +214,23 @@ def test_a_column_of_a_broken_length_is_refused() -> None:
     assert "ids: 7 bytes are no whole number of 4" in malformed(
         head, column[:-1], codec=DETOKENIZER
     )
+
+
+def test_a_prompt_stays_the_bytes_of_its_frame() -> None:
+    ids = int32s([1, 70_000]).tobytes()
+    generate = Generate(AttemptId("r", 1), HERE, ids, int32s(), SamplingParams(1, 1), b"", 0.0)
+    frames = COMPUTE.encode(generate, HERE, THERE)
+    assert frames[1] == b"\x01\0\0\0\x70\x11\x01\0"
+    assert COMPUTE.decode(frames).message.prompt_ids is frames[1]
+    frames[1] = frames[1][:-1]
+    assert "prompt_ids: 7 bytes are no whole number of 4" in malformed(*frames, codec=COMPUTE)
+
+
+def test_packed_numbers_are_bytes_or_the_senders_mistake() -> None:
+    ids: Any = int32s([1])
+    generate = Generate(AttemptId("r", 1), HERE, ids, int32s(), SamplingParams(1, 1), b"", 0.0)
+    with pytest.raises(TypeError, match="packed numbers expected"):
+        COMPUTE.encode(generate, HERE, THERE)
 
 
 def test_a_missing_frame_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -36,6 +37,10 @@ class Text:
         """The tokens of one page."""
         return bytes(self.tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS])
 
+    def keys(self, first: int, last: int) -> Iterator[bytes]:
+        """The tokens of a range of pages."""
+        return map(self.key, range(first, last))
+
     def prefix(self, index: int) -> tuple[str, bytes]:
         """What page `index` must hold: everything up to its end."""
         return self.salt, bytes(self.tokens[: (index + 1) * PAGE_TOKENS])
@@ -59,7 +64,7 @@ class MemoryHistory(RuleBasedStateMachine):
     )
     def begin(self, salt: str, tokens: list[int]) -> object:
         text = Text(salt, tokens, PageTable(self.memory, salt))
-        nodes = text.table.find(text.key, (len(tokens) - 1) // PAGE_TOKENS)
+        nodes = text.table.find(text.keys, (len(tokens) - 1) // PAGE_TOKENS)
         for index, node in enumerate(nodes):
             assert self.content[node.page] == text.prefix(index), "found somebody else's page"
         available = self.memory.num_available
@@ -107,7 +112,7 @@ class MemoryHistory(RuleBasedStateMachine):
     @rule(text=texts)
     def distrust(self, text: Text) -> None:
         text.table.distrust()
-        assert not text.table.find(text.key, 1) or not text.table.nodes
+        assert not text.table.find(text.keys, 1) or not text.table.nodes
 
     @rule(count=st.integers(0, 5))
     def evict(self, count: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.table import PageTable
 from tests.unit.compute.memory_check import check_memory
@@ -9,24 +11,29 @@ from tests.unit.compute.memory_check import check_memory
 PAGE_TOKENS = 2
 
 
-def key_of(text: str) -> object:
+def key_of(text: str) -> Callable[[int], bytes]:
     """The page keys of a text of two-letter pages."""
     return lambda index: text[PAGE_TOKENS * index : PAGE_TOKENS * (index + 1)].encode()
+
+
+def keys_of(key: Callable[[int], bytes]) -> Callable[[int, int], Iterator[bytes]]:
+    """The keys of a range of pages."""
+    return lambda first, last: map(key, range(first, last))
 
 
 def written(memory: KVMemory, text: str, salt: str = "") -> PageTable:
     """A table that has found, computed and published all of a text."""
     table = PageTable(memory, salt)
     key = key_of(text)
-    table.adopt(table.find(key, len(text) // PAGE_TOKENS))  # type: ignore[arg-type]
+    table.adopt(table.find(keys_of(key), len(text) // PAGE_TOKENS))
     assert table.grow(len(text))
-    table.publish(key, len(text))  # type: ignore[arg-type]
+    table.publish(key, len(text))
     return table
 
 
 def found(memory: KVMemory, text: str, salt: str = "") -> int:
     """How many pages of a text the tree knows."""
-    return len(PageTable(memory, salt).find(key_of(text), len(text) // PAGE_TOKENS))  # type: ignore[arg-type]
+    return len(PageTable(memory, salt).find(keys_of(key_of(text)), len(text) // PAGE_TOKENS))
 
 
 def test_only_full_pages_are_shared() -> None:
@@ -71,9 +78,9 @@ def test_before_the_launch_a_page_that_another_has_published_is_left_as_it_is() 
     own = list(table.pages)
     other = written(memory, "abcd")
     key = key_of("abcdef")
-    assert table.publish(key, 6, launched=False) == []  # type: ignore[arg-type]
+    assert table.publish(key, 6, launched=False) == []
     assert (table.pages, table.nodes) == (own, [])
-    assert len(table.publish(key, 6)) == 3  # type: ignore[arg-type]
+    assert len(table.publish(key, 6)) == 3
     assert table.pages == [*other.pages, own[2]]
     check_memory(memory, [table, other])
 
@@ -85,17 +92,17 @@ def test_a_search_goes_on_from_where_the_last_one_ended() -> None:
 
     def counting_key(index: int) -> bytes:
         asked.append(index)
-        return key(index)  # type: ignore[operator, no-any-return]
+        return key(index)
 
     searching = PageTable(memory, "")
-    nodes = searching.find(counting_key, 4)
+    nodes = searching.find(keys_of(counting_key), 4)
     assert (len(nodes), asked) == (2, [0, 1, 2])
     longer = written(memory, "abcdef")
-    nodes = searching.find(counting_key, 4, nodes)
+    nodes = searching.find(keys_of(counting_key), 4, nodes)
     assert ([node.page for node in nodes], asked) == (longer.pages, [0, 1, 2, 2, 3])
     longer.release()
     memory.tree.flush()
-    nodes = searching.find(counting_key, 4, nodes)
+    nodes = searching.find(keys_of(counting_key), 4, nodes)
     assert ([node.page for node in nodes], asked[5:]) == (first.pages, [2])
 
 
@@ -107,9 +114,9 @@ def test_a_page_computed_twice_is_kept_once() -> None:
         table.num_sent = 2
     assert set(first.pages).isdisjoint(second.pages)
     key = key_of("abcd")
-    first.publish(key, 4)  # type: ignore[arg-type]
+    first.publish(key, 4)
     assert first.num_sent == 2
-    second.publish(key, 4)  # type: ignore[arg-type]
+    second.publish(key, 4)
     assert second.pages == first.pages
     assert second.num_sent == 0, "the device must hear of the other pages"
     assert memory.device.num_free == 6
@@ -154,7 +161,7 @@ def test_nothing_is_published_below_an_untrusted_page() -> None:
     table = written(memory, "abcd")
     table.distrust()
     table.grow(6)
-    assert table.publish(key_of("abcdef"), 6) == []  # type: ignore[arg-type]
+    assert table.publish(key_of("abcdef"), 6) == []
     table.release()
     assert memory.device.num_free == 8
 

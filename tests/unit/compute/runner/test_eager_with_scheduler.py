@@ -14,10 +14,10 @@ from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
 from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Request
+from services.compute.scheduler.protocol import Prompt, Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import NO_IDS, int32_array
+from services.compute.step import NO_IDS
 from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 
 COUNT = 30
@@ -77,7 +77,7 @@ def request(number: int, prompt: list[int], num_choices: int = 1) -> Request:
     return Request(
         AttemptId("r", number),
         Address("inproc://d", "0"),
-        int32_array(prompt),
+        Prompt.of(prompt),
         NO_IDS,
         GREEDY,
         b"",

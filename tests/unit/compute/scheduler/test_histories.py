@@ -141,7 +141,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         """The next turn of a conversation: all of an earlier one, and a little more."""
         stream = self.loop.streams.get(self.counter - back)
         if stream is not None and len(stream.tokens) < 40:
-            prompt = (*stream.request.prompt_ids.tolist(), *stream.tokens, 2, 3)
+            prompt = (*stream.request.prompt.ids_T.tolist(), *stream.tokens, 2, 3)
             salt = stream.request.cache_salt
             self.hand_in(make_request(self.counter, prompt, 6, cache_salt=salt))
 
