@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from time import thread_time
+from time import perf_counter, thread_time
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,7 +33,13 @@ takes 5 to 130 us (128k tokens), and 64 of them in one thread 0.5 ms, where llgu
 took 0.6 ms on four cores. One of `s: s s | s s s | "a"` takes 0.7 s in the end, and as long again
 to take its token, with Python's lock held: so a thread would not do."""
 
+TELL_S = 0.0002
+"""How long a mask may be there before it is named: the first of a batch need not wait for the rest,
+and 64 masks of JSON come to three reports."""
+MAX_TOLD = 128  # masks named in one report, so that its frame is one write to the pipe
+
 _MASKS, _GRAMMARS = range(2)  # the lanes of a plane
+_Row: TypeAlias = tuple[int, int, int, int]  # of `Made`
 
 
 class Lane:
@@ -121,8 +128,9 @@ class Maker:
 
     def _start(self, place: Place, lane: int) -> None:
         """Make the first mask of a sequence in its slot."""
-        self._make(place.slot, place.epoch, lane, partial(self._begin, place))
-        self._report(Made())
+        row = self._make(place.slot, place.epoch, lane, partial(self._begin, place))
+        if row is not None:
+            self._tell([row])
         # The mask that was just made again may have been there, and used, before.
         with self._lock:
             is_owner = self._epochs[place.slot] == place.epoch
@@ -145,8 +153,9 @@ class Maker:
         return matcher
 
     def _advance(self, rows: list[list[int]], lane: int) -> None:
-        made = False
+        made: list[_Row] = []
         gone: list[list[int]] = []
+        told_s = perf_counter()
         for row in rows:
             slot, epoch, index, token = row
             if self._starting and self._comes_early(row):
@@ -154,11 +163,16 @@ class Maker:
             matcher = self._matchers.get(slot)
             if matcher is not None and matcher.owns(slot, epoch):
                 follow = partial(self._follow, matcher, index, token)
-                made |= self._make(slot, epoch, lane, follow)
+                new = self._make(slot, epoch, lane, follow)
+                if new is not None:
+                    made.append(new)
+                if made and (perf_counter() - told_s > TELL_S or len(made) == MAX_TOLD):
+                    self._tell(made)
+                    made, told_s = [], perf_counter()
             elif self._gone.get(slot) == epoch:
                 gone.append(row)
         if made:
-            self._report(Made())
+            self._tell(made)
         if gone and self._hand_over is not None:
             self._hand_over(Advance(np.array(gone, dtype=np.int32)))
 
@@ -183,8 +197,8 @@ class Maker:
 
     def _make(
         self, slot: int, epoch: int, lane: int, get_there: Callable[[], SequenceMatcher | None]
-    ) -> bool:
-        """Bring a sequence's matcher to the next token and make its mask; False if it ended."""
+    ) -> _Row | None:
+        """Bring a sequence's matcher to the next token and make its mask; None if there is none."""
         memory, mask_W, shown = self._memory, self._scratch[lane], 2 * self._plane + lane
         memory.lane_slots[shown] = slot
         memory.lanes[shown] = stamp(epoch, 0)
@@ -192,12 +206,13 @@ class Maker:
         try:
             matcher = get_there()
             if matcher is None:
-                return False
+                return None
             matcher.fill(mask_W)
+            index = matcher.index
             with self._lock:
-                if self._epochs.get(slot) == epoch:
+                is_owner = self._epochs.get(slot) == epoch
+                if is_owner:
                     memory.masks_PNW[self._plane, slot] = mask_W
-                    memory.stamps_PN[self._plane, slot] = matcher.stamp
             if self._hand_over is not None and thread_time() - began_s > SLOW_S:
                 self._let_go(matcher.place)
         except Exception as error:  # whatever it is, it is this sequence's
@@ -205,9 +220,14 @@ class Maker:
             kind = "" if is_known else f"{type(error).__name__}: "
             status = 400 if isinstance(error, (GrammarError, MemoryError)) else 500
             self._report(Failed(slot, epoch, f"{kind}{error}", status))
+            return None
         finally:
             memory.lanes[shown] = 0
-        return True
+        return (slot, self._plane, epoch, index) if is_owner else None
+
+    def _tell(self, rows: list[_Row]) -> None:
+        """Name masks that are written: only then they may be looked at (see `MaskMemory`)."""
+        self._report(Made(np.array(rows, dtype=np.int32)))
 
     def _let_go(self, place: Place) -> None:
         """Let the other process go on with a sequence."""

@@ -1,4 +1,4 @@
-"""The memory that guide and engine share: masks for each slot, and which ones they are."""
+"""The memory that guide and engine share: masks for each slot."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ def mask_words(vocab_size: int) -> int:
 
 
 def stamp(epoch: int, index: int) -> int:
-    """What a slot's stamp is when its mask is for this output index of this owner, above 0.
-
-    Its negative says that there will be none.
-    """
+    """Which mask of a slot it is: for this output index of this owner. Above 0."""
     return epoch << 32 | index
 
 
@@ -36,9 +33,18 @@ class MaskMemory:
     """Anonymous shared memory, seen by both processes under one file descriptor.
 
     The guide writes and the engine reads. A plane is what one process of the guide writes, so that
-    none overwrites another's: the mask of slot n is on the plane that has its stamp, which is
-    written after it. `lanes[i]` is the stamp of the row that thread i of the guide works on, 0 for
-    none, and `lane_slots[i]` its slot: whose fault it is should the guide die.
+    none overwrites another's.
+
+    Nothing in here says that a mask is there: a processor may show another's writes in another
+    order (ARM's do), and a mask taken half new, half old would let tokens through that its grammar
+    forbids. A mask is there when its row has been named in a `Made`, which is written to a pipe
+    after it and read before it. Pipes hand bytes over under a lock of the kernel, which orders
+    memory on every processor. What was named is not written again before the engine has ordered the
+    next mask of that slot, by a pipe too, and it has copied this one then; a new guide starts when
+    the pipe's end has said that every process of the old one is gone.
+
+    `lanes[i]` is the stamp of the row that thread i of the guide works on, 0 for none, and
+    `lane_slots[i]` its slot: whose fault it is should the guide die.
     """
 
     def __init__(self, fd: int, num_slots: int, vocab_size: int) -> None:
@@ -49,11 +55,8 @@ class MaskMemory:
         self.lane_slots: Int32Array = np.frombuffer(self._map, np.int32, NUM_LANES)
         self.lanes: Int64Array = np.frombuffer(self._map, np.int64, NUM_LANES, 16)
         count = NUM_PLANES * num_slots
-        self.stamps_PN: Int64Array = np.frombuffer(self._map, np.int64, count, _HEAD_BYTES).reshape(
-            NUM_PLANES, num_slots
-        )
         self.masks_PNW: Int32Array = np.frombuffer(
-            self._map, np.int32, count * words, _HEAD_BYTES + 8 * count
+            self._map, np.int32, count * words, _HEAD_BYTES
         ).reshape(NUM_PLANES, num_slots, words)
 
     @staticmethod
@@ -75,4 +78,4 @@ class MaskMemory:
 
 
 def _bytes(num_slots: int, words: int) -> int:
-    return _HEAD_BYTES + NUM_PLANES * num_slots * (8 + 4 * words)
+    return _HEAD_BYTES + NUM_PLANES * num_slots * 4 * words

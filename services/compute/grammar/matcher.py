@@ -11,7 +11,6 @@ import numpy as np
 from llguidance import LLMatcher
 
 from services.compute.grammar.frames import Place
-from services.compute.grammar.masks import stamp
 from services.compute.grammar.rules import TokenRules
 from services.compute.step import Int32Array
 
@@ -50,9 +49,9 @@ class SequenceMatcher:
         return replace(self._place, output_ids=tuple(self._outputs))
 
     @property
-    def stamp(self) -> int:
-        """Of the next mask."""
-        return stamp(self._place.epoch, len(self._outputs))
+    def index(self) -> int:
+        """The output index that the next mask is for."""
+        return len(self._outputs)
 
     def owns(self, slot: int, epoch: int) -> bool:
         """Whether it is of this owner of this slot."""

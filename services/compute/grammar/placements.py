@@ -36,6 +36,7 @@ class Placements:
 
     def __init__(self, memory: MaskMemory, timeout_s: float) -> None:
         self._memory = memory
+        self._stamps_PN = np.zeros(memory.masks_PNW.shape[:2], dtype=np.int64)  # of masks named
         self._timeout_s = timeout_s
         self._placed: dict[int, _Placed] = {}
         self._failures: dict[tuple[int, int], Failure] = {}  # by slot and epoch
@@ -84,10 +85,15 @@ class Placements:
                 del self._placed[slot]
         return rows_R4
 
+    def made(self, rows_R4: Int32Array) -> None:
+        """The guide has named masks: slot, plane, epoch and output index of each."""
+        slot_R, plane_R, epoch_R, index_R = rows_R4.T
+        self._stamps_PN[plane_R, slot_R] = epoch_R.astype(np.int64) << 32 | index_R
+
     def look(self, plan: StepPlan) -> Look:
         """Say which of the masks that a plan needs are there."""
         slot_G, stamp_G = _wanted(plan)
-        stamps_PN = self._memory.stamps_PN
+        stamps_PN = self._stamps_PN
         ready: BoolArray = (stamps_PN[0, slot_G] == stamp_G) | (stamps_PN[1, slot_G] == stamp_G)
         failures: dict[int, Failure] = {}
         if self._failures and not ready.all():
@@ -102,7 +108,7 @@ class Placements:
         """Copy the masks of those of the plan's guided samples that are ready."""
         slot_G, stamp_G = _wanted(plan)
         slot_G, stamp_G = slot_G[ready], stamp_G[ready]
-        plane_G = (self._memory.stamps_PN[0, slot_G] != stamp_G).astype(np.intp)
+        plane_G = (self._stamps_PN[0, slot_G] != stamp_G).astype(np.intp)
         bits_GW: Int32Array = self._memory.masks_PNW[plane_G, slot_G]
         return bits_GW
 
@@ -146,10 +152,12 @@ class Placements:
         return bool(stuck) or is_idle
 
     def guide_died(self) -> None:
-        """Count the death against the sequences that the guide was working on."""
+        """Count the death against the sequences that the guide was working on; its masks go, too:
+        the next guide makes all of them again, in the same places."""
         for slot in self._worked_on():
             self._blame(slot, "the process that makes its masks dies of it", 400)
         self._memory.lanes[:] = 0
+        self._stamps_PN[:] = 0
         self._seen_s = {}
 
     def _blame(self, slot: int, told: str, status: int) -> None:
@@ -163,7 +171,7 @@ class Placements:
         return {
             slot: placed
             for slot, placed in self._placed.items()
-            if placed.asked_s <= since_s and placed.stamp not in self._memory.stamps_PN[:, slot]
+            if placed.asked_s <= since_s and placed.stamp not in self._stamps_PN[:, slot]
         }
 
     def _worked_on(self) -> list[int]:

@@ -90,6 +90,31 @@ def test_random_requests_compile_and_capture_nothing(
     assert torch.cuda.memory_reserved() - reserved <= MOST_NEW_BYTES
 
 
+def test_newcomers_with_penalties_bias_and_early_stops_take_no_new_memory(
+    tmp_path: Path, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    """Not the first ones either: to get pinned memory stalls the device's thread."""
+    runner = load_runner(save_model(make_model("qwen3"), tmp_path), SETTINGS, device)
+    late: list[str] = request.getfixturevalue("late")  # from now on
+    pinned, reserved = torch.cuda.host_memory_stats(), torch.cuda.memory_reserved()
+    hand = HandScheduler(runner, SETTINGS.page_tokens)
+    for number, prompt in enumerate(random_prompts(VOCAB_SIZE, (60, 2, 25, 41, 90, 1))):
+        settings = replace(
+            GREEDY,
+            repetition_penalty=1.2,
+            presence_penalty=0.5 * (number % 2),
+            logit_bias=((number, 1.5),),
+            min_tokens=3,
+        )
+        hand.add(prompt, settings, stop_ids=(5, 6))
+    hand.run_all(6, 20)
+    assert late == []
+    now = torch.cuda.host_memory_stats()
+    key = "active_requests.allocated"  # blocks handed out, new ones or not
+    assert now[key] == pinned[key]
+    assert torch.cuda.memory_reserved() == reserved
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_scores_embeddings_and_masks_compile_and_capture_nothing(

@@ -28,7 +28,7 @@ from services.compute.grammar.frames import (
 from services.compute.grammar.masks import MaskMemory, stamp
 from services.compute.grammar.process import Exited, Reported
 from services.compute.grammar.settings import GuideSettings
-from tests.unit.compute.grammar.guided_plans import make_delta, make_plan, make_result
+from tests.unit.compute.grammar.guided_plans import int32s, make_delta, make_plan, make_result
 
 
 class Listener:
@@ -49,8 +49,7 @@ class Listener:
         self.closed = True
 
     def make(self, slot: int, epoch: int, index: int) -> None:
-        self.memory.stamps_PN[0, slot] = stamp(epoch, index)
-        self.report(Made())
+        self.report(Made(int32s([slot, 0, epoch, index]).reshape(1, 4)))
 
 
 class Desk:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
 from services.compute.grammar.masks import MaskMemory, stamp
 from services.compute.grammar.placements import Placements
-from tests.unit.compute.grammar.guided_plans import GUIDANCE, make_delta, make_plan, make_result
+from tests.unit.compute.grammar.guided_plans import (
+    GUIDANCE,
+    int32s,
+    make_delta,
+    make_plan,
+    make_result,
+)
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -25,9 +32,21 @@ def placements(memory: MaskMemory) -> Placements:
     return Placements(memory, timeout_s=10.0)
 
 
-def make_mask(memory: MaskMemory, slot: int, epoch: int, index: int, bits: int = 1) -> None:
-    memory.masks_PNW[0, slot] = bits
-    memory.stamps_PN[0, slot] = stamp(epoch, index)
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Writes masks and names them."""
+
+    memory: MaskMemory
+    placements: Placements
+
+    def make(self, slot: int, epoch: int, index: int, bits: int = 1, plane: int = 0) -> None:
+        self.memory.masks_PNW[plane, slot] = bits
+        self.placements.made(int32s([slot, plane, epoch, index]).reshape(1, 4))
+
+
+@pytest.fixture
+def guide(memory: MaskMemory, placements: Placements) -> Guide:
+    return Guide(memory, placements)
 
 
 def test_only_guided_sequences_are_placed(placements: Placements) -> None:
@@ -41,28 +60,59 @@ def test_only_guided_sequences_are_placed(placements: Placements) -> None:
     assert (orders[0].eos_ids, orders[0].max_tokens) == ((2,), 10)
 
 
-def test_a_mask_is_there_when_its_stamp_is_on_either_plane(
-    memory: MaskMemory, placements: Placements
+def test_a_mask_is_there_when_it_has_been_named_on_either_plane(
+    placements: Placements, guide: Guide
 ) -> None:
     list(placements.place([make_delta(slot) for slot in range(3)], 0.0))
     plan = make_plan((0, 1, 0), (1, 1, 0), (2, 1, 0))
     assert placements.look(plan).ready.tolist() == [False] * 3
-    make_mask(memory, 0, 1, 0, bits=5)
-    memory.masks_PNW[1, 2] = 6
-    memory.stamps_PN[1, 2] = stamp(1, 0)
-    memory.stamps_PN[1, 0] = stamp(1, 7)  # of somebody else's past
+    guide.make(0, 1, 0, bits=5)
+    guide.make(2, 1, 0, bits=6, plane=1)
+    guide.make(0, 1, 7, bits=7, plane=1)  # of somebody else's past
     ready, failures = placements.look(plan)
     assert ready.tolist() == [True, False, True]
     assert failures == {}
     assert placements.bits_GW(plan, ready).tolist() == [[5, 5], [6, 6]]
 
 
+def test_a_torn_mask_is_refused_until_it_is_named(
+    memory: MaskMemory, placements: Placements, guide: Guide
+) -> None:
+    """As a processor that reorders writes may show it: its last words before the first."""
+    list(placements.place([make_delta(0)], 0.0))
+    first, second = make_plan((0, 1, 0)), make_plan((0, 1, 1))
+    guide.make(0, 1, 0, bits=5)
+    placements.advance(first, make_result(9), NOTHING, 1.0)
+    memory.masks_PNW[0, 0, 1] = 6
+    ready, _ = placements.look(second)
+    assert ready.tolist() == [False]
+    assert len(placements.bits_GW(second, ready)) == 0
+    guide.make(0, 1, 1, bits=6)
+    ready, _ = placements.look(second)
+    assert placements.bits_GW(second, ready).tolist() == [[6, 6]]
+
+
+def test_the_masks_of_a_guide_that_died_are_made_again(
+    placements: Placements, guide: Guide
+) -> None:
+    """The next one writes them in the same places, so they are not whole all the time."""
+    list(placements.place([make_delta(0)], 0.0))
+    plan = make_plan((0, 1, 0))
+    guide.make(0, 1, 0)
+    assert placements.look(plan).ready.tolist() == [True]
+    placements.guide_died()
+    assert placements.look(plan).ready.tolist() == [False]
+    assert [order.slot for order in placements.all(1.0)] == [0]
+    guide.make(0, 1, 0)
+    assert placements.look(plan).ready.tolist() == [True]
+
+
 def test_the_mask_of_a_former_owner_or_another_token_is_none(
-    memory: MaskMemory, placements: Placements
+    placements: Placements, guide: Guide
 ) -> None:
     list(placements.place([make_delta(0, epoch=2), make_delta(1)], 0.0))
-    make_mask(memory, 0, 1, 0)
-    make_mask(memory, 1, 1, 3)
+    guide.make(0, 1, 0)
+    guide.make(1, 1, 3)
     assert placements.look(make_plan((0, 2, 0), (1, 1, 4))).ready.tolist() == [False, False]
 
 
@@ -108,10 +158,10 @@ def work_on(memory: MaskMemory, slot: int, lane: int = 0, epoch: int = 1) -> Non
 
 
 def test_whose_mask_takes_too_long_fails_and_not_who_waits_behind(
-    memory: MaskMemory, placements: Placements
+    memory: MaskMemory, placements: Placements, guide: Guide
 ) -> None:
     list(placements.place([make_delta(slot) for slot in range(3)], 0.0))
-    make_mask(memory, 0, 1, 0)
+    guide.make(0, 1, 0)
     work_on(memory, 1, lane=2)
     assert placements.overdue(1.0) is False
     assert placements.overdue(10.9) is False
@@ -123,7 +173,7 @@ def test_whose_mask_takes_too_long_fails_and_not_who_waits_behind(
 
 
 def test_who_comes_late_in_a_long_line_is_not_to_blame(
-    memory: MaskMemory, placements: Placements
+    memory: MaskMemory, placements: Placements, guide: Guide
 ) -> None:
     list(placements.place([make_delta(slot) for slot in range(4)], 0.0))
     plan = make_plan(*((slot, 1, 0) for slot in range(4)))
@@ -131,7 +181,7 @@ def test_who_comes_late_in_a_long_line_is_not_to_blame(
         work_on(memory, slot)
         for second in range(6):
             assert placements.overdue(6.0 * slot + second) is False
-        make_mask(memory, slot, 1, 0)
+        guide.make(slot, 1, 0)
     assert placements.look(plan).failures == {}
 
 
@@ -161,11 +211,9 @@ def test_a_guide_that_does_nothing_is_replaced_and_at_the_third_time_nobody_wait
     assert placements.look(plan).failures[0].status == 500
 
 
-def test_a_new_mask_is_waited_for_from_its_token_on(
-    memory: MaskMemory, placements: Placements
-) -> None:
+def test_a_new_mask_is_waited_for_from_its_token_on(placements: Placements, guide: Guide) -> None:
     list(placements.place([make_delta(0)], 0.0))
-    make_mask(memory, 0, 1, 0)
+    guide.make(0, 1, 0)
     assert placements.overdue(100.0) is False
     placements.advance(make_plan((0, 1, 0)), make_result(7), NOTHING, 100.0)
     assert placements.overdue(109.0) is False

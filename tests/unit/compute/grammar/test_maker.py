@@ -1,0 +1,93 @@
+"""The maker names masks, and names none that is not whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.messages.guidance import Guidance
+from services.compute.grammar.compiler import Compiler
+from services.compute.grammar.frames import Advance, Failed, Made, Report
+from services.compute.grammar.maker import Maker
+from services.compute.grammar.masks import MaskMemory
+from services.compute.grammar.settings import GuideSettings
+from tests.flow.guided_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
+from tests.unit.compute.grammar.test_rules import make_place, tokens_in
+
+NUM_SLOTS = 200
+
+
+class Desk:
+    """A maker on its own, and what every mask was when it was named."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = GuideSettings(
+            folder=str(save_tokenizer(folder)),
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(EOS,),
+            num_slots=NUM_SLOTS,
+        )
+        self.memory = MaskMemory.create(NUM_SLOTS, VOCAB_SIZE)
+        self.memory.masks_PNW[:] = -1
+        self.named: dict[tuple[int, int, int], set[int]] = {}
+        self.failed: list[int] = []
+        self.maker = Maker(settings, Compiler(settings), self.memory, self._reported, 1, None)
+
+    def _reported(self, report: Report) -> None:
+        if isinstance(report, Made):
+            for slot, plane, epoch, index in report.rows_R4.tolist():
+                assert plane == 1
+                mask_W = self.memory.masks_PNW[plane, slot]
+                self.named[slot, epoch, index] = tokens_in(mask_W)
+        elif isinstance(report, Failed):
+            self.failed.append(report.slot)
+
+    def place(self, slot: int, grammar: str) -> None:
+        self.maker.take(make_place(Guidance(grammar), slot=slot))
+
+    def advance(self, index: int, *drawn: tuple[int, int]) -> None:
+        rows = [(slot, 1, index, token) for slot, token in drawn]
+        self.maker.take(Advance(np.array(rows, dtype=np.int32)))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(tokenizer().encode(text).ids)
+
+
+def settle(desk: Desk, grammar: str) -> None:
+    """Compile, so that placing needs no other thread."""
+    desk.maker._compiler.compile(grammar)
+
+
+def test_masks_are_named_when_they_are_whole_and_each_once(desk: Desk) -> None:
+    grammar = 'start: "a" ("b" | "c") "d"\n'
+    settle(desk, grammar)
+    a, b, c, d = ids_of("abcd")
+    for slot in range(NUM_SLOTS):
+        desk.place(slot, grammar)
+    assert desk.named == {(slot, 1, 0): {a} for slot in range(NUM_SLOTS)}
+    desk.named.clear()
+    desk.advance(0, *((slot, a) for slot in range(NUM_SLOTS)))
+    assert desk.named == {(slot, 1, 1): {b, c} for slot in range(NUM_SLOTS)}
+    desk.named.clear()
+    desk.advance(1, (7, b), (9, c))
+    assert desk.named == {(7, 1, 2): {d}, (9, 1, 2): {d}}
+
+
+def test_a_sequence_that_ends_or_fails_has_no_mask_named(desk: Desk) -> None:
+    grammar = 'start: "a" "b"\n'
+    settle(desk, grammar)
+    a, b, _, _ = ids_of("abcd")
+    for slot in range(3):
+        desk.place(slot, grammar)
+    desk.named.clear()
+    desk.advance(0, (0, EOS), (1, b), (2, a))
+    assert desk.named == {(2, 1, 1): {b}}
+    assert desk.failed == [1]
