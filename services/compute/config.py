@@ -46,7 +46,7 @@ class ComputeSettings(Settings):
     grammar_timeout_s: float = Field(5.0, gt=0.0)  # to compile one; longer is refused
     grammar_step_timeout_s: float = Field(10.0, gt=0.0)  # for one mask; longer fails the request
     grammar_memory_mb: int = Field(1024, ge=64)  # of that process, beside the tokenizer's
-    max_grammar_bytes: int = Field(256 << 10, ge=1)
+    max_grammar_bytes: int = Field(1 << 20, ge=1)  # of a thousand tools, as routers let them in
     grace_s: float = 30.0
     sim_step_base_s: float = 0.005  # the virtual device's step: this much at least,
     sim_step_per_row_s: float = 0.0  # this much for each decode row

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from common.messages.guidance import Guidance
 from common.messages.tokenize import OutputRules, ToolUse
+from services.compute.config import ComputeSettings
+from services.router.openai.tools import MAX_TOOLS
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
 from tests.unit.detokenizer.answer.answers import parse
@@ -76,3 +78,22 @@ def test_required_calls_are_read_as_calls_with_valid_arguments(
     assert answer.content == "", text
     for name, arguments in answer.calls:
         jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+
+def test_one_of_a_thousand_tools_is_written_and_read() -> None:
+    fields = {
+        "type": "object",
+        "properties": {f"field_{at}": {"type": "string"} for at in range(8)},
+        "required": ["field_0"],
+    }
+    tools = [tool(f"mcp:server-{at}/do", fields) for at in range(MAX_TOOLS)]
+    subject = model()
+    rules = OutputRules(tools=ToolUse("required"))
+    composed = compose(rules, functions_of(tools), Speech("hermes"), subject.vocabulary)
+    assert composed is not None
+    assert len(composed.grammar) <= ComputeSettings().max_grammar_bytes
+    text = '<tool_call>\n{"name": "mcp:server-999/do", "arguments": {"field_0": "x"}}\n</tool_call>'
+    assert subject.takes(composed, text)
+    assert not subject.takes(composed, text.replace("999", "9999"))
+    (call,) = parse(list(text), "hermes", "", is_open=False).calls
+    assert list(call) == ["mcp:server-999/do", '{"field_0": "x"}']

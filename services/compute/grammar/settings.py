@@ -20,7 +20,7 @@ class GuideSettings(Settings):
     compile_timeout_s: float = 5.0
     step_timeout_s: float = 10.0
     memory_mb: int = 1024  # of the process, beside what the tokenizer takes
-    max_grammar_bytes: int = 256 << 10
+    max_grammar_bytes: int = 1 << 20
     cores: tuple[int, ...] = ()  # that the process may use; none: those of its parent
     cache_entries: int = 256
     cache_bytes: int = 4 << 20  # of grammars' text; compiled they take 70 to 95 times as much
