@@ -61,7 +61,13 @@ def test_a_python_client(script: str, demo_stack: Stack) -> None:
 @pytest.mark.skipif(not AGENTS.exists(), reason="no .venv-agents; `make clients` makes it")
 @pytest.mark.parametrize(
     "script",
-    ["langchain_agent.py", "ollama_client.py", "openai_agents.py", "pydantic_ai_agent.py"],
+    [
+        "langchain_agent.py",
+        "ollama_client.py",
+        "openai_agents.py",
+        "pydantic_ai_agent.py",
+        "smolagents_agents.py",
+    ],
 )
 def test_an_agent_framework(script: str, demo_stack: Stack) -> None:
     run(demo_stack, str(AGENTS), str(CLIENTS / script))
