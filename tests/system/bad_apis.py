@@ -13,6 +13,7 @@ from tests.system.bad_requests import (
     MESSAGES,
     MISSING,
     RESPONSES,
+    SOUND,
     TOKENIZE,
     TOO_LONG,
     UNSUPPORTED,
@@ -35,6 +36,9 @@ def items(name: str, item: Any, where: str, code: str = INVALID) -> Wrong:
 
 
 ITEM_CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}
+CUSTOM = {"type": "custom", "name": "patch"}
+LARK = {**CUSTOM, "format": {"type": "grammar", "syntax": "lark", "definition": "start: <[5]>"}}
 RESPONSE_ROWS = [
     response("no input", {"input": ...}, "input", MISSING),
     response("input 5", {"input": 5}, "input"),
@@ -43,7 +47,10 @@ RESPONSE_ROWS = [
     response("too long", {"input": "w " * 60_000}, "input", TOO_LONG),
     items("an item 5", 5, ""),
     items("an unknown item", {"type": "wibble"}, ".type", UNSUPPORTED),
-    items("an item of before", {"type": "item_reference", "id": "x"}, "", UNSUPPORTED),
+    items("an item of before", {"type": "item_reference", "id": "x"}, ".id"),
+    items("an item without an id", {"type": "item_reference"}, ".id"),
+    items("a custom call without input", {**CUSTOM_CALL, "input": 5}, ".input"),
+    items("a call of nothing", {**CUSTOM_CALL, "name": None}, ".name"),
     items("a role", {"role": "wizard", "content": ""}, ".role"),
     items("a call without a name", {**ITEM_CALL, "name": 5}, ".name"),
     items("arguments", {**ITEM_CALL, "arguments": {}}, ".arguments"),
@@ -54,9 +61,17 @@ RESPONSE_ROWS = [
         UNSUPPORTED,
     ),
     response("instructions 5", {"instructions": 5}, "instructions"),
-    response("before", {"previous_response_id": "r"}, "previous_response_id", UNSUPPORTED),
+    response("before", {"previous_response_id": 5}, "previous_response_id"),
+    Wrong(
+        "a response that is not there",
+        RESPONSES,
+        {**SOUND[RESPONSES], "previous_response_id": "r"},
+        "previous_response_id",
+        "response_not_found",
+        404,
+    ),
     response("a conversation", {"conversation": "c"}, "conversation", UNSUPPORTED),
-    response("background", {"background": True}, "background", UNSUPPORTED),
+    response("background", {"background": True, "store": False}, "background", UNSUPPORTED),
     response("n", {"n": 2}, "n", UNSUPPORTED),
     response("max_output_tokens 0", {"max_output_tokens": 0}, "max_output_tokens"),
     response("too many tokens", {"max_output_tokens": 10**12}, "max_output_tokens"),
@@ -64,7 +79,25 @@ RESPONSE_ROWS = [
     response("include", {"include": ["wibble"]}, "include[0]"),
     response("1,000 includes", {"include": ["wibble"] * 1000}, "include"),
     response("metadata", {"metadata": {"a": 5}}, "metadata.a"),
-    response("a web search", {"tools": [{"type": "web_search"}]}, "tools[0].type", UNSUPPORTED),
+    response("a tool", {"tools": [{"type": "wibble"}]}, "tools[0].type", UNSUPPORTED),
+    response(
+        "a web search alone",
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        "tool_choice",
+    ),
+    response("a namespace", {"tools": [{"type": "namespace"}]}, "tools[0].name"),
+    response("a custom tool", {"tools": [{**CUSTOM, "format": 5}]}, "tools[0].format.type"),
+    response(
+        "a grammar",
+        {"tools": [{**CUSTOM, "format": {"type": "grammar"}}]},
+        "tools[0].format.definition",
+    ),
+    response(
+        "a grammar that cannot be rewritten",
+        {"tools": [LARK], "tool_choice": {"type": "custom", "name": "patch"}},
+        "tools",
+        "invalid_grammar",
+    ),
     response("an effort", {"reasoning": {"effort": "heroic"}}, "reasoning.effort"),
     response("temperature", {"temperature": -9}, "temperature"),
     wrong(INPUT_TOKENS, "no input", {"input": ...}, "input", MISSING),

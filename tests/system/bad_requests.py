@@ -15,6 +15,7 @@ MAX_BODY_BYTES = 1 << 18
 VOCABULARY = 512
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSE = "/v1/responses/resp_1"
 RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 EMBEDDINGS, TOKENIZE, DETOKENIZE = "/v1/embeddings", "/tokenize", "/detokenize"
@@ -198,7 +199,16 @@ PATHS = [
     routed("POST", "/timeline", 405),
     Wrong("an unknown model", "/v1/models/gpt-9", b"", "model", "model_not_found", 404, "GET"),
     Wrong("a long model", "/v1/models/" + "x" * 3000, b"", "model", "model_not_found", 404, "GET"),
-    Wrong("a response of before", "/v1/responses/r", b"", None, "response_not_found", 404, "GET"),
+    *(
+        Wrong(f"{method} {below}", RESPONSE + below, b"", None, "response_not_found", 404, method)
+        for method, below in (
+            ("GET", ""),
+            ("DELETE", ""),
+            ("POST", "/cancel"),
+            ("GET", "/input_items"),
+        )
+    ),
+    routed("POST", "/v1/responses/compact", 404),
     *(
         Wrong(f"seconds={value}", f"/timeline?seconds={value}", b"", "seconds", method="GET")
         for value in ("0", "-1", "nan", "inf", "1e99", "601", "x", "%00")

@@ -30,7 +30,14 @@ WITHOUT: Mapping[str, dict[str, str]] = {
     "a wrong key of Anthropic's": {"X-Api-Key": "sk-wrong"},
 }
 OPEN = ("/live", "/ready", "/health", "/metrics", "/")
-CLOSED = ("/v1/models", "/v1/models/strict", "/version", "/timeline", "/v1/responses/r", "/what")
+CLOSED = (
+    "/v1/models",
+    "/v1/models/strict",
+    "/version",
+    "/timeline",
+    "/v1/responses/resp_1",
+    "/what",
+)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from services.router.ollama.format import NDJSON
 from services.router.openapi import answers, other_answers
 from services.router.openapi.requests import request_schemas
-from services.router.openapi.shapes import STRING, Schema, either, ref
+from services.router.openapi.shapes import BOOLEAN, STRING, Schema, either, one_of, ref
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -58,7 +58,7 @@ OPERATIONS = (
     Operation(
         "/v1/responses",
         "createResponse",
-        "Answer in the way of OpenAI's Responses, without a memory",
+        "Answer in the way of OpenAI's Responses",
         "ResponsesRequest",
         "Response",
         True,
@@ -157,6 +157,8 @@ _COMPONENTS: dict[str, Schema] = {
     "Response": other_answers.RESPONSE,
     "Message": other_answers.MESSAGE,
     "ResponseInput": other_answers.RESPONSE_INPUT,
+    "ResponseItems": other_answers.RESPONSE_ITEMS,
+    "DeletedResponse": other_answers.DELETED_RESPONSE,
     "AnthropicModel": other_answers.ANTHROPIC_MODEL,
     "AnthropicModels": other_answers.ANTHROPIC_MODELS,
     "CountedTokens": other_answers.COUNTED,
@@ -173,6 +175,7 @@ def build_document(version: str) -> dict[str, Any]:
     """Make the OpenAPI 3.1 document of this version of the server."""
     paths: dict[str, Any] = {each.path: {"post": _operation(each)} for each in OPERATIONS}
     paths.update(_readings())
+    paths.update(_stored_responses())
     return {
         "openapi": "3.1.0",
         "info": {
@@ -297,6 +300,40 @@ def _readings() -> dict[str, Any]:
         },
         "/timeline": {"get": timeline},
         "/openapi.json": {"get": _reading("getOpenAPI", "This document", {"type": "object"})},
+    }
+
+
+def _stored_responses() -> dict[str, Any]:
+    """Describe what there is of responses that this router keeps."""
+    statuses = ("400", "401", "404")
+    retrieve = _reading(
+        "getResponse", "Show a response, or follow its events", "Response", statuses
+    )
+    retrieve["responses"]["200"]["content"][EVENTS] = {"schema": {}}
+    cancel = _reading("cancelResponse", "End a response of the background", "Response", statuses)
+    delete = _reading("deleteResponse", "Keep a response no longer", "DeletedResponse", statuses)
+    items = _reading(
+        "listInputItems", "List what a response was made of", "ResponseItems", statuses
+    )
+    own = _parameter("response_id", "path", {"type": "string", "pattern": "^resp_[0-9a-z]+$"})
+    for operation in (cancel, delete):
+        operation["parameters"] = [own]
+    retrieve["parameters"] = [
+        own,
+        _parameter("stream", "query", BOOLEAN),
+        _parameter("starting_after", "query", {"type": "integer", "minimum": -1}),
+    ]
+    items["parameters"] = [
+        own,
+        _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 100}),
+        _parameter("order", "query", one_of("asc", "desc")),
+        _parameter("after", "query", STRING),
+    ]
+    path = "/v1/responses/{response_id}"
+    return {
+        path: {"get": retrieve, "delete": delete},
+        f"{path}/cancel": {"post": cancel},
+        f"{path}/input_items": {"get": items},
     }
 
 

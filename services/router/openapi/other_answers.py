@@ -50,8 +50,21 @@ _CALL_ITEM = record(
         "type": constant("function_call"),
         "call_id": STRING,
         "name": STRING,
+        "namespace": STRING,
         "arguments": STRING,
-    }
+    },
+    ("namespace",),
+)
+_CUSTOM_CALL_ITEM = record(
+    {
+        **_ITEM_HEAD,
+        "type": constant("custom_tool_call"),
+        "call_id": STRING,
+        "name": STRING,
+        "namespace": STRING,
+        "input": STRING,
+    },
+    ("namespace",),
 )
 RESPONSE = record(
     {
@@ -59,18 +72,18 @@ RESPONSE = record(
         "object": constant("response"),
         "created_at": INTEGER,
         "completed_at": nullable(INTEGER),
-        "status": one_of("completed", "incomplete", "failed", "in_progress"),
+        "status": one_of("queued", "in_progress", "completed", "incomplete", "failed", "cancelled"),
         "error": nullable({"type": "object"}),
         "incomplete_details": nullable(record({"reason": STRING})),
         "model": STRING,
-        "output": array(either(_MESSAGE_ITEM, _REASONING_ITEM, _CALL_ITEM)),
+        "output": array(either(_MESSAGE_ITEM, _REASONING_ITEM, _CALL_ITEM, _CUSTOM_CALL_ITEM)),
         "background": BOOLEAN,
         "instructions": nullable(STRING),
         "max_output_tokens": nullable(COUNT),
         "max_tool_calls": nullable(COUNT),
         "metadata": {"type": "object"},
         "parallel_tool_calls": BOOLEAN,
-        "previous_response_id": NULL,
+        "previous_response_id": nullable(STRING),
         "prompt_cache_key": nullable(STRING),
         "reasoning": {"type": "object"},
         "safety_identifier": nullable(STRING),
@@ -126,6 +139,18 @@ MESSAGE = record(
             }
         ),
     }
+)
+RESPONSE_ITEMS = record(
+    {
+        "object": constant("list"),
+        "data": array({"type": "object"}),
+        "first_id": nullable(STRING),
+        "last_id": nullable(STRING),
+        "has_more": BOOLEAN,
+    }
+)
+DELETED_RESPONSE = record(
+    {"id": STRING, "object": constant("response"), "deleted": {"const": True}}
 )
 RESPONSE_INPUT = record({"object": constant("response.input_tokens"), "input_tokens": COUNT})
 ANTHROPIC_MODEL = record(

@@ -16,7 +16,6 @@ from services.router.errors import ApiError, bad_field, shown
 from services.router.responses.event_log import EventLog
 
 STORE_OFF: Final = "this server keeps no responses (responses_max is 0): send the conversation"
-NOT_STORED: Final = "leave store out or make it true"
 GOES_ON: Final = ("completed", "incomplete")
 
 

@@ -24,7 +24,7 @@ from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import named_schema
 from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
-from services.router.responses.history import FORGETFUL, NOT_STORED, STORE_OFF, History
+from services.router.responses.history import FORGETFUL, STORE_OFF, History
 from services.router.responses.input_items import pack_input, read_input
 from services.router.responses.tools import ResponseTools, read_tools
 from services.router.thinking import thinking_kwargs
@@ -187,7 +187,8 @@ def parse_response(
     shared.warn(warnings)
     is_stored = history.keeps and fields.store is not False
     if fields.background and not is_stored:
-        raise bad_field("background", f"needs store; {NOT_STORED if history.keeps else STORE_OFF}")
+        why = "cannot be used together with store false" if history.keeps else STORE_OFF
+        raise bad_field("background", why, "unsupported_parameter")
     if fields.store and not is_stored:
         warnings.add("store", STORE_OFF)
     return ResponsesRequest(job, bool(shared.stream), fields, tools, items, len(before), is_stored)
