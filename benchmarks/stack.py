@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-READY_WITHIN_S = 60.0
-STOPPED_WITHIN_S = 45.0
-CLOSED_WITHIN_S = 3.0
+READY_WITHIN_S = 240.0  # a machine may be busy
+STOPPED_WITHIN_S = 240.0
+CLOSED_WITHIN_S = 10.0
 POLL_S = 0.02
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 URL = re.compile(r"http://[\w.:\[\]-]+")
@@ -101,7 +101,7 @@ class Stack:
     def get(self, path: str) -> dict[str, Any]:
         """Ask for a JSON document, whatever its status."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=60) as answer:
                 return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             return dict(json.load(error))

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from services.router.page.handler import PageHandler
+from tests.patience import PATIENCE_S
 
 MODEL = "scripted"
 
@@ -90,7 +91,7 @@ class ScriptedServer:
 
     async def asked(self) -> ScriptedStream:
         """Wait for the next chat request."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await self._asked.get()
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -8,6 +8,7 @@ import re
 from benchmarks.stack import Stack
 from tests.browser.scripted_server import ScriptedServer
 from tests.browser.visit import Visit
+from tests.patience import PATIENCE_S
 from tests.system.ring import wait_empty
 
 FIGURES = re.compile(r"TTFT [\d.]+ m?s · [\d.]+ tokens/s · \d+ tokens · [\d.]+ m?s")
@@ -125,7 +126,7 @@ async def test_an_answer_cut_off_by_a_reload_says_so(
     await visit.open(scripted.url)
     await visit.wait_for_text("One, two")
     assert "Interrupted" in await visit.answer().locator(".note").inner_text()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await scripted.left.wait()
 
 
@@ -138,7 +139,7 @@ async def test_a_new_chat_ends_the_answer_that_streams(
     await stream.delta(content="Old answer")
     await visit.wait_for_text("Old answer")
     await visit.page.click("#new-chat")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await scripted.left.wait()
     await visit.ask("New")
     stream = await scripted.asked()

@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from playwright.async_api import (
         BrowserContext,
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.browser.scripted_server import ScriptedServer
 
-TIMEOUT_MS = 15_000
+TIMEOUT_MS = 1000 * PATIENCE_S
 PHONE: ViewportSize = {"width": 360, "height": 740}
 KEY = "let-me-in"
 

@@ -29,6 +29,7 @@ from services.compute.scheduler.protocol import Scheduler
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.schools import make_policy
 from services.compute.step import StepPlan, StepResult
+from tests.patience import PATIENCE_S
 
 FOLDER = "/nowhere"  # of a model without a tokenizer
 CARD = ModelCard("sim", "r1", 1_000, 512, 511, 511)
@@ -167,7 +168,7 @@ class Ring:
         return [ended.reason for ended in self.ended(attempt)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():  # noqa: ASYNC110 - the loop's turns are what it waits for
                 await asyncio.sleep(0)
 

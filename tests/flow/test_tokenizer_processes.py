@@ -28,6 +28,7 @@ from common.messages.tokenize import (
 from services.tokenizer.job import EncoderSettings, Job, Outcome
 from services.tokenizer.pool import Pool, PoolSettings
 from services.tokenizer.process import Exited, Reported, WorkerProcess
+from tests.patience import PATIENCE_S
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
 LIMITS = {"template_timeout_s": 1.0, "template_memory_mb": 64}
@@ -255,6 +256,8 @@ def test_a_template_that_does_not_compile_in_time_is_told_at_the_start(tmp_path:
 def test_a_process_ends_with_its_service(folder: Path) -> None:
     settings = json.dumps(asdict(EncoderSettings(str(folder), 1000, **LIMITS)))
     command = [sys.executable, "-m", "services.tokenizer.worker", settings]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0
     assert done.stdout[4:] == b"\x91\xa5ready" and not done.stderr

@@ -7,6 +7,7 @@ import urllib.request
 from dataclasses import dataclass
 
 from benchmarks.stack import Stack, descendants_of, rss_mib
+from tests.patience import PATIENCE_S
 from tests.system.ring import wait_empty
 
 MAX_GROWTH_MIB = 200.0  # of all processes together, by buffers that allocators keep
@@ -61,7 +62,7 @@ def answers_well(stack: Stack) -> None:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] == 4
 
 

@@ -10,8 +10,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.stack import Stack
+from tests.patience import PATIENCE_S
 
-REQUEST_TIMEOUT_S = 60.0
 TOOL_TEMPLATE = (  # calls as Hermes models write them
     "<|bos|>{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
     "Call <tool_call>{...}</tool_call><|end|>{% endif %}{% for message in messages %}"
@@ -104,13 +104,11 @@ async def async_client(tiny_stack: Stack) -> AsyncIterator[AsyncOpenAI]:
 
 def client_of(stack: Stack, api_key: str = "none") -> OpenAI:
     """A client that tries once."""
-    return OpenAI(
-        base_url=f"{stack.url}/v1", api_key=api_key, max_retries=0, timeout=REQUEST_TIMEOUT_S
-    )
+    return OpenAI(base_url=f"{stack.url}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE_S)
 
 
 def async_client_of(stack: Stack) -> AsyncOpenAI:
     """The same on a loop."""
     return AsyncOpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S
+        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
     )

@@ -15,6 +15,7 @@ from common.link.sockets import SocketMail
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort
 from common.messages.generate import ComputeInbox
+from tests.patience import PATIENCE_S
 
 A = AttemptId("r", 1)
 LOOPS = (uvloop.run, asyncio.run)
@@ -43,7 +44,7 @@ class Box:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait for news that make it true; counters have no news, so look now and then too."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not true():
                 self._news.clear()
                 with suppress(TimeoutError):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.stack import Stack
-
-EMPTY_WITHIN_S = 10.0  # heartbeats come twice a second; a machine may be busy
+from tests.patience import PATIENCE_S
 
 
 def is_empty(stack: Stack) -> bool:
@@ -21,9 +20,9 @@ def is_empty(stack: Stack) -> bool:
     )
 
 
-def wait_empty(stack: Stack, within_s: float = EMPTY_WITHIN_S) -> None:
+def wait_empty(stack: Stack) -> None:
     """Wait until all tables of all services are empty."""
-    stack.wait_until(lambda: is_empty(stack), within_s, f"empty: {stack.health()}")
+    stack.wait_until(lambda: is_empty(stack), PATIENCE_S, f"empty: {stack.health()}")
 
 
 def num_running(stack: Stack, service: str = "compute") -> list[int]:

@@ -16,8 +16,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S = 90.0  # a busy machine
+
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -54,7 +56,7 @@ class Terminal:
 
     def expect(self, text: str) -> str:
         """Wait for a text that was not yet expected; returns what came before it."""
-        deadline_s = time.monotonic() + WITHIN_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while (at := self.shown.find(text, self._read_to)) < 0:
             assert time.monotonic() < deadline_s, f"no {text!r} in {self.shown!r}"
             assert self._read(0.1), f"it ended without {text!r}: {self.shown!r}"
@@ -64,7 +66,7 @@ class Terminal:
 
     def wait(self) -> int:
         """Wait for the end; returns the exit status."""
-        deadline_s = time.monotonic() + WITHIN_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while self._read(0.1):
             if time.monotonic() > deadline_s:
                 os.kill(self.pid, signal.SIGKILL)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks.stack import Stack
+from tests.patience import PATIENCE_S
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "api").glob("*.md"))
 ADDRESS = "http://127.0.0.1:8000"
-RUN_TIMEOUT_S = 60
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -53,7 +53,7 @@ def run(command: str, stack: Stack) -> str:
         ["bash", "-c", script.replace(ADDRESS, stack.url)],
         capture_output=True,
         text=True,
-        timeout=RUN_TIMEOUT_S,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -7,13 +7,14 @@ import json
 import re
 import socket
 import struct
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.stack import Stack
+from tests.patience import PATIENCE_S
 from tests.system.aftermath import Aftermath
 from tests.system.bad_requests import CHAT, MESSAGES, MODEL, RESPONSES, SOUND, TEXT
 from tests.system.bad_wire import (
@@ -29,7 +30,6 @@ from tests.system.bad_wire import (
 )
 from tests.system.ring import num_running, wait_empty
 
-ENDED_WITHIN_S = 20.0  # every connection below, one way or the other
 NUM_IDLE = 1000
 ENDLESS = {"max_tokens": 8000, "ignore_eos": True}
 RESET = struct.pack("ii", 1, 0)
@@ -49,7 +49,7 @@ def connected(stack: Stack, receive_bytes: int = 0) -> Iterator[socket.socket]:
     with socket.socket() as wire:
         if receive_bytes:
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        wire.settimeout(ENDED_WITHIN_S)
+        wire.settimeout(PATIENCE_S)
         wire.connect(("127.0.0.1", stack.port))
         yield wire
 
@@ -187,9 +187,17 @@ def test_who_does_not_read_its_stream_is_dropped(strict_stack: Stack, aftermath:
     wide = {"stream": True, "n": 32, **ENDLESS, "max_tokens": 4000, "logprobs": 20}
     with connected(strict_stack, receive_bytes=4096) as wire:
         wire.sendall(asking(wide))
-        strict_stack.wait_until(lambda: num_running(strict_stack) != [0], 10, "running")
-        wait_empty(strict_stack, 40)
+        strict_stack.wait_until(lambda: num_running(strict_stack) != [0], PATIENCE_S, "running")
+        wait_empty(strict_stack)
         assert b"[DONE]" not in rest_of(wire)
+
+
+def holds(stack: Stack, wire: socket.socket) -> bool:
+    """Whether the server still has its end of a connection open."""
+    ends = [f":{port:04X}" for port in (stack.port, wire.getsockname()[1])]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ours = [row for row in rows if row[1].endswith(ends[0]) and row[2].endswith(ends[1])]
+    return any(row[3] == "01" for row in ours)  # established
 
 
 def test_who_does_not_read_its_answer_is_cut(strict_stack: Stack, aftermath: Aftermath) -> None:
@@ -197,7 +205,7 @@ def test_who_does_not_read_its_answer_is_cut(strict_stack: Stack, aftermath: Aft
     with connected(strict_stack, receive_bytes=4096) as wire:
         wire.sendall(asking(large))
         answer = wire.recv(1000)
-        time.sleep(3.0)  # longer than the server waits
+        strict_stack.wait_until(lambda: not holds(strict_stack, wire), PATIENCE_S, "cut")
         answer += rest_of(wire)
     length = re.search(rb"Content-Length: (\d+)", answer)
     assert length is not None

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks.stack import Stack
+from tests.patience import PATIENCE_S
 from tests.system.aftermath import Aftermath
 from tests.system.bad_requests import SOUND, TEXT, USER
 
-ANSWER_WITHIN_S = 60.0
 REFUSALS = {"invalid_grammar", "grammar_failed", "grammar_timeout", "grammar_too_large"}
 HARMLESS = {"regex": "[ab]{4}"}
 
@@ -104,7 +104,7 @@ def test_others_stream_on_while_a_bomb_is_compiled(
     strict_stack: Stack, aftermath: Aftermath
 ) -> None:
     assert ask(strict_stack, HARMLESS)[0] == 200  # from here on its grammar is known
-    connection = http.client.HTTPConnection("127.0.0.1", strict_stack.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", strict_stack.port, timeout=PATIENCE_S)
     body = SOUND[TEXT] | {"stream": True, "max_tokens": 8000, "ignore_eos": True}
     connection.request("POST", TEXT, json.dumps(body), {"Content-Type": "application/json"})
     stream = connection.getresponse()
@@ -163,7 +163,7 @@ def test_what_a_message_says_is_no_template(strict_stack: Stack, said: str) -> N
 
 def ask(stack: Stack, rules: dict[str, Any]) -> tuple[int, Any]:
     """Ask for a completion under rules; returns status and answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=ANSWER_WITHIN_S)
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
     body = json.dumps(SOUND[TEXT] | rules)
     try:
         connection.request("POST", TEXT, body, {"Content-Type": "application/json"})
@@ -175,7 +175,7 @@ def ask(stack: Stack, rules: dict[str, Any]) -> tuple[int, Any]:
 
 def posted(stack: Stack, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Ask for something that is no completion."""
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=ANSWER_WITHIN_S)
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         return dict(json.load(connection.getresponse()))

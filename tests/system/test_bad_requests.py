@@ -8,6 +8,7 @@ import json
 import pytest
 
 from benchmarks.stack import Stack
+from tests.patience import PATIENCE_S
 from tests.system.aftermath import Aftermath
 from tests.system.bad_apis import APIS
 from tests.system.bad_conversations import CONVERSATIONS_AND_TEMPLATES
@@ -16,7 +17,6 @@ from tests.system.bad_rules import RULES
 
 ALL = BYTES | FIELDS | CONVERSATIONS_AND_TEMPLATES | RULES | APIS
 STREAMABLE = (CHAT, TEXT, RESPONSES, MESSAGES)
-ANSWER_WITHIN_S = 30.0
 MAX_ERROR_BYTES = 4096
 
 
@@ -76,7 +76,7 @@ def _told(row: Wrong, answer: dict[str, object]) -> tuple[object, ...]:
 
 
 def _exchange(stack: Stack, row: Wrong, body: bytes) -> tuple[int, str | None, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=ANSWER_WITHIN_S)
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
     headers = {**({"Content-Type": row.content_type} if row.content_type else {}), **row.headers}
     try:
         connection.request(row.method, row.path, body, headers)

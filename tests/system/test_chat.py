@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.stack import Stack, descendants_of, is_running
+from tests.patience import PATIENCE_S
 from tests.system.terminal import ROOT, Terminal
 
 PARIS = {"index": 0, "id": "call_1", "function": {"name": "get_weather", "arguments": ""}}
@@ -89,7 +90,7 @@ def slipstream(*words: str, given: str = "") -> subprocess.CompletedProcess[str]
         input=given,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
     )
 
 

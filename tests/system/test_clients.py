@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.stack import Stack
 from tests.clients import claude_code, codex_cli
+from tests.patience import PATIENCE_S
 from tests.system.ring import wait_empty
 from tests.system.scripted_model import save_scripted_folder
 
@@ -23,7 +24,6 @@ CLIENTS = ROOT / "tests" / "clients"
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 AGENTS = ROOT / ".venv-agents" / "bin" / "python"
 NODE_MODULES = CLIENTS / "node" / "node_modules"
-SCRIPT_TIMEOUT_S = 110
 
 
 def run(stack: Stack, *command: str) -> None:
@@ -32,7 +32,7 @@ def run(stack: Stack, *command: str) -> None:
         [*command, "--base-url", stack.url],
         capture_output=True,
         text=True,
-        timeout=SCRIPT_TIMEOUT_S,
+        timeout=PATIENCE_S,
         env={**os.environ, "no_proxy": "*"},
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
@@ -98,7 +98,7 @@ def test_codex(tmp_path: Path) -> None:
 @pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-clients; `make clients` makes it")
 def test_the_example_with_anthropics_client(demo_stack: Stack) -> None:
     command = (str(PYTHON), str(ROOT / "examples" / "anthropic_chat.py"), "--url", demo_stack.url)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     greeting, answer = done.stdout.splitlines()
     assert greeting.startswith("Hello!") and "18" in answer
@@ -113,7 +113,7 @@ def test_the_example_for_node(demo_stack: Stack, tmp_path: Path) -> None:
         ["node", str(script), "Hello!"],
         capture_output=True,
         text=True,
-        timeout=SCRIPT_TIMEOUT_S,
+        timeout=PATIENCE_S,
         env={**os.environ, "SLIPSTREAM_URL": f"{demo_stack.url}/v1"},
     )
     assert done.stdout.startswith("Hello!"), done.stderr

@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 
 from benchmarks.stack import Stack
+from tests.patience import PATIENCE_S
 from tests.system.ring import wait_empty
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -114,7 +115,7 @@ def send(
     headers: dict[str, str] | None = None,
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     """Send bytes as they are; returns status, headers and body."""
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
     try:
         connection.request(method, path, body, {"Content-Type": content_type, **(headers or {})})
         answer = connection.getresponse()

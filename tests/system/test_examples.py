@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.stack import Stack
+from tests.patience import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -14,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def run(example: str, stack: Stack, *arguments: str, typed: str = "") -> str:
     """Run an example to its end and return what it printed."""
     command = (sys.executable, str(EXAMPLES / example), "--url", f"{stack.url}/v1", *arguments)
-    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.stack import ROOT, Stack, descendants_of, is_running
+from tests.patience import PATIENCE_S
 from tests.system.ring import num_running, wait_empty
 
 SLOW_STEP = {"compute.sim_step_base_s": 0.02}
@@ -37,7 +37,7 @@ class Reader:
             "stream_options": {"include_usage": True},
             "ignore_eos": True,
         }
-        self._connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)
+        self._connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
         headers = {"Content-Type": "application/json"}
         self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
         self._thread = threading.Thread(target=self._read)
@@ -71,7 +71,7 @@ class Reader:
 
     def join(self) -> Reader:
         """Wait for the stream's end, whatever it is."""
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), f"hangs after {len(self.events)} events"
         return self
 
@@ -79,13 +79,13 @@ class Reader:
 def begin(stack: Stack, num_streams: int, num_tokens: int) -> list[Reader]:
     """Start streams and wait until text comes on each."""
     readers = [Reader(stack, num_tokens) for _ in range(num_streams)]
-    stack.wait_until(lambda: all(each.has_begun for each in readers), 15, "streaming")
+    stack.wait_until(lambda: all(each.has_begun for each in readers), PATIENCE_S, "streaming")
     return readers
 
 
 def ask(stack: Stack, num_tokens: int = 1) -> tuple[int, http.client.HTTPMessage]:
     """Send one small request; returns status and headers."""
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
     try:
         body = {"model": "sim", "prompt": "Hi", "max_tokens": num_tokens}
         headers = {"Content-Type": "application/json"}
@@ -110,7 +110,7 @@ def test_sigterm_lets_running_streams_finish_and_refuses_new_requests(sim_folder
         processes = descendants_of(stack.process.pid)
         readers = begin(stack, 3, 150)
         stack.signal(signal.SIGTERM)
-        refusal = stack.wait_until(lambda: refused(stack), 5, "refusing")
+        refusal = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
         assert refusal[0] == 503
         assert int(refusal[1]["Retry-After"]) >= 1
         for reader in readers:
@@ -133,12 +133,10 @@ def test_a_second_signal_ends_it_at_once(sim_folder: Path) -> None:
         processes = descendants_of(stack.process.pid)
         (reader,) = begin(stack, 1, 4000)
         stack.signal(signal.SIGINT)
-        stack.wait_until(lambda: refused(stack), 5, "refusing")
-        began_s = time.monotonic()
+        stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
         stack.signal(signal.SIGINT)
         assert stack.wait() == 128 + signal.SIGINT
-        assert time.monotonic() - began_s < 10
-        reader.join()
+        assert len(reader.join().events) < 1000, "it was drained for as long as it may"
         assert not any(map(is_running, processes))
 
 
@@ -156,7 +154,7 @@ def test_a_worker_that_is_killed_comes_back_and_nobody_hangs(sim_folder: Path, n
                 assert reader.completion_tokens == 200
             else:
                 assert json.loads(reader.events[-2])["error"]["code"] == "worker_lost"
-        stack.wait_until(lambda: answers(stack), 15, "serving again")
+        stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
         assert stack.pids()[name] != first_pid
         (death,) = stack.logged("died; starting it again")
         assert (death["process"], death["how"][:17]) == (name, "killed by SIGKILL")
@@ -169,12 +167,12 @@ def test_without_a_worker_new_requests_get_a_503_with_retry_after(sim_folder: Pa
         pid = stack.pids()["compute-0"]
         os.kill(pid, signal.SIGSTOP)  # hangs: sends no heartbeat and is not restarted
         try:
-            status, headers = stack.wait_until(lambda: refused(stack), 20, "refusing")
+            status, headers = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
             assert status == 503
             assert int(headers["Retry-After"]) >= 1
         finally:
             os.kill(pid, signal.SIGCONT)
-        stack.wait_until(lambda: answers(stack), 15, "serving again")
+        stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
         wait_empty(stack)
 
 
@@ -206,8 +204,10 @@ def test_when_one_router_of_two_is_killed_the_other_goes_on(sim_folder: Path) ->
         assert len(whole) == len(readers) - num_cut
         assert all(reader.completion_tokens == 300 for reader in whole)
         assert all(answers(stack) for _ in range(10))
-        stack.wait_until(lambda: num_running(stack) == [0], 10, "rid of the dead router's requests")
-        stack.wait_until(lambda: len(stack.pids("router")) == 2, 10, "complete again")
+        stack.wait_until(
+            lambda: num_running(stack) == [0], PATIENCE_S, "rid of the dead router's requests"
+        )
+        stack.wait_until(lambda: len(stack.pids("router")) == 2, PATIENCE_S, "complete again")
         assert stack.stop() == 0
 
 
@@ -216,15 +216,18 @@ def test_when_the_launcher_is_killed_its_services_end_by_themselves(sim_folder: 
         processes = descendants_of(stack.process.pid)
         assert len(processes) >= 4
         stack.process.kill()
-        stack.wait_until(lambda: not any(map(is_running, processes)), 20, "gone", alive=False)
+        stack.wait_until(
+            lambda: not any(map(is_running, processes)), PATIENCE_S, "gone", alive=False
+        )
 
 
 def test_a_crash_looping_worker_is_restarted_with_back_off(sim_folder: Path) -> None:
     with Stack(sim_folder, "--device", "sim") as stack:
         for _ in range(3):
-            stack.kill(stack.wait_until(lambda: next(iter(stack.pids("detok")), None), 20, "back"))
-            stack.wait_until(lambda: not stack.pids("detok"), 5, "dead")
-        stack.wait_until(lambda: answers(stack), 30, "serving again")
+            back = stack.wait_until(lambda: stack.pids("detok"), PATIENCE_S, "back")
+            stack.kill("detokenizer-0")
+            stack.wait_until(lambda old=back: stack.pids("detok") != old, PATIENCE_S, "dead")
+        stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
         delays_s = [death["in_s"] for death in stack.logged("died; starting it again")]
         assert len(delays_s) == 3
         assert delays_s == sorted(delays_s)
@@ -234,7 +237,7 @@ def test_a_crash_looping_worker_is_restarted_with_back_off(sim_folder: Path) -> 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `slipstream serve` for as long as it lasts, which should be short."""
     command = [sys.executable, "-m", "services.cli", "serve", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_a_second_server_on_the_same_port_says_so(sim_stack: Stack, sim_folder: Path) -> None:

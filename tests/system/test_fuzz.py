@@ -12,11 +12,11 @@ from hypothesis import given, settings
 
 from benchmarks.stack import Stack
 from tests.cases import num_cases
+from tests.patience import PATIENCE_S
 from tests.system.aftermath import Aftermath
 from tests.system.bad_requests import COUNT, EMBEDDINGS, MESSAGES, MODEL, RESPONSES
 from tests.system.mutations import BASES, MAX_TOKENS, STREAMED, spoiled
 
-ANSWER_WITHIN_S = 60.0
 REFUSED = (400, 404, 413)
 EVENTS = ("response.completed", "response.incomplete", "error")
 
@@ -92,7 +92,7 @@ def _check_stream(path: str, text: str) -> None:
 
 
 def _exchange(stack: Stack, path: str, body: dict[str, Any]) -> tuple[int, str, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=ANSWER_WITHIN_S)
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
     try:
         headers = {"Content-Type": "application/json"}
         connection.request("POST", path, json.dumps(body).encode(), headers)

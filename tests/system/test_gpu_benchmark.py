@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.stack import ROOT
+from tests.patience import PATIENCE_S
 
 
 def test_one_call_serves_checks_measures_and_writes_its_table(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_one_call_serves_checks_measures_and_writes_its_table(tmp_path: Path) ->
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     written = page.read_text()

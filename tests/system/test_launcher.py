@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from common.errors import ConfigError
 from services.launcher.child import Child
 from services.launcher.front import Front
 from services.launcher.ring import Ring
+from tests.patience import PATIENCE_S
 
 STUB = Path(__file__).with_name("stub_service.py")
 NAMES = ("compute-0", "router-0", "router-1", "tokenizer-0")
@@ -26,7 +26,7 @@ NAMES = ("compute-0", "router-0", "router-1", "tokenizer-0")
 class Launch:
     """One run of a ring of stubs."""
 
-    def __init__(self, run_dir: Path, grace_s: float = 5.0, **words: str) -> None:
+    def __init__(self, run_dir: Path, grace_s: float = PATIENCE_S, **words: str) -> None:
         self.run_dir = run_dir
         self.grace_s = grace_s
         self.words = words
@@ -132,10 +132,8 @@ def test_settings_that_cannot_work_are_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
-    launch = Launch(tmp_path, grace_s=600, router_0="stubborn")
-    began_s = time.monotonic()
+    launch = Launch(tmp_path, grace_s=1e6, router_0="stubborn")
     assert launch.run(twice) == 130
-    assert time.monotonic() - began_s < 60
     assert not any(child.alive for child in launch.children)
 
 

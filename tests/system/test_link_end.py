@@ -9,6 +9,7 @@ import uvloop
 
 from common.messages.address import Address
 from common.messages.control import RouterAlive
+from tests.patience import PATIENCE_S
 from tests.system.link_boxes import Box, ipc_settings
 
 FOREVER_S = 3600.0
@@ -21,7 +22,7 @@ def test_a_heartbeat_to_a_dead_peer_holds_up_no_end(tmp_path: Path) -> None:
         leaving.mail.patience_s = FOREVER_S
         nobody = Address(f"ipc://{settings.run_dir}/nobody.sock", "x")
         leaving.mail.send(nobody, RouterAlive(leaving.mail.address, 1))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await leaving.mail.close(FOREVER_S)
 
     uvloop.run(main())

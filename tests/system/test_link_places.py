@@ -20,6 +20,7 @@ from common.errors import ConfigError, InboxTaken
 from common.link.curve import create_keys, load_keys
 from common.link.sockets import SocketMail
 from common.messages.generate import ComputeInbox
+from tests.patience import PATIENCE_S
 from tests.system.link_boxes import LOOPS, abort, boxes, ipc_settings, tcp
 
 
@@ -67,7 +68,9 @@ asyncio.run(main())
 
 
 def test_the_socket_file_of_a_dead_owner_is_replaced(ipc: LinkSettings) -> None:
-    died = subprocess.run([sys.executable, "-c", _DIES, ipc.run_dir], check=False, timeout=60)
+    died = subprocess.run(
+        [sys.executable, "-c", _DIES, ipc.run_dir], check=False, timeout=PATIENCE_S
+    )
     assert died.returncode == 9
     path = Path(ipc.run_dir) / "compute-0.sock"
     assert stat.S_ISSOCK(path.stat().st_mode)
@@ -143,7 +146,7 @@ def test_a_worker_with_an_impossible_router_ends_with_a_line_that_says_so() -> N
         env={**os.environ, "SLIPSTREAM_LINKS__ROUTERS": "router:5000"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 78
     assert "slipstream detokenizer: [links] routers: 'router:5000' is no inbox" in ran.stderr

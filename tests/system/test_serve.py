@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stack import Stack, command_line, descendants_of, is_running
+from tests.patience import PATIENCE_S
 from tests.system.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def test_the_command_in_the_banner_gets_an_answer(tiny_folder: Path) -> None:
         request = urllib.request.Request(
             words[1], words[words.index("-d") + 1].encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
 
 
@@ -45,7 +46,7 @@ def test_when_the_launcher_is_killed_every_process_ends_by_itself(sim_folder: Pa
         stack.signal(signal.SIGKILL)
         stack.wait()
         stack.wait_until(
-            lambda: not any(is_running(pid) for pid in left), 20, "all gone", alive=False
+            lambda: not any(is_running(pid) for pid in left), PATIENCE_S, "all gone", alive=False
         )
 
 
@@ -78,7 +79,7 @@ def test_the_folder_of_a_killed_run_goes_with_the_next_start(sim_folder: Path) -
         stack.signal(signal.SIGKILL)
         stack.wait()
         stack.wait_until(
-            lambda: not any(is_running(pid) for pid in left), 20, "all gone", alive=False
+            lambda: not any(is_running(pid) for pid in left), PATIENCE_S, "all gone", alive=False
         )
     assert run_dir.is_dir()
     hour_ago_s = time.time() - 3600
@@ -125,7 +126,7 @@ def test_a_setting_that_cannot_work_ends_the_launch_with_a_line_that_names_it(
         env={**os.environ, variable[0]: variable[1]},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 78
     assert said in ran.stderr
@@ -156,7 +157,9 @@ def test_what_cannot_work_is_one_sentence_and_nothing_is_started(
     (folder / "config.json").write_text(json.dumps(config | changes))
     command = [sys.executable, "-m", "services.cli", "serve", str(folder), "--port=0", *options]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
     assert line.startswith("slipstream serve: ")
@@ -180,7 +183,7 @@ def test_a_key_given_as_an_option_is_in_no_log_and_no_child_s_command_line(
                 {"Content-Type": "application/json", **headers},
             )
             with contextlib.suppress(urllib.error.HTTPError):
-                with urllib.request.urlopen(request, timeout=30) as answer:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                     assert (answer.status, status) == (200, 200)
                     assert "LOW" in "".join(json.load(answer)["token_strs"])
                     continue

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.stack import ROOT
+from tests.patience import PATIENCE_S
 
 
 def test_hundreds_of_requests_with_disconnects_and_preemptions_leave_nothing(
@@ -21,7 +22,7 @@ def test_hundreds_of_requests_with_disconnects_and_preemptions_leave_nothing(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     written = page.read_text()

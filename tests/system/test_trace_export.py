@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from common.config import TelemetrySettings
 from common.telemetry import names, trace
 from common.telemetry.spans import MAX_WAITING, SpanQueue
+from tests.patience import PATIENCE_S
 
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -94,7 +95,7 @@ def test_the_spans_of_a_request_reach_the_collector_as_one_trace(collector: Coll
             traceparent = trace.traceparent_of(span)
         trace.flush()
         assert threading.active_count() == num_threads
-        trace.shutdown(timeout_s=20)
+        trace.shutdown(timeout_s=PATIENCE_S)
     assert collector.spans() == {
         stage: (f"{stage}-0", CALLER[3:35], parents[stage]) for stage in parents
     }
@@ -104,7 +105,7 @@ def test_a_collector_that_is_busy_is_asked_again(collector: CollectorStub) -> No
     collector.refusals = 1
     trace.configure("x", "compute", TelemetrySettings(traces=collector.url))
     trace.tracer().start_span("kept").end()
-    trace.shutdown(timeout_s=20)
+    trace.shutdown(timeout_s=PATIENCE_S)
     assert list(collector.spans()) == ["kept"]
 
 
@@ -112,14 +113,14 @@ def test_a_caller_that_is_not_sampled_costs_no_span(collector: CollectorStub) ->
     trace.configure("x", "compute", TelemetrySettings(traces=collector.url))
     context = trace.context_from(CALLER[:-2] + "00")
     trace.tracer().start_span("dropped", context=context).end()
-    trace.shutdown(timeout_s=20)
+    trace.shutdown(timeout_s=PATIENCE_S)
     assert collector.bodies == []
 
 
 def test_the_console_gets_a_line_a_span(capfd: pytest.CaptureFixture[str]) -> None:
     trace.configure("compute-0", "compute", TelemetrySettings(traces="console"))
     trace.tracer().start_span("generate", attributes={names.USAGE_OUTPUT_TOKENS: 7}).end()
-    trace.shutdown(timeout_s=20)
+    trace.shutdown(timeout_s=PATIENCE_S)
     line = capfd.readouterr().err
     assert line.startswith("span compute-0 generate ")
     assert "gen_ai.usage.output_tokens=7" in line

@@ -12,6 +12,7 @@ from openai import OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.stack import Stack
+from tests.patience import PATIENCE_S
 from tests.system.collector import Collector
 from tests.system.conftest import async_client_of, client_of
 from tests.system.ring import wait_empty
@@ -94,7 +95,7 @@ async def test_requests_spread_over_several_workers_of_each_service(sim_folder: 
         ):
             for number in range(2):
                 line = f"span {service}-{number} {span} "
-                stack.wait_until(lambda line=line: stack.log().count(line) >= 5, 10, line)
+                stack.wait_until(lambda line=line: stack.log().count(line) >= 5, PATIENCE_S, line)
         assert stack.stop() == 0
 
 
@@ -112,7 +113,7 @@ def test_a_request_is_one_trace_through_all_four_services(
                     max_tokens=5,
                     extra_headers={"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-01"},
                 )
-            stack.wait_until(lambda: len(collector.trace(TRACE_ID)) >= 4, 15, "traced")
+            stack.wait_until(lambda: len(collector.trace(TRACE_ID)) >= 4, PATIENCE_S, "traced")
             assert stack.stop() == 0
         spans = {span.service: span for span in collector.trace(TRACE_ID)}
         assert set(spans) == {"router-0", "tokenizer-0", "compute-0", "detokenizer-0"}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.commands.hub_cache import age_text, size_text
+from tests.patience import PATIENCE_S
 from tests.system.terminal import ROOT, Terminal
 
 CONFIG = {
@@ -55,7 +56,7 @@ def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

@@ -133,7 +133,7 @@ def parse_fields(body: dict[str, Any]) -> ChatFields:
 
 def chat_tools(chat: ChatFields) -> Tools:
     """Read the tools of a chat or /tokenize request, in today's form or that of before."""
-    if chat.functions or chat.function_call is not None:
+    if chat.functions not in (None, []) or chat.function_call is not None:
         if chat.tools:
             raise bad_field("functions", "cannot be used together with tools")
         return parse_functions(chat.functions, chat.function_call)

@@ -121,6 +121,7 @@ HI = {"role": "user", "content": "Hi"}
     [
         (TOKENIZE, {"messages": [{**HI, "name": None}]}),
         (CHAT, {"messages": [HI], "documents": {}}),
+        (CHAT, {"messages": [HI], "functions": {}}),
         (CHAT, {"messages": [HI], "logit_bias": {"a": 1}}),
         (CHAT, {"messages": [HI], "tools": [{"type": "function", "function": {"name": "a b"}}]}),
         (CHAT, {"messages": [HI], "regex": ""}),
