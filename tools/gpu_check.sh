@@ -13,7 +13,8 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 PORT=${PORT:-8123}
 LOG_DIR=${LOG_DIR:-$(mktemp -d)}
-PROCESSES=${PROCESSES:-$(nproc | awk '{ n = int($1 / 2); print n < 1 ? 1 : n > 8 ? 8 : n }')}
+cores=$(nproc)
+PROCESSES=${PROCESSES:-$((cores < 4 ? 1 : cores > 16 ? 8 : cores / 2))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 failed=0
 table=()
