@@ -43,7 +43,7 @@ class Home:
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
             "ANTHROPIC_BASE_URL": base_url,
-            "ANTHROPIC_API_KEY": "none",
+            "ANTHROPIC_AUTH_TOKEN": "none",
             "ANTHROPIC_MODEL": model,
             "ANTHROPIC_SMALL_FAST_MODEL": model,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",

@@ -154,7 +154,6 @@ TOOLS = [
         tool_choice={"type": "function", "function": {"name": "g"}},
     ),
     tools("and a choice 5", [TOOL], "tool_choice", tool_choice=5),
-    tools("and a stop", [TOOL], "stop", tool_choice="required", stop="a"),
     tools(
         "that their reader dies of",
         [function(parameters={"type": "object", "properties": {"a": {"const": -(1 << 63)}}})],
