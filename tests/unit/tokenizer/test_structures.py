@@ -107,6 +107,32 @@ def test_formats_are_remarks_unless_they_can_be_enforced() -> None:
     assert model().takes(rules, '{"format": "int64"}')
 
 
+@pytest.mark.parametrize(
+    ("more", "right"),
+    [
+        ({"not": {"required": ["name"]}}, '{"name": "Ada", "age": 36}'),
+        ({"if": {}, "then": {"required": ["x"]}}, '{"name": "Ada", "age": 36}'),
+        ({"dependentRequired": {"name": ["x"]}}, '{"name": "Ada", "age": 36}'),
+        ({"oneOf": [{"required": ["name"]}, {"required": ["age"]}]}, '{"name": "Ada", "age": 36}'),
+    ],
+)
+def test_what_no_grammar_holds_is_passed_over_and_the_rest_is_held(
+    more: dict[str, Any], right: str
+) -> None:
+    rules = guidance("json_schema", {**PERSON, **more})
+    assert model().takes(rules, right)
+    assert not model().takes(rules, '{"name": 5, "age": 36}')
+
+
+def test_a_strict_schema_may_have_keywords_that_demand_nothing() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": False, "then": {}}
+    structure = Structure("json_schema", json.dumps(schema), FIELD, strict=True)
+    rules = compose(OutputRules(structure=structure), [], Speech(), model().vocabulary)
+    assert rules is not None
+    assert model().takes(rules, "[1, 1]")
+    assert not model().takes(rules, '["a"]')
+
+
 @pytest.mark.parametrize("schema", [True, {}])
 def test_a_schema_may_allow_anything(schema: Any) -> None:
     for text in ("1", '"x"', "[null]", "{}"):
