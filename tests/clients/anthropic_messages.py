@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from typing import Any
 
 import anthropic
@@ -254,6 +255,50 @@ def errors(client: Anthropic, model: str) -> None:
         raise AssertionError("a picture was read")
 
 
+def hints(client: Anthropic, model: str) -> None:
+    """What only Anthropic's servers do is left out, and said in a header."""
+    searched: list[Any] = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "France"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "The capital of France is Paris."},
+    ]
+    picture: Any = {"type": "image", "source": {"type": "url", "url": "http://localhost/a.png"}}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": searched},
+        {"role": "user", "content": [picture, {"type": "text", "text": "And of Italy?"}]},
+    ]
+    search: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+    edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    answer = client.messages.with_raw_response.create(
+        model=model,
+        max_tokens=100,
+        messages=messages,
+        tools=[search, *TOOLS],
+        extra_body={"temperature": 0, "context_management": edits},
+    )
+    assert answer.parse().content, answer
+    warned = answer.headers["warning"]
+    for what in ("context_management", "tools[0]", "messages[1].content[0]", "image"):
+        assert what in warned, warned
+
+
+def overflow(client: Anthropic, model: str) -> None:
+    """A prompt that does not fit says so in the words that clients look for; so does its count."""
+    messages: list[Any] = [{"role": "user", "content": "word " * 5000}]
+    for ask in (
+        lambda: client.messages.create(model=model, max_tokens=5, messages=messages),
+        lambda: client.messages.count_tokens(model=model, messages=messages),
+    ):
+        try:
+            ask()
+        except anthropic.BadRequestError as error:
+            message = error.api_message or ""
+            assert re.fullmatch(r"prompt is too long: \d+ tokens > \d+ maximum", message), error
+        else:
+            raise AssertionError("a prompt of 5,000 words was taken")
+
+
 async def concurrently(base_url: str, model: str) -> None:
     """Many requests of one asynchronous client, streams among them; one is left half way."""
     async with AsyncAnthropic(base_url=base_url, api_key="none", max_retries=0) as client:
@@ -300,6 +345,8 @@ def main() -> None:
         count,
         models,
         errors,
+        hints,
+        overflow,
     )
     for scenario in scenarios:
         if options.only and scenario.__name__ not in options.only:
