@@ -18,7 +18,7 @@ from typing import Any
 BINARY = Path(__file__).parent / "node" / "node_modules" / ".bin" / "claude"
 TURNS = ("I look at the note first.", "Then come all the pages:", "Both of them have been read.")
 COMMANDS = ("cat note", "cat pa*; : >pages")
-TIMEOUT_S = 240  # of one session; a busy machine takes a minute
+TIMEOUT_S = 200  # of one session; a busy machine takes a minute
 # With the 33,000 tokens of its own prompt one of these fits into 46,000, and both do not.
 LONG = "".join(f"line {number}: {number * 4711}\n" for number in range(600))
 
