@@ -152,6 +152,31 @@ def streamed_tools(client: OpenAI, model: str) -> None:
     assert json.loads((final.choices[0].message.tool_calls or [])[0].function.arguments)
 
 
+def functions(client: OpenAI, model: str) -> None:
+    """The form of the time before tools: whole, in a stream, and with a result."""
+    known: list[Any] = [tool["function"] for tool in TOOLS]
+    asked: dict[str, Any] = {"model": model, "functions": known, "temperature": 0}
+    (choice,) = client.chat.completions.create(messages=WEATHER, **asked).choices
+    call = choice.message.function_call
+    assert call is not None and choice.finish_reason == "function_call", choice
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"}), call
+    pieces = client.chat.completions.create(messages=WEATHER, stream=True, **asked)
+    deltas = [piece.choices[0].delta.function_call for piece in pieces]
+    assert "".join(delta.arguments or "" for delta in deltas if delta) == call.arguments, deltas
+    said: list[Any] = [
+        *WEATHER,
+        {"role": "assistant", "content": None, "function_call": call.model_dump()},
+        {"role": "function", "name": "get_weather", "content": "18 degrees and sunny"},
+    ]
+    told = client.chat.completions.create(messages=said, **asked)
+    assert "18" in (told.choices[0].message.content or ""), told
+    named = client.chat.completions.create(
+        messages=WEATHER, function_call={"name": "calculator"}, **asked
+    )
+    call = named.choices[0].message.function_call
+    assert call is not None and call.name == "calculator", named
+
+
 def completions(client: OpenAI, model: str) -> None:
     """The older endpoint, in both ways."""
     answer = client.completions.create(model=model, prompt=["One", "Two"], max_tokens=4, n=2)
@@ -261,6 +286,7 @@ def main() -> None:
         parse,
         tools,
         streamed_tools,
+        functions,
         completions,
         responses,
         errors,

@@ -52,6 +52,13 @@ async def test_every_input_is_pooled_and_answered_in_its_place() -> None:
         assert ring.is_empty()
 
 
+async def test_a_request_has_the_id_that_its_client_gave() -> None:
+    async with running_router() as ring:  # whose model makes no embeddings
+        body = {"input": "a", "request_id": "mine-1"}
+        async with ring.post(PATH, body) as response:
+            assert (response.status, response.headers["X-Request-Id"]) == (400, "mine-1")
+
+
 async def test_many_inputs_go_round_in_parts_and_are_named_by_their_places() -> None:
     async with running_router(workers=False) as ring:
         embedding_ring(ring)

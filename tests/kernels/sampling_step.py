@@ -49,13 +49,16 @@ class SamplingStep:
 
 
 def make_step(
-    settings: Sequence[SamplingParams], vocab_size: int, device: torch.device
+    settings: Sequence[SamplingParams],
+    vocab_size: int,
+    device: torch.device,
+    stop_ids: tuple[int, ...] = STOP_IDS,
 ) -> SamplingStep:
     """Slot i has settings[i], and all slots have the same history; slot i is sample i."""
     resident = Resident.make(NUM_SLOTS, 4, NUM_WORDS, device)
     inputs = StepInputs.make(64, NUM_SLOTS, device)
     deltas = tuple(
-        SlotDelta(slot, 0, sampling, slot % 3, STOP_IDS, PROMPT_IDS, OUTPUT_IDS)
+        SlotDelta(slot, 0, sampling, slot % 3, stop_ids, PROMPT_IDS, OUTPUT_IDS)
         for slot, sampling in enumerate(settings)
     )
     for delta in deltas:

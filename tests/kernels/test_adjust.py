@@ -13,7 +13,8 @@ from services.compute.kernels.adjust.reference import adjust as reference_adjust
 from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT, AdjustTables
 from services.compute.kernels.mask_rows import VOID, MaskRows
 from services.compute.sampling.slot_words import known_bias
-from services.compute.step import MAX_BIAS
+from services.compute.step import MAX_BIAS, MAX_STOP_IDS
+from services.router.openai.sampling_fields import MAX_STOP_TOKEN_IDS
 from tests.kernels.sampling_step import (
     NUM_SLOTS,
     STOP_IDS,
@@ -38,7 +39,8 @@ def tables_of(step: SamplingStep, device: torch.device) -> AdjustTables:
         bias = known_bias(delta.sampling, VOCAB_SIZE)
         tables.bias_id_NB[delta.slot, : len(bias)] = torch.tensor(list(bias), dtype=torch.int32)
         tables.bias_NB[delta.slot, : len(bias)] = torch.tensor(list(bias.values()))
-        tables.stop_id_NE[delta.slot, :2] = torch.tensor(STOP_IDS, dtype=torch.int32)
+        stops = torch.tensor(delta.stop_ids, dtype=torch.int32)
+        tables.stop_id_NE[delta.slot, : len(stops)] = stops
     return tables
 
 
@@ -85,6 +87,19 @@ def test_rows_are_adjusted_as_the_reference_does_and_others_left_alone(
     kept = reference.isfinite()
     error = (ours - reference)[kept].norm() / reference[kept].norm()
     assert float(error) < 1e-6
+
+
+def test_as_many_stop_ids_as_there_is_room_for_are_held_back(device: torch.device) -> None:
+    stops = tuple(range(3, 3 + 4 * MAX_STOP_IDS, 4))
+    assert len(stops) == MAX_STOP_IDS >= 2 * MAX_STOP_TOKEN_IDS  # routers' and the model's own
+    step = make_step([replace(PLAIN, min_tokens=5)], VOCAB_SIZE, device, stops)
+    logits = random_logits(1, VOCAB_SIZE, seed=1, device=device)
+    said = torch.zeros((NUM_SLOTS, VOCAB_SIZE), dtype=torch.int32, device=device)
+    slots, counts, words = step.params
+    adjusted = torch.full((1, VOCAB_SIZE), torch.nan, device=device)
+    tables, masks = tables_of(step, device), poisoned_masks(device)
+    adjust(logits, slots, step.inputs.sample_index_S, counts, words, tables, said, masks, adjusted)
+    assert torch.nonzero(adjusted[0].isneginf()).flatten().tolist() == list(stops)
 
 
 def test_guided_rows_keep_what_their_mask_allows_and_no_other_row_looks_at_one(

@@ -17,7 +17,7 @@ from services.router.embeddings.requests import parse_embedding
 from services.router.errors import bad_field
 from services.router.fleet import Group
 from services.router.generation import Asked, Generation, response_head
-from services.router.middleware import CLIENT, WARNINGS
+from services.router.middleware import CLIENT, WARNINGS, adopt_request_id
 from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
 from services.router.sse import json_bytes
@@ -44,6 +44,7 @@ class EmbeddingHandlers:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Embed every input."""
         body = await read_json(request, self._settings)
+        adopt_request_id(request, body)
         with RequestSpan(names.EMBEDDINGS, request) as span:
             parsed = parse_embedding(body, request[WARNINGS])
             group = self._dispatch.group(parsed.job.model)

@@ -13,7 +13,7 @@ from services.router.embeddings.inputs import read_inputs
 from services.router.errors import bad_field, from_validation, unsupported
 from services.router.job import TRUNCATE_TO_FIT, Job
 from services.router.openai.chat import chat_prompt, parse_fields
-from services.router.openai.fields import check_unknown
+from services.router.openai.fields import check_unknown, refuse_unsupported
 from services.router.openai.sampling_fields import MAX_INT32
 from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
@@ -40,6 +40,8 @@ class EmbeddingFields(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = Field(None, ge=-MAX_INT32, le=MAX_INT32)
     cache_salt: str | None = Field(None, max_length=256)
+    request_id: str | None = None
+    rid: str | None = None
     user: str | None = None
 
 
@@ -62,6 +64,7 @@ def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingReques
         fields = EmbeddingFields.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
+    refuse_unsupported(body)
     if body.get("stream") is not None and body["stream"] is not False:
         raise unsupported("stream", "an embedding comes in one piece")
     if fields.truncate_prompt_tokens == 0:

@@ -87,6 +87,8 @@ def test_a_prompt_is_cut_at_its_end_where_the_client_wants_it_cut() -> None:
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"stream": True}, "stream"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"request_id": 5}, "request_id"),
         ({"messages": [{"role": "user", "content": "Hi"}]}, "input"),
         ({"input": None, "messages": []}, "messages"),
         ({"input": None, "messages": [{"role": "user"}]}, "messages[0].content"),
