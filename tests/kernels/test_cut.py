@@ -15,6 +15,7 @@ from services.compute.kernels.cut.reference import MASS_UNIT
 from services.compute.kernels.cut.reference import cut as reference_cut
 from services.compute.kernels.cut.search import CutScratch
 from services.compute.sampling import cuts
+from services.router.openai.sampling_fields import MAX_TEMPERATURE
 from tests.kernels.sampling_step import SamplingStep, make_step, random_logits
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)
@@ -24,13 +25,14 @@ SETTINGS = [
     replace(PLAIN, top_k=1700, temperature=0.05),
     replace(PLAIN, top_p=0.9),
     replace(PLAIN, top_p=0.999, temperature=2.0),
+    replace(PLAIN, top_p=0.5, temperature=MAX_TEMPERATURE),
     replace(PLAIN, top_p=1e-9),
     replace(PLAIN, top_k=2500, top_p=0.97, min_p=0.01),
     replace(PLAIN, min_p=0.1),
     PLAIN,
     replace(PLAIN, temperature=0.0, top_k=5),
 ]
-NOT_CUT = (8, 9)
+NOT_CUT = (9, 10)
 
 
 def run(

@@ -11,6 +11,7 @@ from common.messages.sampling import SamplingParams
 from services.compute.kernels.draw.kernel import draw
 from services.compute.kernels.draw.parts import Parts
 from services.compute.kernels.draw.reference import draw as reference_draw
+from services.router.openai.sampling_fields import MAX_TEMPERATURE
 from tests.kernels.sampling_step import NUM_SLOTS, SamplingStep, make_step, random_logits
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)
@@ -20,6 +21,7 @@ WARM = [
     replace(PLAIN, seed=2**63 + 12345),
     replace(PLAIN, seed=-1, temperature=0.1),
     replace(PLAIN, seed=2**32 - 1, temperature=2.0),
+    replace(PLAIN, seed=7, temperature=MAX_TEMPERATURE),
     replace(GREEDY, temperature=1e-9),
 ]
 
