@@ -6,6 +6,7 @@ Runs in a process of the pool, within its limits: the formats are the clients'. 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from common.messages.tokenize import Structure, StructureKind
@@ -30,15 +31,15 @@ def tag_grammar(structure: Structure, vocabulary: Vocabulary) -> Fragment:
         value = json.loads(structure.text)
     except ValueError as error:
         raise _bad(structure.field, f"a structural tag must be valid JSON: {error}") from error
-    written = _Writer(structure.field, vocabulary).write(value, ())
+    written = _Writer(structure, vocabulary).write(value, ())
     return Fragment(written.expression, tuple(dict.fromkeys(written.rules)), written.grammars)
 
 
 class _Writer:
     """Writes formats, each with the ends behind it; the names of its rules count up."""
 
-    def __init__(self, field: str, vocabulary: Vocabulary) -> None:
-        self._field = field
+    def __init__(self, structure: Structure, vocabulary: Vocabulary) -> None:
+        self._whole = structure
         self._vocabulary = vocabulary
         self._num_rules = 0
 
@@ -87,7 +88,7 @@ class _Writer:
                 raise self._wrong(f"there is no format of the type {json.dumps(other)[:40]} here")
 
     def _structure(self, kind: StructureKind, text: str) -> Fragment:
-        return structure_grammar(Structure(kind, text, self._field), self._name(kind))
+        return structure_grammar(replace(self._whole, kind=kind, text=text), self._name(kind))
 
     def _any_text(self, value: dict[str, Any], ends: Ends) -> Fragment:
         if ends is None:
@@ -165,7 +166,7 @@ class _Writer:
 
     def _text_until(self, ends: tuple[str, ...], excludes: tuple[str, ...] = ()) -> Fragment:
         """Write free text up to and with the first of these; to the end of the answer if none."""
-        without = "|".join(map(escaped, excludes))
+        without = "|".join(escaped(each) for each in excludes if each)
         kept = f" & ~/{_TEXT}({without}){_TEXT}/" if without else ""
         if not ends:
             return self._token(f"/{_TEXT}/{kept}") if kept else _FREE
@@ -217,7 +218,7 @@ class _Writer:
         return f"{kind}_{self._num_rules}"
 
     def _wrong(self, message: str) -> Refused:
-        return _bad(self._field, f"this structural tag is not valid: {message}")
+        return _bad(self._whole.field, f"this structural tag is not valid: {message}")
 
 
 def _times(fragment: Fragment, how_often: str = "*") -> Fragment:

@@ -82,7 +82,7 @@ def test_text_is_free_until_a_trigger(more: Any, right: list[str], wrong: list[s
     [
         ({"type": "const_string", "value": "a\n"}, ["a\n"], ["a", "", "a\nb"]),
         (TEXT, ["", "a\nb"], []),
-        ({**TEXT, "excludes": ["b", "cc"]}, ["", "acd"], ["ab", "acc"]),
+        ({**TEXT, "excludes": ["b", "cc", ""]}, ["", "acd"], ["ab", "acc"]),
         (NUMBER, ["12"], ["a", ""]),
         ({"type": "grammar", "grammar": 'root ::= "a" "b"*'}, ["abb"], ["b"]),
         ({"type": "json_schema", "json_schema": True}, ["[1]", "null"], ["a"]),
@@ -128,6 +128,14 @@ def test_every_format(layout: Any, right: list[str], wrong: list[str]) -> None:
     rules = guidance(layout)
     assert [text for text in right if not model().takes(rules, text)] == []
     assert [text for text in wrong if model().takes(rules, text)] == []
+
+
+def test_json_of_a_tag_may_be_compact() -> None:
+    layout = tag("x", {"type": "json_schema", "json_schema": CITY})
+    structure = Structure("structural_tag", json.dumps(layout), FIELD, compact=True)
+    rules = compose(OutputRules(structure), [], Speech(), model().vocabulary)
+    assert model().takes(rules, '<f=x>{"city": "Oslo"}</f>')
+    assert not model().takes(rules, '<f=x>{ "city": "Oslo"}</f>')
 
 
 @pytest.mark.parametrize("kind", ["tokens", "text"])
@@ -216,3 +224,47 @@ def test_whatever_obeys_the_masks_and_ends_has_whole_tags(seed: int, num_free: i
         content = rest.partition("</f>")[0]
         assert name in ("weather", "count")
         assert content.isdigit() if name == "count" else set(json.loads(content)) == {"city"}
+
+
+WORDS = st.text("ab<>=/ \n[]", max_size=6)
+SIMPLE = st.one_of(
+    st.fixed_dictionaries({"type": st.just("const_string"), "value": WORDS}),
+    st.fixed_dictionaries({"type": st.just("any_text")}, optional={"excludes": st.lists(WORDS)}),
+    st.sampled_from([NUMBER, {"type": "json_schema", "json_schema": CITY}]),
+    st.dictionaries(st.sampled_from(["type", "value", "elements"]), WORDS | st.none()),
+)
+
+
+def _around(inner: Any) -> Any:
+    several = st.lists(inner, max_size=3)
+    tags = st.fixed_dictionaries({"begin": WORDS, "content": inner, "end": WORDS | st.lists(WORDS)})
+    flags = {"at_least_one": st.booleans(), "stop_after_first": st.booleans()}
+    return st.one_of(
+        st.fixed_dictionaries({"type": st.sampled_from(["or", "sequence"]), "elements": several}),
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["optional", "star", "plus", "repeat"]), "content": inner},
+            optional={"min": st.integers(-1, 3), "max": st.integers(-1, 3)},
+        ),
+        tags.map(lambda each: {"type": "tag", **each}),
+        st.fixed_dictionaries(
+            {
+                "type": st.sampled_from(["triggered_tags", "tags_with_separator"]),
+                "tags": st.lists(tags, max_size=3),
+                "triggers": st.lists(WORDS, max_size=2),
+                "separator": WORDS,
+            },
+            optional={**flags, "excludes": st.lists(WORDS, max_size=2)},
+        ),
+    )
+
+
+@given(layout=st.recursive(SIMPLE, _around, max_leaves=6))
+@settings(max_examples=150, deadline=None)
+def test_any_format_is_a_grammar_or_is_refused(layout: Any) -> None:
+    try:
+        rules = guidance(layout)
+    except Refused as error:
+        assert (error.failure.status, error.failure.field) == (400, FIELD)
+        assert len(error.failure.message) < 600
+    else:
+        model().matcher(rules.grammar)
