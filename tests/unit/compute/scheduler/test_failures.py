@@ -203,3 +203,24 @@ def test_pages_that_a_broken_step_should_have_brought_back_are_computed_again() 
     loop.run()
     loop.check_finished()
     assert reasons(loop) == ["length", "length", "failed"]
+
+
+def test_who_runs_on_the_device_already_when_a_step_breaks_is_not_described_again() -> None:
+    """The device counts what it has said meanwhile, which the host does not know yet."""
+    loop = Loop(make_spec(), SchedulerSettings(max_scored_tokens=4))
+    loop.add(make_request(0, (2, 3, 4, 5, 6), num_prompt_logprobs=0))
+    loop.add(make_request(1, (7, 8, 9, 10), presence_penalty=0.5, num_prompt_logprobs=0))
+    broken = loop.scheduler.plan(0.0)
+    assert broken is not None
+    assert (len(broken.slots), broken.num_rows) == (2, 1)
+    loop.in_flight.append((broken, loop.device.run(broken, damaged=True)))
+    ahead = loop.launch()
+    assert ahead is not None
+    assert ahead.num_rows == 2
+    fail_oldest(loop)
+    after = loop.launch()
+    assert after is not None
+    assert after.slots == ()
+    loop.run()
+    loop.check_finished()
+    assert reasons(loop) == ["failed", "length"]

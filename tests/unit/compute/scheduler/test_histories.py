@@ -47,7 +47,7 @@ shapes = st.fixed_dictionaries(
         "max_num_seqs": st.sampled_from([2, 3, 8]),
         "max_step_tokens": st.sampled_from([8, 12, 64]),
         "max_prefill_tokens": st.sampled_from([3, 8, 64]),
-        "max_scored_tokens": st.sampled_from([2, 7, 512]),
+        "max_scored_tokens": st.sampled_from([2, 2, 7, 512]),
         "in_flight_steps": st.sampled_from([0, 1, 1, 2]),
         "prefix_cache": st.sampled_from([0, 1, 1]),
         "pooling": st.sampled_from(["last", "mean"]),
@@ -190,11 +190,12 @@ class SchedulerHistory(RuleBasedStateMachine):
                 {},
                 {"num_choices": 3},
                 {"num_prompt_logprobs": 1},
+                {"num_prompt_logprobs": 0},
                 {"guidance": Guidance(allowed_token_ids=(3,))},
             ]
         ),
         alike=st.booleans(),
-        breaks=st.sampled_from([None, None, None, False, True]),
+        breaks=st.sampled_from(["", "", "unseen", "seen", "late"]),
     )
     def crowd(
         self,
@@ -202,16 +203,23 @@ class SchedulerHistory(RuleBasedStateMachine):
         shared: int,
         first: dict[str, Any],
         alike: bool,
-        breaks: bool | None,
+        breaks: str,
     ) -> None:
-        """Newcomers of one step whose prompts begin alike; the first, or each, has a wish."""
+        """Newcomers of one step whose prompts begin alike; the first, or each, has a wish.
+
+        Their step may break before the device has seen anything of it, or after, or when the
+        next one is on its way.
+        """
         for number, length in enumerate(num_own):
             own = ((7 * self.counter + position) % 32 for position in range(length))
             prompt = (*range(2, 2 + shared), *own)
             wish = first if alike or not number else {}
             self.hand_in(make_request(self.counter, prompt, 6, **wish))
-        if breaks is not None:
-            self.launch_breaks(ran=breaks, chance=0)
+        if breaks == "late":
+            self.launched(True, 0)
+            self.launched(False, 0)
+        elif breaks:
+            self.launch_breaks(ran=breaks == "seen", chance=0)
 
     @rule(back=st.integers(1, 12), chance=st.integers(0, 1))
     def abort(self, back: int, chance: int) -> None:
