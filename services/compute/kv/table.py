@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from typing import TypeAlias
 
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.prefix import Node
+
+PageKeys: TypeAlias = Callable[[int, int], Iterable[bytes]]
+"""The keys of a sequence's pages from one number up to another."""
 
 
 class PageTable:
@@ -31,14 +35,13 @@ class PageTable:
 
     def find(
         self,
-        page_keys: Callable[[int, int], Iterable[bytes]],
+        page_keys: PageKeys,
         max_pages: int,
         found: list[Node] | None = None,
     ) -> list[Node]:
         """Look up how much of this sequence the tree knows; nothing is held yet.
 
-        `page_keys` are the keys of a range of pages. `found` is what the last call returned: only
-        what has changed since is looked up.
+        `found` is what the last call returned: only what has changed since is looked up.
         """
         nodes = found or []
         while nodes and nodes[-1].detached:
@@ -65,9 +68,7 @@ class PageTable:
         self.pages.extend(taken)
         return True
 
-    def publish(
-        self, page_key: Callable[[int], bytes], num_tokens: int, launched: bool = True
-    ) -> list[Node]:
+    def publish(self, page_keys: PageKeys, num_tokens: int, launched: bool = True) -> list[Node]:
         """Put the full pages among the first `num_tokens` positions into the tree.
 
         Returns the nodes that the path of this sequence has grown by.
@@ -78,15 +79,17 @@ class PageTable:
         `launched` yet that would not hold, so it ends there.
         """
         memory, nodes, pages = self._memory, self.nodes, self.pages
-        num_before = len(nodes)
-        if num_tokens // memory.page_tokens <= num_before:
+        num_before, num_full = len(nodes), num_tokens // memory.page_tokens
+        if num_full <= num_before:
             return []
         parent = nodes[-1] if nodes else None
-        for index in range(num_before, num_tokens // memory.page_tokens):
-            if parent is not None and parent.detached:
-                break
-            page, key = pages[index], page_key(index)
-            if not launched and memory.tree.match(self._namespace, (key,), parent):
+        for index, key in enumerate(page_keys(num_before, num_full), num_before):
+            page, is_new = pages[index], False
+            if parent is not None:
+                if parent.detached:
+                    break
+                is_new = not parent.children
+            if not (launched or is_new) and memory.tree.match(self._namespace, (key,), parent):
                 break
             node = memory.tree.insert(self._namespace, parent, key, page)
             if node.page != page:

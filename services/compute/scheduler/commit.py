@@ -74,7 +74,7 @@ class Committer:
         Whether it told of the token: one that only fills a page is like any other.
         """
         table = sequence.table
-        table.publish(sequence.page_key, sequence.computed)
+        table.publish(sequence.page_keys, sequence.computed)
         ending = sequence.ending()
         telling = ending is not None or not sequence.opened or sequence.params.num_logprobs >= 0
         if telling:

@@ -155,7 +155,7 @@ class Planner:
         """
         sequence = chunk.sequence
         num_certain = chunk.stop - (chunk.samples and sequence.params.guided)
-        nodes = sequence.table.publish(sequence.page_key, num_certain, launched=False)
+        nodes = sequence.table.publish(sequence.page_keys, num_certain, launched=False)
         draft.published += [(sequence, node) for node in nodes]
         if sequence.followers and chunk.stop >= sequence.prompt_len:
             self._forks.release(sequence)

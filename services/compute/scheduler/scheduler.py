@@ -276,6 +276,6 @@ class ContinuousScheduler:
 
     def _publish(self, step: LaunchedStep, sequence: Sequence, num_tokens: int) -> None:
         table = sequence.table
-        step.published += [(sequence, n) for n in table.publish(sequence.page_key, num_tokens)]
+        step.published += [(sequence, n) for n in table.publish(sequence.page_keys, num_tokens)]
         if table.num_sent < len(table.pages):
             self._residents.retabled.append(sequence)

@@ -90,7 +90,7 @@ class MemoryHistory(RuleBasedStateMachine):
     @rule(text=texts)
     def publish(self, text: Text) -> None:
         before = len(text.table.nodes)
-        gained = text.table.publish(text.key, text.num_written)
+        gained = text.table.publish(text.keys, text.num_written)
         assert gained == text.table.nodes[before:]
         if not any(node.detached for node in text.table.nodes):
             assert len(text.table.nodes) == text.num_written // PAGE_TOKENS

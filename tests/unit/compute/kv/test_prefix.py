@@ -27,7 +27,7 @@ def written(memory: KVMemory, text: str, salt: str = "") -> PageTable:
     key = key_of(text)
     table.adopt(table.find(keys_of(key), len(text) // PAGE_TOKENS))
     assert table.grow(len(text))
-    table.publish(key, len(text))
+    table.publish(keys_of(key), len(text))
     return table
 
 
@@ -78,9 +78,9 @@ def test_before_the_launch_a_page_that_another_has_published_is_left_as_it_is() 
     own = list(table.pages)
     other = written(memory, "abcd")
     key = key_of("abcdef")
-    assert table.publish(key, 6, launched=False) == []
+    assert table.publish(keys_of(key), 6, launched=False) == []
     assert (table.pages, table.nodes) == (own, [])
-    assert len(table.publish(key, 6)) == 3
+    assert len(table.publish(keys_of(key), 6)) == 3
     assert table.pages == [*other.pages, own[2]]
     check_memory(memory, [table, other])
 
@@ -114,9 +114,9 @@ def test_a_page_computed_twice_is_kept_once() -> None:
         table.num_sent = 2
     assert set(first.pages).isdisjoint(second.pages)
     key = key_of("abcd")
-    first.publish(key, 4)
+    first.publish(keys_of(key), 4)
     assert first.num_sent == 2
-    second.publish(key, 4)
+    second.publish(keys_of(key), 4)
     assert second.pages == first.pages
     assert second.num_sent == 0, "the device must hear of the other pages"
     assert memory.device.num_free == 6
@@ -161,7 +161,7 @@ def test_nothing_is_published_below_an_untrusted_page() -> None:
     table = written(memory, "abcd")
     table.distrust()
     table.grow(6)
-    assert table.publish(key_of("abcdef"), 6) == []
+    assert table.publish(keys_of(key_of("abcdef")), 6) == []
     table.release()
     assert memory.device.num_free == 8
 
