@@ -227,7 +227,7 @@ class Sequence:
         packed = self.params.prompt.packed
         if stop <= self.prompt_len:
             return packed[4 * start : 4 * stop]
-        outputs = self._outputs(start, stop).tobytes()
+        outputs = self._outputs(start, stop)
         return packed[4 * start :] + outputs if start < self.prompt_len else outputs
 
     def ids_T(self, start: int, stop: int) -> Int32Array:
@@ -235,12 +235,12 @@ class Sequence:
         ids_T = self.params.prompt.ids_T[start:stop]
         if stop <= self.prompt_len:
             return ids_T
-        return np.concatenate((ids_T, self._outputs(start, stop)))
+        return np.concatenate((ids_T, np.frombuffer(self._outputs(start, stop), dtype=np.int32)))
 
-    def _outputs(self, start: int, stop: int) -> Int32Array:
-        """The outputs among these positions, copied: who views an array keeps it from growing."""
+    def _outputs(self, start: int, stop: int) -> bytes:
+        """The packed outputs among these positions."""
         first = max(start - self.prompt_len, 0)
-        return np.frombuffer(self.outputs[first : stop - self.prompt_len], dtype=np.int32)
+        return self.outputs[first : stop - self.prompt_len].tobytes()
 
     def slot_delta(self) -> SlotDelta:
         """What the device has to know of the sequence in its new slot."""
@@ -255,7 +255,8 @@ class Sequence:
             choice=self.choice,
             stop_ids=tuple(self.stop_ids),
             prompt_ids=self.params.prompt.ids_T if repetition else NO_IDS,
-            output_ids=self._outputs(0, self.num_known) if has_outputs else NO_IDS,
+            # A copy: who views an array keeps it from growing.
+            output_ids=np.array(self.outputs, dtype=np.int32) if has_outputs else NO_IDS,
         )
 
     def ending(self) -> Ending | None:
