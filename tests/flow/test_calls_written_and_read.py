@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.messages.guidance import Guidance
-from common.messages.tokenize import OutputRules, ToolUse
+from common.messages.tokenize import OutputRules, ToolInput, ToolUse
 from services.compute.config import ComputeSettings
 from services.router.openai.tools import MAX_TOOLS
+from services.router.responses.custom_input import custom_input
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
 from tests.unit.detokenizer.answer.answers import parse
@@ -78,6 +80,28 @@ def test_required_calls_are_read_as_calls_with_valid_arguments(
     assert answer.content == "", text
     for name, arguments in answer.calls:
         jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+
+@pytest.mark.parametrize(("tool_format", "template"), FORMATS)
+@given(seed=st.integers(0, 2**32), num_free=st.integers(0, 60))
+@settings(max_examples=20, deadline=None)
+def test_the_text_of_a_custom_tool_is_read_as_its_grammar_has_it(
+    tool_format: str, template: str, seed: int, num_free: int
+) -> None:
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    lark = 'start: "begin\\n" LINE* "\\"end\\""\nLINE: "+" /[^\\n]*/ "\\n"'
+    use = ToolUse("required", inputs=(ToolInput("patch", lark),))
+    functions = functions_of([tool("patch", text, strict=True)], use.inputs)
+    subject = model()
+    rules = OutputRules(tools=use)
+    composed = compose(rules, functions, Speech(tool_format, template=template), subject.vocabulary)
+    assert composed is not None
+    written = subject.walk(composed, Random(seed), num_free)
+    if written is None:
+        return
+    for name, arguments in parse(list(written), tool_format, "", is_open=False).calls:
+        assert name == "patch"
+        assert re.fullmatch(r'begin\n(\+[^\n]*\n)*"end"', custom_input(arguments)), written
 
 
 def test_one_of_a_thousand_tools_is_written_and_read() -> None:

@@ -29,6 +29,9 @@ def test_the_settings_are_these() -> None:
         "slow_client_buffer_bytes",
         "slow_client_max_bytes",
         "slow_client_timeout_s",
+        "responses_max",
+        "responses_max_bytes",
+        "responses_ttl_s",
         "lease_s",
         "grace_s",
     }
