@@ -110,6 +110,25 @@ async def test_a_deleted_conversation_can_be_brought_back(
     assert await page.locator(TITLES).all_inner_texts() == ["Do birds dream?"]
 
 
+async def test_a_conversation_deleted_while_it_streams_stays_deleted(
+    visit: Visit, scripted: ScriptedServer
+) -> None:
+    await visit.page.set_viewport_size({"width": 1300, "height": 800})
+    await visit.open(scripted.url)
+    await visit.ask("Count")
+    stream = await scripted.asked()
+    await stream.delta(content="One")
+    await visit.wait_for_text("One")
+    await choose(visit, "Count", "delete")
+    async with asyncio.timeout(10):
+        await scripted.left.wait()
+    await visit.page.wait_for_selector("#send:not([hidden])")
+    assert await visit.page.locator(TITLES).count() == 0
+    await visit.page.click("text=Undo")
+    await visit.wait_for_text("One")
+    assert await visit.page.locator(TITLES).all_inner_texts() == ["Count"]
+
+
 async def test_what_is_exported_can_be_imported(
     visit: Visit, scripted: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -162,7 +181,7 @@ async def test_on_a_phone_the_list_lies_over_the_conversation(
     assert not await visit.page.evaluate("chats.open")
     await visit.page.click("#open-chats")
     await visit.page.keyboard.press("Escape")
-    assert await visit.page.get_attribute("#open-chats", "aria-expanded") == "false"
+    await visit.page.wait_for_selector("#open-chats[aria-expanded='false']")
     await context.close()
     visit.check_clean()
 

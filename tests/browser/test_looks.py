@@ -35,6 +35,11 @@ async def test_on_a_phone_nothing_is_wider_than_it_and_targets_are_large(
     assert await visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     assert await visit.page.evaluate("scroller.scrollWidth") == PHONE["width"]
     assert await visit.page.evaluate(SMALL_TARGETS) == []
+    await visit.page.click("#open-chats")
+    await visit.page.click(".chat-more")
+    assert await visit.page.evaluate(SMALL_TARGETS) == []
+    await visit.page.keyboard.press("Escape")
+    await visit.page.click("#close-chats")
     await visit.page.click("#open-settings")
     assert await visit.page.evaluate("settings.scrollWidth <= innerWidth")
     assert await visit.page.evaluate(SMALL_TARGETS) == []

@@ -141,6 +141,7 @@ async def test_a_new_chat_ends_the_answer_that_streams(
     await visit.page.click("#new-chat")
     async with asyncio.timeout(PATIENCE_S):
         await scripted.left.wait()
+    await visit.page.wait_for_selector("#send:not([hidden])")
     await visit.ask("New")
     stream = await scripted.asked()
     assert stream.body["messages"] == [{"role": "user", "content": "New"}]

@@ -51,8 +51,9 @@ const conversation = new Conversation(library.openLast(), settings, {
     announcer.more(answer);
   },
   onEnd: (answer) => {
-    announcer.end(answer);
+    if (conversation.chat.lastAnswer === answer) announcer.end(answer); // else another one was opened
     showState();
+    sidebar.show();
   },
   onKeyWanted: () => keyDialog.ask(),
   onKept: (message) => showNotice("kept", message),

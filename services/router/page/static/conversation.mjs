@@ -63,7 +63,6 @@ export class Conversation {
   open(chat) {
     this.stop();
     this.chat = chat;
-    this.#current = null;
   }
 
   /** The page goes: what it has now is kept, not what becomes of it while it is torn down. */

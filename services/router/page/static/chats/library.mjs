@@ -16,6 +16,8 @@ export class StorageFull extends Error {}
 export class Library {
   /** @type {Map<string, {key: string, texts: string[]}>} What was searched before. */
   #searched = new Map();
+  /** @type {Set<string>} Deleted ones: what still streams into them must not bring them back. */
+  #removed = new Set();
 
   /** @param {Storage} storage */
   constructor(storage) {
@@ -49,7 +51,7 @@ export class Library {
 
   /** Keep a conversation as it is now; throws StorageFull. @param {Chat} chat */
   save(chat) {
-    if (chat.isEmpty) return;
+    if (chat.isEmpty || this.#removed.has(chat.id)) return;
     const { entries, current } = this.#list();
     const others = entries.filter((entry) => entry.id !== chat.id);
     if (others.length >= MAX_CHATS) throw new StorageFull(`There is room for ${MAX_CHATS} conversations. Delete some to keep this one.`);
@@ -72,10 +74,12 @@ export class Library {
     const text = this.storage.getItem(PREFIX + id);
     this.storage.removeItem(PREFIX + id);
     this.#searched.delete(id);
+    this.#removed.add(id);
     this.#write({ entries: entries.filter((each) => each.id !== id), current });
     return () => {
       if (!entry || text === null) return;
       if (!this.#put(PREFIX + id, text)) throw new StorageFull("The browser has no room for it any more.");
+      this.#removed.delete(id);
       const list = this.#list();
       this.#write({ ...list, entries: [...list.entries.filter((each) => each.id !== id), entry] });
     };
@@ -84,7 +88,7 @@ export class Library {
   /** Take in conversations from elsewhere, beside those that are here. @param {Chat[]} chats */
   add(chats) {
     for (const chat of chats) {
-      if (this.storage.getItem(PREFIX + chat.id) !== null) chat.id = newId();
+      if (this.storage.getItem(PREFIX + chat.id) !== null || this.#removed.has(chat.id)) chat.id = newId();
       this.save(chat);
     }
   }

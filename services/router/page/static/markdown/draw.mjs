@@ -40,17 +40,19 @@ function scrollable(name, label, inside) {
 
 /** @param {Extract<import("./blocks.mjs").Block, {kind: "table"}>} table */
 function drawTable({ align, head, rows }) {
-  /** @param {string} tag @param {import("./inline.mjs").Inline[][]} cells */
-  const row = (tag, cells) =>
-    element("tr", {}, cells.map((cell, column) =>
-      element(tag, { class: align[column] === "start" ? null : `align-${align[column]}`, dir: "auto" }, drawInline(cell))));
-  const parts = [element("thead", {}, [row("th", head)])];
-  if (rows.length) parts.push(element("tbody", {}, rows.map((cells) => row("td", cells))));
+  const parts = [element("thead", {}, [drawRow("th", head, align)])];
+  if (rows.length) parts.push(element("tbody", {}, rows.map((cells) => drawRow("td", cells, align))));
   return element("table", {}, parts);
 }
 
+/** @param {string} tag @param {import("./inline.mjs").Inline[][]} cells @param {string[]} align */
+export function drawRow(tag, cells, align) {
+  return element("tr", {}, cells.map((cell, column) =>
+    element(tag, { class: align[column] === "start" ? null : `align-${align[column]}`, dir: "auto" }, drawInline(cell))));
+}
+
 /** @param {import("./blocks.mjs").Block[]} blocks */
-function drawItem(blocks) {
+export function drawItem(blocks) {
   const [first, ...rest] = blocks;
   if (first?.kind !== "paragraph") return element("li", {}, blocks.map(drawBlock));
   const [begin, ...others] = first.children;
@@ -62,7 +64,7 @@ function drawItem(blocks) {
 }
 
 /** @param {import("./inline.mjs").Inline[]} children @returns {(Node | string)[]} */
-export function drawInline(children) {
+function drawInline(children) {
   return children.map((child) => {
     if (typeof child === "string") return child;
     if (child.kind === "math") return renderFormula(child.text, false);

@@ -4,13 +4,17 @@
 import { readBlocks } from "./blocks.mjs";
 import { CodeView } from "./code_view.mjs";
 import { drawBlock } from "./draw.mjs";
+import { patchBlock } from "./patch.mjs";
+
+/** @typedef {import("./blocks.mjs").Block} Block */
 
 export class MarkdownView {
   #from = 0; // where the open blocks begin
-  /** @type {HTMLElement[]} */
+  /** @type {{block: Block, node: HTMLElement}[]} */
   #open = [];
-  /** @type {{view: CodeView, head: string, length: number} | null} A code block that only grows. */
+  /** @type {{view: CodeView, length: number} | null} A code block that only grows. */
   #code = null;
+  #head = ""; // the line that began it
 
   /** @param {HTMLElement} host */
   constructor(host) {
@@ -26,21 +30,35 @@ export class MarkdownView {
     if (growing && this.#growsCode(tail)) return;
     const { blocks, open, numClosed } = readBlocks(tail, growing);
     const last = blocks[blocks.length - 1];
-    const code = this.#code;
+    const code = this.#code?.view;
     this.#code = null;
-    const drawn = blocks.map((block, index) => {
-      if (block !== last || block.kind !== "code" || !block.open || index !== numClosed) return drawBlock(block);
-      const lineEnd = tail.indexOf("\n", open);
-      const head = lineEnd < 0 ? "" : tail.slice(open, lineEnd + 1);
-      const view = code && code.head === head ? code.view : new CodeView(block.language);
-      view.update(block.text);
-      if (head) this.#code = { view, head, length: tail.length - open };
-      return view.root;
+    blocks.forEach((block, index) => {
+      const before = this.#open[index];
+      const isGrowing = block === last && block.kind === "code" && block.open && index === numClosed;
+      if (isGrowing) {
+        const view = this.#growing(block, code, tail.slice(open));
+        if (!before) this.host.append(view.root);
+        else if (before.node !== view.root) before.node.replaceWith(view.root);
+      } else if (before) patchBlock(before.node, before.block, block);
+      else this.host.append(drawBlock(block));
     });
-    patchAll(this.host, this.#open, drawn, this.#code?.view.root);
-    // Nodes that were patched stay in the page; those that were drawn anew for them do not.
-    this.#open = /** @type {HTMLElement[]} */ ([...this.host.children].slice(this.host.children.length - (blocks.length - numClosed)));
+    for (const { node } of this.#open.slice(blocks.length)) node.remove();
+    const nodes = [...this.host.children].slice(this.host.children.length - (blocks.length - numClosed));
+    this.#open = blocks.slice(numClosed).map((block, index) => ({ block, node: /** @type {HTMLElement} */ (nodes[index]) }));
     this.#from += open;
+  }
+
+  /**
+   * The view of a code block whose end has not come: the one that is there, if it is the same block.
+   * @param {Extract<Block, {kind: "code"}>} block @param {CodeView | undefined} before @param {string} source
+   */
+  #growing(block, before, source) {
+    const head = source.slice(0, source.indexOf("\n") + 1);
+    const view = before && head && this.#head === head ? before : new CodeView(block.language);
+    view.update(block.text);
+    this.#code = head ? { view, length: source.length } : null;
+    this.#head = head;
+    return view;
   }
 
   /**
@@ -49,41 +67,11 @@ export class MarkdownView {
    */
   #growsCode(tail) {
     const code = this.#code;
-    if (!code || !tail.startsWith(code.head)) return false;
+    if (!code || !tail.startsWith(this.#head)) return false;
     const more = tail.slice(code.length);
     if (/[`~]/.test(more) || /(^|\n) {0,3}[`~]+\s*$/.test(tail.slice(Math.max(0, code.length - 80), code.length))) return false;
-    code.view.update(tail.slice(code.head.length));
+    code.view.update(tail.slice(this.#head.length));
     code.length = tail.length;
     return true;
   }
-}
-
-/**
- * Make `old` nodes, the last ones of their parent, look like `fresh` ones, with as few changes as may be.
- * @param {Node} parent @param {Node[]} old @param {Node[]} fresh
- * @param {Node} [living] one of the fresh ones that must itself be in the page, as it will grow
- */
-function patchAll(parent, old, fresh, living) {
-  fresh.forEach((node, index) => {
-    const before = old[index];
-    if (!before) parent.appendChild(node);
-    else if (before !== node && (node === living || !patch(before, node))) parent.replaceChild(node, before);
-  });
-  for (const node of old.slice(fresh.length)) parent.removeChild(node);
-}
-
-/** @param {Node} old @param {Node} fresh @returns {boolean} whether the old node could be kept */
-function patch(old, fresh) {
-  if (old.nodeName !== fresh.nodeName) return false;
-  if (old instanceof Text && fresh instanceof Text) {
-    if (fresh.data === old.data) return true;
-    if (fresh.data.startsWith(old.data)) old.appendData(fresh.data.slice(old.length));
-    else old.data = fresh.data;
-    return true;
-  }
-  if (!(old instanceof Element) || !(fresh instanceof Element)) return false;
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
-  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  patchAll(old, [...old.childNodes], [...fresh.childNodes]);
-  return true;
 }
