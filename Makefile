@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-gpu fuzz check fix bench clients constraints clean
+.PHONY: help serve test test-gpu fuzz pictures check fix bench clients constraints clean
 
 help:
 	@echo "make serve      start the server with the demo model, on http://127.0.0.1:8000/v1"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-gpu   run the tests that need a GPU"
 	@echo "make fuzz       run the tests with generated cases on new ones, for 20 minutes"
 	@echo "                  MINUTES=5 SEED=7  other minutes; the rounds of a seed again"
+	@echo "make pictures   take the pictures of the chat page for the documentation"
 	@echo "make check      formatting, lint, types, import contracts"
 	@echo "make fix        repair what the first two of these can"
 	@echo "make bench      run the benchmarks"
@@ -44,6 +45,9 @@ test-gpu: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	@$(BIN)/python tools/fuzz.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+pictures: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.page_pictures $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

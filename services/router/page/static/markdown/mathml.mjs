@@ -4,6 +4,7 @@ import { readTex } from "./tex.mjs";
 
 /** @typedef {import("./tex.mjs").Tex} Tex */
 
+const THIN_SPACE = /** @type {Tex} */ ({ kind: "space", em: 0.167 });
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 
 /**
@@ -33,7 +34,7 @@ function make(tag, children, attributes = {}) {
 function drawn(tex) {
   switch (tex.kind) {
     case "row":
-      return make("mrow", tex.children.map(drawn));
+      return make("mrow", spaced(tex.children).map(drawn));
     case "letter":
       return make("mi", [tex.text]);
     case "upright":
@@ -73,6 +74,25 @@ function drawn(tex) {
     default:
       return table(tex.rows, tex.look);
   }
+}
+
+/**
+ * Set thin spaces around names of functions, but not before a bracket: `n log n`, `log(n)`.
+ * @param {Tex[]} children
+ * @returns {Tex[]}
+ */
+function spaced(children) {
+  return children.flatMap((child, index) => {
+    const before = children[index - 1];
+    const isAfter = before && isFunction(before) && !["delimiter", "fenced", "operator", "space"].includes(child.kind);
+    const isBefore = before && isFunction(child) && /^(letter|number|upright|script|fraction|root|fenced)$/.test(before.kind);
+    return isAfter || isBefore ? [THIN_SPACE, child] : [child];
+  });
+}
+
+/** @param {Tex} tex @returns {boolean} */
+function isFunction(tex) {
+  return tex.kind === "function" || (tex.kind === "script" && isFunction(tex.base));
 }
 
 /** @param {Tex} base @param {Tex | null} sub @param {Tex | null} sup */
