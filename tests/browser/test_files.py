@@ -77,11 +77,11 @@ async def test_empty_settings_show_the_values_in_force(visit: Visit, demo_stack:
     )
     assert shown == {
         "temperature": "1",
-        "max_tokens": "what fits in 2,048",
+        "max_tokens": "up to 2,048",
         "top_p": "1",
         "top_k": "0",
         "min_p": "0",
-        "seed": "another each time",
+        "seed": "random",
         "frequency_penalty": "0",
         "presence_penalty": "0",
         "repetition_penalty": "1",

@@ -29,9 +29,17 @@ async def test_on_a_phone_nothing_is_wider_than_it_and_targets_are_large(
     await visit.open(scripted.url)
     await visit.ask("A word of " + "m" * 200)
     stream = await scripted.asked()
-    await stream.delta(content="x" * 300 + "\n\n```\n" + "wide code " * 40 + "\n```\n\n1. one")
+    await stream.delta(content="First")
     await stream.finish()
     await visit.wait_until_done()
+    await visit.page.click("text=Regenerate")  # with two versions there are most buttons
+    stream = await scripted.asked()
+    await stream.delta(content="x" * 300 + "\n\n```\n" + "wide code " * 40 + "\n```\n\n1. one")
+    await stream.delta(content="\n\n| a | b |\n|---|---|\n" + "| wide cell " * 9 + "|\n\n")
+    await stream.delta(content="$$" + " + x" * 60 + "$$\n\nend")
+    await stream.finish("length")
+    await visit.wait_until_done()
+    assert await visit.page.locator("text=Continue").is_visible()
     assert await visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     assert await visit.page.evaluate("scroller.scrollWidth") == PHONE["width"]
     assert await visit.page.evaluate(SMALL_TARGETS) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -37,6 +39,21 @@ async def show(visit: Visit, scripted: ScriptedServer, text: str) -> None:
     await stream.delta(content=text)
     await stream.finish()
     await visit.wait_until_done()
+
+
+def texts_of_marks(count: int) -> list[str]:
+    """Texts of Markdown's marks in an order that makes no sense, the same in every run."""
+    random = Random(5)
+    pieces = [piece for text in SAMPLES.values() for piece in re.findall(r"\w+|\W{1,3}", text)]
+    return ["".join(random.choices(pieces, k=random.randint(1, 30))) for _ in range(count)]
+
+
+async def test_marks_in_any_order_look_alike_however_they_came(
+    visit: Visit, scripted: ScriptedServer
+) -> None:
+    await visit.open(scripted.url)
+    for text in texts_of_marks(150):
+        assert await visit.page.evaluate(STREAMED_AND_WHOLE, text) == "", text
 
 
 @pytest.mark.parametrize("text", SAMPLES.values(), ids=SAMPLES.keys())

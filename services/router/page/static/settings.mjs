@@ -93,8 +93,8 @@ export class Settings {
    */
   static inForce(card) {
     const found = Object.entries(card?.sampling_defaults ?? {}).map(([name, value]) => [name, String(value)]);
-    const most = card?.max_model_len ? `what fits in ${card.max_model_len.toLocaleString("en")}` : "what fits";
-    return { max_tokens: most, seed: "another each time", ...Object.fromEntries(found) };
+    const most = card?.max_model_len ? `up to ${card.max_model_len.toLocaleString("en")}` : "what fits";
+    return { max_tokens: most, seed: "random", ...Object.fromEntries(found) };
   }
 
   /** Say in a few words what differs from the defaults. */

@@ -48,6 +48,35 @@ for (const [name, text] of samples) {
 // title and the tag that breaks a cell's line are not shown.
 const LEFT_OUT = new Set("python bash json ts sql c html diff yaml js 1 2 3 10 11 a title br x".split(" "));
 
+const PIECES = ["a", "b c", " ", "\n", "\n\n", "*", "**", "_", "`", "\n```js\n", "\n```\n", "~~", "$", "\n$$\n", "\\(", "\\)", "\n\\[", "\\]",
+  "|", "\n| a | b |\n|---|---|\n", "|-", "\n- ", "\n  ", "\n   ", "\n1. ", "\n> ", "\n# ", "[", "](", "http://x.y", ")", "!", "<br>", "\\",
+  "\n---\n", "\\begin{align}", "\\end{align}", "\\frac", "{", "}", "^", "&", "\\\\", "\\left(", "\\right)"];
+
+/** Numbers that are the same in every run. */
+function* numbers(seed) {
+  for (let state = seed; ; ) {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    yield (state >>> 8) / 2 ** 24;
+  }
+}
+
+test("texts of marks in any order are read alike however they come", () => {
+  const random = numbers(11);
+  const below = (bound) => Math.floor(random.next().value * bound);
+  for (let round = 0; round < 3000; round += 1) {
+    const text = Array.from({ length: 1 + below(25) }, () => PIECES[below(PIECES.length)]).join("");
+    let from = 0;
+    const closed = [];
+    for (let end = 1; end <= text.length; end += 1 + below(3)) {
+      const read = readBlocks(text.slice(from, end), true);
+      closed.push(...read.blocks.slice(0, read.numClosed));
+      from += read.open;
+    }
+    assert.deepEqual([...closed, ...readBlocks(text.slice(from)).blocks], readBlocks(text).blocks, JSON.stringify(text));
+    readTex(text);
+  }
+});
+
 const FORMULAS = readFileSync(new URL("mathematics.md", folder), "utf8").match(/\\[a-z]+.*|\$.*\$/g) ?? [];
 for (const formula of FORMULAS) {
   test(`every beginning of ${formula.slice(0, 40)} is a formula`, () => {

@@ -14,8 +14,9 @@ import { beginsTable, readTable } from "./table.mjs";
  *         | {kind: "math", text: string}
  *         | {kind: "table", align: string[], head: Inline[][], rows: Inline[][][]}
  *         | {kind: "rule"}} Block
- * @typedef {{depth: number, growing: boolean}} Way how deep a block lies, and whether its end is
- *          only the end of what has come: marks that are open there will be closed by what comes
+ * @typedef {{depth: number, growing: boolean, isLast: boolean}} Way how deep a block lies, whether more
+ *          lines are to come after these, and whether the block is known to be the last of them: marks
+ *          that are open at its end will be closed by what comes
  */
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
@@ -28,68 +29,85 @@ const MAX_FORMULA_LINES = 200;
 const MAX_DEPTH = 8; // of lists and quotes in one another; what is deeper stays text
 
 /**
- * Read the blocks of a text. `open` is where that begins which more text can change: the last
- * block, and a list before it that its only line may yet turn out to continue. A stream needs to
- * read only from there on.
+ * Read the blocks of a text. `open` is where that begins which more text can change, after `numClosed`
+ * blocks: a stream needs to read only from there on.
  * @param {string} text
  * @param {boolean} [growing] whether more text is expected
  * @returns {{blocks: Block[], open: number, numClosed: number}}
  */
 export function readBlocks(text, growing = false) {
-  return read(text, { depth: 0, growing });
+  const lines = text.split("\n");
+  const { blocks, firsts, ends } = read(lines, { depth: 0, growing, isLast: false });
+  const numClosed = countClosed(lines, blocks, firsts, ends);
+  let open = 0;
+  for (const line of lines.slice(0, firsts[numClosed] ?? 0)) open += line.length + 1;
+  return { blocks, open, numClosed };
 }
 
-/** @param {string} text @param {Way} way */
-function read(text, way) {
-  const lines = text.split("\n");
-  const starts = [0];
-  for (const line of lines) starts.push(starts[starts.length - 1] + line.length + 1);
-  const closed = { depth: way.depth, growing: false };
+/**
+ * Count the blocks that no further text can change. Blocks without an empty line between them may
+ * yet become one, unless the last is code; and a line after a list may turn out to be an item.
+ * @param {string[]} lines @param {Block[]} blocks @param {number[]} firsts @param {number[]} ends
+ */
+function countClosed(lines, blocks, firsts, ends) {
+  const last = blocks.length - 1;
+  if (last < 0) return 0;
+  const isUnfinished = firsts[last] === lines.length - 1;
+  if (blocks[last].kind === "code" && !isUnfinished) return last;
+  let first = last;
+  while (first > 0 && firsts[first] === ends[first - 1]) first -= 1;
+  if (first > 0 && blocks[first - 1].kind === "list" && firsts[first] === lines.length - 1) first -= 1;
+  return first;
+}
+
+/** @param {string[]} lines @param {Way} way */
+function read(lines, way) {
   /** @type {Block[]} */
   const blocks = [];
   /** @type {number[]} */
   const firsts = []; // the line on which each block begins
+  /** @type {number[]} */
+  const ends = []; // the line after it
   for (let at = 0; at < lines.length; ) {
     if (!lines[at].trim()) {
       at += 1;
       continue;
     }
     firsts.push(at);
-    const [block, next] = readBlock(lines, at, closed);
+    const [block, next] = readBlock(lines, at, { ...way, isLast: false });
     blocks.push(block);
+    ends.push(next);
     at = next;
   }
   const last = blocks.length - 1;
-  if (last < 0) return { blocks, open: 0, numClosed: 0 };
-  if (way.growing) blocks[last] = readBlock(lines, firsts[last], way)[0];
-  const mayContinue = last > 0 && blocks[last - 1].kind === "list" && firsts[last] === lines.length - 1;
-  const numClosed = mayContinue ? last - 1 : last;
-  return { blocks, open: starts[firsts[numClosed]], numClosed };
+  if (way.growing && last >= 0) blocks[last] = readBlock(lines, firsts[last], { ...way, isLast: true })[0];
+  return { blocks, firsts, ends };
 }
 
 /** @param {string[]} lines @param {number} at @param {Way} way @returns {[Block, number]} */
 function readBlock(lines, at, way) {
   const line = lines[at];
+  const isOpen = way.growing && way.isLast;
   const fence = FENCE.exec(line);
   if (fence) return readCode(lines, at, fence[1], fence[2]);
   const heading = HEADING.exec(line);
   if (heading) {
-    return [{ kind: "heading", level: heading[1].length, children: readInline(heading[2], way.growing) }, at + 1];
+    return [{ kind: "heading", level: heading[1].length, children: readInline(heading[2], isOpen) }, at + 1];
   }
   if (RULE.test(line)) return [{ kind: "rule" }, at + 1];
   if (way.depth < MAX_DEPTH && ITEM.test(line)) return readList(lines, at, way);
   if (way.depth < MAX_DEPTH && QUOTE.test(line)) return readQuote(lines, at, way);
   const formula = readFormula(lines, at, way.growing);
   if (formula) return formula;
-  if (beginsTable(lines, at, way.growing)) {
+  if (beginsTable(lines, at, isOpen)) {
     const end = endOfText(lines, at + 2, way.depth);
-    return [readTable(lines.slice(at, end), way.growing), end];
+    return [readTable(lines.slice(at, end), isOpen), end];
   }
   let end = at + 1;
   const last = endOfText(lines, end, way.depth);
-  while (end < last && !beginsTable(lines, end, false) && !readFormula(lines, end, false)) end += 1;
+  while (end < last && !beginsTable(lines, end, false) && !readFormula(lines, end, way.growing)) end += 1;
   const text = lines.slice(at, end).join("\n");
-  return [{ kind: "paragraph", children: readInline(text.trim(), way.growing) }, end];
+  return [{ kind: "paragraph", children: readInline(text.trim(), isOpen) }, end];
 }
 
 /** @param {string[]} lines @param {number} at @param {number} depth */
@@ -119,7 +137,7 @@ function readCode(lines, at, mark, language) {
 
 /**
  * Read a formula that has its lines to itself; null where there is none, or where an empty line
- * comes before its end.
+ * or a fence comes before its end.
  * @param {string[]} lines @param {number} at @param {boolean} growing
  * @returns {[Block, number] | null}
  */
@@ -131,7 +149,8 @@ function readFormula(lines, at, growing) {
   const from = isEnvironment ? opening[0].length - opening[1].length : opening[0].length;
   const most = Math.min(lines.length, at + MAX_FORMULA_LINES);
   let text = "";
-  for (let end = at; end < most && (lines[end].trim() || end === at); end += 1) {
+  for (let end = at; end < most; end += 1) {
+    if (end > at && (!lines[end].trim() || FENCE.test(lines[end]))) return null;
     const line = end === at ? lines[end].slice(from) : lines[end];
     const close = line.indexOf(mark);
     if (close >= 0) {
@@ -149,15 +168,15 @@ function readFormula(lines, at, growing) {
 function readQuote(lines, at, way) {
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
-  const text = lines.slice(at, end).map((line) => line.replace(QUOTE, "")).join("\n");
-  return [{ kind: "quote", blocks: read(text, { ...way, depth: way.depth + 1 }).blocks }, end];
+  const inside = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
+  return [{ kind: "quote", blocks: read(inside, nested(way, true)).blocks }, end];
 }
 
 /** @param {string[]} lines @param {number} at @param {Way} way @returns {[Block, number]} */
 function readList(lines, at, way) {
   const first = /** @type {RegExpExecArray} */ (ITEM.exec(lines[at]));
   const ordered = first[2].length > 1;
-  /** @type {string[]} */
+  /** @type {string[][]} */
   const items = [];
   let end = at;
   for (;;) {
@@ -170,16 +189,18 @@ function readList(lines, at, way) {
       own.push(lines[end].slice(Math.min(indent, lines[end].search(/\S|$/))));
       end += 1;
     }
-    items.push(own.join("\n"));
+    items.push(own);
     let after = end;
     while (after < lines.length && !lines[after].trim()) after += 1;
     if (after < lines.length && ITEM.test(lines[after])) end = after;
   }
-  const depth = way.depth + 1;
-  const contents = items.map((item, index) =>
-    read(item, { depth, growing: way.growing && index === items.length - 1 }).blocks,
-  );
+  const contents = items.map((item, index) => read(item, nested(way, index === items.length - 1)).blocks);
   return [{ kind: "list", ordered, start: ordered ? parseInt(first[2], 10) : 1, items: contents }, end];
+}
+
+/** The way to read what is in a block. @param {Way} way @param {boolean} isEnd whether it is at the block's end */
+function nested(way, isEnd) {
+  return { depth: way.depth + 1, growing: way.growing && way.isLast && isEnd, isLast: false };
 }
 
 /**
