@@ -155,3 +155,10 @@ async def test_questions_are_drawn_as_answers_are(visit: Visit, scripted: Script
     assert "**this**" in stream.body["messages"][0]["content"]
     await stream.finish()
     await visit.wait_until_done()
+
+
+async def test_marks_are_not_read_out(visit: Visit, scripted: ScriptedServer) -> None:
+    text = "# So\n\n- **bold** and [a link](https://example.com)\n\n| a | b |\n|---|---|\n"
+    await show(visit, scripted, text)
+    said = await visit.page.locator("#announcer").inner_text()
+    assert said.split() == "Answering. So bold and a link a b Answer complete.".split()

@@ -44,9 +44,20 @@ export class Announcer {
 
   /** @param {string} text */
   say(text) {
-    const plain = text.trim().slice(0, MAX_CHARACTERS);
+    const plain = spoken(text).trim().slice(0, MAX_CHARACTERS);
     if (!plain) return;
     this.region.append(element("p", { text: plain }));
     while (this.region.children.length > MAX_LINES) this.region.firstElementChild?.remove();
   }
+}
+
+/** A text without Markdown's marks, which would be read out one by one. @param {string} text */
+function spoken(text) {
+  return text
+    .replaceAll(/^\s*(?:```|~~~).*$/gm, "")
+    .replaceAll(/^[|\s:-]+$/gm, "")
+    .replaceAll(/^\s*(?:#+|>|[*+-]) /gm, "")
+    .replaceAll(/!?\[([^\]]*)\]\([^)\s]*\)/g, "$1")
+    .replaceAll(/\*+|`+|\$+|~~|\|/g, " ")
+    .replaceAll(/ {2,}/g, " ");
 }

@@ -100,11 +100,12 @@ export class Library {
    */
   search(query) {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    if (!words.length) return this.entries.map((entry) => ({ ...entry, snippet: "" }));
     return this.entries.flatMap((entry) => {
       const texts = [entry.title, ...this.#texts(entry)];
       const lower = texts.map((text) => text.toLowerCase());
       if (!words.every((word) => lower.some((text) => text.includes(word)))) return [];
-      const found = words.length ? lower.findIndex((text, index) => index > 0 && text.includes(words[0])) : -1;
+      const found = lower.findIndex((text, index) => index > 0 && text.includes(words[0]));
       return [{ ...entry, snippet: found < 0 ? "" : snippet(texts[found], lower[found].indexOf(words[0])) }];
     });
   }
