@@ -36,7 +36,7 @@ class SageMakerHandlers:
         """Answer a chat, a completion or an embedding; ApiError 400 for anything else."""
         body = await read_json(request, self._settings)  # aiohttp keeps it for the handler
         for field, handler in self._apis.items():
-            if field in body:
+            if body.get(field) is not None:
                 return await handler(request)
         fields = list(self._apis)
         raise bad_field(fields[0], f"is missing; give {', '.join(fields[:-1])} or {fields[-1]}")

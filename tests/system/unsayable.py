@@ -20,6 +20,9 @@ OPEN_FIELDS = {
     RESPONSES: re.compile(r"(input|tools|tool_choice|text\.format|include)\b"),
     INPUT_TOKENS: re.compile(r"(input|tools|tool_choice|text\.format|include)\b"),
     MESSAGES: re.compile(r"(messages|system|tools|tool_choice|thinking)\b"),
+    "/invocations": re.compile(""),  # which API it is depends on its fields
+    "/api/chat": re.compile(r"(messages|tools|options|format)\b"),
+    "/api/generate": re.compile(r"(options|format|messages)\b"),
     COUNT: re.compile(r"(messages|system|tools|tool_choice)\b"),
 }
 

@@ -79,9 +79,11 @@ class ShowFields(BaseModel):
 def parse_chat_fields(body: Mapping[str, Any]) -> ChatFields:
     """Validate a chat request; ApiError 400 names the field at fault."""
     try:
-        return ChatFields.model_validate(body)
+        fields = ChatFields.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
+    _response_format(fields.format)
+    return fields
 
 
 def parse_generate_fields(body: Mapping[str, Any]) -> GenerateFields:
@@ -90,6 +92,7 @@ def parse_generate_fields(body: Mapping[str, Any]) -> GenerateFields:
         fields = GenerateFields.model_validate(body)
     except ValidationError as error:
         raise from_validation(error) from None
+    _response_format(fields.format)
     if fields.images:
         raise unsupported("images", "this server takes and makes text only")
     if fields.suffix:
@@ -142,14 +145,16 @@ def _shared(fields: _Fields) -> dict[str, Any]:
         efforts = {True: "medium", False: "none"}
         think = fields.think
         body["reasoning_effort"] = efforts[think] if isinstance(think, bool) else think
-    if fields.format not in (None, ""):
-        body["response_format"] = _response_format(fields.format)
+    if layout := _response_format(fields.format):
+        body["response_format"] = layout
     if fields.logprobs:
         body |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
     return {"model": fields.model, "stream": fields.streaming, **body}
 
 
-def _response_format(value: Any) -> dict[str, Any]:
+def _response_format(value: Any) -> dict[str, Any] | None:
+    if value is None or value == "":
+        return None
     if value == "json":
         return {"type": "json_object"}
     if not isinstance(value, dict):
