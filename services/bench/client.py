@@ -323,14 +323,14 @@ class Clients:
 
     def __init__(self, endpoint: Endpoint, load: Load, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
-        shared = (context.Value("i", 0), context.Value("i", 0))
-        self._done = shared[1]
+        # Kept here: memory of a value that its maker has dropped goes to the next one.
+        self._shared = (context.Value("i", 0), context.Value("i", 0))
         count = max(1, min(num_processes, load.num_streams))
         self._members = []
         for number in range(count):
             num_streams = load.num_streams // count + (number < load.num_streams % count)
             ours, theirs = context.Pipe()
-            arguments = (endpoint, load, (number, count, num_streams), shared, theirs)
+            arguments = (endpoint, load, (number, count, num_streams), self._shared, theirs)
             process = context.Process(target=_process, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -341,7 +341,7 @@ class Clients:
     @property
     def num_done(self) -> int:
         """How many requests have ended."""
-        return int(self._done.value)
+        return int(self._shared[1].value)
 
     @property
     def is_done(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.load import ended, streams
 from benchmarks.stack import Stack
 from tests.system.terminal import ROOT, Terminal
 
@@ -75,3 +76,11 @@ def test_what_cannot_be_measured_is_said_in_a_line(words: tuple[str, ...], said:
     assert ran.returncode == 1
     (line,) = ran.stderr.splitlines()
     assert line.startswith(f"slipstream bench: {said}")
+
+
+def test_two_loads_at_once_do_not_take_each_other_s_requests(sim_stack: Stack) -> None:
+    body = {"model": "sim", "prompt": "a", "max_tokens": 2, "stream": True}
+    loads = [streams(sim_stack.port, (body,), 2, 3, num_processes=1) for _ in range(2)]
+    for clients in loads:
+        clients.start()
+    assert [len(ended(clients).replies) for clients in loads] == [6, 6]
