@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from common.config import API_KEY_VARIABLE, DEMO_MODEL
+from common.config import API_KEY_VARIABLE, DEMO_MODEL, LAUNCHER_FD_VARIABLE
 from common.exit_status import EXIT_SIGNALLED
 from services.commands.api import Api, ApiError
 from services.commands.command import Parser
@@ -67,7 +67,7 @@ def open_target(options: argparse.Namespace, env: Mapping[str, str]) -> Iterator
     try:
         served = running.models()
     except ApiError as error:
-        if error.status and not target:
+        if error.status in (401, 403) and not target:  # any other is no server of this API
             raise
         served = []
     if served and (not target or target in served):
@@ -115,14 +115,22 @@ def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
     command = [sys.executable, "-m", "services.cli", "serve", model]
     for number in (signal.SIGTERM, signal.SIGHUP):  # it is not to be left behind
         signal.signal(number, _end)
+    read_fd, write_fd = os.pipe()  # its writing end goes with us, which the server notices
     with subprocess.Popen(
         [*command, "--port", "0", "--log-level", "warning"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        pass_fds=(read_fd,),
         start_new_session=True,
-        env={**env, "PYTHONPATH": search, "PYTHONSAFEPATH": "1"},
+        env={
+            **env,
+            "PYTHONPATH": search,
+            "PYTHONSAFEPATH": "1",
+            LAUNCHER_FD_VARIABLE: str(read_fd),
+        },
         text=True,
     ) as server:
+        os.close(read_fd)
         try:
             assert server.stdout is not None
             matches = map(READY_LINE.match, server.stdout)
@@ -132,6 +140,7 @@ def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
             yield ready[1]
         finally:
             _stop(server)
+            os.close(write_fd)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -78,12 +78,14 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             terminal.line(name, line.replace(f"{config}: ", ""))
 
         def announce(seconds: float) -> None:
+            terminal.clear()
             key = bool(plan.value("router", "api_keys").strip("[]()"))
             sys.stdout.write(banner(front.url, model.served_name[0], seconds, key))
             sys.stdout.flush()
 
         async def supervise() -> int:
-            return await Ring(children, run_dir, plan.grace_s, write).run(front, announce)
+            ring = Ring(children, run_dir, plan.grace_s, write, _starter_fd(env))
+            return await ring.run(front, announce)
 
         status = asyncio.run(supervise())
         if status == EXIT_CONFIG:  # said above, with the ends of the others below it
@@ -104,6 +106,12 @@ def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
         f"    -d '{body}'\n"
         "\nCtrl-C ends it.\n\n"
     )
+
+
+def _starter_fd(env: Mapping[str, str]) -> int | None:
+    """Return the pipe that ends with the command that this server is for, if there is one."""
+    text = env.get(LAUNCHER_FD_VARIABLE, "")
+    return int(text) if text.isdigit() else None
 
 
 def _port(plan: Plan) -> int:

@@ -26,16 +26,23 @@ UNREADY_GRACE_S = 1.0  # what is still loading has nothing to finish
 class Ring:
     """Supervises the children of one launch; made and used on one running loop.
 
-    `write` takes the children's lines with the name of the child.
+    `write` takes the children's lines with the name of the child. EOF on `starter_fd` says that
+    whoever the launch was started for is gone.
     """
 
     def __init__(
-        self, children: list[Child], run_dir: str, grace_s: float, write: Callable[[str, str], None]
+        self,
+        children: list[Child],
+        run_dir: str,
+        grace_s: float,
+        write: Callable[[str, str], None],
+        starter_fd: int | None = None,
     ) -> None:
         self._children = children
         self._run_dir = run_dir
         self._grace_s = grace_s
         self._write = write
+        self._starter_fd = starter_fd
         self._log = structlog.get_logger()
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()  # a child died or a signal came
@@ -57,6 +64,8 @@ class Ring:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._told_to_end, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        if self._starter_fd is not None:
+            self._loop.add_reader(self._starter_fd, self._starter_gone, self._starter_fd)
         began_s = time.monotonic()
         try:
             for child in self._children:
@@ -135,6 +144,12 @@ class Ring:
             return
         self._log.info("draining; once more ends it at once", signal=number.name)
         self._begin_end()
+
+    def _starter_gone(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        if not self._ending:
+            self._log.info("draining; who started it is gone")
+            self._begin_end()
 
     def _begin_end(self) -> None:
         self._ending = True

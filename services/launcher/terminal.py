@@ -61,6 +61,12 @@ class Terminal:
         self._put(f"{CLEAR}{line}\n" if self._has_status else f"{line}\n")
         self._has_status = False
 
+    def clear(self) -> None:
+        """Take the progress away."""
+        if self._has_status:
+            self._put(CLEAR)
+        self._has_status = False
+
     def _status(self, text: str) -> None:
         if not self._on_terminal:
             return

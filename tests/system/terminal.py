@@ -70,6 +70,7 @@ class Terminal:
         while self._read(0.1):
             if time.monotonic() > deadline_s:
                 os.kill(self.pid, signal.SIGKILL)
+                break  # what it has started may hold the terminal still
         self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.status
 

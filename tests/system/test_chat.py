@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,22 @@ def test_without_a_server_one_is_started_for_the_demo_and_stopped_at_the_end(
         terminal.type("/exit\n")
         assert terminal.wait() == 0
     assert not any(map(is_running, processes))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_was_started_does_not_outlive_a_chat_that_is_ended(
+    number: signal.Signals, home: dict[str, str]
+) -> None:
+    with Terminal("chat", str(ROOT / "models" / "demo"), env=home) as terminal:
+        terminal.expect("> ")
+        processes = descendants_of(terminal.pid)
+        assert len(processes) >= 5
+        os.kill(terminal.pid, number)
+        assert terminal.wait() in (128 + number, -number)
+    deadline_s = time.monotonic() + 60
+    while any(map(is_running, processes)):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
 
 
 def test_the_demo_continues_a_text_from_a_pipe(demo_stack: Stack) -> None:

@@ -13,6 +13,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import are_progress_bars_disabled
 
 from common.config import ModelSettings
 from common.errors import ModelError
@@ -86,6 +87,7 @@ def test_a_hub_id_is_downloaded_without_pickles(
     assert "*.safetensors" in patterns
     assert not any(kind in str(patterns) for kind in (".bin", ".pt", ".ckpt", ".py"))
     assert calls[0]["revision"] == "v1"
+    assert are_progress_bars_disabled()  # nobody is at a terminal here
 
 
 def test_a_model_that_cannot_be_served_is_not_downloaded(

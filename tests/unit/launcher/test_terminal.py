@@ -45,6 +45,16 @@ def test_progress_is_one_line_that_the_next_one_replaces() -> None:
     assert f"2 of 9{CLEAR}\x1b[2mcompute-0" in shown
 
 
+def test_progress_goes_when_it_is_over() -> None:
+    stream = Screen()
+    terminal = Terminal(stream, for_people=True, width=9)
+    terminal.line("compute-0", "\rloading weights: 9 of 9")
+    terminal.clear()
+    terminal.clear()
+    assert stream.getvalue().endswith(f"9 of 9{CLEAR}")
+    assert stream.getvalue().count(CLEAR) == 2
+
+
 def test_progress_never_wraps() -> None:
     stream = Screen()
     Terminal(stream, for_people=True, width=9).line("compute-0", "\r" + "x" * 500)
