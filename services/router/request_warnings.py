@@ -51,15 +51,15 @@ class Warnings:
         return self._log.refuse_unknown
 
     def add(self, field: str, message: str) -> None:
-        """Warn about a field of the request."""
-        self._log.note(field, message)
+        """Warn about a field of the request; what the header has no room for is only counted."""
         text = f"{field}: {message}"[:MAX_CHARACTERS]
         if text in self._texts:
             return
-        if len(self._texts) < MAX_IN_HEADER:
-            self._texts.append(text)
-        else:
+        if len(self._texts) == MAX_IN_HEADER:
             self._num_left_out += 1
+            return
+        self._texts.append(text)
+        self._log.note(field, message)
 
     def header(self) -> str:
         """Return the header's value; empty without warnings."""

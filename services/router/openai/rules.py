@@ -13,6 +13,7 @@ from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
 
 MAX_PATH: Final = 100  # inside of a schema; the end of it is what is of interest
+_STRICT: Final = b'"strict":true'  # as json_body.dump writes it
 
 
 def make_rules(
@@ -29,11 +30,12 @@ def make_rules(
     if structure is not None and not is_forced:
         for field, schema in _schemas_of(structure):
             _check_held(schema, field, structure.strict, warnings)
-    if tools is not None and tools.json:
-        for tool in json.loads(tools.json):
+    # Without a grammar all of a schema is the model's, as it always was; most requests have none,
+    # and agents send 100 KB of tools, which would take a millisecond to read again.
+    if tools is not None and (is_forced or structure is not None or _STRICT in tools.json):
+        for tool in json.loads(tools.json or b"[]"):
             function = tool["function"]
             strict = function.get("strict") is True
-            # Without a grammar all of a schema is the model's, as it always was.
             if strict or is_forced or structure is not None:
                 field = f"tools.{function['name']}.parameters"
                 _check_held(function.get("parameters"), field, strict, warnings)

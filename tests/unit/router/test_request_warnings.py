@@ -26,12 +26,16 @@ def test_one_kind_of_warning_is_logged_once_for_all_requests() -> None:
     assert [(each["log_level"], each["field"]) for each in logs] == [("warning", "tools[0]")]
 
 
-def test_what_is_logged_is_bounded() -> None:
-    warnings = Warnings()
+def test_what_is_logged_is_bounded_for_each_request_and_for_all() -> None:
+    log = WarningLog()
     with capture_logs() as logs:
         for number in range(1000):
-            warnings.add("field", f"kind {number}")
-    assert len(logs) == 256
+            Warnings(log).add("field", f"kind {number}")
+        assert len(logs) == 256
+        one = Warnings()
+        for number in range(1000):
+            one.add("field", f"kind {number}")
+    assert len(logs) == 256 + 8
 
 
 def test_a_header_is_bounded_and_says_how_many_warnings_it_lacks() -> None:
