@@ -39,7 +39,6 @@ def test_a_prompt_that_is_too_long_comes_with_its_numbers() -> None:
     unbounded = replace(LIMITS, max_input_length=0)
     full = refused(100, 0, unbounded)
     assert (full.prompt_tokens, full.most_prompt_tokens) == (100, 99)
-    assert refused(60, 60, unbounded).most_prompt_tokens == 0, "it is max_tokens that is too much"
 
 
 def max_tokens_of(prompt_len: int, limits: TokenLimits = LIMITS) -> int:
