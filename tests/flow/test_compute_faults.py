@@ -9,6 +9,7 @@ from common.errors import FatalError
 from common.lifecycle import Watch, run_service
 from common.link.memory import MemoryMail
 from common.messages.address import AttemptId
+from services.compute.runner.protocol import SlotErrors
 from tests.flow.compute_ring import Ring, running_ring
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -33,6 +34,24 @@ async def test_a_broken_step_fails_its_requests_and_those_that_come_later_go_on(
         (line,) = [line for line in lines if line["event"] == "step failed"]
         assert f"{broken.router[:8]}:1" in (line.get("attempts") or [line["attempt"]])
         assert line["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+        stats = ring.device.scheduler.stats()
+        assert stats.pages_free == stats.pages_total
+
+
+async def test_a_newcomer_whose_settings_are_not_taken_fails_alone_and_the_log_says_whose() -> None:
+    async with running_ring() as ring:
+        ring.faults.forward_errors.append(SlotErrors({0: MemoryError("no room for penalties")}))
+        with structlog.testing.capture_logs() as lines:
+            attempts = [ring.ask(counter, traceparent=TRACEPARENT) for counter in (1, 2)]
+            await ring.until(lambda: all(ring.endings(attempt) for attempt in attempts))
+        refused, neighbour = sorted(attempts, key=ring.endings)  # whoever has got the slot
+        (ended,) = ring.ended(refused)
+        assert ended.reason == "failed" and ended.failure is not None
+        assert (ended.failure.status, ended.failure.code) == (500, "engine_settings_failed")
+        assert (ring.endings(neighbour), len(ring.tokens(neighbour))) == (["length"], 5)
+        (line,) = [line for line in lines if line["event"] == "step failed"]
+        assert line["attempt"] == f"{refused.router[:8]}:{refused.counter}"
+        assert "no room for penalties" in str(line["exc_info"])
         stats = ring.device.scheduler.stats()
         assert stats.pages_free == stats.pages_total
 
