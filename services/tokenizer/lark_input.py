@@ -194,6 +194,8 @@ def _sequence(nodes: Any, dot_all: bool, folds: bool) -> str:
 def _node(op: Any, value: Any, dot_all: bool, folds: bool) -> str:
     """Write one node of Python's own parser."""
     match op:
+        case ops.LITERAL if not folds and chr(value) not in _ESCAPED:
+            return _shown(value)
         case ops.LITERAL:
             return _characters(_shown(value), folds)
         case ops.NOT_LITERAL:

@@ -1,6 +1,7 @@
-"""Codex CLI's own binary against a running server: a turn with two calls, and one that goes on.
+"""Codex CLI's own binary against a running server: turns with calls, and one that goes on.
 
-The model has to say `script()`: it calls a tool, then one of a namespace, then it answers.
+The model has to say `script()`: it calls a tool, one of a namespace and a custom one, then it
+answers. Which of these Codex has depends on the model's name: of those that it knows it wants code.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ wire_api = "responses"
 request_max_retries = 0
 stream_max_retries = 0
 """
+KNOWN_MODEL = "gpt-6-sol"
 PRINTED = "from-the-shell"
 ANSWER = "Both have answered."
 
 
 def script() -> list[str]:
     """Return what the model has to say, turn by turn."""
-    calls: list[tuple[str, dict[str, str]]] = [
-        ("exec_command", {"cmd": f"echo {PRINTED}"}),
-        ("multi_agent_v1__close_agent", {"target": "nobody"}),
-    ]
-    shell, agent = (
-        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-        for name, arguments in calls
-    )
-    return [shell, f"Now the other.\n{agent}", ANSWER]
+    shell = call("exec_command", cmd=f"echo {PRINTED}")
+    agent = call("multi_agent_v1__close_agent", target="nobody")
+    code = call("exec", input=f'const said = "{PRINTED}";\ntext(said.toUpperCase());')
+    return [shell, f"Now the other.\n{agent}", f"Then code:\n{code}", ANSWER]
+
+
+def call(name: str, **arguments: str) -> str:
+    """Write a call as models of Hermes' format do."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def turn(folder: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -57,7 +59,7 @@ def turn(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     closed = "http://127.0.0.1:9"  # what is not for this machine gets nowhere
     proxies = {"HTTP_PROXY": closed, "HTTPS_PROXY": closed, "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
-        [str(CODEX), "exec", *arguments],
+        [str(CODEX), "exec", "--skip-git-repo-check", "--json", *arguments],
         cwd=work,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -77,6 +79,40 @@ def completed(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [item for item in items if item["type"] == kind]
 
 
+def records(folder: Path) -> str:
+    """Return what Codex has written down of its sessions."""
+    sessions = (folder / "home" / "sessions").rglob("*.jsonl")
+    return "".join(session.read_text() for session in sessions)
+
+
+def begin(folder: Path, base_url: str, model: str) -> Path:
+    """Write the settings of a Codex that has not been used."""
+    (folder / "home").mkdir(parents=True)
+    config = CONFIG.format(model=model, base_url=base_url)
+    (folder / "home" / "config.toml").write_text(config)
+    return folder
+
+
+def works_and_goes_on(folder: Path) -> None:
+    """A command runs, a call with a namespace arrives, and the session is taken up again."""
+    events = turn(folder, "What does the shell say?")
+    (command,) = completed(events, "command_execution")
+    assert command["exit_code"] == 0, command
+    assert command["aggregated_output"].strip() == PRINTED, command
+    assert completed(events, "agent_message")[-1]["text"] == ANSWER, events
+    assert events[-1]["usage"]["output_tokens"] > 0, events
+    assert "invalid agent id nobody" in records(folder), records(folder)[-4000:]
+    events = turn(folder, "resume", "--last", "And what now?")
+    assert completed(events, "agent_message")[-1]["text"] == ANSWER, events
+
+
+def runs_code(folder: Path) -> None:
+    """Under a name that Codex knows its tools are items of the input; one takes code as text."""
+    events = turn(folder, "What does the code say?")
+    assert completed(events, "agent_message")[-1]["text"] == ANSWER, events
+    assert PRINTED.upper() in records(folder), records(folder)[-4000:]
+
+
 def main() -> None:
     """Run every scenario against the server."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -84,23 +120,10 @@ def main() -> None:
     parser.add_argument("--model", default="scripted")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "home").mkdir()
-        config = CONFIG.format(model=options.model, base_url=options.base_url)
-        (folder / "home" / "config.toml").write_text(config)
-        events = turn(folder, "--skip-git-repo-check", "--json", "What does the shell say?")
-        (command,) = completed(events, "command_execution")
-        assert command["exit_code"] == 0, command
-        assert command["aggregated_output"].strip() == PRINTED, command
-        assert completed(events, "agent_message")[-1]["text"] == ANSWER, events
-        assert events[-1]["usage"]["output_tokens"] > 0, events
-        (record,) = (folder / "home" / "sessions").rglob("*.jsonl")
-        assert "invalid agent id nobody" in record.read_text(), record.read_text()[-4000:]
-        print("ok turn")
-        resumed = ("resume", "--last", "And what now?")
-        events = turn(folder, "--skip-git-repo-check", "--json", *resumed)
-        assert completed(events, "agent_message")[-1]["text"] == ANSWER, events
-        print("ok resumed")
+        works_and_goes_on(begin(Path(name, "plain"), options.base_url, options.model))
+        print("ok works_and_goes_on")
+        runs_code(begin(Path(name, "code"), options.base_url, KNOWN_MODEL))
+        print("ok runs_code")
 
 
 if __name__ == "__main__":

@@ -90,8 +90,9 @@ def test_claude_code(tmp_path: Path) -> None:
 @pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="no node_modules; `make clients` makes them")
 def test_codex(tmp_path: Path) -> None:
     folder = save_scripted_folder(tmp_path / "scripted", codex_cli.script(), 65_536)
-    settings = {"compute.num_threads": 1}
-    with Stack(folder, "--device", "cpu", "--dtype", "float32", settings=settings) as stack:
+    options = ("--device", "cpu", "--dtype", "float32", "--served-model-name")
+    names = ("scripted", codex_cli.KNOWN_MODEL)
+    with Stack(folder, *options, *names, settings={"compute.num_threads": 1}) as stack:
         run(stack, sys.executable, str(CLIENTS / "codex_cli.py"))
 
 

@@ -96,7 +96,7 @@ class ResponsesHandlers:
     ) -> Asked[ResponsesFormat]:
         job = parsed.job.with_defaults(group.card.sampling_defaults)
         head = response_head(ID_PREFIX, group)
-        layout = ResponsesFormat(head, parsed.echo(job), parsed.tools.names, keep)
+        layout = ResponsesFormat(head, parsed.echo(job), parsed.question.tools.names, keep)
         span.asked(job, head.id)
         return Asked(job, group, request[CLIENT], layout, span)
 
@@ -109,6 +109,7 @@ class ResponsesHandlers:
 
 
 def _stored(owner: str, parsed: ResponsesRequest, body: dict[str, Any]) -> StoredResponse:
-    items = identified(parsed.items, body["id"].removeprefix(ID_PREFIX))
+    question = parsed.question
+    items = identified(question.items, body["id"].removeprefix(ID_PREFIX))
     size = len(json_bytes(items)) + len(json_bytes(body))
-    return StoredResponse(owner, body, items, parsed.num_before, size)
+    return StoredResponse(owner, body, items, question.num_before, size)

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from services.router.errors import ApiError, bad_field, shown
 from services.router.json_body import dump
-from services.router.responses.tools import INPUT, ToolName
+from services.router.responses.tools import ADDITIONAL, INPUT, ToolName
 
 MAX_ITEMS: Final = 4096
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -41,7 +41,8 @@ _SERVER_CALLS: Final = {
 }
 _COMPACTIONS: Final = ("compaction", "context_compaction", "compaction_summary")
 _COMPACTED: Final = "[An earlier part of this conversation was compacted and cannot be read here.]"
-_SILENT: Final = ("compaction_trigger", "ghost_snapshot", "mcp_list_tools")  # say nothing
+# What says nothing to the model.
+_SILENT: Final = (ADDITIONAL, "compaction_trigger", "ghost_snapshot", "mcp_list_tools")
 _UNSEEN: Final = {
     "computer_screenshot": "an image",
     "input_file": "a file",
@@ -134,18 +135,13 @@ def _identified(item: dict[str, Any], key: str) -> dict[str, Any]:
     return item
 
 
-def pack_input(
-    instructions: str | None, items: Sequence[dict[str, Any]], num_before: int = 0
-) -> bytes:
-    """Translate both; ApiError 400 names the item at fault.
-
-    The first `num_before` items are those of the responses before.
-    """
+def pack_input(instructions: str | None, items: Sequence[tuple[dict[str, Any], str]]) -> bytes:
+    """Translate both, every item with its place; ApiError 400 names the one at fault."""
     messages = _Messages()
     if instructions:
         messages.say("system", instructions)
-    for at, item in enumerate(items):
-        _read_item(messages, item, f"input[{max(0, at - num_before)}]")
+    for item, where in items:
+        _read_item(messages, item, where)
     if not any(map(_is_readable, messages.messages)):
         raise bad_field("input", "has nothing that the model could read")
     return messages.pack()

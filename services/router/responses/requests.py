@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
@@ -22,7 +22,6 @@ from services.router.openai.sampling_fields import (
 )
 from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import named_schema
-from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
 from services.router.responses.history import FORGETFUL, STORE_OFF, History
 from services.router.responses.input_items import pack_input, read_input
@@ -132,18 +131,27 @@ KNOWN_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsesRequest:
-    """A Responses request: what to generate and how to answer.
+class Question:
+    """What the model is asked, with which tools, and for what kind of answer.
 
     `items` are the whole input; the first `num_before` of them are those of the responses before.
     """
 
+    prompt: ChatPrompt
+    items: tuple[dict[str, Any], ...]
+    num_before: int
+    tools: ResponseTools
+    structure: Structure | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """A Responses request: what to generate and how to answer."""
+
     job: Job
     streaming: bool
     fields: ResponsesFields
-    tools: ResponseTools
-    items: tuple[dict[str, Any], ...]
-    num_before: int = 0
+    question: Question
     is_stored: bool = False
 
     def echo(self, job: Job) -> dict[str, Any]:
@@ -157,15 +165,12 @@ def parse_response(
     """Validate a request; ApiError 400 names the field at fault."""
     fields = _fields(body)
     shared = parse_sampling(body)
-    tools = read_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls, warnings)
     stream = shared.stream_settings()
-    structure = _structure(fields.text)
-    before = _before(fields, history)
-    items = (*before, *read_input(fields.input, history.item))
-    prompt = _prompt(fields, items, len(before), structure, tools.offered)
+    question = _question(fields, warnings, history)
+    tools = question.tools
     job = Job(
         model=shared.model or "",
-        prompts=(prompt,),
+        prompts=(question.prompt,),
         prompt_field="input",
         sampling=shared.sampling(fields.max_output_tokens or 0, fields.num_logprobs),
         has_seed=shared.seed is not None,
@@ -175,7 +180,7 @@ def parse_response(
         unset=shared.unset,
         max_tokens_field="max_output_tokens",
         rules=make_rules(
-            structure,
+            question.structure,
             tools.offered,
             warnings,
             allowed_token_ids=shared.allowed_ids,
@@ -191,7 +196,7 @@ def parse_response(
         raise bad_field("background", why, "unsupported_parameter")
     if fields.store and not is_stored:
         warnings.add("store", STORE_OFF)
-    return ResponsesRequest(job, bool(shared.stream), fields, tools, items, len(before), is_stored)
+    return ResponsesRequest(job, bool(shared.stream), fields, question, is_stored)
 
 
 def parse_input(
@@ -200,11 +205,9 @@ def parse_input(
     """Validate a request to count its input; returns the model's name and the prompt."""
     fields = _fields(body)
     model = parse_sampling(body).model or ""
-    tools = read_tools(fields.tools, fields.tool_choice, True, warnings)
+    question = _question(fields, warnings, history)
     check_unknown(body, KNOWN_FIELDS, warnings)
-    before = _before(fields, history)
-    items = (*before, *read_input(fields.input, history.item))
-    return model, _prompt(fields, items, len(before), _structure(fields.text), tools.offered)
+    return model, question.prompt
 
 
 def _fields(body: dict[str, Any]) -> ResponsesFields:
@@ -219,25 +222,23 @@ def _fields(body: dict[str, Any]) -> ResponsesFields:
     return fields
 
 
-def _before(fields: ResponsesFields, history: History) -> tuple[dict[str, Any], ...]:
-    return history.before(fields.previous_response_id) if fields.previous_response_id else ()
-
-
-def _prompt(
-    fields: ResponsesFields,
-    items: Sequence[dict[str, Any]],
-    num_before: int,
-    structure: Structure | None,
-    tools: Tools,
-) -> ChatPrompt:
+def _question(fields: ResponsesFields, warnings: Warnings, history: History) -> Question:
+    before = history.before(fields.previous_response_id) if fields.previous_response_id else ()
+    items = (*before, *read_input(fields.input, history.item))
+    places = [f"input[{max(0, at - len(before))}]" for at in range(len(items))]
+    placed = list(zip(items, places, strict=True))
+    parallel = fields.parallel_tool_calls
+    tools = read_tools(fields.tools, fields.tool_choice, parallel, warnings, placed)
+    structure = _structure(fields.text)
     effort = None if fields.reasoning is None else fields.reasoning.effort
     thinks = None if effort is None else effort != "none"
     prompt = ChatPrompt(
-        messages_json=pack_input(fields.instructions, items, num_before),
-        tools_json=tools.json,
+        messages_json=pack_input(fields.instructions, placed),
+        tools_json=tools.offered.json,
         template_kwargs_json=thinking_kwargs(thinks, effort),
     )
-    return with_schema(prompt, structure, tools.use)
+    prompt = with_schema(prompt, structure, tools.offered.use)
+    return Question(prompt, items, len(before), tools, structure)
 
 
 def _structure(text: TextConfig | None) -> Structure | None:
@@ -283,7 +284,7 @@ def _echo(request: ResponsesRequest, sampling: SamplingParams) -> dict[str, Any]
             "verbosity": text.verbosity or "medium",
         },
         "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
-        "tools": list(request.tools.echo),
+        "tools": list(request.question.tools.echo),
         "top_logprobs": max(0, fields.num_logprobs),
         "top_p": sampling.top_p,
         "truncation": fields.truncation or "disabled",

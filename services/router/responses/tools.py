@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ HOSTED: Final = frozenset(
         "web_search_preview",
     }
 )
+ADDITIONAL: Final = "additional_tools"  # an item of the input that has tools
 PLAIN_NAMESPACE: Final = "functions"  # of tools that are in no other
 INPUT: Final = "input"  # the one parameter that a custom tool has for the model
 _KINDS: Final = "function, custom and namespace are"
@@ -83,32 +84,44 @@ class _Tool:
 
 
 def read_tools(
-    tools: Any, tool_choice: Any, parallel: bool | None, warnings: Warnings
+    tools: Any,
+    tool_choice: Any,
+    parallel: bool | None,
+    warnings: Warnings,
+    items: Sequence[tuple[dict[str, Any], str]] = (),
 ) -> ResponseTools:
     """Check and translate these fields; ApiError 400 names the tool at fault.
 
-    Tools that cannot run here are left out.
+    Tools that cannot run here are left out. Those that `items` of the input add, each with its
+    place, come behind the others; of one name the latest counts.
     """
-    kept = []
-    for tool, where in _listed(tools, "tools"):
-        if (kind := _kind(tool)) in HOSTED:
-            warnings.add(where, f"tools of the type {kind} do not run here; left out")
-        else:
-            kept.append((tool, where))
+    kept = list(_runnable(tools, "tools", warnings))
     found = [each for tool, where in kept for each in _flattened(tool, where)]
     check_names([each.function for each in found], [each.where for each in found])
+    known = {each.name.flat: each for each in found}
+    for item, where in items:
+        if item["type"] == ADDITIONAL:
+            for tool, place in _runnable(item.get("tools"), f"{where}.tools", warnings):
+                known |= {each.name.flat: each for each in _flattened(tool, place)}
     choice = _choice(tool_choice)
-    if tool_choice is not None and not found and choice.choice not in ("none", "auto"):
+    if tool_choice is not None and not known and choice.choice not in ("none", "auto"):
         raise bad_field("tool_choice", "is only allowed together with tools that can run")
-    offered = make_tools([each.function for each in found], choice, parallel is not False)
-    inputs = tuple(ToolInput(each.name.flat, each.lark) for each in found if each.lark)
+    functions = [each.function for each in known.values()]
+    offered = make_tools(functions, choice, parallel is not False)
+    inputs = tuple(ToolInput(name, each.lark) for name, each in known.items() if each.lark)
     if offered.use is not None and inputs:
         offered = replace(offered, use=replace(offered.use, inputs=inputs))
-    return ResponseTools(
-        offered,
-        {each.name.flat: each.name for each in found},
-        tuple(_echo(tool) for tool, _ in kept),
-    )
+    names = {name: each.name for name, each in known.items()}
+    return ResponseTools(offered, names, tuple(_echo(tool) for tool, _ in kept))
+
+
+def _runnable(tools: Any, where: str, warnings: Warnings) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the tools that can run, each with its place; warn of the others."""
+    for tool, place in _listed(tools, where):
+        if (kind := _kind(tool)) in HOSTED:
+            warnings.add(place, f"tools of the type {kind} do not run here; left out")
+        else:
+            yield tool, place
 
 
 def _listed(tools: Any, where: str) -> list[tuple[dict[str, Any], str]]:

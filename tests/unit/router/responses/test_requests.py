@@ -171,11 +171,29 @@ def test_namespaces_are_flattened_and_their_calls_read_back() -> None:
         "mcp__web__f",
         "g",
     ]
-    assert parsed.tools.names["crm__patch"] == ToolName("patch", "crm", is_custom=True)
+    assert parsed.question.tools.names["crm__patch"] == ToolName("patch", "crm", is_custom=True)
     assert parsed.job.rules.tools == ToolUse("named", "crm__f")
     messages = json.loads(prompt_of(parsed).messages_json)
     assert messages[1]["tool_calls"][0]["function"]["name"] == "crm__f"
     assert parsed.echo(parsed.job)["tools"] == namespaces
+
+
+def test_items_add_tools_of_which_the_latest_counts() -> None:
+    lark = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    codex = {"type": "namespace", "name": "functions", "tools": [{**PATCH, "format": lark}, TOOL]}
+    parsed = parse(
+        tools=[OTHER, {**TOOL, "strict": False}],
+        input=[
+            {"type": "additional_tools", "role": "developer", "tools": [codex]},
+            {"role": "user", "content": "Hi"},
+        ],
+    )
+    functions = [tool["function"] for tool in json.loads(prompt_of(parsed).tools_json)]
+    assert [each["name"] for each in functions] == ["g", "f", "patch"]
+    assert functions[1]["strict"] is True
+    assert parsed.question.tools.names["patch"] == ToolName("patch", "functions", is_custom=True)
+    assert parsed.job.rules.tools == ToolUse("auto", inputs=(ToolInput("patch", "start: /a/"),))
+    assert len(json.loads(prompt_of(parsed).messages_json)) == 1
 
 
 def test_tools_that_run_elsewhere_are_left_out_and_named() -> None:
@@ -310,6 +328,15 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
             "tools[0].format.syntax",
         ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "input": [
+                    {"role": "user", "content": ""},
+                    {"type": "additional_tools", "tools": [5]},
+                ]
+            },
+            "input[1].tools[0]",
+        ),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
