@@ -26,6 +26,7 @@ from services.router.openai.completions import parse_completion
 from services.router.openai.token_handlers import parse_detokenize, parse_tokenize
 from services.router.openapi.document import build_document
 from services.router.request_warnings import Warnings
+from services.router.responses.history import ResponseStore
 from services.router.responses.requests import parse_input, parse_response
 from tests.cases import num_cases
 from tests.system.bad_requests import (
@@ -43,11 +44,12 @@ from tests.system.bad_requests import (
 from tests.system.mutations import BASES, places, values
 from tests.system.unsayable import is_unsayable
 
+NOTHING_YET = ResponseStore(max_responses=1, max_bytes=1, ttl_s=1.0).of("")
 READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     CHAT: lambda body: parse_chat(body, Warnings()),
     TEXT: lambda body: parse_completion(body, Warnings()),
-    RESPONSES: lambda body: parse_response(body, Warnings()),
-    INPUT_TOKENS: lambda body: parse_input(body, Warnings()),
+    RESPONSES: lambda body: parse_response(body, Warnings(), NOTHING_YET),
+    INPUT_TOKENS: lambda body: parse_input(body, Warnings(), NOTHING_YET),
     MESSAGES: lambda body: parse_message(body, Warnings()),
     COUNT: lambda body: parse_prompt(body, Warnings()),
     EMBEDDINGS: lambda body: parse_embedding(body, Warnings()),
@@ -136,6 +138,9 @@ HI = {"role": "user", "content": "Hi"}
         (CHAT, {"messages": [HI], "max_tokens": 5.0, "seed": -0.0}),
         (EMBEDDINGS, {"input": "a", "stream": 0}),
         (EMBEDDINGS, {"input": "a", "truncate_prompt_tokens": 0}),
+        (RESPONSES, {"input": "a", "background": True, "store": None}),
+        (RESPONSES, {"input": "a", "background": True, "store": False}),
+        (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}),
     ],
 )
 def test_what_did_not_agree_once_agrees(path: str, body: dict[str, Any]) -> None:
