@@ -8,8 +8,9 @@ import pytest
 
 import tests.cases  # noqa: F401  (before any test module reads the settings of generated cases)
 
-# Servers of these would take each other's cores: of several test processes one runs them all.
-ONE_AT_A_TIME = tuple(Path(__file__).parent / name for name in ("browser", "system"))
+# The tests of a folder share its servers, so of several test processes one runs them all. They take
+# longest, so they begin: else one process waits for the other's servers at the end.
+GROUPS = ("system", "browser")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,9 +18,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     torch is loaded only to find that out.
     """
-    for item in items:
-        if any(item.path.is_relative_to(folder) for folder in ONE_AT_A_TIME):
-            item.add_marker(pytest.mark.xdist_group("servers"))
+    here = Path(__file__).parent
+    for name in reversed(GROUPS):
+        items.sort(key=lambda item, folder=here / name: folder not in item.path.parents)
+        for item in items:
+            if here / name in item.path.parents:
+                item.add_marker(pytest.mark.xdist_group(name))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return

@@ -19,6 +19,7 @@ from services.router.openai.tools import MAX_TOOLS
 from services.router.responses.custom_input import custom_input
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
+from tests.cases import num_cases
 from tests.unit.detokenizer.answer.answers import parse
 from tests.unit.tokenizer.walks import Model, model, tool
 
@@ -67,7 +68,7 @@ def guidance(subject: Model, tool_format: str, template: str, reasoning: str) ->
     kind=st.sampled_from(["tokens", "text"]),
     reasoning=st.sampled_from(["", "deepseek_r1"]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=num_cases(20, exploring=50))
 def test_required_calls_are_read_as_calls_with_valid_arguments(
     tool_format: str, template: str, seed: int, num_free: int, kind: str, reasoning: str
 ) -> None:

@@ -21,6 +21,7 @@ from services.detokenizer.answer.parser import AnswerParser
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.thinking import Stage
+from tests.cases import num_cases
 from tests.unit.tokenizer.test_tool_grammars import FORMATS, SCHEMAS, objects
 from tests.unit.tokenizer.walks import model, tool
 
@@ -59,7 +60,7 @@ class Read:
     seed=st.integers(0, 2**32),
     num_free=st.integers(0, 60),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=num_cases(12, exploring=40))
 def test_calls_and_structures_come_out_as_they_went_in(
     name: str,
     parameters: list[Any],

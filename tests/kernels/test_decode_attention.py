@@ -18,6 +18,7 @@ from services.compute.kernels.decode_attention import reference
 from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
 from services.compute.kernels.decode_attention.work import CHUNK, ROW, DecodeWork
 from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from tests.cases import num_cases
 
 ON_GPU = torch.cuda.is_available()
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -289,7 +290,7 @@ def inputs_of(lengths: list[int], max_rows: int, device: torch.device) -> StepIn
 LENGTHS = st.lists(st.one_of(st.integers(1, 300), st.integers(1, 200_000)), min_size=0, max_size=40)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=num_cases(25, exploring=50))
 @given(lengths=LENGTHS, spare=st.integers(0, 9), kv_heads=st.sampled_from([1, 8, 32]))
 def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
     device: torch.device, lengths: list[int], spare: int, kv_heads: int

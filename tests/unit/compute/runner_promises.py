@@ -46,6 +46,8 @@ class Refusing:
 class FewSteps:
     """The promises that a few steps show."""
 
+    num_reuses = 12
+
     def test_an_id_outside_the_vocabulary_breaks_its_step_only(
         self, load: Load, folder: Path
     ) -> None:
@@ -90,7 +92,9 @@ class FewSteps:
         result = hand.step((good, len(PROMPT)), (bad, 30))
         assert result.nonfinite.tolist() == [False, True]
         assert result.n_valid.tolist() == [1, 0]
-        for number in range(12):  # every page the broken one had comes back half filled
+        for number in range(
+            self.num_reuses
+        ):  # every page the broken one had comes back half filled
             hand.free_pages += bad.pages
             bad.pages = []
             again = hand.add(PROMPT[: 3 + number % 5], replace(GREEDY, logit_bias=((190, -1e4),)))

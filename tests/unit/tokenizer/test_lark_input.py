@@ -14,6 +14,7 @@ from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.lark_input import in_json_string
 from services.tokenizer.refusal import Refused
+from tests.cases import num_cases
 from tests.unit.tokenizer.test_tool_grammars import EVERY_FORMAT, FORMATS, TIME, WEATHER, written
 from tests.unit.tokenizer.walks import model, tool
 
@@ -121,7 +122,7 @@ CHARACTERS = st.sampled_from(['"', "\\", "\n", "\t", "\x01", "a", "b", "/", "é"
     st.booleans(),
     st.text(CHARACTERS, max_size=3),
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=num_cases(150, exploring=400))
 def test_a_set_of_characters_means_what_it_meant(
     members: list[str], is_negated: bool, text: str
 ) -> None:

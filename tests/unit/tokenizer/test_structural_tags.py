@@ -15,6 +15,7 @@ from common.messages.tokenize import OutputRules, Structure, ToolUse
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.refusal import Refused
+from tests.cases import num_cases
 from tests.unit.tokenizer.walks import model, tool
 
 FIELD = "response_format.format"
@@ -214,7 +215,7 @@ def test_what_is_no_format_is_refused_by_field(layout: Any) -> None:
 
 
 @given(seed=st.integers(0, 2**32), num_free=st.integers(0, 80))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=num_cases(12, exploring=40))
 def test_whatever_obeys_the_masks_and_ends_has_whole_tags(seed: int, num_free: int) -> None:
     text = model().walk(guidance(triggered()), Random(seed), num_free, "Well, <f=weather>")
     if text is None:

@@ -17,6 +17,7 @@ from common.messages.tokenize import OutputRules, Structure, StructureKind, Tool
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.refusal import Refused
+from tests.cases import num_cases
 from tests.unit.tokenizer.test_tool_grammars import (
     FORMATS,
     LEAVES,
@@ -210,7 +211,7 @@ def test_what_is_no_structure_is_refused_by_field(kind: StructureKind, text: str
 
 
 @given(schema=objects(SCHEMAS) | LEAVES, seed=st.integers(0, 2**32), num_free=st.integers(0, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=num_cases(100, exploring=200))
 def test_whatever_obeys_the_masks_and_ends_validates(schema: Any, seed: int, num_free: int) -> None:
     text = model().walk(guidance("json_schema", schema), Random(seed), num_free)
     if text is not None:

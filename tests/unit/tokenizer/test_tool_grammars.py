@@ -18,6 +18,7 @@ from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.refusal import Refused
+from tests.cases import num_cases
 from tests.unit.tokenizer.walks import Model, compact, model, tool
 
 WEATHER = tool(
@@ -319,7 +320,7 @@ SCHEMAS = st.recursive(
     seed=st.integers(0, 2**32),
     num_free=st.integers(0, 60),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=num_cases(12, exploring=40))
 def test_whatever_obeys_the_masks_and_ends_is_a_valid_call(
     name: str, parameters: list[Any], seed: int, num_free: int
 ) -> None:

@@ -15,6 +15,7 @@ from common.messages.guidance import Guidance
 from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
+from tests.cases import num_cases
 from tests.unit.tokenizer.test_tool_grammars import (
     CALCULATOR,
     FORMATS,
@@ -95,7 +96,7 @@ def test_calls_are_watched_behind_the_reasoning() -> None:
 
 @pytest.mark.parametrize("name", ["hermes", "deepseek", "deepseek in fences"])
 @given(seed=st.integers(0, 2**32), num_free=st.integers(0, 40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=num_cases(12, exploring=40))
 def test_whatever_obeys_the_masks_has_right_calls_in_it(
     name: str, seed: int, num_free: int
 ) -> None:

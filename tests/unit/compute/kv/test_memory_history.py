@@ -138,5 +138,5 @@ class MemoryHistory(RuleBasedStateMachine):
 
 TestMemoryHistory = MemoryHistory.TestCase
 TestMemoryHistory.settings = settings(
-    max_examples=num_cases(150, exploring=1500), stateful_step_count=40
+    max_examples=num_cases(150, exploring=400), stateful_step_count=40
 )

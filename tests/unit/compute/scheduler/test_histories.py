@@ -80,7 +80,7 @@ pytestmark = pytest.mark.hypothesis
 
 # Shrinking a history can take minutes, so it is left to `make fuzz`.
 SETTINGS = settings(
-    max_examples=num_cases(100, exploring=1000),
+    max_examples=num_cases(100, exploring=300),
     phases=(Phase.generate,) if settings.default.derandomize else tuple(Phase),
     stateful_step_count=60,
     suppress_health_check=list(HealthCheck),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.responses.custom_input import CustomInput, custom_input
+from tests.cases import num_cases
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\té😀{}/') | st.characters(codec="utf-8"), max_size=20)
 
@@ -20,7 +21,7 @@ def in_pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 @given(TEXTS, st.booleans(), st.sampled_from([None, 1]), st.lists(st.integers(0, 200), max_size=9))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=num_cases(300, exploring=900))
 def test_any_input_cut_anyhow_is_read_whole(
     text: str, is_ascii: bool, indent: int | None, cuts: list[int]
 ) -> None:
