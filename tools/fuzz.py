@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, help="of the first round")
     options, pytest_options = parser.parse_known_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells' background ignores it
     seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
     ends_s = time.monotonic() + 60.0 * options.minutes
     num_rounds = 0
