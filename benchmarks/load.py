@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from services.bench.client import ClientError, Clients, Endpoint, Load, Outcome, Reply
+from services.bench.client import ClientError, Clients, Endpoint, Load, Outcome
+from services.bench.stream_reader import Reply
 
 PATH = "/v1/completions"
 WITHIN_S = 3600.0

@@ -14,7 +14,7 @@ from common.host import available_memory, is_fast_at_bf16
 # NVIDIA's devices on Linux, in WSL and on Jetson boards.
 DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvmap")
 ASK = ("--query-gpu=index,uuid,memory.total,memory.used", "--format=csv,noheader,nounits")
-ASK_WITHIN_S = 1.5  # a driver that nobody has in use takes a second to wake
+ASK_WITHIN_S = 1.2  # a driver that nobody has in use takes a while to wake
 MIB = 1 << 20
 
 

@@ -81,6 +81,13 @@ def one_gpu(text: str) -> int:
     return 1
 
 
+def api_key(text: str) -> str:
+    """Take a key that a client can send."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; nobody could send it")
+    return text.strip()
+
+
 def readable(text: str) -> str:
     """Take the path of a file that can be read."""
     try:
@@ -178,6 +185,7 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         dest="router.api_keys",
         action="append",
+        type=api_key,
         metavar="KEY",
         help="clients have to send it; may be given several times. It can be seen in the "
         "machine's list of processes, where SLIPSTREAM_ROUTER__API_KEYS cannot",

@@ -45,7 +45,7 @@ def device_of(plan: Plan, machine: Machine) -> Literal["cpu", "cuda", "sim"]:
     """Return the device that compute is going to take; ConfigError where it cannot."""
     name = plan.value("compute", "device", "auto")
     if name not in DEVICES:
-        raise ConfigError(f"there is no device {name}; there are {', '.join(DEVICES)}")
+        raise ConfigError(f"[compute] device: there is no {name}; there are {', '.join(DEVICES)}")
     if name == "cuda" and machine.why_no_gpu:
         raise ConfigError(f"--device cuda: {machine.why_no_gpu}; --device cpu works without")
     if name == "sim":

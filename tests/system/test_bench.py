@@ -62,6 +62,16 @@ def test_requests_that_fail_are_counted_and_quoted(sim_folder: Path) -> None:
     assert "requests failed (request " in ran.stdout
 
 
+def test_ctrl_c_ends_it_in_a_line(sim_stack: Stack) -> None:
+    with Terminal("bench", sim_stack.url, "--no-warm-up", "--output-tokens=4000") as terminal:
+        terminal.expect("measuring:")
+        terminal.type("\x03")
+        terminal.expect("slipstream bench: interrupted; nothing was measured to the end")
+        assert terminal.wait() == 130
+    assert "Traceback" not in terminal.shown
+    assert "Warning" not in terminal.shown
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

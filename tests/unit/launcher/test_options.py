@@ -31,6 +31,15 @@ def test_every_option_is_a_setting_of_its_table() -> None:
     }
 
 
+def test_several_keys_may_be_given() -> None:
+    tables, _ = tables_of(parsed("--api-key=a", "--api-key", "b"))
+    assert tables == {"router": {"api_keys": ["a", "b"]}}
+
+
+def test_one_gpu_for_a_model_is_what_there_is_anyway() -> None:
+    assert tables_of(parsed("--tensor-parallel-size", "1")) == ({}, Counts())
+
+
 def test_services_are_counted_one_by_one() -> None:
     _, counts = tables_of(parsed("--computes=2", "--routers=3"))
     assert counts == Counts(compute=2, router=3)
@@ -59,6 +68,11 @@ def test_the_options_of_the_issue_are_all_there() -> None:
         "--swap-space=-1",
         "--swap-space=inf",
         "--port=http",
+        "--api-key=",
+        "--computes=100000",
+        "--max-num-seqs=1000000000",
+        "--tensor-parallel-size=2",
+        "--chat-template=/no/such/file",
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(

@@ -174,7 +174,7 @@ def test_the_device_is_known_before_it_is_used(name: str, machine: Machine, devi
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=NO_GPU):
         device_of(plan_of({"compute": {"device": "cuda"}}), LAPTOP)
-    with pytest.raises(ConfigError, match="there is no device tpu; there are auto, cpu"):
+    with pytest.raises(ConfigError, match="there is no tpu; there are auto, cpu"):
         device_of(plan_of({"compute": {"device": "tpu"}}), SERVER)
 
 
