@@ -155,6 +155,17 @@ async def test_what_is_exported_can_be_imported(
     assert await page.locator(TITLES).count() == 2
 
 
+async def test_two_tabs_have_the_same_list(visit: Visit, scripted: ScriptedServer) -> None:
+    await two_conversations(visit, scripted)
+    other = await Visit.begin(visit.page.context)
+    await other.open(scripted.url)
+    await other.page.click("#new-chat")
+    await other.talk(scripted, "From another tab", "Yes")
+    await visit.page.locator(TITLES, has_text="From another tab").wait_for()
+    assert await visit.page.locator(TITLES).count() == 3
+    other.check_clean()
+
+
 async def test_a_full_storage_is_said_and_the_conversation_goes_on(
     visit: Visit, scripted: ScriptedServer
 ) -> None:

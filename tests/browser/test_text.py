@@ -147,8 +147,9 @@ async def test_formulas_are_drawn_by_the_browser(visit: Visit, scripted: Scripte
 
 async def test_questions_are_drawn_as_answers_are(visit: Visit, scripted: ScriptedServer) -> None:
     await visit.open(scripted.url)
-    await visit.ask("What does **this** do?\n\n```js\nconst x = 1;\n```")
+    await visit.ask("What does **this** do?\n  indented\n\n```js\nconst x = 1;\n```")
     bubble = visit.page.locator(".bubble")
+    assert "do?\n  indented" in await bubble.inner_text()
     assert await bubble.locator("strong").inner_text() == "this"
     assert await bubble.locator(".code-keyword").inner_text() == "const"
     stream = await scripted.asked()

@@ -85,12 +85,17 @@ export class Library {
     };
   }
 
-  /** Take in conversations from elsewhere, beside those that are here. @param {Chat[]} chats */
+  /** Take in conversations from elsewhere, beside those that are here, as long as there is room. @param {Chat[]} chats */
   add(chats) {
-    for (const chat of chats) {
+    chats.forEach((chat, index) => {
       if (this.storage.getItem(PREFIX + chat.id) !== null || this.#removed.has(chat.id)) chat.id = newId();
-      this.save(chat);
-    }
+      try {
+        this.save(chat);
+      } catch (error) {
+        if (!(error instanceof StorageFull)) throw error;
+        throw new StorageFull(`${index} of ${chats.length} conversations were imported. ${error.message}`);
+      }
+    });
   }
 
   /**

@@ -2,6 +2,7 @@
 
 import { element } from "../element.mjs";
 import { download } from "./download.mjs";
+import { StorageFull } from "./library.mjs";
 import { fileName, fromJson, toJson, toMarkdown } from "./transfer.mjs";
 
 const WIDE = "(min-width: 72rem)"; // beside the conversation, not over it
@@ -233,7 +234,8 @@ export class Sidebar {
       this.library.add(chats);
       this.#tell(chats.length === 1 ? "Imported 1 conversation." : `Imported ${chats.length} conversations.`);
     } catch (error) {
-      this.#tell(`${file.name} was not imported: ${error instanceof Error ? error.message : error}`);
+      const why = error instanceof Error ? error.message : String(error);
+      this.#tell(error instanceof StorageFull ? why : `${file.name} was not imported: ${why}`);
     }
     this.show();
   }
