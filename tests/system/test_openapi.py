@@ -120,6 +120,6 @@ def _filled(path: str, stack: Stack) -> str:
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             path = path.replace("{response_id}", json.load(answer)["id"])
     return path.replace("{model}", "sim")
