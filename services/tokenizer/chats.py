@@ -16,6 +16,7 @@ from common.chat_formats import (
     reasoning_format_of,
     tool_format_of,
 )
+from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import TokenizerFolder
 from services.tokenizer import template_kwargs
@@ -46,7 +47,10 @@ class Chats:
         settings: EncoderSettings,
         limits: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Compile the templates; one that is not valid refuses its conversations later."""
+        """Compile the templates; one that is not valid refuses its conversations later.
+
+        ModelError for one that was chosen by the settings: whoever did is there to mend it.
+        """
         self._folder = folder
         self._settings = settings
         self._limits = limits
@@ -54,6 +58,8 @@ class Chats:
         self._forms: dict[str, MessageForms] = {}
         for source in folder.templates.values():
             self._compile(source)
+            if settings.chat_template and isinstance(why := self._templates[source], str):
+                raise ModelError(f"{settings.chat_template}: {why}")
 
     def render(self, prompt: ChatPrompt, now_s: float) -> Rendered:
         """Render at Unix time `now_s`; Refused says why a conversation cannot be."""

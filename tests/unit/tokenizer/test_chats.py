@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import read_folder
 from services.tokenizer.chats import Chats
@@ -40,3 +41,23 @@ def test_a_model_whose_prompts_open_its_reasoning_does_not_reason_unless_they_do
         template_kwargs_json=json.dumps({"enable_thinking": enable_thinking}).encode(),
     )
     assert chats.render(prompt, 0.0).speech.stage == stage
+
+
+def test_a_template_that_the_settings_name_takes_the_place_of_the_folders(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_level(), chat_template="{{ messages[0].content }}")
+    file = tmp_path / "shout.jinja"
+    file.write_text("{{ messages[0].content | upper }}")
+    settings = EncoderSettings(str(tmp_path), 4000, 5.0, 64, chat_template=str(file))
+    chats = Chats(read_folder(tmp_path, str(file)), settings, nullcontext)
+    assert chats.render(ChatPrompt(b'[{"role": "user", "content": "Hi"}]'), 0.0).text == "HI"
+
+
+def test_a_template_that_the_settings_name_has_to_be_valid(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_level())
+    file = tmp_path / "open.jinja"
+    file.write_text("{% for message in messages %}")
+    settings = EncoderSettings(str(tmp_path), 4000, 5.0, 64, chat_template=str(file))
+    with pytest.raises(ModelError, match=r"open\.jinja: the chat template does not compile"):
+        Chats(read_folder(tmp_path, str(file)), settings, nullcontext)
+    with pytest.raises(ModelError, match=r"absent\.jinja cannot be read"):
+        read_folder(tmp_path, str(tmp_path / "absent.jinja"))
