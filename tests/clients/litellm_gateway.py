@@ -83,11 +83,11 @@ def main() -> None:
     assert len(set(asyncio.run(several()))) == 1
     print("ok concurrently")
     try:
-        litellm.completion(messages=QUESTION, **{**settings, "temperature": 5})
+        litellm.completion(messages=QUESTION, **{**settings, "temperature": -1})
     except litellm.BadRequestError as error:
         assert "temperature" in str(error), error
     else:
-        raise AssertionError("temperature=5 was taken")
+        raise AssertionError("temperature=-1 was taken")
     print("ok errors")
     anthropic = {**settings, "model": f"anthropic/{options.model}", "api_base": options.base_url}
     answer = litellm.completion(messages=QUESTION, max_tokens=50, **anthropic)
