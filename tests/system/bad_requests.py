@@ -235,7 +235,7 @@ SAMPLING = [
         wrong(path, "repetition_penalty 0", {"repetition_penalty": 0}, "repetition_penalty"),
         wrong(path, "max_tokens 0", {"max_tokens": 0}, "max_tokens"),
         wrong(path, "max_tokens -1", {"max_tokens": -1}, "max_tokens"),
-        wrong(path, "max_tokens 8.0", {"max_tokens": 8.0}, "max_tokens"),
+        wrong(path, "max_tokens 8.5", {"max_tokens": 8.5}, "max_tokens"),
         wrong(path, "max_tokens 10**12", {"max_tokens": 10**12}, "max_tokens"),
         wrong(path, "min over max tokens", {"min_tokens": 9}, "min_tokens"),
         wrong(path, "seed 2**64", {"seed": 1 << 64}, "seed"),
