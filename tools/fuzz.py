@@ -33,7 +33,9 @@ def main() -> int:
             return status
         num_rounds += status == 0
         seed += 1
-    print(f"nothing found in {options.minutes:g} minutes, {num_rounds} whole rounds")
+    print(
+        f"no round failed in {options.minutes:g} minutes; {num_rounds} were whole, the last was cut"
+    )
     return 0
 
 
