@@ -239,8 +239,7 @@ def test_a_server_with_keys_wants_one(sim_folder: Path) -> None:
         assert refused.returncode == 1
         assert "(status 401; --api-key gives a key)" in refused.stderr
         taken = slipstream("complete", stack.url, "-p", "a", "--api-key=sesame", "--max-tokens=3")
-        assert (taken.returncode, taken.stderr) == (0, "")
-        assert taken.stdout.strip()
+        assert (taken.returncode, taken.stderr) == (0, "")  # the text is any, even blank
 
 
 def test_without_a_server_one_is_started_for_the_demo_and_stopped_at_the_end(
