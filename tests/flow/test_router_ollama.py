@@ -195,6 +195,7 @@ async def test_the_tag_that_programs_add_is_no_part_of_a_name() -> None:
         (GENERATE, {"prompt": "a", "suffix": "b"}, "suffix: is not supported"),
         (GENERATE, {"prompt": "a", "template": "{{ .Prompt }}"}, "template: is not supported"),
         (GENERATE, {"prompt": 5}, "prompt: should be a valid string"),
+        (CHAT, {"top_logprobs": -86}, "top_logprobs: should be greater"),
     ],
 )
 async def test_what_is_wrong_is_said_by_ollamas_names(

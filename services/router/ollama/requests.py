@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.messages.failure import Failure
 from services.router.errors import ApiError, bad_field, from_validation, shown, unsupported
 from services.router.json_body import dump
+from services.router.openai.sampling_fields import ALL_LOGPROBS, MAX_TOP_LOGPROBS
 
 # Ollama's options by OpenAI's names. The others (num_ctx, num_gpu, mirostat …) say how to run the
 # model, which a request cannot here; they are ignored, as Ollama ignores those it does not know.
@@ -41,7 +42,7 @@ class _Fields(BaseModel):
     options: dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
 
     @property
     def streaming(self) -> bool:

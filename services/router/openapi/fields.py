@@ -13,7 +13,6 @@ from services.router.job import MAX_PROMPTS
 from services.router.openai.chat_messages import MAX_CALLS, MAX_MESSAGES
 from services.router.openai.fields import Refused
 from services.router.openai.sampling_fields import (
-    ALL_LOGPROBS,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -22,7 +21,6 @@ from services.router.openai.sampling_fields import (
     MAX_STOP_CHARACTERS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
-    MAX_TOP_LOGPROBS,
 )
 from services.router.openai.structure import MAX_CHOICES, SCHEMA_NAME
 from services.router.openai.template_fields import MAX_DOCUMENTS, MAX_VARIABLES
@@ -243,12 +241,12 @@ AN_ANSWER: dict[str, Schema] = {"max_tokens": nullable({**TOKEN_ID, "minimum": 1
 OLLAMA: dict[str, Schema] = {
     "format": nullable(either(one_of("", "json"), OBJECT)),
     "options": nullable(OBJECT),
+}
+OLLAMA_GENERATE: dict[str, Schema] = {
+    **OLLAMA,
     "images": nullable(array(OBJECT, maxItems=0)),
     "suffix": {"enum": [None, ""]},
     "template": {"enum": [None, ""]},
-    "top_logprobs": nullable(
-        {"type": "integer", "minimum": ALL_LOGPROBS, "maximum": MAX_TOP_LOGPROBS}
-    ),
 }
 
 

@@ -22,6 +22,7 @@ from services.router.openapi.fields import (
     EMBEDDING,
     MESSAGES,
     OLLAMA,
+    OLLAMA_GENERATE,
     PROMPT,
     RESPONSES,
     SAMPLING,
@@ -84,7 +85,7 @@ def request_schemas() -> dict[str, Schema]:
             _merged((TokenizeFields, ChatFields), {**_REFUSED, **CONVERSATION, "prompt": NULL}),
         ),
         "OllamaChatRequest": _merged((OllamaChatFields,), OLLAMA),
-        "OllamaGenerateRequest": _merged((GenerateFields,), OLLAMA),
+        "OllamaGenerateRequest": _merged((GenerateFields,), OLLAMA_GENERATE),
         "OllamaShowRequest": _merged((ShowFields,), {}),
         "DetokenizeRequest": _merged((DetokenizeFields,), {"tokens": array(TOKEN_ID)}),
     }

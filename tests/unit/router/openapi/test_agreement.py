@@ -21,6 +21,7 @@ from services.router.anthropic.requests import parse_message, parse_prompt
 from services.router.embeddings.requests import parse_embedding
 from services.router.errors import ApiError
 from services.router.json_body import parse
+from services.router.ollama.requests import parse_chat_fields, parse_generate_fields
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.openai.token_handlers import parse_detokenize, parse_tokenize
@@ -44,6 +45,7 @@ from tests.system.bad_requests import (
 from tests.system.mutations import BASES, places, values
 from tests.system.unsayable import is_unsayable
 
+OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 NOTHING_YET = ResponseStore(max_responses=1, max_bytes=1, ttl_s=1.0).of("")
 READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     CHAT: lambda body: parse_chat(body, Warnings()),
@@ -55,6 +57,8 @@ READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     EMBEDDINGS: lambda body: parse_embedding(body, Warnings()),
     TOKENIZE: parse_tokenize,
     DETOKENIZE: parse_detokenize,
+    OLLAMA_CHAT: parse_chat_fields,
+    OLLAMA_GENERATE: parse_generate_fields,
 }
 
 
@@ -137,6 +141,9 @@ HI = {"role": "user", "content": "Hi"}
         (TOKENIZE, {"prompt": "a", "tools": 5}),
         (CHAT, {"messages": [HI], "max_tokens": 5.0, "seed": -0.0}),
         (EMBEDDINGS, {"input": "a", "stream": 0}),
+        (OLLAMA_CHAT, {"template": "of generate alone"}),
+        (OLLAMA_CHAT, {"top_logprobs": -86}),
+        (OLLAMA_GENERATE, {"template": "{{ .Prompt }}"}),
         (EMBEDDINGS, {"input": "a", "truncate_prompt_tokens": 0}),
         (RESPONSES, {"input": "a", "background": True, "store": None}),
         (RESPONSES, {"input": "a", "background": True, "store": False}),
