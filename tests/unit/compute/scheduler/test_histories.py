@@ -372,5 +372,6 @@ class SchedulerHistory(RuleBasedStateMachine):
 def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(school: School) -> None:
     machine = type("History", (SchedulerHistory,), {"school": school, "seen": Counter()})
     run_state_machine_as_test(machine, settings=SETTINGS)
-    for event in ("refused", "described again", "read in the step of the write"):
-        assert machine.seen[event], event
+    if settings.default.derandomize:  # what `make fuzz` draws need not have everything in it
+        for event in ("refused", "described again", "read in the step of the write"):
+            assert machine.seen[event], event
