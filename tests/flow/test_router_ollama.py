@@ -105,6 +105,13 @@ async def test_options_are_sampling_settings_by_other_names() -> None:
     assert asked(ring).stream.stop == ("\n",)
 
 
+async def test_a_limit_that_is_lowered_is_warned_of_by_ollamas_name() -> None:
+    body = {"model": "demo", "messages": HI, "options": {"num_predict": 600}, "stream": False}
+    async with running_router() as ring, ring.post(CHAT, body) as response:
+        assert response.status == 200
+        assert '"options.num_predict: is more than' in response.headers["Warning"]
+
+
 @pytest.mark.parametrize(
     ("wish", "kind"),
     [("json", "json_object"), ({"type": "object"}, "json_schema"), ("", None), (None, None)],

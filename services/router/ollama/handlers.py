@@ -143,7 +143,11 @@ class OllamaHandlers:
     ) -> web.StreamResponse:
         with RequestSpan(names.CHAT, request) as span:
             try:
-                made = replace(make(), model=self._known_name(model))
+                made = replace(
+                    make(),
+                    model=self._known_name(model),
+                    max_tokens_field="options.num_predict",
+                )
             except ApiError as error:
                 raise in_own_words(error) from None
             group = self._dispatch.group(made.model)
