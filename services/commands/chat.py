@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
+import socket
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 from services.commands.api import ApiError
 from services.commands.command import Parser, near
@@ -158,12 +163,13 @@ class Chat:
         self._screen.remark(f"{target.model} at {target.api.url}; /help says what you can type")
         save_history = _edited_lines()
         try:
-            while (line := self._read()) is not None:
-                if line.startswith("/") and "\n" not in line:
-                    if not self._command(line):
-                        break
-                elif line:
-                    self._ask({"role": "user", "content": line})
+            with signals_noticed():
+                while (line := self._read()) is not None:
+                    if line.startswith("/") and "\n" not in line:
+                        if not self._command(line):
+                            break
+                    elif line:
+                        self._ask({"role": "user", "content": line})
         finally:
             save_history()
         return 0
@@ -239,6 +245,46 @@ class Chat:
             sys.stdout.write("\n")
             self._screen.remark("Ctrl-D or /exit leaves")
             return ""
+
+
+@contextlib.contextmanager
+def signals_noticed() -> Iterator[None]:
+    """Keep a signal from waiting for the next key.
+
+    Python runs its handler when a signal interrupts the wait for a key. One that comes just before
+    the wait, such as Ctrl-C while the prompt is drawn, interrupts nothing. So each signal wakes a
+    thread, which interrupts the main thread with a harmless one until that has looked.
+    """
+    noticed = False  # no Event: a handler may interrupt another one that holds its lock
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    main_thread = threading.get_ident()
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        nonlocal noticed
+        noticed = True
+
+    def interrupt() -> None:
+        nonlocal noticed
+        while number := reader.recv(1):
+            if number[0] != signal.SIGURG:
+                noticed = False
+                while not noticed:
+                    time.sleep(0.02)
+                    signal.pthread_kill(main_thread, signal.SIGURG)
+
+    before = signal.signal(signal.SIGURG, notice)
+    wakeup_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup_fd)
+        writer.close()
+        thread.join()
+        signal.signal(signal.SIGURG, before)
+        reader.close()
 
 
 def _edited_lines() -> Callable[[], None]:
