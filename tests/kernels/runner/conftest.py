@@ -1,0 +1,27 @@
+"""Runners in Triton's interpreter run on a device of few multiprocessors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from services.compute.kernels.decode_attention.work import DecodeWork
+from services.compute.kernels.matvec import config as matvec_config
+
+HOST_PROGRAMS = 16
+"""Instead of the 132 or 264 that fill an H200. A product still has several, most of several rows,
+and the 199 logits a block with a tail. Decode attention still cuts contexts into its shortest
+chunks, of 64 positions: for two kv heads there may be 8 more than rows, and the steps here have 6 at most.
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_multiprocessors(device: torch.device) -> Iterator[None]:
+    """A thousand programs a step otherwise: of one output each, or with nothing to do at all."""
+    with pytest.MonkeyPatch.context() as patch:
+        if device.type != "cuda":
+            patch.setattr(matvec_config, "MIN_PROGRAMS", HOST_PROGRAMS)
+            patch.setitem(DecodeWork.make.__kwdefaults__, "extra_programs", HOST_PROGRAMS)
+        yield
