@@ -16,7 +16,12 @@ from torch import Tensor
 
 from services.compute.kernels.decode_attention import reference
 from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import CHUNK, ROW, DecodeWork
+from services.compute.kernels.decode_attention.work import (
+    CHUNK,
+    EXTRA_PROGRAMS,
+    ROW,
+    DecodeWork,
+)
 from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
 from tests.cases import num_cases
 
@@ -24,6 +29,7 @@ ON_GPU = torch.cuda.is_available()
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SPARE_ROWS = 2  # of the bucket, beyond the step's
 MAX_ROWS = 16
+EXTRA_ITEMS = 32  # in the interpreter: what 2100 positions have beyond one, in chunks of 64
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Step:
             shape.head_dim,
             max_splits,
             device=self.q_THD.device,
+            extra_programs=EXTRA_PROGRAMS if ON_GPU else EXTRA_ITEMS * shape.kv_heads,
         )
 
     def attend(self, work: DecodeWork, window: int = 0) -> Tensor:
