@@ -13,7 +13,8 @@ from services.compute.kernels.matvec import config as matvec_config
 HOST_PROGRAMS = 16
 """Instead of the 132 or 264 that fill an H200. A product still has several, most of several rows,
 and the 199 logits a block with a tail. Decode attention still cuts contexts into its shortest
-chunks, of 64 positions: for two kv heads there may be 8 more than rows, and the steps here have 6 at most.
+chunks, of 64 positions: for two kv heads there may be 8 more than rows, and the steps here have 6
+at most.
 """
 
 
