@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 import tests.cases  # noqa: F401  (before any test module reads the settings of generated cases)
+
+# Some images forbid Python to keep what it has compiled. Here servers are started by the dozen, each
+# of nine processes, and each of these would compile what the last one did: 0.3 s of 2.5 s a server.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The tests of a folder share its servers, so of several test processes one runs them all. They take
 # longest, so they begin: else one process waits for the other's servers at the end.
