@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.stack import Stack
 from tests.patience import PATIENCE_S
+from tests.system.ring import wait_empty
 
 TOOL_TEMPLATE = (  # calls as Hermes models write them
     "<|bos|>{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
@@ -52,6 +53,35 @@ def sim_stack(sim_folder: Path) -> Iterator[Stack]:
     settings = {"compute.sim_step_base_s": 0.002}
     with Stack(sim_folder, "--device", "sim", settings=settings) as stack:
         yield stack
+
+
+@pytest.fixture(scope="session")
+def _mortal_stacks(sim_folder: Path) -> Iterator[Callable[[], Stack]]:
+    """Servers one after another: the last one as long as it runs, then another."""
+    stacks: list[Stack] = []
+
+    def running() -> Stack:
+        if stacks and stacks[-1].process.poll() is not None:
+            stacks.pop().close()
+        if not stacks:
+            settings = {"compute.sim_step_base_s": 0.02}
+            stacks.append(Stack(sim_folder, "--device", "sim", settings=settings).wait_ready())
+        return stacks[-1]
+
+    yield running
+    for stack in stacks:
+        stack.close()
+
+
+@pytest.fixture
+def mortal_stack(_mortal_stacks: Callable[[], Stack]) -> Stack:
+    """A server whose steps take 20 ms, idle, for a test that may end it or kill what it likes.
+
+    The next test gets it as it is left, if it still runs: what is in its log may be another's.
+    """
+    stack = _mortal_stacks()
+    wait_empty(stack)
+    return stack
 
 
 @pytest.fixture(scope="session")

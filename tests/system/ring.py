@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
+
 from benchmarks.stack import Stack
 from tests.patience import PATIENCE_S
 
@@ -29,3 +32,10 @@ def num_running(stack: Stack, service: str = "compute") -> list[int]:
     """Return how many requests run at each instance of a service, by its last heartbeat."""
     instances = stack.health()["instances"]
     return [each["num_running"] for each in instances if each["service"] == service]
+
+
+def num_steps(stack: Stack) -> int:
+    """Return how many steps the engines have made, by their last heartbeats."""
+    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    return sum(map(int, re.findall(r"^slipstream_compute_steps_total{.*} (\d+)$", text, re.M)))

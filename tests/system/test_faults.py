@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,12 @@ from tests.patience import PATIENCE_S
 from tests.system.ring import num_running, wait_empty
 
 SLOW_STEP = {"compute.sim_step_base_s": 0.02}
+
+
+@pytest.fixture
+def stack(mortal_stack: Stack) -> Stack:
+    """What is killed here; the tests are in an order that ends few servers."""
+    return mortal_stack
 
 
 class Reader:
@@ -105,75 +112,97 @@ def answers(stack: Stack) -> bool:
         return False
 
 
-def test_sigterm_lets_running_streams_finish_and_refuses_new_requests(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim", settings=SLOW_STEP) as stack:
-        processes = descendants_of(stack.process.pid)
-        readers = begin(stack, 3, 150)
-        stack.signal(signal.SIGTERM)
-        refusal = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
-        assert refusal[0] == 503
-        assert int(refusal[1]["Retry-After"]) >= 1
-        for reader in readers:
-            assert reader.join().is_whole
-            assert reader.completion_tokens == 150
-        assert stack.wait() == 0
-        assert not any(map(is_running, processes))
-        (stopped,) = stack.logged("engine stopped")
-        assert stopped["steps"] >= 150
-
-
 def refused(stack: Stack) -> tuple[int, http.client.HTTPMessage] | None:
     """Ask for a token; what is said if it is refused."""
     answer = ask(stack)
     return None if answer[0] == 200 else answer
 
 
-def test_a_second_signal_ends_it_at_once(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim", settings=SLOW_STEP) as stack:
-        processes = descendants_of(stack.process.pid)
-        (reader,) = begin(stack, 1, 4000)
-        stack.signal(signal.SIGINT)
-        stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
-        stack.signal(signal.SIGINT)
-        assert stack.wait() == 128 + signal.SIGINT
-        assert len(reader.join().events) < 1000, "it was drained for as long as it may"
-        assert not any(map(is_running, processes))
-
-
 @pytest.mark.parametrize("name", ["compute-0", "detokenizer-0", "tokenizer-0"])
-def test_a_worker_that_is_killed_comes_back_and_nobody_hangs(sim_folder: Path, name: str) -> None:
-    with Stack(sim_folder, "--device", "sim", settings=SLOW_STEP) as stack:
-        readers = begin(stack, 3, 200)
-        first_pid = stack.pids()[name]
-        stack.kill(name)
-        for reader in readers:
-            reader.join()
-            assert reader.error is None
-            assert reader.events[-1] == "[DONE]"
-            if name == "tokenizer-0":  # they are past it
-                assert reader.completion_tokens == 200
-            else:
-                assert json.loads(reader.events[-2])["error"]["code"] == "worker_lost"
-        stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
-        assert stack.pids()[name] != first_pid
-        (death,) = stack.logged("died; starting it again")
-        assert (death["process"], death["how"][:17]) == (name, "killed by SIGKILL")
-        wait_empty(stack)
-        assert stack.stop() == 0
+def test_a_worker_that_is_killed_comes_back_and_nobody_hangs(stack: Stack, name: str) -> None:
+    readers = begin(stack, 3, 200)
+    first_pid = stack.pids()[name]
+    num_deaths = len(deaths(stack))
+    stack.kill(name)
+    for reader in readers:
+        reader.join()
+        assert reader.error is None
+        assert reader.events[-1] == "[DONE]"
+        if name == "tokenizer-0":  # they are past it
+            assert reader.completion_tokens == 200
+        else:
+            assert json.loads(reader.events[-2])["error"]["code"] == "worker_lost"
+    stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
+    assert stack.pids()[name] != first_pid
+    (death,) = deaths(stack)[num_deaths:]
+    assert (death["process"], death["how"][:17]) == (name, "killed by SIGKILL")
+    wait_empty(stack)
 
 
-def test_without_a_worker_new_requests_get_a_503_with_retry_after(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim", settings=SLOW_STEP) as stack:
-        pid = stack.pids()["compute-0"]
-        os.kill(pid, signal.SIGSTOP)  # hangs: sends no heartbeat and is not restarted
-        try:
-            status, headers = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
-            assert status == 503
-            assert int(headers["Retry-After"]) >= 1
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
-        wait_empty(stack)
+def deaths(stack: Stack) -> list[dict[str, Any]]:
+    """What was logged of processes that died, over the server's whole life."""
+    return stack.logged("died; starting it again")
+
+
+def test_without_a_worker_new_requests_get_a_503_with_retry_after(stack: Stack) -> None:
+    pid = stack.pids()["compute-0"]
+    os.kill(pid, signal.SIGSTOP)  # hangs: sends no heartbeat and is not restarted
+    try:
+        status, headers = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
+        assert status == 503
+        assert int(headers["Retry-After"]) >= 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
+    wait_empty(stack)
+
+
+def test_sigterm_lets_running_streams_finish_and_refuses_new_requests(stack: Stack) -> None:
+    """The server is the one above: it ends well although all of its workers were killed."""
+    processes = descendants_of(stack.process.pid)
+    readers = begin(stack, 3, 150)
+    stack.signal(signal.SIGTERM)
+    refusal = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
+    assert refusal[0] == 503
+    assert int(refusal[1]["Retry-After"]) >= 1
+    for reader in readers:
+        assert reader.join().is_whole
+        assert reader.completion_tokens == 150
+    assert stack.wait() == 0
+    assert not any(map(is_running, processes))
+    (stopped,) = stack.logged("engine stopped")
+    assert stopped["steps"] >= 150
+
+
+def test_a_crash_looping_worker_is_restarted_with_back_off(stack: Stack) -> None:
+    num_deaths = len(deaths(stack))
+    for _ in range(3):
+        back = stack.wait_until(lambda: stack.pids("detok"), PATIENCE_S, "back")
+        stack.kill("detokenizer-0")
+        stack.wait_until(lambda old=back: stack.pids("detok") != old, PATIENCE_S, "dead")
+    stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
+    delays_s = [death["in_s"] for death in deaths(stack)[num_deaths:]]
+    assert len(delays_s) == 3
+    assert delays_s == sorted(delays_s)
+    assert delays_s[2] > delays_s[0]
+
+
+def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
+    processes = descendants_of(stack.process.pid)
+    (reader,) = begin(stack, 1, 4000)
+    stack.signal(signal.SIGINT)
+    stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
+    stack.signal(signal.SIGINT)
+    assert stack.wait() == 128 + signal.SIGINT
+    assert len(reader.join().events) < 1000, "it was drained for as long as it may"
+    assert not any(map(is_running, processes))
+
+
+def test_when_the_launcher_is_killed_its_services_end_by_themselves(stack: Stack) -> None:
+    processes = descendants_of(stack.process.pid)
+    assert len(processes) >= 4
+    stack.process.kill()
+    stack.wait_until(lambda: not any(map(is_running, processes)), PATIENCE_S, "gone", alive=False)
 
 
 def num_clients(stack: Stack, pid: int) -> int:
@@ -209,29 +238,6 @@ def test_when_one_router_of_two_is_killed_the_other_goes_on(sim_folder: Path) ->
         )
         stack.wait_until(lambda: len(stack.pids("router")) == 2, PATIENCE_S, "complete again")
         assert stack.stop() == 0
-
-
-def test_when_the_launcher_is_killed_its_services_end_by_themselves(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim") as stack:
-        processes = descendants_of(stack.process.pid)
-        assert len(processes) >= 4
-        stack.process.kill()
-        stack.wait_until(
-            lambda: not any(map(is_running, processes)), PATIENCE_S, "gone", alive=False
-        )
-
-
-def test_a_crash_looping_worker_is_restarted_with_back_off(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim") as stack:
-        for _ in range(3):
-            back = stack.wait_until(lambda: stack.pids("detok"), PATIENCE_S, "back")
-            stack.kill("detokenizer-0")
-            stack.wait_until(lambda old=back: stack.pids("detok") != old, PATIENCE_S, "dead")
-        stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
-        delays_s = [death["in_s"] for death in stack.logged("died; starting it again")]
-        assert len(delays_s) == 3
-        assert delays_s == sorted(delays_s)
-        assert delays_s[2] > delays_s[0]
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:

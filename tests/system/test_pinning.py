@@ -37,9 +37,8 @@ def test_only_the_thread_that_drives_the_device_runs_on_its_core(sim_folder: Pat
         assert all(cpus for cpus in threads.values())
 
 
-def test_nothing_is_pinned_where_there_is_no_gpu(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim") as stack:
-        assert stack.logged("pinned") == []
-        everywhere = os.sched_getaffinity(0)
-        for pid in stack.pids().values():
-            assert all(cpus == everywhere for cpus in allowed_cpus(pid).values())
+def test_nothing_is_pinned_where_there_is_no_gpu(sim_stack: Stack) -> None:
+    assert sim_stack.logged("pinned") == []
+    everywhere = os.sched_getaffinity(0)
+    for pid in sim_stack.pids().values():
+        assert all(cpus == everywhere for cpus in allowed_cpus(pid).values())

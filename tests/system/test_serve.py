@@ -27,39 +27,30 @@ from tests.system.terminal import Terminal
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_command_in_the_banner_gets_an_answer(tiny_folder: Path) -> None:
-    settings = {"compute.sim_step_base_s": 0.0}
-    with Stack(tiny_folder, "--device", "sim", settings=settings) as stack:
-        text = stack.log_path.with_name("out").read_text()
-        words = shlex.split(text[text.index("curl ") : text.index("Ctrl-C")])
-        request = urllib.request.Request(
-            words[1], words[words.index("-d") + 1].encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
+def test_the_command_in_the_banner_gets_an_answer(sim_stack: Stack) -> None:
+    text = sim_stack.log_path.with_name("out").read_text()
+    words = shlex.split(text[text.index("curl ") : text.index("Ctrl-C")])
+    request = urllib.request.Request(
+        words[1], words[words.index("-d") + 1].encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
 
 
-def test_when_the_launcher_is_killed_every_process_ends_by_itself(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim", "--routers", "2") as stack:
-        left = descendants_of(stack.process.pid)
-        assert len(left) >= 5
-        stack.signal(signal.SIGKILL)
-        stack.wait()
-        stack.wait_until(
-            lambda: not any(is_running(pid) for pid in left), PATIENCE_S, "all gone", alive=False
-        )
+def run_dir_of(stack: Stack) -> Path:
+    """Return where a server's inboxes are."""
+    (registered, *_) = stack.logged("worker registered")
+    return Path(registered["endpoint"].removeprefix("ipc://")).parent
 
 
-def test_the_folder_of_a_run_is_private_and_goes_with_it(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim") as stack:
-        (registered, *_) = stack.logged("worker registered")
-        run_dir = Path(registered["endpoint"].removeprefix("ipc://")).parent
-        assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
-        health = [sys.executable, "-m", "services.cli", "health", "--run-dir", str(run_dir)]
-        assert subprocess.run([*health, "compute-0"], cwd=ROOT).returncode == 0
-        assert subprocess.run([*health, "compute-1"], cwd=ROOT).returncode == 1
-        assert stack.stop() == 0
-        assert not run_dir.exists()
+def test_the_folder_of_a_run_is_private_and_goes_with_it(mortal_stack: Stack) -> None:
+    run_dir = run_dir_of(mortal_stack)
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    health = [sys.executable, "-m", "services.cli", "health", "--run-dir", str(run_dir)]
+    assert subprocess.run([*health, "compute-0"], cwd=ROOT).returncode == 0
+    assert subprocess.run([*health, "compute-1"], cwd=ROOT).returncode == 1
+    assert mortal_stack.stop() == 0
+    assert not run_dir.exists()
 
 
 @pytest.fixture
@@ -71,11 +62,13 @@ def own_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_runs")
-def test_the_folder_of_a_killed_run_goes_with_the_next_start(sim_folder: Path) -> None:
-    with Stack(sim_folder, "--device", "sim") as stack:
-        (registered, *_) = stack.logged("worker registered")
-        run_dir = Path(registered["endpoint"].removeprefix("ipc://")).parent
+def test_when_the_launcher_is_killed_every_process_ends_and_the_next_start_clears_up(
+    sim_folder: Path,
+) -> None:
+    with Stack(sim_folder, "--device", "sim", "--routers", "2") as stack:
+        run_dir = run_dir_of(stack)
         left = descendants_of(stack.process.pid)
+        assert len(left) >= 5
         stack.signal(signal.SIGKILL)
         stack.wait()
         stack.wait_until(
