@@ -29,9 +29,8 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-f
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of this folder on the session's loop."""
-    here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if item.nodeid.startswith("tests/browser/"):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
