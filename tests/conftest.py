@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,20 @@ sys.dont_write_bytecode = False
 # The tests of a folder share its servers, so of several test processes one runs them all. They take
 # longest, so they begin: else one process waits for the other's servers at the end.
 GROUPS = ("system", "browser")
+
+
+class Folder(pytest.Package):
+    """One whose fixtures of scope `package` end with its last test, though it is no package."""
+
+    def setup(self) -> None:
+        """There is no `__init__.py` to run."""
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Let the servers of a group end when the group does."""
+    if path.parent == Path(__file__).parent and path.name in GROUPS:
+        return Folder.from_parent(parent, path=path)
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,7 @@
 """A real Chromium on the chat page, in front of a real server or of a scripted one.
 
 All of it runs on one loop of the session: the browser is started once, and a scripted server can
-wait for what the page shows.
+wait for what the page shows. Browser and servers end with the last test of this folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def chromium() -> str:
     return found
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def browser(chromium: str) -> AsyncIterator[Browser]:
     """Chromium without a window."""
     from playwright.async_api import async_playwright
@@ -65,7 +65,7 @@ async def visit(browser: Browser) -> AsyncIterator[Visit]:
     visit.check_clean()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo_stack(chromium: str) -> Iterator[Stack]:
     """A server of the demo model."""
     options = ("--device", "cpu", "--dtype", "float32")
@@ -73,7 +73,7 @@ def demo_stack(chromium: str) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def locked_stack(chromium: str, endless_folder: Path) -> Iterator[Stack]:
     """A server that wants a key; its virtual device makes a hundred tokens a second."""
     settings = {"router.api_keys": KEY, "compute.sim_step_base_s": 0.01}

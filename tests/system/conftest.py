@@ -1,4 +1,8 @@
-"""Servers and models that the system tests share; each is made once a session."""
+"""Servers and models that the system tests share; each is made once.
+
+Servers end with the last test of this folder, not with the session: an idle one takes 2 % of a core
+for its heartbeats, and other tests go on for minutes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ def sim_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(folder, ModelShape(max_model_len=8192), with_weights=False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tiny_stack(tiny_folder: Path) -> Iterator[Stack]:
     """A server that computes the tiny model in float32."""
     options = ("--device", "cpu", "--dtype", "float32")
@@ -47,7 +51,7 @@ def tiny_stack(tiny_folder: Path) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sim_stack(sim_folder: Path) -> Iterator[Stack]:
     """A server whose virtual device takes 2 ms a step."""
     settings = {"compute.sim_step_base_s": 0.002}
@@ -55,7 +59,7 @@ def sim_stack(sim_folder: Path) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _mortal_stacks(sim_folder: Path) -> Iterator[Callable[[], Stack]]:
     """Servers one after another: the last one as long as it runs, then another."""
     stacks: list[Stack] = []
@@ -84,7 +88,7 @@ def mortal_stack(_mortal_stacks: Callable[[], Stack]) -> Stack:
     return stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo_stack() -> Iterator[Stack]:
     """A server of the demo model, as `slipstream serve` starts it."""
     settings = {"compute.num_threads": 1}
@@ -101,7 +105,7 @@ def strict_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def strict_stack(strict_folder: Path) -> Iterator[Stack]:
     """A server whose limits are small enough to be met."""
     settings = {
