@@ -3,7 +3,7 @@
     python -m benchmarks.links [--messages 200000] [--steps 5000] [--rows 256]
 
 The same bytes go through raw pyzmq (blocking, one frame), through `zmq.asyncio`, and through
-`SocketMail` with all that it does: encode, budgets, decode, validation, delivery. Sender and
+`ZmqTransport` with all that it does: encode, budgets, decode, validation, delivery. Sender and
 receiver are processes of their own; what counts is the receiver's clock from the first to the last
 message. The sender stays until all has come: libzmq throws away what a full inbox has not read yet
 when its sender hangs up.
@@ -29,7 +29,7 @@ import zmq.asyncio
 from benchmarks.report import Report
 from common.config import LinkSettings
 from common.link.codec import Codec
-from common.link.sockets import SocketMail
+from common.link.sockets import ZmqTransport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort
 from common.messages.text import RouterInbox, TextGenerated
@@ -40,7 +40,7 @@ from common.messages.token_rows import rows as token_rows
 from common.messages.tokens import DetokenizerInbox, TokensGenerated
 
 HIGH_WATER_MARK = 1000
-TURN = 64  # messages that a SocketMail sender makes in one turn of its loop
+TURN = 64  # messages that a ZmqTransport sender makes in one turn of its loop
 ROUNDS = 5
 NOBODY = Address("ipc:///run/slipstream/nobody.sock", "0" * 16)
 
@@ -80,36 +80,38 @@ def send_raw(to: Address, num_messages: int) -> None:
         sys.stdin.read()
 
 
-async def send_mail(to: Address, run_dir: str, message: Any, num_messages: int) -> None:
-    """Send messages through SocketMail, some in each turn of the loop, as fast as it takes them."""
-    mail = SocketMail.bind(LinkSettings(run_dir=run_dir), f"sender-{os.getpid()}", DetokenizerInbox)
-    mail.open(lambda message, sender: None, lambda peer: None)
+async def send_messages(to: Address, run_dir: str, message: Any, num_messages: int) -> None:
+    """Send through ZmqTransport, some in each turn of the loop, as fast as it takes them."""
+    transport = ZmqTransport.bind(
+        LinkSettings(run_dir=run_dir), f"sender-{os.getpid()}", DetokenizerInbox
+    )
+    transport.open(lambda message, sender: None, lambda peer: None)
     for number in range(num_messages):
-        mail.send(to, message)
+        transport.send(to, message)
         if number % TURN == 0:
             await asyncio.sleep(0)
-            while mail.stats().num_waiting:  # noqa: ASYNC110 (there is no event for it)
+            while transport.stats().num_waiting:  # noqa: ASYNC110 (there is no event for it)
                 await asyncio.sleep(0.0002)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    await mail.close(0.0)
+    await transport.close(0.0)
 
 
 def sender(arguments: list[str]) -> None:
     """Be the sending process."""
-    kind, endpoint, incarnation, run_dir, num_messages, num_rows = arguments
-    to = Address(endpoint, incarnation)
+    kind, endpoint, instance_id, run_dir, num_messages, num_rows = arguments
+    to = Address(endpoint, instance_id)
     if kind in ("raw", "fed"):
         send_raw(to, int(num_messages))
         return
     steps = kind == "steps"
     message = token_step(0, int(num_rows)) if steps else Abort(AttemptId("r" * 16, 1), "lost")
-    uvloop.run(send_mail(to, run_dir, message, int(num_messages)))
+    uvloop.run(send_messages(to, run_dir, message, int(num_messages)))
 
 
 def start_sender(kind: str, to: Address, run_dir: str, *numbers: int) -> subprocess.Popen[bytes]:
     """Start the sending process."""
     command = [sys.executable, "-m", "benchmarks.links", "--sender", kind, to.endpoint]
-    command += [to.incarnation or "-", run_dir, *map(str, numbers)]
+    command += [to.instance_id or "-", run_dir, *map(str, numbers)]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
@@ -148,9 +150,11 @@ async def receive_asyncio(run_dir: str, num_messages: int) -> float:
     return num_messages / elapsed_s
 
 
-async def receive_mail(kind: str, run_dir: str, num_messages: int, num_rows: int) -> float:
-    """Return messages a second of SocketMail."""
-    mail = SocketMail.bind(LinkSettings(run_dir=run_dir), f"receiver-{kind}", DetokenizerInbox)
+async def receive_messages(kind: str, run_dir: str, num_messages: int, num_rows: int) -> float:
+    """Return messages a second of ZmqTransport."""
+    transport = ZmqTransport.bind(
+        LinkSettings(run_dir=run_dir), f"receiver-{kind}", DetokenizerInbox
+    )
     num_units = begin_s = 0.0
     done = asyncio.Event()
 
@@ -162,12 +166,12 @@ async def receive_mail(kind: str, run_dir: str, num_messages: int, num_rows: int
         if num_units >= num_messages:
             done.set()
 
-    mail.open(deliver, lambda peer: None)
-    child = start_sender(kind, mail.address, run_dir, num_messages, num_rows)
+    transport.open(deliver, lambda peer: None)
+    child = start_sender(kind, transport.address, run_dir, num_messages, num_rows)
     await done.wait()
     elapsed_s = time.perf_counter() - begin_s
     await asyncio.get_running_loop().run_in_executor(None, child.communicate)
-    await mail.close(0.0)
+    await transport.close(0.0)
     return num_messages / elapsed_s
 
 
@@ -208,9 +212,11 @@ def measure(num_messages: int, num_steps: int, num_rows: int) -> dict[str, list[
         with tempfile.TemporaryDirectory(prefix="links-") as run_dir:
             found["raw"].append(receive_raw(run_dir, num_messages))
             found["asyncio"].append(uvloop.run(receive_asyncio(run_dir, num_messages)))
-            found["fed"].append(uvloop.run(receive_mail("fed", run_dir, num_messages, 0)))
-            found["mail"].append(uvloop.run(receive_mail("mail", run_dir, num_messages, 0)))
-            found["steps"].append(uvloop.run(receive_mail("steps", run_dir, num_steps, num_rows)))
+            found["fed"].append(uvloop.run(receive_messages("fed", run_dir, num_messages, 0)))
+            found["mail"].append(uvloop.run(receive_messages("mail", run_dir, num_messages, 0)))
+            found["steps"].append(
+                uvloop.run(receive_messages("steps", run_dir, num_steps, num_rows))
+            )
     return found
 
 
@@ -237,8 +243,8 @@ def main() -> None:
     names = {
         "raw": "raw pyzmq, blocking, nothing decoded",
         "asyncio": "zmq.asyncio, nothing decoded",
-        "fed": "raw pyzmq to SocketMail, validated, delivered",
-        "mail": "SocketMail to SocketMail, encoded, validated, delivered",
+        "fed": "raw pyzmq to ZmqTransport, validated, delivered",
+        "mail": "ZmqTransport to ZmqTransport, encoded, validated, delivered",
     }
     report.table(
         ("link", "median", "best", "of raw"),
@@ -248,7 +254,7 @@ def main() -> None:
         ],
     )
     report.text(
-        f"Steps of {arguments.rows} rows through SocketMail: {median['steps']:,.0f} steps, that is "
+        f"Steps of {arguments.rows} rows, ZmqTransport: {median['steps']:,.0f} steps, so "
         f"{median['steps'] * arguments.rows:,.0f} tokens a second (median)."
     )
     report.text(f"One message of {arguments.rows} rows, microseconds, best of five:")

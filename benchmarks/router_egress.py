@@ -24,7 +24,7 @@ import uvloop
 
 from benchmarks.report import Report
 from common.link.codec import Codec
-from common.link.memory import Exchange, MemoryMail
+from common.link.memory import Exchange, MemoryTransport
 from common.messages.address import Address
 from common.messages.arrays import int64s
 from common.messages.control import (
@@ -98,7 +98,7 @@ def alive(service: ServiceName, address: Address) -> WorkerAlive:
 
 
 def encoded_steps(
-    mail: MemoryMail, sender: Address, counters: list[int], num_steps: int
+    transport: MemoryTransport, sender: Address, counters: list[int], num_steps: int
 ) -> list[list[bytes]]:
     """Encode one message a step, with a token of every stream; the last one ends them all."""
     codec = Codec(RouterInbox)
@@ -109,17 +109,17 @@ def encoded_steps(
             rows.add(counter, step, [step], PIECES[(counter + step) % len(PIECES)])
             if step == num_steps - 1:
                 rows.end("length", Usage(5, 0, num_steps))
-        frames.append(codec.encode(rows.build(), mail.address, sender))
+        frames.append(codec.encode(rows.build(), transport.address, sender))
     return frames
 
 
 async def measure(num_streams: int, num_steps: int) -> dict[str, float]:
     """Stream through the router and count its CPU time."""
     exchange = Exchange(auto=True)
-    mail = exchange.mail("router", RouterInbox)
+    transport = exchange.transport("router", RouterInbox)
     actor = RouterActor(RouterSettings(port=0, max_in_flight=num_streams))
-    await actor.start(mail)
-    mail.open(actor.receive, actor.peer_lost)
+    await actor.start(transport)
+    transport.open(actor.receive, actor.peer_lost)
     counters: list[int] = []
     all_asked = asyncio.Event()
 
@@ -130,15 +130,15 @@ async def measure(num_streams: int, num_steps: int) -> dict[str, float]:
                 all_asked.set()
 
     for service in SERVICES:
-        worker = exchange.mail(service, TokenizerInbox)
+        worker = exchange.transport(service, TokenizerInbox)
         worker.open(asked, lambda peer: None)
-        worker.send(mail.address, alive(service, worker.address))
+        worker.send(transport.address, alive(service, worker.address))
     with clients(actor.port, num_streams) as report:
         await all_asked.wait()
-        frames = encoded_steps(mail, worker.address, counters, num_steps)
+        frames = encoded_steps(transport, worker.address, counters, num_steps)
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         for step in frames:
-            mail.receive(step)
+            transport.receive(step)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         num_events, num_bytes = await asyncio.to_thread(report.recv)

@@ -22,7 +22,7 @@ import numpy as np
 
 from common.messages.address import Address, AttemptId
 from common.messages.sampling import SamplingParams
-from services.compute.egress import step_mail
+from services.compute.egress import step_messages
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.scheduler.decode_first import DecodeFirst
 from services.compute.scheduler.protocol import Prompt, Request
@@ -110,7 +110,7 @@ class Stopwatch:
         began_commit = clock()
         self._scheduler.commit(oldest, result, 0.0)
         committed = clock()
-        step_mail(oldest.step_id, self._scheduler.take_news())
+        step_messages(oldest.step_id, self._scheduler.take_news())
         mailed = clock()
         self.plan_ms.append((planned - began) * 1e3)
         self.commit_ms.append((committed - began_commit) * 1e3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.messages.address import Address
 
 
@@ -20,7 +20,7 @@ class Actor(Protocol):
     from the next `tick`. `now_s` is `time.monotonic()`.
     """
 
-    async def start(self, mail: Mail) -> None:
+    async def start(self, transport: Transport) -> None:
         """Take the links and load what the service needs; mail is delivered after this returns."""
         ...
 

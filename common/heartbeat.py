@@ -27,9 +27,9 @@ class Beat(NamedTuple):
 
 @dataclass(slots=True)
 class _Router:
-    """A router's inbox; `incarnation` is empty until it has answered."""
+    """A router's inbox; `instance_id` is empty until it has answered."""
 
-    incarnation: str = ""
+    instance_id: str = ""
     sent_s: float | None = None
     outstanding: int | None = None
     released: bool = False  # of a draining worker: nothing of this router's may come any more
@@ -39,7 +39,7 @@ class Heartbeats:
     """The routers of one worker.
 
     Endpoints come from names that are resolved again and again; a router is known by its
-    incarnation as soon as it has answered, and no longer than its lease.
+    instance id as soon as it has answered, and no longer than its lease.
     """
 
     def __init__(self, interval_s: float = BEAT_INTERVAL_S, lease_s: float = LEASE_S) -> None:
@@ -47,7 +47,7 @@ class Heartbeats:
         self._lease_s = lease_s
         self._leases: Leases[str] = Leases(lease_s)
         self._routers: dict[str, _Router] = {}  # by endpoint
-        self._addresses: dict[str, Address] = {}  # by incarnation
+        self._addresses: dict[str, Address] = {}  # by instance id
         self._succeeded: list[str] = []  # left, or another has answered in its place
         self._beats = 0
         self._drained_from: int | None = None  # the first beat that says that this worker drains
@@ -64,14 +64,14 @@ class Heartbeats:
         """Whether every router that is asked to knows of the drain and has nothing open here."""
         if self._drained_from is None:
             return True
-        known = [router for router in self._routers.values() if router.incarnation]
+        known = [router for router in self._routers.values() if router.instance_id]
         return all(router.released for router in known)
 
     def resolved(self, endpoints: Iterable[str], now_s: float) -> None:
         """Take the endpoints that the routers' names stand for now; live routers stay."""
         wanted = dict.fromkeys(endpoints)
         for endpoint in [e for e in self._routers if e not in wanted]:
-            if not self._leases.is_live(self._routers[endpoint].incarnation, now_s):
+            if not self._leases.is_live(self._routers[endpoint].instance_id, now_s):
                 del self._routers[endpoint]
         for endpoint in wanted:
             self._routers.setdefault(endpoint, _Router())
@@ -93,7 +93,7 @@ class Heartbeats:
             self._beats += 1
             router.sent_s = now_s
             router.outstanding = self._beats
-            known = None if is_lost else self._addresses.get(router.incarnation)
+            known = None if is_lost else self._addresses.get(router.instance_id)
             beats.append(Beat(known or Address(endpoint, ""), self._beats))
         return beats
 
@@ -101,26 +101,26 @@ class Heartbeats:
         """Take a router's answer: it is registered with and its lease is renewed."""
         address = answer.router
         if answer.leaving:
-            self._leave(address.incarnation)
+            self._leave(address.instance_id)
             return
         for router in self._routers.values():
             if router.outstanding == answer.beat:
-                if router.incarnation not in ("", address.incarnation):
-                    self._succeeded.append(router.incarnation)
+                if router.instance_id not in ("", address.instance_id):
+                    self._succeeded.append(router.instance_id)
                 router.outstanding = None
-                router.incarnation = address.incarnation
+                router.instance_id = address.instance_id
                 knows = self._drained_from is not None and answer.beat >= self._drained_from
                 router.released = knows and not answer.num_open
                 break
-        self._addresses[address.incarnation] = address
-        self._leases.grant(address.incarnation, now_s)
+        self._addresses[address.instance_id] = address
+        self._leases.grant(address.instance_id, now_s)
 
-    def _leave(self, incarnation: str) -> None:
-        if incarnation in self._leases:
-            self._succeeded.append(incarnation)
+    def _leave(self, instance_id: str) -> None:
+        if instance_id in self._leases:
+            self._succeeded.append(instance_id)
         for router in self._routers.values():
-            if router.incarnation == incarnation:
-                router.incarnation = ""
+            if router.instance_id == instance_id:
+                router.instance_id = ""
                 router.outstanding = None
 
     def expect(self, router: str, now_s: float) -> None:
@@ -129,40 +129,40 @@ class Heartbeats:
             self._leases.grant(router, now_s)
 
     def heard(self, router: str, now_s: float) -> None:
-        """Renew the lease of a router incarnation: any mail from it will do."""
+        """Renew the lease of a router instance: any mail from it will do."""
         self._leases.heard(router, now_s)
 
     def lost(self, peer: Address) -> None:
         """Note that mail to this router did not get through: beat it again when it is time."""
         for endpoint, router in self._routers.items():
-            named = peer.incarnation and router.incarnation == peer.incarnation
+            named = peer.instance_id and router.instance_id == peer.instance_id
             if named or endpoint == peer.endpoint:
                 router.outstanding = None
 
     def expired(self, now_s: float, inbox_empty: bool = True) -> list[str]:
-        """Return and forget the router incarnations whose attempts must end; call it each tick."""
+        """Return and forget the router instances whose attempts must end; call it each tick."""
         gone, self._succeeded = self._succeeded, []
-        for incarnation in gone:
-            self._leases.forget(incarnation)
+        for instance_id in gone:
+            self._leases.forget(instance_id)
         gone += [lapse.peer for lapse in self._leases.judge(now_s, inbox_empty)]
-        for incarnation in gone:
-            self._addresses.pop(incarnation, None)
+        for instance_id in gone:
+            self._addresses.pop(instance_id, None)
             for router in self._routers.values():
-                if router.incarnation == incarnation:
-                    router.incarnation = ""
+                if router.instance_id == instance_id:
+                    router.instance_id = ""
                     router.outstanding = None
         return gone
 
     def is_live(self, router: str, now_s: float) -> bool:
-        """Whether this router incarnation may still be sent to."""
+        """Whether this router instance may still be sent to."""
         return self._leases.is_live(router, now_s)
 
     def live(self, now_s: float) -> list[Address]:
         """Return the routers that have answered and whose lease runs."""
         return [
             address
-            for incarnation, address in self._addresses.items()
-            if self._leases.is_live(incarnation, now_s)
+            for instance_id, address in self._addresses.items()
+            if self._leases.is_live(instance_id, now_s)
         ]
 
     @property

@@ -15,7 +15,7 @@ MAX_LAG_S = 0.5
 P = TypeVar("P", bound=Hashable)
 
 
-class Lapse(NamedTuple, Generic[P]):
+class ExpiredLease(NamedTuple, Generic[P]):
     """A peer that was given up: `dead` was silent for its lease, `hung` made no progress."""
 
     peer: P
@@ -89,7 +89,7 @@ class Leases(Generic[P]):
         """End a lease, if there is one."""
         self._leases.pop(peer, None)
 
-    def judge(self, now_s: float, inbox_empty: bool = True) -> list[Lapse[P]]:
+    def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[P]]:
         """Return and forget the peers whose time is up; call it with every tick.
 
         With mail still unread nobody is judged. Nor is anybody after a lag of the judge itself:
@@ -102,7 +102,7 @@ class Leases(Generic[P]):
         if lagged or not inbox_empty:
             return []
         lapses = [
-            Lapse(peer, reason)
+            ExpiredLease(peer, reason)
             for peer, lease in self._leases.items()
             if (reason := _verdict(lease, now_s)) is not None
         ]

@@ -17,11 +17,11 @@ import structlog
 import uvloop
 
 from common.actor import Actor
-from common.beacon import Beacon
 from common.errors import FatalError
 from common.exit_status import EXIT_FATAL, EXIT_SIGNALLED
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.messages.address import Address
+from common.readiness_file import ReadinessFile
 
 TICK_S = 0.1
 LINGER_S = 5.0  # for mail that still waits, on an orderly exit
@@ -43,13 +43,13 @@ class Watch:
     on_tick: Callable[[], None] | None = None
 
 
-def run_service(name: str, actor: Actor, mail: Callable[[], Mail], watch: Watch) -> int:
+def run_service(name: str, actor: Actor, transport: Callable[[], Transport], watch: Watch) -> int:
     """Run one actor in this process until it is told to end; returns the exit status.
 
     `mail` is called on the loop. The status is 0 after SIGTERM, SIGINT or the launcher's end,
     128 + the signal's number when a second signal cut the drain short, and 1 after a FatalError.
     """
-    return uvloop.run(_Life(name, actor, watch).run(mail))
+    return uvloop.run(_Life(name, actor, watch).run(transport))
 
 
 class _Life:
@@ -59,7 +59,7 @@ class _Life:
         self._actor = actor
         self._watch = watch
         self._log = structlog.get_logger()
-        self._beacon = Beacon(watch.run_dir, name) if watch.run_dir else None
+        self._readiness_file = ReadinessFile(watch.run_dir, name) if watch.run_dir else None
         # Not by isinstance: until 3.12 that reads the property, which may not work before `start`.
         self._reports_ready = inspect.getattr_static(actor, "ready", None) is not None
         self._wake = asyncio.Event()  # something below changed
@@ -68,30 +68,30 @@ class _Life:
         self._urgent = 0  # the second signal's number
         self._fatal: FatalError | None = None
 
-    async def run(self, mail_of: Callable[[], Mail]) -> int:
+    async def run(self, make_transport: Callable[[], Transport]) -> int:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         if self._watch.launcher_fd is not None:
             loop.add_reader(self._watch.launcher_fd, self._launcher_spoke)
-        mail = mail_of()
+        transport = make_transport()
         try:
-            if await self._start(mail):
-                mail.open(self._receive, self._peer_lost)
+            if await self._start(transport):
+                transport.open(self._receive, self._peer_lost)
                 await self._serve()
         finally:
-            if self._beacon is not None:
-                self._beacon.put_out()
-            await self._stop(mail)
+            if self._readiness_file is not None:
+                self._readiness_file.put_out()
+            await self._stop(transport)
         if self._fatal is not None:
             return EXIT_FATAL
         return EXIT_SIGNALLED + self._urgent if self._urgent else 0
 
-    async def _start(self, mail: Mail) -> bool:
+    async def _start(self, transport: Transport) -> bool:
         """Start the actor; False when a signal or a fatal error came first."""
         started_s = time.monotonic()
-        self._starting = asyncio.ensure_future(self._actor.start(mail))
+        self._starting = asyncio.ensure_future(self._actor.start(transport))
         try:
             await self._starting
         except asyncio.CancelledError:
@@ -112,8 +112,8 @@ class _Life:
             await self._tick_until(lambda: self._draining, float("inf"))
         if self._fatal is not None:
             return
-        if self._beacon is not None:
-            self._beacon.put_out()
+        if self._readiness_file is not None:
+            self._readiness_file.put_out()
         self._log.info("draining", grace_s=self._watch.grace_s)
         self._guarded("drain", self._actor.drain)
         self._tick(time.monotonic())  # to tell others of it, also where nothing is left to do
@@ -139,18 +139,18 @@ class _Life:
         self._guarded("tick", self._actor.tick, now_s)
         if self._watch.on_tick is not None:
             self._guarded("on_tick", self._watch.on_tick)
-        if self._beacon is not None and not self._draining:
+        if self._readiness_file is not None and not self._draining:
             ready = not self._reports_ready or bool(getattr(self._actor, "ready", True))
-            self._guarded("beacon", self._beacon.show, ready, now_s)
+            self._guarded("beacon", self._readiness_file.show, ready, now_s)
 
-    async def _stop(self, mail: Mail) -> None:
+    async def _stop(self, transport: Transport) -> None:
         hurry = bool(self._urgent) or self._fatal is not None
         try:
             await asyncio.wait_for(self._actor.stop(), 1.0 if hurry else STOP_S)
         except Exception as error:
             self._log.error("stop failed", exc_info=error)
         try:
-            await mail.close(0.0 if self._urgent else LINGER_S)
+            await transport.close(0.0 if self._urgent else LINGER_S)
         except Exception as error:
             self._log.error("closing the links failed", exc_info=error)
         self._log.info("stopped")

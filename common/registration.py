@@ -12,7 +12,7 @@ import structlog
 
 from common.errors import LinkError
 from common.heartbeat import Heartbeats
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.messages.address import Address
 from common.messages.arrays import int64s
 from common.messages.control import (
@@ -43,13 +43,13 @@ class Registration:
         self._service = service
         self._routers = routers
         self._heartbeats = Heartbeats()
-        self._mail: Mail | None = None
+        self._transport: Transport | None = None
         self._model = ModelCard("", "", 0)
         self._log = structlog.get_logger()
 
-    def start(self, mail: Mail, model: ModelCard) -> None:
+    def start(self, transport: Transport, model: ModelCard) -> None:
         """Take the links and the card of the model that is served from now on."""
-        self._mail = mail
+        self._transport = transport
         self._model = model
 
     @property
@@ -68,7 +68,7 @@ class Registration:
 
     def heard(self, sender: Address, now_s: float) -> None:
         """Renew the lease of whoever sent mail, if it is a router."""
-        self._heartbeats.heard(sender.incarnation, now_s)
+        self._heartbeats.heard(sender.instance_id, now_s)
 
     def answered(self, answer: RouterAlive, now_s: float) -> None:
         """Take a router's answer to a heartbeat."""
@@ -84,23 +84,25 @@ class Registration:
 
     def tick(self, now_s: float, state: WorkerState) -> list[str]:
         """Send the heartbeats that are due; return the routers whose attempts must end."""
-        mail = self._mail
-        if mail is None:
+        transport = self._transport
+        if transport is None:
             return []
-        expired = self._heartbeats.expired(now_s, mail.inbox_empty)
-        endpoints = [found for name in self._routers for found in mail.resolve(name)]
+        expired = self._heartbeats.expired(now_s, transport.inbox_empty)
+        endpoints = [found for name in self._routers for found in transport.resolve(name)]
         self._heartbeats.resolved(endpoints, now_s)
         for to, beat in self._heartbeats.due(now_s):
             try:
-                mail.send(to, self._alive(mail, to.incarnation, beat, state))
+                transport.send(to, self._alive(transport, to.instance_id, beat, state))
             except LinkError as error:
                 self._log.error("heartbeat not sent", router=to.endpoint, error=str(error))
         return expired
 
-    def _alive(self, mail: Mail, router: str, beat: int, state: WorkerState) -> WorkerAlive:
+    def _alive(
+        self, transport: Transport, router: str, beat: int, state: WorkerState
+    ) -> WorkerAlive:
         return WorkerAlive(
             service=self._service,
-            address=mail.address,
+            address=transport.address,
             protocol_version=PROTOCOL_VERSION,
             model=self._model,
             load=state.load,
@@ -110,5 +112,5 @@ class Registration:
             draining=state.draining,
             open_counters=int64s(state.open_counters(router)),
             # Where it is for whoever is there it lists nothing, which must not be taken to say so.
-            caught_up=mail.inbox_empty and bool(router),
+            caught_up=transport.inbox_empty and bool(router),
         )

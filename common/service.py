@@ -15,7 +15,7 @@ from common.config import ServiceConfig, Settings, load
 from common.errors import ConfigError, InboxTaken, ModelError
 from common.exit_status import EXIT_CONFIG, EXIT_FATAL
 from common.lifecycle import Watch, run_service
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.run_dir import private_run_dir
 from common.telemetry import log, trace
 
@@ -51,12 +51,12 @@ def service_main(
 
 def _run(config: ServiceConfig[S], inbox: Any, actor: Actor) -> int:
     # ZeroMQ is loaded after the settings were read: a mistake in them is told at once.
-    from common.link.sockets import SocketMail
+    from common.link.sockets import ZmqTransport
 
-    def bind() -> Mail:
-        mail = SocketMail.bind(config.links, config.name, inbox)
-        log.describe_process(incarnation=mail.address.incarnation)
-        return mail
+    def bind() -> Transport:
+        transport = ZmqTransport.bind(config.links, config.name, inbox)
+        log.describe_process(instance_id=transport.address.instance_id)
+        return transport
 
     watch = Watch(
         run_dir=config.links.run_dir,

@@ -1,6 +1,6 @@
 """The wire form of mail: one MessagePack head and a little-endian frame per array column.
 
-The head is `[protocol version, destination's incarnation, sender's endpoint, sender's incarnation,
+The head is `[protocol version, destination's instance id, sender's endpoint, sender's instance id,
 tag, fields…]`. Fields go by position: fields with defaults may be missing at the end (an older
 sender), further ones are passed over (a newer sender of the same protocol version).
 """
@@ -33,7 +33,7 @@ class Envelope:
     """A message with where it was meant to go and where it came from."""
 
     version: int
-    to_incarnation: str
+    to_instance_id: str
     sender: Address
     message: Any
 
@@ -61,9 +61,9 @@ class Codec:
         fields = write(message, Frames(columns))
         head = (
             PROTOCOL_VERSION,
-            to.incarnation,
+            to.instance_id,
             sender.endpoint,
-            sender.incarnation,
+            sender.instance_id,
             tag,
             *fields,
         )
@@ -82,7 +82,7 @@ class Codec:
         for name in names:
             if type(name) is not str or len(name) > _MAX_NAME_CHARACTERS:
                 raise MalformedMessage(f"envelope: a short str expected, got {name!r:.40}")
-        to_incarnation, endpoint, incarnation, tag = names
+        to_instance_id, endpoint, instance_id, tag = names
         read = self._reads.get(tag)
         if read is None:
             raise MalformedMessage(f"tag {tag!r:.40} is none of {sorted(self._reads)}")
@@ -92,7 +92,7 @@ class Codec:
             columns.finish()
         except MalformedMessage as error:
             raise MalformedMessage(f"{tag}: {error}") from None
-        return Envelope(version, to_incarnation, Address(endpoint, incarnation), message)
+        return Envelope(version, to_instance_id, Address(endpoint, instance_id), message)
 
 
 def pack(value: Any) -> bytes:

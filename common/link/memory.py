@@ -14,9 +14,9 @@ from typing import Any
 
 from common.errors import InboxTaken, MessageTooLarge
 from common.link.codec import Codec
-from common.link.mail import Deliver, PeerLost
 from common.link.outbox import Outbox
-from common.link.reception import LinkStats, Reception
+from common.link.receiver import LinkStats, MessageReceiver
+from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address
 
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -42,19 +42,19 @@ class Exchange:
         self._auto = auto
         self._auto_handle: asyncio.Handle | None = None
         self._lives: dict[str, int] = {}
-        self._owners: dict[str, MemoryMail] = {}  # by endpoint
+        self._owners: dict[str, MemoryTransport] = {}  # by endpoint
         self._wire: deque[tuple[str, list[bytes]]] = deque()
         self._held: dict[str, list[list[bytes]]] = {}  # by endpoint, while delayed
         self._refusing: set[str] = set()
         self._losses: list[_Loss] = []
 
-    def mail(self, name: str, inbox: Any) -> MemoryMail:
+    def transport(self, name: str, inbox: Any) -> MemoryTransport:
         """Give `name` its inbox; after `kill` this is its next life at the same endpoint."""
         endpoint = endpoint_of(name)
         if endpoint in self._owners:
             raise InboxTaken(f"{name} has its inbox already")
         life = self._lives[name] = self._lives.get(name, 0) + 1
-        owner = MemoryMail(self, Address(endpoint, f"{name}.{life}"), inbox)
+        owner = MemoryTransport(self, Address(endpoint, f"{name}.{life}"), inbox)
         self._owners[endpoint] = owner
         return owner
 
@@ -135,7 +135,7 @@ class Exchange:
         return endpoint in self._owners and endpoint not in self._refusing
 
     def push(self, to: Address, message: Any, frames: list[bytes]) -> None:
-        """Put a message on the wire; for `MemoryMail`."""
+        """Put a message on the wire; for `MemoryTransport`."""
         for loss in self._losses:
             if loss.num_left and loss.matches(to, message):
                 loss.num_left -= 1
@@ -163,15 +163,15 @@ class Exchange:
                 self._auto_handle = asyncio.get_running_loop().call_soon(self._deliver_turn)
 
 
-class MemoryMail:
-    """`common.link.mail.Mail` through an exchange."""
+class MemoryTransport:
+    """`common.link.transport.Mail` through an exchange."""
 
     def __init__(self, exchange: Exchange, address: Address, inbox: Any) -> None:
         self._exchange = exchange
         self._address = address
         self._codec = Codec(inbox)
         self._stats = LinkStats()
-        self._reception = Reception(self._codec, address, self._stats)
+        self._receiver = MessageReceiver(self._codec, address, self._stats)
         self._outboxes: dict[Address, Outbox] = {}
         self._unread: list[list[bytes]] = []
         self._deliver: Deliver | None = None
@@ -242,7 +242,7 @@ class MemoryMail:
         if self._deliver is None:
             self._unread.append(frames)
             return
-        envelope = self._reception.accept(frames)
+        envelope = self._receiver.accept(frames)
         if envelope is not None:
             self._deliver(envelope.message, envelope.sender)
 

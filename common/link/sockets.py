@@ -20,12 +20,12 @@ from common.errors import ConfigError, MessageTooLarge
 from common.link import curve
 from common.link.binding import BoundInbox, bind_inbox, check_routers, require_keys, router_endpoint
 from common.link.codec import Codec
-from common.link.mail import Deliver, PeerLost
 from common.link.outbox import PATIENCE_S, Outbox
 from common.link.peer import Peer, connect
-from common.link.reception import LinkStats, Reception
+from common.link.receiver import LinkStats, MessageReceiver
 from common.link.resolve import Resolver, sendable, tcp_place
-from common.messages.address import Address, new_incarnation
+from common.link.transport import Deliver, PeerLost
+from common.messages.address import Address, new_instance_id
 
 _MAX_SOCKETS = 4096  # libzmq's default of 1023 is fewer than a large fleet's links
 _MAX_FRAMES = 64  # no message has so many; MAXMSGSIZE bounds each frame only
@@ -36,8 +36,8 @@ _HANG_UP_S = 0.1
 _IDLE_S = 300.0  # a link unused for so long is closed; the next mail opens it anew
 
 
-class SocketMail:
-    """`common.link.mail.Mail` over ZeroMQ; made, used and closed on one running loop."""
+class ZmqTransport:
+    """`common.link.transport.Mail` over ZeroMQ; made, used and closed on one running loop."""
 
     def __init__(self, settings: LinkSettings, name: str, union: Any) -> None:
         """As `bind`."""
@@ -64,9 +64,9 @@ class SocketMail:
             self._context.destroy(0)
             raise
         self._inbox_fd = int(self._inbox.socket.getsockopt(zmq.FD))
-        self._address = Address(self._inbox.endpoint, new_incarnation())
+        self._address = Address(self._inbox.endpoint, new_instance_id())
         self._codec = Codec(union)
-        self._reception = Reception(self._codec, self._address, self._stats)
+        self._receiver = MessageReceiver(self._codec, self._address, self._stats)
         self._resolver = Resolver()
         self._peers: dict[Address, Peer] = {}
         self._inbox_empty = False
@@ -84,7 +84,7 @@ class SocketMail:
         self.patience_s = PATIENCE_S
 
     @classmethod
-    def bind(cls, settings: LinkSettings, name: str, inbox: Any) -> SocketMail:
+    def bind(cls, settings: LinkSettings, name: str, inbox: Any) -> ZmqTransport:
         """Bind the inbox of the instance `name`, whose messages are the union `inbox`.
 
         Raises `ConfigError` for settings that cannot work and `InboxTaken` where another process
@@ -94,7 +94,7 @@ class SocketMail:
 
     @property
     def address(self) -> Address:
-        """The endpoint that peers connect to, and this life's incarnation."""
+        """The endpoint that peers connect to, and this life's instance id."""
         return self._address
 
     @property
@@ -152,7 +152,7 @@ class SocketMail:
             frames = self._receive()
             if frames is None:
                 return not int(self._inbox.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-            envelope = self._reception.accept(frames)
+            envelope = self._receiver.accept(frames)
             if envelope is not None:
                 self._deliver(envelope.message, envelope.sender)
             if time.monotonic() >= deadline_s:
@@ -213,9 +213,9 @@ class SocketMail:
             self._stats.num_dropped += 1
             self._loop.call_soon(self._tell_lost, to)
             return None
-        if to.incarnation:  # else it may be for one of those that there are links to
+        if to.instance_id:  # else it may be for one of those that there are links to
             for other in self._peers.values():
-                if other.address.endpoint == to.endpoint and other.address.incarnation:
+                if other.address.endpoint == to.endpoint and other.address.instance_id:
                     other.succeeded = True
         self._peers[to] = peer
         self._sweep_soon()

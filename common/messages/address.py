@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from common.messages.columns import MAX_COUNTER, require
 
 
-def new_incarnation() -> str:
+def new_instance_id() -> str:
     """Make the name of one life of one process: 64 random bits in hexadecimal."""
     return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An inbox endpoint and the incarnation of its owner, new at every start.
+    """An inbox endpoint and the instance id of its owner, new at every start.
 
-    An empty incarnation means "whoever is there": only a worker's first heartbeat to a router may
+    An empty instance id means "whoever is there": only a worker's first heartbeat to a router may
     be addressed so.
     """
 
     endpoint: str
-    incarnation: str
+    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptId:
-    """One try at producing one choice of one request: (router incarnation, counter).
+    """One try at producing one choice of one request: (router instance, counter).
 
     A request with `n` choices takes `n` consecutive counters. A retry is a new attempt.
     """
@@ -41,7 +41,7 @@ class AttemptId:
 
 
 @dataclass(frozen=True, slots=True)
-class Itinerary:
+class Route:
     """The stations of one request, stamped on it by the router at admission."""
 
     tokenizer: Address

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from common.messages.address import Address, AttemptId, Itinerary
+from common.messages.address import Address, AttemptId, Route
 from common.messages.arrays import Int32s
 from common.messages.columns import require_choices
 from common.messages.control import Abort, RouterAlive
@@ -141,7 +141,7 @@ class Tokenize:
 
     TAG: ClassVar[str] = "tokenize"
     attempt: AttemptId
-    itinerary: Itinerary
+    route: Route
     prompt: PromptSource
     sampling: SamplingParams
     stream: StreamSettings

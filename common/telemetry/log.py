@@ -26,10 +26,10 @@ from common.messages.address import AttemptId
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 FORMATS = ("auto", "console", "json")
 MAX_NAMED = 16  # attempts or traces in one line
-SHORT_ROUTER = 8  # of the 16 digits of an incarnation: enough to tell a deployment's routers apart
+SHORT_ROUTER = 8  # of the 16 digits of an instance: enough to tell a deployment's routers apart
 
 # What a person at a terminal can do without: addresses inside of a run's folder, and hashes.
-FOR_MACHINES = ("endpoint", "revision", "incarnation")
+FOR_MACHINES = ("endpoint", "revision", "instance_id")
 STATUS = "\r"  # begins a line that the next one replaces; in a pipe, the launcher shows it so
 
 
@@ -92,7 +92,7 @@ def show_status(text: str) -> None:
 
 
 def describe_process(**fields: str) -> None:
-    """Add fields to every JSON line of this process from now on (its incarnation)."""
+    """Add fields to every JSON line of this process from now on (its instance id)."""
     _process.update(fields)
 
 
@@ -107,7 +107,7 @@ def for_attempts(
 ) -> FilteringBoundLogger:
     """Return a logger whose lines name attempts, as ROUTER:COUNTER, and their traces.
 
-    ROUTER is the beginning of the router's incarnation. Of many, the first few are named. To be
+    ROUTER is the beginning of the router's instance id. Of many, the first few are named. To be
     called where something went wrong: it costs more than a step may.
     """
     logger: FilteringBoundLogger = structlog.get_logger()

@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 
 from common.errors import FatalError, LinkError
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure, Usage
@@ -27,7 +27,7 @@ from common.registration import Registration, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import timeline_part
 from services.compute.config import ComputeSettings
-from services.compute.egress import step_mail
+from services.compute.egress import step_messages
 from services.compute.engine import Engine
 from services.compute.grammar.client import GuideClient
 from services.compute.grammar.process import WorkerProcess
@@ -82,10 +82,10 @@ class ComputeActor:
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger()
 
-    async def start(self, mail: Mail) -> None:
+    async def start(self, transport: Transport) -> None:
         """Load the model, warm up and start the step loop; ModelError for a folder that is bad."""
         began_s = self._clock()
-        self._mail = mail
+        self._transport = transport
         self._runner, self._scheduler, card = self._device.load()
         spec = self._runner.spec()
         guide_settings = self._device.guide_settings(spec)
@@ -113,7 +113,7 @@ class ComputeActor:
             max_model_len=spec.max_model_len,
             max_num_seqs=spec.max_num_seqs,
         )
-        self._registration.start(mail, card)
+        self._registration.start(transport, card)
         self._steps = StepLoop(self._engine, self._scheduler, self._send, self._settings.lockstep)
         self._task = asyncio.get_running_loop().create_task(self._steps.run())
         self._task.add_done_callback(self._loop_ended)
@@ -146,7 +146,7 @@ class ComputeActor:
                 return
             case InspectionQuery():
                 found = {"pages_freed": self._scheduler.flush_prefix_cache()}
-                self._mail.send(
+                self._transport.send(
                     message.reply, Inspection(message.query, json.dumps(found).encode())
                 )
                 return
@@ -155,7 +155,7 @@ class ComputeActor:
     def peer_lost(self, peer: Address) -> None:
         """End the attempts of a router or towards a detokenizer that takes no mail."""
         self._registration.lost(peer)
-        self._drop_router(peer.incarnation, self._clock())
+        self._drop_router(peer.instance_id, self._clock())
         self._reception.end_all(
             lambda request: request.detokenizer == peer, "aborted", self._clock()
         )
@@ -277,12 +277,12 @@ class ComputeActor:
         self._spans.note(news, self._clock())
         self._step_id += 1
         num_answers = 0
-        for detokenizer, message in step_mail(self._step_id, news):
+        for detokenizer, message in step_messages(self._step_id, news):
             if self._settings.lockstep:
-                message = replace(message, answer_to=self._mail.address)
+                message = replace(message, answer_to=self._transport.address)
                 num_answers += len(message.routers)
             try:
-                self._mail.send(detokenizer, message)
+                self._transport.send(detokenizer, message)
             except LinkError as error:
                 log.for_attempts(row.attempt for row in rows(message)).error(
                     "tokens not sent", to=detokenizer.endpoint, error=str(error)
@@ -291,7 +291,7 @@ class ComputeActor:
 
     def _show_timeline(self, query: TimelineQuery, now_s: float) -> None:
         tracks = self._engine.records.tracks(now_s - query.seconds)
-        self._mail.send(query.reply, timeline_part(query, self._clock, tracks))
+        self._transport.send(query.reply, timeline_part(query, self._clock, tracks))
 
     def _drop_router(self, router: str, now_s: float) -> None:
         for counter in self._reception.open_attempts(router):

@@ -10,7 +10,7 @@ from common.messages.tokens import TokensGenerated
 from services.compute.scheduler.protocol import News, SequenceEvent, StepTokens
 
 
-def step_mail(step_id: int, news: Iterable[News]) -> list[tuple[Address, TokensGenerated]]:
+def step_messages(step_id: int, news: Iterable[News]) -> list[tuple[Address, TokensGenerated]]:
     """Sort a step's news into mail by detokenizer."""
     builders: dict[Address, TokenRows] = {}
     for item in news:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.errors import LinkError
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
@@ -51,12 +51,12 @@ class DetokenizerActor:
         self._draining = False
         self._progress = 0
 
-    async def start(self, mail: Mail) -> None:
+    async def start(self, transport: Transport) -> None:
         """Load the vocabulary; ModelError when the model folder cannot be used."""
         self._vocabulary = Vocabulary.load(self._folder)
         self._streams = Streams(self._vocabulary)
-        self._mail = mail
-        self._registration.start(mail, self._card)
+        self._transport = transport
+        self._registration.start(transport, self._card)
 
     def receive(self, message: DetokenizerInbox, sender: Address) -> None:
         """Handle one message; any mail of a router renews its lease."""
@@ -79,7 +79,7 @@ class DetokenizerActor:
     def peer_lost(self, peer: Address) -> None:
         """A router that takes no mail loses its streams; a compute's end with its terminals."""
         self._registration.lost(peer)
-        self._drop_router(peer.incarnation, self._clock())
+        self._drop_router(peer.instance_id, self._clock())
 
     def tick(self, now_s: float) -> None:
         """Beat, and end the streams of routers whose lease ran out."""
@@ -188,7 +188,7 @@ class DetokenizerActor:
 
     def _send(self, to: Address, message: object) -> None:
         try:
-            self._mail.send(to, message)
+            self._transport.send(to, message)
         except LinkError as error:
             log.for_attempts(_attempts(message, to)).error(
                 "mail not sent", tag=getattr(message, "TAG", ""), error=str(error)
@@ -199,7 +199,7 @@ def _attempts(message: object, to: Address) -> list[AttemptId]:
     """Return what a message is about; text is for the router whose attempts its rows are."""
     match message:
         case TextGenerated(counters=counters):
-            return [AttemptId(to.incarnation, counter) for counter in counters]
+            return [AttemptId(to.instance_id, counter) for counter in counters]
         case Detokenized(query=query):
             return [query]
         case Abort(attempt=attempt):

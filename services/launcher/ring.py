@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import structlog
 
-from common.beacon import is_fresh, path_of
 from common.exit_status import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED
+from common.readiness_file import is_fresh, path_of
 from services.launcher.child import Child, Lines, describe_status
 from services.launcher.front import Front
 

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive, WorkerAlive
 from common.messages.generate import StepWritten
@@ -24,7 +24,7 @@ from services.router.client import ClientLimits
 from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch
 from services.router.fleet import Fleet
-from services.router.inflight import Doomed
+from services.router.inflight import AbortedAttempt
 from services.router.least_load import LeastLoad
 from services.router.placement import Placement
 from services.router.round_robin import RoundRobin
@@ -62,12 +62,12 @@ class RouterActor:
         self._protocol_said_at_s = -PROTOCOL_SAY_S
         self._log = structlog.get_logger()
 
-    async def start(self, mail: Mail) -> None:
+    async def start(self, transport: Transport) -> None:
         """Build the parts around the links and listen for clients."""
         settings = self._settings
-        self._mail = mail
+        self._transport = transport
         self._dispatch = Dispatch(
-            mail,
+            transport,
             self._fleet,
             Admission(
                 AdmissionLimits(
@@ -93,7 +93,7 @@ class RouterActor:
         self._flushes = Flushes(loop, limits, self._clock(), self._clock)
         self._texts = SpanRing("text", "take", "rows")
         timeline = TimelineHandler(
-            self._dispatch, mail.address, self._clock, (self._texts, self._flushes.spans)
+            self._dispatch, transport.address, self._clock, (self._texts, self._flushes.spans)
         )
         self._server = HttpServer(self._dispatch, self._flushes, timeline, settings)
         self.port = await self._server.start(self._listen_fd)
@@ -133,11 +133,11 @@ class RouterActor:
                 dispatch.abort(dispatch.inflight.refused(message))
             case Tokenized() | Detokenized() | TimelinePart() | Inspection():
                 dispatch.queries.answered(message)
-        self._fleet.heard(sender.incarnation, self._clock())
+        self._fleet.heard(sender.instance_id, self._clock())
 
     def peer_lost(self, peer: Address) -> None:
         """End what a worker has that takes no mail any more."""
-        self._fleet.remove(peer.incarnation)
+        self._fleet.remove(peer.instance_id)
         self._lose(peer, "takes no mail")
 
     def tick(self, now_s: float) -> None:
@@ -148,10 +148,10 @@ class RouterActor:
         if now_s - self._keys_read_at_s >= KEYS_CHECK_S:
             self._keys_read_at_s = now_s
             self._server.keys.reload()
-        for lapse in self._fleet.judge(now_s, self._mail.inbox_empty):
+        for lapse in self._fleet.judge(now_s, self._transport.inbox_empty):
             self._lose(lapse.peer, lapse.reason)
         for worker in self._fleet.to_probe(now_s):
-            self._mail.send(worker.address, RouterAlive(self._mail.address, 0))
+            self._transport.send(worker.address, RouterAlive(self._transport.address, 0))
         if now_s - self._missing_checked_at_s >= MISSING_CHECK_S:
             self._missing_checked_at_s = now_s
             doomed = self._dispatch.inflight.fail_missing(self._fleet.beaten_since_s, now_s)
@@ -176,32 +176,36 @@ class RouterActor:
         dispatch.queries.fail_all(DRAINING)
         await self._server.stop()
         for worker in self._fleet.workers():
-            self._mail.send(worker.address, RouterAlive(self._mail.address, 0, leaving=True))
+            self._transport.send(
+                worker.address, RouterAlive(self._transport.address, 0, leaving=True)
+            )
 
     def _step_written(self, mark: StepMark) -> None:
         """Let a compute in lockstep go on, once this step's events are written."""
         answer = StepWritten(mark.step_id)
         # Behind the flush of the streams, which this batch of mail has already put on the loop.
-        asyncio.get_running_loop().call_soon(self._mail.send, mark.compute, answer)
+        asyncio.get_running_loop().call_soon(self._transport.send, mark.compute, answer)
 
     def _heartbeat(self, message: WorkerAlive, sender: Address) -> None:
         """Register or renew a worker, answer it, and compare its attempts with the table."""
-        if message.address.incarnation != sender.incarnation:
+        if message.address.instance_id != sender.instance_id:
             self._log.warning("heartbeat in another's name", sender=sender.endpoint)
             return
         if not self._fleet.understands(message):
             self._refuse_protocol(message)
             return
         now_s = self._clock()
-        incarnation = message.address.incarnation
-        if self._fleet.has_replaced(incarnation):  # nobody is there to be answered
+        instance_id = message.address.instance_id
+        if self._fleet.has_replaced(instance_id):  # nobody is there to be answered
             return
-        is_new = self._fleet.worker(incarnation) is None
+        is_new = self._fleet.worker(instance_id) is None
         for replaced in self._fleet.alive(message, now_s):
             self._lose(replaced, "replaced")
-        num_open = self._dispatch.num_at(incarnation) if message.draining else 0
-        self._mail.send(message.address, RouterAlive(self._mail.address, message.beat, num_open))
-        worker = self._fleet.worker(incarnation)
+        num_open = self._dispatch.num_at(instance_id) if message.draining else 0
+        self._transport.send(
+            message.address, RouterAlive(self._transport.address, message.beat, num_open)
+        )
+        worker = self._fleet.worker(instance_id)
         if worker is None:
             return
         if is_new:
@@ -213,14 +217,14 @@ class RouterActor:
                 revision=message.model.revision,
             )
         dispatch = self._dispatch
-        listed = dispatch.inflight.listed(incarnation, message.open_counters, now_s)
+        listed = dispatch.inflight.listed(instance_id, message.open_counters, now_s)
         unknown = frozenset(counter for counter in listed if counter not in dispatch.queries)
         # Listed twice, because what ended a moment ago may still be in the first list.
         again = sorted(unknown & worker.unknown)[:MAX_ABORTS_PER_BEAT]
         worker.unknown = unknown
         for counter in again:
-            attempt = AttemptId(self._mail.address.incarnation, counter)
-            self._mail.send(message.address, Abort(attempt, "unknown"))
+            attempt = AttemptId(self._transport.address.instance_id, counter)
+            self._transport.send(message.address, Abort(attempt, "unknown"))
 
     def _refuse_protocol(self, message: WorkerAlive) -> None:
         """Leave a worker of another version unanswered, and so unready; say it once a minute."""
@@ -235,21 +239,21 @@ class RouterActor:
                 own_version=PROTOCOL_VERSION,
             )
 
-    def _abort(self, doomed: list[Doomed], sender: Address) -> None:
+    def _abort(self, doomed: list[AbortedAttempt], sender: Address) -> None:
         lost = [each for each in doomed if each.reason == "lost"]
         if lost:
             self._named(lost).warning("rows lost", sender=sender.endpoint)
         self._dispatch.abort(doomed)
 
-    def _named(self, doomed: list[Doomed]) -> FilteringBoundLogger:
-        own = self._mail.address.incarnation
+    def _named(self, doomed: list[AbortedAttempt]) -> FilteringBoundLogger:
+        own = self._transport.address.instance_id
         return log.for_attempts(AttemptId(own, each.counter) for each in doomed)
 
     def _lose(self, peer: Address, why: str) -> None:
         """End the attempts of a worker that the fleet has forgotten; failover will retry them."""
-        doomed = self._dispatch.inflight.lose_worker(peer.incarnation)
+        doomed = self._dispatch.inflight.lose_worker(peer.instance_id)
         self._log.warning("worker lost", why=why, endpoint=peer.endpoint, attempts=len(doomed))
         self._dispatch.abort(doomed)
-        self._dispatch.queries.lose_worker(peer.incarnation)
+        self._dispatch.queries.lose_worker(peer.instance_id)
         if why != "hung":
-            self._mail.forget(peer)
+            self._transport.forget(peer)

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from aiohttp.http_exceptions import HttpProcessingError
 
 
-class Transport(Protocol):
+class HttpTransport(Protocol):
     """What is asked of a connection's transport."""
 
     def get_write_buffer_size(self) -> int: ...
@@ -20,7 +20,7 @@ class Connection(Protocol):
     """What is asked of a connection; aiohttp's handlers have it. It has none once it is closed."""
 
     @property
-    def transport(self) -> Transport | None: ...
+    def transport(self) -> HttpTransport | None: ...
 
 
 ConnectionT = TypeVar("ConnectionT", bound=Connection)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from common.errors import LinkError, MessageTooLarge
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, AbortReason, ModelCard, ServiceName
@@ -33,8 +33,8 @@ from common.messages.tokens import DetokenizeQuery
 from services.router.admission import Admission, Ticket
 from services.router.client import Client
 from services.router.errors import ApiError, bad_field
-from services.router.fleet import Fleet, Group, Way, Worker
-from services.router.inflight import Doomed, Entry, InFlight, Sink
+from services.router.fleet import Fleet, Group, ServedRoute, Worker
+from services.router.inflight import AbortedAttempt, Entry, InFlight, Sink
 from services.router.job import TRUNCATE_TO_FIT, Job
 from services.router.queries import Queries
 from services.router.token_ids import check_ids
@@ -52,7 +52,7 @@ class Dispatch:
 
     def __init__(
         self,
-        mail: Mail,
+        transport: Transport,
         fleet: Fleet,
         admission: Admission,
         query_timeout_s: float,
@@ -64,7 +64,7 @@ class Dispatch:
         self.queries = Queries(max_queries)
         self.draining = False
         self.num_handlers = 0  # HTTP requests being answered
-        self._mail = mail
+        self._transport = transport
         self.admission = admission
         self._query_timeout_s = query_timeout_s
         self._clock = clock
@@ -80,7 +80,7 @@ class Dispatch:
         return not (len(self.inflight) or len(self.queries) or self.num_handlers)
 
     def num_at(self, worker: str) -> int:
-        """Count what may still come to a worker (an incarnation) or is there."""
+        """Count what may still come to a worker (an instance) or is there."""
         return self.inflight.num_at(worker) + self.queries.num_at(worker)
 
     def group(self, model: str) -> Group:
@@ -124,12 +124,12 @@ class Dispatch:
         count = job.num_choices
         entry = self.inflight.open(sink, job.num_all_choices)
         for number, prompt in enumerate(job.prompts):
-            way = self.fleet.way(group, self._mail.address, now_s)
+            way = self.fleet.way(group, self._transport.address, now_s)
             choices = entry.choices[number * count : (number + 1) * count]
-            first = self.inflight.attempt(choices, way.itinerary, now_s)[0].counter
+            first = self.inflight.attempt(choices, way.route, now_s)[0].counter
             message = Tokenize(
-                attempt=AttemptId(self._mail.address.incarnation, first),
-                itinerary=way.itinerary,
+                attempt=AttemptId(self._transport.address.instance_id, first),
+                route=way.route,
                 prompt=prompt,
                 sampling=_seeded(job),
                 stream=job.stream,
@@ -147,7 +147,7 @@ class Dispatch:
                 pooling=job.pooling,
             )
             try:
-                self._mail.send(way.itinerary.tokenizer, message)
+                self._transport.send(way.route.tokenizer, message)
             except LinkError as error:
                 self.close(entry)
                 raise _unsendable(error, job.field_of(number)) from error
@@ -157,22 +157,24 @@ class Dispatch:
         """Take a request off the ring, in whatever state it is."""
         self.abort(self.inflight.close(entry, reason))
 
-    def abort(self, doomed: Iterable[Doomed]) -> None:
+    def abort(self, doomed: Iterable[AbortedAttempt]) -> None:
         """Tell the stages that may work on these attempts to stop.
 
         Compute ends an attempt downstream, too, so the detokenizer is told only where compute is
         gone, and the tokenizer only as long as it may still have the attempt.
         """
         for each in doomed:
-            way = each.itinerary
-            message = Abort(AttemptId(self._mail.address.incarnation, each.counter), each.reason)
-            compute = self.fleet.worker(way.compute.incarnation)
+            way = each.route
+            message = Abort(
+                AttemptId(self._transport.address.instance_id, each.counter), each.reason
+            )
+            compute = self.fleet.worker(way.compute.instance_id)
             stages = [way.detokenizer if compute is None else way.compute]
             if not each.past_tokenizer:
                 stages.append(way.tokenizer)
             for stage in stages:
-                if self.fleet.worker(stage.incarnation) is not None:
-                    self._mail.send(stage, message)
+                if self.fleet.worker(stage.instance_id) is not None:
+                    self._transport.send(stage, message)
 
     async def tokenize(
         self, group: Group, prompt: PromptSource, field: str, with_strings: bool
@@ -181,13 +183,13 @@ class Dispatch:
         self.queries.check_room()
         worker = self.fleet.place(group, "tokenizer", self._clock())
         query = self._query_id()
-        message = TokenizeQuery(query, self._mail.address, prompt, field, with_strings)
+        message = TokenizeQuery(query, self._transport.address, prompt, field, with_strings)
         try:
-            self._mail.send(worker.address, message)
+            self._transport.send(worker.address, message)
         except LinkError as error:
             raise _unsendable(error, field) from error
         answer: Tokenized = await self.queries.answer(
-            query.counter, worker.address.incarnation, self._query_timeout_s
+            query.counter, worker.address.instance_id, self._query_timeout_s
         )
         return answer
 
@@ -212,13 +214,13 @@ class Dispatch:
         self.queries.check_room()
         worker = self.fleet.place(group, "detokenizer", self._clock())
         query = self._query_id()
-        message = DetokenizeQuery(query, self._mail.address, ids.ids, goes_on=goes_on)
+        message = DetokenizeQuery(query, self._transport.address, ids.ids, goes_on=goes_on)
         try:
-            self._mail.send(worker.address, message)
+            self._transport.send(worker.address, message)
         except LinkError as error:
             raise _unsendable(error, field) from error
         answer: Detokenized = await self.queries.answer(
-            query.counter, worker.address.incarnation, self._query_timeout_s
+            query.counter, worker.address.instance_id, self._query_timeout_s
         )
         return answer.text
 
@@ -226,9 +228,9 @@ class Dispatch:
         """Ask a worker what it did in the last seconds; ApiError 503 if it does not say."""
         self.queries.check_room()
         query = self._query_id()
-        self._mail.send(worker.address, TimelineQuery(query, self._mail.address, seconds))
+        self._transport.send(worker.address, TimelineQuery(query, self._transport.address, seconds))
         answer: TimelinePart = await self.queries.answer(
-            query.counter, worker.address.incarnation, TIMELINE_TIMEOUT_S
+            query.counter, worker.address.instance_id, TIMELINE_TIMEOUT_S
         )
         return answer
 
@@ -240,15 +242,17 @@ class Dispatch:
         """Ask a worker an operator's question; ApiError 503 if it does not answer."""
         self.queries.check_room()
         query = self._query_id()
-        self._mail.send(worker.address, InspectionQuery(query, self._mail.address, subject))
+        self._transport.send(
+            worker.address, InspectionQuery(query, self._transport.address, subject)
+        )
         answer: Inspection = await self.queries.answer(
-            query.counter, worker.address.incarnation, self._query_timeout_s
+            query.counter, worker.address.instance_id, self._query_timeout_s
         )
         found: dict[str, Any] = json.loads(answer.found_json)
         return found
 
     def _query_id(self) -> AttemptId:
-        return AttemptId(self._mail.address.incarnation, self.inflight.take_counters(1))
+        return AttemptId(self._transport.address.instance_id, self.inflight.take_counters(1))
 
 
 def _only_model(groups: Sequence[Group]) -> str:
@@ -268,7 +272,7 @@ def _seeded(job: Job) -> SamplingParams:
     return dataclasses.replace(job.sampling, seed=secrets.randbits(63))
 
 
-def _limits(way: Way, job: Job) -> TokenLimits:
+def _limits(way: ServedRoute, job: Job) -> TokenLimits:
     """Say what fits; a limit that is not the client's own must shrink to it, not be refused."""
     card = way.card
     bounds = (card.max_output_length, 0 if job.sampling.max_tokens else job.usual_max_tokens)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from common.leases import Lapse, Leases
-from common.messages.address import Address, Itinerary
+from common.leases import ExpiredLease, Leases
+from common.messages.address import Address, Route
 from common.messages.control import (
     PROTOCOL_VERSION,
     Load,
@@ -18,12 +18,12 @@ from common.messages.control import (
 from services.router.placement import Candidate, Placement
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
-MAX_HUNG = 1024  # incarnations remembered as hung
-MAX_REPLACED = 512  # incarnations remembered as replaced: their last mail is read within seconds
+MAX_HUNG = 1024  # instances remembered as hung
+MAX_REPLACED = 512  # instances remembered as replaced: their last mail is read within seconds
 
 
 class Worker:
-    """One incarnation of one worker and its last word."""
+    """One instance of one worker and its last heartbeat."""
 
     __slots__ = (
         "address",
@@ -76,10 +76,10 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ServedRoute:
     """An itinerary with the model card of its compute, whose limits count."""
 
-    itinerary: Itinerary
+    route: Route
     card: ModelCard
 
 
@@ -90,17 +90,17 @@ class Fleet:
         self._placement = placement
         self._lease_s = lease_s
         self._leases: Leases[str] = Leases(lease_s)
-        self._workers: dict[str, Worker] = {}  # by incarnation
-        self._hung: dict[str, int] = {}  # incarnation: the progress it stopped at
-        self._replaced: dict[str, None] = {}  # incarnations, in the order of their ends
+        self._workers: dict[str, Worker] = {}  # by instance id
+        self._hung: dict[str, int] = {}  # instance id: the progress it stopped at
+        self._replaced: dict[str, None] = {}  # instances, in the order of their ends
         self._groups: list[Group] | None = None
 
     def __len__(self) -> int:
         return len(self._workers)
 
-    def worker(self, incarnation: str) -> Worker | None:
+    def worker(self, instance_id: str) -> Worker | None:
         """Return a registered worker."""
-        return self._workers.get(incarnation)
+        return self._workers.get(instance_id)
 
     def workers(self) -> Iterable[Worker]:
         """Iterate over all registered workers."""
@@ -114,21 +114,21 @@ class Fleet:
         open there any more: without work it never would. One that was replaced stays out for good:
         a beat that it sent before may be read after its successor's first.
         """
-        incarnation = message.address.incarnation
-        if not self.understands(message) or self.has_replaced(incarnation):
+        instance_id = message.address.instance_id
+        if not self.understands(message) or self.has_replaced(instance_id):
             return []
-        if self._hung.get(incarnation) == message.progress and message.open_counters:
+        if self._hung.get(instance_id) == message.progress and message.open_counters:
             return []
-        self._hung.pop(incarnation, None)
-        worker = self._workers.get(incarnation)
+        self._hung.pop(instance_id, None)
+        worker = self._workers.get(instance_id)
         replaced = []
         if worker is None:
             endpoint = message.address.endpoint
             known = [each.address for each in self._workers.values()]
             replaced = [address for address in known if address.endpoint == endpoint]
             for address in replaced:
-                self._replace(address.incarnation)
-            worker = self._workers[incarnation] = Worker(message, now_s)
+                self._replace(address.instance_id)
+            worker = self._workers[instance_id] = Worker(message, now_s)
             self._groups = None
         else:
             if worker.draining != message.draining or worker.model != message.model:
@@ -139,9 +139,9 @@ class Fleet:
         worker.heard_at_s = now_s
         worker.load = message.load
         worker.num_placed = 0
-        self._leases.grant(incarnation, now_s, max(self._lease_s, message.stall_after_s))
+        self._leases.grant(instance_id, now_s, max(self._lease_s, message.stall_after_s))
         num_open = worker.num_open = len(message.open_counters)
-        self._leases.report(incarnation, message.progress, num_open, message.stall_after_s, now_s)
+        self._leases.report(instance_id, message.progress, num_open, message.stall_after_s, now_s)
         worker.progress = message.progress
         return replaced
 
@@ -149,35 +149,35 @@ class Fleet:
         """Whether a worker speaks this router's protocol; others are not registered."""
         return message.protocol_version == PROTOCOL_VERSION
 
-    def has_replaced(self, incarnation: str) -> bool:
+    def has_replaced(self, instance_id: str) -> bool:
         """Whether another life has registered at this one's endpoint; its mail is of the past."""
-        return incarnation in self._replaced
+        return instance_id in self._replaced
 
-    def heard(self, incarnation: str, now_s: float) -> None:
+    def heard(self, instance_id: str, now_s: float) -> None:
         """Renew a worker's lease: any mail from it will do."""
-        worker = self._workers.get(incarnation)
+        worker = self._workers.get(instance_id)
         if worker is not None:
             worker.heard_at_s = now_s
-            self._leases.heard(incarnation, now_s)
+            self._leases.heard(instance_id, now_s)
 
-    def judge(self, now_s: float, inbox_empty: bool = True) -> list[Lapse[Address]]:
+    def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[Address]]:
         """Remove and return the workers that are dead or hung; call it with every tick."""
         lapses = []
-        for incarnation, reason in self._leases.judge(now_s, inbox_empty):
-            worker = self._workers[incarnation]
+        for instance_id, reason in self._leases.judge(now_s, inbox_empty):
+            worker = self._workers[instance_id]
             if reason == "hung":
                 if len(self._hung) >= MAX_HUNG:
                     del self._hung[next(iter(self._hung))]
-                self._hung[incarnation] = worker.progress
-            self.remove(incarnation)
-            lapses.append(Lapse(worker.address, reason))
+                self._hung[instance_id] = worker.progress
+            self.remove(instance_id)
+            lapses.append(ExpiredLease(worker.address, reason))
         return lapses
 
-    def remove(self, incarnation: str) -> bool:
+    def remove(self, instance_id: str) -> bool:
         """Forget a worker; returns whether it was known."""
-        self._leases.forget(incarnation)
+        self._leases.forget(instance_id)
         self._groups = None
-        return self._workers.pop(incarnation, None) is not None
+        return self._workers.pop(instance_id, None) is not None
 
     def to_probe(self, now_s: float) -> list[Worker]:
         """Return silent workers to be sent something: does their process still take mail?
@@ -192,12 +192,12 @@ class Fleet:
                 silent.append(worker)
         return silent
 
-    def beaten_since_s(self, incarnation: str) -> float:
+    def beaten_since_s(self, instance_id: str) -> float:
         """Return when the last but one heartbeat of a worker came that had read all its mail.
 
         Infinity if the worker is unknown.
         """
-        worker = self._workers.get(incarnation)
+        worker = self._workers.get(instance_id)
         return float("inf") if worker is None else worker.previous_beat_at_s
 
     def groups(self) -> list[Group]:
@@ -235,13 +235,13 @@ class Fleet:
         lacks = [group.missing for group in self.groups()]
         return min(lacks, key=len, default=SERVICES)
 
-    def way(self, group: Group, reply: Address, now_s: float) -> Way:
+    def way(self, group: Group, reply: Address, now_s: float) -> ServedRoute:
         """Place one request within a complete group."""
         tokenizer = self.place(group, "tokenizer", now_s)
         compute = self.place(group, "compute", now_s)
         detokenizer = self.place(group, "detokenizer", now_s)
-        itinerary = Itinerary(tokenizer.address, compute.address, detokenizer.address, reply)
-        return Way(itinerary, compute.model)
+        route = Route(tokenizer.address, compute.address, detokenizer.address, reply)
+        return ServedRoute(route, compute.model)
 
     def place(self, group: Group, service: ServiceName, now_s: float) -> Worker:
         """Choose a worker of one service; silent ones only where all are."""
@@ -250,7 +250,7 @@ class Fleet:
         choices = audible or list(workers)
         candidates = [
             Candidate(
-                worker.address.incarnation,
+                worker.address.instance_id,
                 worker.load.num_running + worker.load.num_waiting + worker.num_placed,
                 worker.load.capacity,
             )
@@ -260,11 +260,11 @@ class Fleet:
         chosen.num_placed += 1
         return chosen
 
-    def _replace(self, incarnation: str) -> None:
-        self.remove(incarnation)
+    def _replace(self, instance_id: str) -> None:
+        self.remove(instance_id)
         if len(self._replaced) >= MAX_REPLACED:
             del self._replaced[next(iter(self._replaced))]
-        self._replaced[incarnation] = None
+        self._replaced[instance_id] = None
 
     def _is_silent(self, worker: Worker, now_s: float) -> bool:
         return now_s - worker.heard_at_s > self._lease_s

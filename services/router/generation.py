@@ -26,7 +26,7 @@ from services.router.middleware import WARNINGS, common_headers
 from services.router.request_span import RequestSpan
 from services.router.request_warnings import Warnings
 from services.router.sse import AnswerFormat, BodyFormat, EventFormat, json_bytes
-from services.router.stream import Flushes, Stream, Transport
+from services.router.stream import Flushes, HttpTransport, Stream
 
 EVENTS = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {
@@ -97,7 +97,7 @@ class Generation:
     async def record(
         self,
         asked: Asked[EventFormat],
-        transport: Transport,
+        transport: HttpTransport,
         admitted: asyncio.Future[None],
     ) -> None:
         """Write the events of an answer that no connection waits for; ApiError if it is refused.

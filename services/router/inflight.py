@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.messages.address import Itinerary
+from common.messages.address import Route
 from common.messages.arrays import int32s
 from common.messages.control import AbortReason
 from common.messages.failure import Failure
@@ -121,39 +121,39 @@ class Attempt:
     __slots__ = (
         "choice",
         "counter",
-        "itinerary",
+        "route",
         "left_at_s",
         "next_index",
         "past_tokenizer",
         "seen_at_s",
     )
 
-    def __init__(self, counter: int, choice: Choice, itinerary: Itinerary, now_s: float) -> None:
+    def __init__(self, counter: int, choice: Choice, route: Route, now_s: float) -> None:
         self.counter = counter
         self.choice = choice
-        self.itinerary = itinerary
+        self.route = route
         self.next_index = len(choice.token_ids)
         self.past_tokenizer = False  # compute has it, as a row or a heartbeat said
         self.seen_at_s = now_s  # admitted, or last listed by its tokenizer or compute
         self.left_at_s = 0.0  # since when neither lists it any more, as far as is known
 
     def needs(self, worker: str) -> bool:
-        """Whether a worker (an incarnation) has still to do with it.
+        """Whether a worker (an instance) has still to do with it.
 
         A tokenizer has not once the attempt has reached compute.
         """
-        way = self.itinerary
-        if worker in (way.compute.incarnation, way.detokenizer.incarnation):
+        way = self.route
+        if worker in (way.compute.instance_id, way.detokenizer.instance_id):
             return True
-        return way.tokenizer.incarnation == worker and not self.past_tokenizer
+        return way.tokenizer.instance_id == worker and not self.past_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class AbortedAttempt:
     """An attempt that is out of the table while stages may still work on it."""
 
     counter: int
-    itinerary: Itinerary
+    route: Route
     reason: AbortReason
     past_tokenizer: bool
 
@@ -177,7 +177,7 @@ class InFlight:
         return counter in self._attempts
 
     def num_at(self, worker: str) -> int:
-        """Count the attempts that a worker (an incarnation) still has to do with."""
+        """Count the attempts that a worker (an instance) still has to do with."""
         return sum(attempt.needs(worker) for attempt in self._attempts.values())
 
     def take_counters(self, count: int) -> int:
@@ -191,23 +191,21 @@ class InFlight:
         self.num_requests += 1
         return Entry(sink, num_choices)
 
-    def attempt(
-        self, choices: Iterable[Choice], itinerary: Itinerary, now_s: float
-    ) -> list[Attempt]:
+    def attempt(self, choices: Iterable[Choice], route: Route, now_s: float) -> list[Attempt]:
         """Start one attempt per choice, on consecutive counters, along one itinerary."""
         chosen = list(choices)
         first = self.take_counters(len(chosen))
         started = []
         for counter, choice in enumerate(chosen, first):
-            attempt = Attempt(counter, choice, itinerary, now_s)
+            attempt = Attempt(counter, choice, route, now_s)
             choice.attempts.append(attempt)
             self._attempts[counter] = attempt
             started.append(attempt)
         return started
 
-    def text(self, message: TextGenerated) -> list[Doomed]:
+    def text(self, message: TextGenerated) -> list[AbortedAttempt]:
         """Hand rows to their sinks; an attempt with a gap is lost and fails its request."""
-        doomed: list[Doomed] = []
+        doomed: list[AbortedAttempt] = []
         attempts = self._attempts
         token_ids, logprobs, parts = message.token_ids, message.logprobs, message.parts
         if message.opened or message.scored:
@@ -248,9 +246,9 @@ class InFlight:
             doomed += self._endings(message)
         return doomed
 
-    def refused(self, message: AttemptRefused) -> list[Doomed]:
+    def refused(self, message: AttemptRefused) -> list[AbortedAttempt]:
         """End attempts that the tokenizer refused; their request fails."""
-        doomed: list[Doomed] = []
+        doomed: list[AbortedAttempt] = []
         first = message.attempt.counter
         for counter in range(first, first + message.num_choices):
             attempt = self._attempts.pop(counter, None)
@@ -259,7 +257,7 @@ class InFlight:
                 doomed += self.fail(attempt.choice.entry, message.failure)
         return doomed
 
-    def close(self, entry: Entry, reason: AbortReason = "client_gone") -> list[Doomed]:
+    def close(self, entry: Entry, reason: AbortReason = "client_gone") -> list[AbortedAttempt]:
         """Take a request out of the table, whatever its state; its sink hears nothing more."""
         doomed = []
         for choice in entry.choices:
@@ -272,7 +270,7 @@ class InFlight:
 
     def fail(
         self, entry: Entry, failure: Failure, reason: AbortReason = "superseded"
-    ) -> list[Doomed]:
+    ) -> list[AbortedAttempt]:
         """End a request with a failure, once."""
         if not entry.num_open:
             return []
@@ -280,15 +278,15 @@ class InFlight:
         entry.sink.failed(failure)
         return doomed
 
-    def fail_all(self, failure: Failure) -> list[Doomed]:
+    def fail_all(self, failure: Failure) -> list[AbortedAttempt]:
         """End every request with a failure."""
         return self._fail_where(lambda attempt: True, failure)
 
-    def lose_worker(self, incarnation: str, failure: Failure = WORKER_LOST) -> list[Doomed]:
+    def lose_worker(self, instance_id: str, failure: Failure = WORKER_LOST) -> list[AbortedAttempt]:
         """End what a dead or hung worker was working on."""
-        return self._fail_where(lambda attempt: attempt.needs(incarnation), failure)
+        return self._fail_where(lambda attempt: attempt.needs(instance_id), failure)
 
-    def listed(self, incarnation: str, counters: Collection[int], now_s: float) -> list[int]:
+    def listed(self, instance_id: str, counters: Collection[int], now_s: float) -> list[int]:
         """Note which attempts a worker says it has; return those that are not open here."""
         unknown = []
         for counter in counters:
@@ -296,19 +294,21 @@ class InFlight:
             if attempt is None:
                 unknown.append(counter)
                 continue
-            way = attempt.itinerary
-            if incarnation == way.compute.incarnation:
+            way = attempt.route
+            if instance_id == way.compute.instance_id:
                 attempt.past_tokenizer = True
-            elif incarnation != way.tokenizer.incarnation:
+            elif instance_id != way.tokenizer.instance_id:
                 continue  # a detokenizer cannot know that the terminal was lost
             attempt.seen_at_s = now_s
             attempt.left_at_s = 0.0
         return unknown
 
-    def fail_missing(self, beaten_since_s: Callable[[str], float], now_s: float) -> list[Doomed]:
+    def fail_missing(
+        self, beaten_since_s: Callable[[str], float], now_s: float
+    ) -> list[AbortedAttempt]:
         """End attempts of which nothing can come any more; call it a few times a second.
 
-        `beaten_since_s(incarnation)` is when the last but one heartbeat of a worker came that had
+        `beaten_since_s(instance_id)` is when the last but one heartbeat of a worker came that had
         read all its mail. Tokenizer and compute have not listed such an attempt for two of those,
         so they have sent all that they will; after two more of the detokenizer its terminal would
         be here, were it not lost. Heartbeats within `IN_TRANSIT_S` of the last listing may have
@@ -316,13 +316,13 @@ class InFlight:
         """
 
         def missing(attempt: Attempt) -> bool:
-            way, seen_at_s = attempt.itinerary, attempt.seen_at_s + IN_TRANSIT_S
+            way, seen_at_s = attempt.route, attempt.seen_at_s + IN_TRANSIT_S
             for stage in (way.tokenizer, way.compute):
-                if beaten_since_s(stage.incarnation) <= seen_at_s:
+                if beaten_since_s(stage.instance_id) <= seen_at_s:
                     return False
             if not attempt.left_at_s:
                 attempt.left_at_s = now_s
-            return beaten_since_s(way.detokenizer.incarnation) > attempt.left_at_s
+            return beaten_since_s(way.detokenizer.instance_id) > attempt.left_at_s
 
         return self._fail_where(missing, LOST, "lost")
 
@@ -331,14 +331,14 @@ class InFlight:
         concerned: Callable[[Attempt], bool],
         failure: Failure,
         reason: AbortReason = "superseded",
-    ) -> list[Doomed]:
-        doomed: list[Doomed] = []
+    ) -> list[AbortedAttempt]:
+        doomed: list[AbortedAttempt] = []
         for attempt in [each for each in self._attempts.values() if concerned(each)]:
             doomed += self.fail(attempt.choice.entry, failure, reason)
         return doomed
 
-    def _endings(self, message: TextGenerated) -> list[Doomed]:
-        doomed: list[Doomed] = []
+    def _endings(self, message: TextGenerated) -> list[AbortedAttempt]:
+        doomed: list[AbortedAttempt] = []
         for ended in message.ended:
             attempt = self._attempts.get(message.counters[ended.row])
             if attempt is not None:
@@ -359,10 +359,10 @@ class InFlight:
                 attempt.choice.next_scored += len(scored.tokens)
                 attempt.choice.entry.sink.scored(attempt.choice.index, scored)
 
-    def _lose(self, attempt: Attempt) -> list[Doomed]:
+    def _lose(self, attempt: Attempt) -> list[AbortedAttempt]:
         return self.fail(attempt.choice.entry, LOST, "lost")
 
-    def _end(self, attempt: Attempt, ended: TextEnded, last_index: int) -> list[Doomed]:
+    def _end(self, attempt: Attempt, ended: TextEnded, last_index: int) -> list[AbortedAttempt]:
         choice = attempt.choice
         entry = choice.entry
         if ended.reason in ("stop", "length"):
@@ -380,12 +380,12 @@ class InFlight:
         fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
         return self.fail(entry, ended.failure or fallback)
 
-    def _drop_attempts(self, choice: Choice, reason: AbortReason) -> list[Doomed]:
+    def _drop_attempts(self, choice: Choice, reason: AbortReason) -> list[AbortedAttempt]:
         doomed = []
         for attempt in choice.attempts:
             del self._attempts[attempt.counter]
             doomed.append(
-                Doomed(attempt.counter, attempt.itinerary, reason, attempt.past_tokenizer)
+                AbortedAttempt(attempt.counter, attempt.route, reason, attempt.past_tokenizer)
             )
         choice.attempts = []
         return doomed

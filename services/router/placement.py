@@ -14,7 +14,7 @@ class Candidate:
     `load` counts requests there: its own last word, and what this router placed since.
     """
 
-    incarnation: str
+    instance_id: str
     load: int
     capacity: int
 

@@ -29,7 +29,7 @@ class Queries:
         return counter in self._open
 
     def num_at(self, worker: str) -> int:
-        """Count the questions that a worker (an incarnation) has not answered."""
+        """Count the questions that a worker (an instance) has not answered."""
         return sum(asked == worker for asked, _ in self._open.values())
 
     def check_room(self) -> None:
@@ -38,7 +38,7 @@ class Queries:
             raise ApiError(FULL, 1.0)
 
     async def answer(self, counter: int, worker: str, timeout_s: float) -> Any:
-        """Wait for the answer of a worker (an incarnation); ApiError when it fails or is late."""
+        """Wait for the answer of a worker (an instance); ApiError when it fails or is late."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._open[counter] = (worker, future)
         try:
@@ -60,10 +60,10 @@ class Queries:
             failure = getattr(message, "failure", None)
             future.set_result(message if failure is None else failure)
 
-    def lose_worker(self, incarnation: str, failure: Failure = WORKER_LOST) -> None:
+    def lose_worker(self, instance_id: str, failure: Failure = WORKER_LOST) -> None:
         """Fail the questions that a dead worker was asked."""
         for worker, future in self._open.values():
-            if worker == incarnation and not future.done():
+            if worker == instance_id and not future.done():
                 future.set_result(failure)
 
     def fail_all(self, failure: Failure) -> None:

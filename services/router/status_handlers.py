@@ -147,7 +147,8 @@ def _instance(worker: Worker) -> dict[str, Any]:
     found = {
         "service": worker.service,
         "name": worker.name,
-        "incarnation": worker.address.incarnation,
+        "instance_id": worker.address.instance_id,
+        "incarnation": worker.address.instance_id,  # its former name, for one release
         "draining": worker.draining,
         "open": worker.num_open,
         "num_running": load.num_running,

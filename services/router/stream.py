@@ -24,7 +24,7 @@ from services.router.usage import UsageTally
 LOGPROB_BYTES = 128  # of a token's logprobs while they wait, about
 
 
-class Transport(Protocol):
+class HttpTransport(Protocol):
     """What is used of an asyncio transport."""
 
     def write(self, data: bytes) -> None: ...
@@ -139,7 +139,7 @@ class Stream:
         self._waiting: list[_Slot] = []
         self._failure: Failure | None = None
         self._tally = UsageTally(choices_per_prompt)
-        self._transport: Transport | None = None
+        self._transport: HttpTransport | None = None
         self._chunked = True
         self._lagging_since_s = -1.0
 
@@ -200,7 +200,7 @@ class Stream:
             self.begun.set_result(failure)
         self.flushes.schedule(self)
 
-    def attach(self, transport: Transport, chunked: bool) -> None:
+    def attach(self, transport: HttpTransport, chunked: bool) -> None:
         """Begin to write: the response's header has gone out on this transport."""
         self._transport = transport
         self._chunked = chunked

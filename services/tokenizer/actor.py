@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from common.errors import LinkError
-from common.link.mail import Mail
+from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
@@ -75,7 +75,7 @@ class TokenizerActor:
         self._work = WorkTable(settings.max_pending_requests, settings.max_pending_bytes)
         self._spans: dict[Work, Span] = {}
         self._encoded = SpanRing("prompts", "tokenize", "tokens")
-        self._mail: Mail | None = None
+        self._transport: Transport | None = None
         self._draining = False
 
     @property
@@ -93,11 +93,11 @@ class TokenizerActor:
         """Requests in work."""
         return len(self._work)
 
-    async def start(self, mail: Mail) -> None:
+    async def start(self, transport: Transport) -> None:
         """Start the pool; ModelError when the model folder cannot be used."""
-        self._mail = mail
+        self._transport = transport
         await self._pool.start()
-        self._registration.start(mail, self._card)
+        self._registration.start(transport, self._card)
 
     async def stop(self) -> None:
         """Refuse what is still in work, so that routers place it elsewhere, and end the pool."""
@@ -141,7 +141,7 @@ class TokenizerActor:
         Compute's are the router's to notice: this tokenizer has no state left for them.
         """
         self._registration.lost(peer)
-        self._lose(peer.incarnation)
+        self._lose(peer.instance_id)
 
     def tick(self, now_s: float) -> None:
         """Watch the pool, end the requests of routers whose lease ran out, and beat."""
@@ -235,7 +235,7 @@ class TokenizerActor:
         traceparent = traceparent_of(self._spans[work]) or message.traceparent
         try:
             for generate in generates(work, message, outcome, sampling, traceparent):
-                self._links.send(message.itinerary.compute, generate)
+                self._links.send(message.route.compute, generate)
                 first = generate.attempt.counter
                 work.aborted.update(range(first, first + generate.num_choices))  # not ours now
         except LinkError as error:
@@ -256,7 +256,7 @@ class TokenizerActor:
             return
         for offset, num_choices in work.live_runs():
             first = AttemptId(work.first.router, work.first.counter + offset)
-            self._send(work, message.itinerary.reply, AttemptRefused(first, num_choices, failure))
+            self._send(work, message.route.reply, AttemptRefused(first, num_choices, failure))
 
     def _drop(self, work: Work) -> None:
         """Forget a request that nobody waits for any more."""
@@ -301,10 +301,10 @@ class TokenizerActor:
             )
 
     @property
-    def _links(self) -> Mail:
-        if self._mail is None:
+    def _links(self) -> Transport:
+        if self._transport is None:
             raise RuntimeError("the actor has not been started")
-        return self._mail
+        return self._transport
 
 
 def _attributes(work: Work) -> dict[str, str]:

@@ -26,7 +26,7 @@ def generates(
     return [
         Generate(
             attempt=AttemptId(message.attempt.router, message.attempt.counter + offset),
-            detokenizer=message.itinerary.detokenizer,
+            detokenizer=message.route.detokenizer,
             prompt_ids=outcome.ids.tobytes(),
             output_ids=message.output_ids,
             sampling=replace(sampling, guidance=outcome.answer.guidance),
@@ -54,7 +54,7 @@ def _header(
     stream, ids, answer = message.stream, outcome.ids, outcome.answer
     reasoning_format = answer.reasoning_format if stream.parse_reasoning else ""
     return StreamHeader(
-        reply=message.itinerary.reply,
+        reply=message.route.reply,
         stop=stream.stop,
         include_stop_str_in_output=stream.include_stop_str_in_output,
         skip_special_tokens=stream.skip_special_tokens,

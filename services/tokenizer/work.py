@@ -119,7 +119,7 @@ class WorkTable:
         return work
 
     def lose_router(self, router: str) -> list[Work]:
-        """Close and return every request of a router's incarnation."""
+        """Close and return every request of a router instance."""
         lost = [work for work in self._work if work.first.router == router]
         for work in lost:
             self.close(work)

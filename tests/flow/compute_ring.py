@@ -98,10 +98,10 @@ class Ring:
     ) -> None:
         settings = {"guide_at_startup": False, **settings}
         self.exchange = Exchange(auto=True)
-        self.router = self.exchange.mail("router", RouterInbox)
-        self.tokenizer = self.exchange.mail("tokenizer", TokenizerInbox)
-        self.detokenizer = self.exchange.mail("detokenizer", DetokenizerInbox)
-        self.mail = self.exchange.mail("compute", ComputeInbox)
+        self.router = self.exchange.transport("router", RouterInbox)
+        self.tokenizer = self.exchange.transport("tokenizer", TokenizerInbox)
+        self.detokenizer = self.exchange.transport("detokenizer", DetokenizerInbox)
+        self.transport = self.exchange.transport("compute", ComputeInbox)
         self.settings = ComputeSettings(device="sim", **settings)
         self.device = SimDevice(self.settings, num_pages, step_s, folder)
         self.actor = ComputeActor(
@@ -121,8 +121,8 @@ class Ring:
         self.faults = self.device.runner = FaultyRunner(runner)
 
     async def start(self) -> None:
-        await self.actor.start(self.mail)
-        self.mail.open(self.actor.receive, self.actor.peer_lost)
+        await self.actor.start(self.transport)
+        self.transport.open(self.actor.receive, self.actor.peer_lost)
         self.actor.tick(0.0)
         await self.until(lambda: self.actor.ready)
 
@@ -137,7 +137,7 @@ class Ring:
         self.router.send(sender, RouterAlive(self.router.address, message.beat))
 
     def ask(self, counter: int, **fields: Any) -> AttemptId:
-        attempt = AttemptId(self.router.address.incarnation, counter)
+        attempt = AttemptId(self.router.address.instance_id, counter)
         sampling = SamplingParams(max_tokens=fields.pop("max_tokens", 5), seed=counter)
         message = Generate(
             attempt=attempt,
@@ -148,11 +148,11 @@ class Ring:
             header=b"h",
             admitted_at_s=0.0,
         )
-        self.tokenizer.send(self.mail.address, replace(message, **fields))
+        self.tokenizer.send(self.transport.address, replace(message, **fields))
         return attempt
 
     def abort(self, attempt: AttemptId) -> None:
-        self.router.send(self.mail.address, Abort(attempt, "client_gone"))
+        self.router.send(self.transport.address, Abort(attempt, "client_gone"))
 
     def tokens(self, attempt: AttemptId) -> list[int]:
         mine = [row for row in self.rows if row.attempt == attempt]

@@ -29,21 +29,21 @@ def play(
     ring: Ring, message: Tokenize, parts: Sequence[Part], ended: TextEnded | None = STOPPED
 ) -> None:
     """Send an answer, a row for each part, and its end."""
-    detokenizer = ring.workers["detokenizer"].mail
+    detokenizer = ring.workers["detokenizer"].transport
     counter = message.attempt.counter
     for index, part in enumerate(parts):
         rows = TextRows()
         rows.add(counter, index, [7], "raw", parts=(part,))
         if index == 0:
             rows.open(12, 4, int32s())
-        detokenizer.send(ring.mail.address, rows.build())
+        detokenizer.send(ring.transport.address, rows.build())
     if ended is not None:
         rows = TextRows()
         rows.add(counter, len(parts), [], "")
         if not parts:
             rows.open(12, 4, int32s())
         rows.end_as(ended)
-        detokenizer.send(ring.mail.address, rows.build())
+        detokenizer.send(ring.transport.address, rows.build())
 
 
 def fail(ring: Ring, message: Tokenize, num_tokens: int, failure: Failure) -> None:
@@ -51,7 +51,7 @@ def fail(ring: Ring, message: Tokenize, num_tokens: int, failure: Failure) -> No
     rows = TextRows()
     rows.add(message.attempt.counter, num_tokens, [], "")
     rows.end("failed", Usage(12, 4, num_tokens), None, failure)
-    ring.workers["detokenizer"].mail.send(ring.mail.address, rows.build())
+    ring.workers["detokenizer"].transport.send(ring.transport.address, rows.build())
 
 
 async def asked(ring: Ring, path: str, body: dict[str, Any]) -> tuple[asyncio.Task[Any], Tokenize]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from common.link.memory import Exchange, MemoryMail
+from common.link.memory import Exchange, MemoryTransport
 from common.messages.address import Address
 from common.messages.arrays import int32s, int64s
 from common.messages.control import (
@@ -56,7 +56,7 @@ class Worker:
     """A scripted worker: keeps what it gets."""
 
     service: ServiceName
-    mail: MemoryMail
+    transport: MemoryTransport
     card: ModelCard = CARD
     got: list[Any] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)  # what it answers operators
@@ -95,7 +95,7 @@ def next_beat(worker: Worker, **changes: Any) -> WorkerAlive:
     worker.beats += 1
     fields: dict[str, Any] = {
         "service": worker.service,
-        "address": worker.mail.address,
+        "address": worker.transport.address,
         "protocol_version": PROTOCOL_VERSION,
         "model": worker.card,
         "load": Load(0, 0, 64),
@@ -115,7 +115,7 @@ class Ring:
     def __init__(self, settings: RouterSettings) -> None:
         self.exchange = Exchange(auto=True)
         self.now_s = 100.0
-        self.mail = self.exchange.mail("router", RouterInbox)
+        self.transport = self.exchange.transport("router", RouterInbox)
         self.actor = RouterActor(settings, clock=lambda: self.now_s)
         self.workers: dict[str, Worker] = {}
         self.script: Script | None = Script()
@@ -124,8 +124,8 @@ class Ring:
 
     def worker(self, name: str, service: ServiceName, card: ModelCard = CARD) -> Worker:
         """Add a worker; it registers with its first `beat`."""
-        worker = Worker(service, self.exchange.mail(name, INBOXES[service]), card)
-        worker.mail.open(lambda message, sender: self._got(worker, message), lambda peer: None)
+        worker = Worker(service, self.exchange.transport(name, INBOXES[service]), card)
+        worker.transport.open(lambda message, sender: self._got(worker, message), lambda peer: None)
         self.workers[name] = worker
         return worker
 
@@ -133,7 +133,7 @@ class Ring:
         """Send a heartbeat of the workers named, or of all."""
         for name in names or tuple(self.workers):
             worker = self.workers[name]
-            worker.mail.send(self.mail.address, next_beat(worker, **changes))
+            worker.transport.send(self.transport.address, next_beat(worker, **changes))
 
     async def settle(self, turns: int = 8) -> None:
         """Let the loop turn until mail and events are through."""
@@ -171,12 +171,12 @@ class Ring:
             rows.end("failed", usage, None, end)
         elif end is not None:
             rows.end(end, usage)
-        self.workers["detokenizer"].mail.send(self.mail.address, rows.build())
+        self.workers["detokenizer"].transport.send(self.transport.address, rows.build())
 
     def refuse(self, message: Tokenize, failure: Failure) -> None:
         """Refuse a request at the tokenizer."""
         refusal = AttemptRefused(message.attempt, message.num_choices, failure)
-        self.workers["tokenizer"].mail.send(self.mail.address, refusal)
+        self.workers["tokenizer"].transport.send(self.transport.address, refusal)
 
     def post(self, path: str, body: Any, **more: Any) -> Any:
         """Post JSON."""
@@ -201,28 +201,30 @@ class Ring:
         worker.got.append(message)
         if isinstance(message, RouterAlive) or self.script is None:
             return
-        reply = self.mail.address
+        reply = self.transport.address
         if isinstance(message, Tokenize):
             self._generate(message, self.script, reply)
         elif isinstance(message, TokenizeQuery):
             ids = int32s(range(1, self.num_tokens + 1))
             strs = ("a", "b", "c") if message.return_token_strs else ()
-            worker.mail.send(reply, Tokenized(message.query, ids, strs))
+            worker.transport.send(reply, Tokenized(message.query, ids, strs))
         elif isinstance(message, InspectionQuery):
-            worker.mail.send(reply, Inspection(message.query, json.dumps(worker.about).encode()))
+            worker.transport.send(
+                reply, Inspection(message.query, json.dumps(worker.about).encode())
+            )
         elif isinstance(message, DetokenizeQuery):
-            worker.mail.send(reply, Detokenized(message.query, "text of ids"))
+            worker.transport.send(reply, Detokenized(message.query, "text of ids"))
 
     def _generate(self, message: Tokenize, script: Script, reply: Address) -> None:
         detokenizer = next(
             worker
             for worker in self.workers.values()
-            if worker.mail.address == message.itinerary.detokenizer
+            if worker.transport.address == message.route.detokenizer
         )
         first = message.attempt.counter
         counters = range(first, first + message.num_choices)
         for rows in (*self._prompt(message, script), *_steps(counters, script)):
-            detokenizer.mail.send(reply, rows.build())
+            detokenizer.transport.send(reply, rows.build())
 
     def _prompt(self, message: Tokenize, script: Script) -> list[TextRows]:
         """Say what the prompt took, and what its tokens are worth, before the first text."""
@@ -265,8 +267,8 @@ def _steps(counters: range, script: Script) -> Iterator[TextRows]:
 async def running_router(workers: bool = True, **settings: Any) -> AsyncIterator[Ring]:
     """Start a router on a free loopback port with one worker of each service."""
     ring = Ring(RouterSettings(port=0, **settings))
-    await ring.actor.start(ring.mail)
-    ring.mail.open(ring.actor.receive, ring.actor.peer_lost)
+    await ring.actor.start(ring.transport)
+    ring.transport.open(ring.actor.receive, ring.actor.peer_lost)
     if workers:
         ring.worker("tokenizer", "tokenizer")
         ring.worker("compute", "compute")

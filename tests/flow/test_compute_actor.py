@@ -90,7 +90,7 @@ async def test_an_abort_frees_the_pages_and_says_so(make_ring: Callable[..., Rin
 async def test_an_abort_that_comes_first_is_remembered(make_ring: Callable[..., Ring]) -> None:
     ring = make_ring()
     await ring.start()
-    ring.abort(AttemptId(ring.router.address.incarnation, 1))
+    ring.abort(AttemptId(ring.router.address.instance_id, 1))
     attempt = ring.ask(1)
     await ring.until(lambda: bool(ring.endings(attempt)))
     assert ring.endings(attempt) == ["aborted"]
@@ -213,7 +213,7 @@ async def test_in_lockstep_the_next_step_waits_for_the_answer(
         await asyncio.sleep(0)
     assert len(ring.messages) == 1
     ring.answers_steps = True
-    ring.router.send(ring.mail.address, StepWritten(ring.messages[0].step_id))
+    ring.router.send(ring.transport.address, StepWritten(ring.messages[0].step_id))
     await ring.until(lambda: bool(ring.endings(attempt)))
     assert ring.endings(attempt) == ["length"]
 
@@ -227,9 +227,9 @@ async def test_in_lockstep_a_late_answer_does_not_count_for_the_next_step(
     ring.ask(1, max_tokens=9)
     await ring.until(lambda: len(ring.messages) == 1)
     for _ in range(2):
-        ring.router.send(ring.mail.address, StepWritten(ring.messages[0].step_id))
+        ring.router.send(ring.transport.address, StepWritten(ring.messages[0].step_id))
     await ring.until(lambda: len(ring.messages) == 2)
-    ring.router.send(ring.mail.address, StepWritten(ring.messages[0].step_id))
+    ring.router.send(ring.transport.address, StepWritten(ring.messages[0].step_id))
     for _ in range(50):
         await asyncio.sleep(0)
     assert len(ring.messages) == 2

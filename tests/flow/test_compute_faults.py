@@ -7,7 +7,7 @@ import structlog
 
 from common.errors import FatalError
 from common.lifecycle import Watch, run_service
-from common.link.memory import MemoryMail
+from common.link.memory import MemoryTransport
 from common.messages.address import AttemptId
 from services.compute.runner.protocol import SlotErrors
 from tests.flow.compute_ring import Ring, running_ring
@@ -73,9 +73,9 @@ def test_a_lost_device_ends_the_process_with_status_1_and_without_moving_anythin
     getattr(ring.faults, where).append(FatalError("CUDA error: an illegal memory access"))
     asked: list[AttemptId] = []
 
-    def bind() -> MemoryMail:
+    def bind() -> MemoryTransport:
         asked.append(ring.ask(1))
-        return ring.mail
+        return ring.transport
 
     with structlog.testing.capture_logs() as lines:
         assert run_service("compute-0", ring.actor, bind, Watch()) == 1

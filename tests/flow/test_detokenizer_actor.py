@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from common.link.codec import pack
-from common.link.memory import Exchange, MemoryMail
+from common.link.memory import Exchange, MemoryTransport
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
@@ -34,20 +34,22 @@ class Ring:
 
     def __init__(self, folder: Path) -> None:
         self.exchange = Exchange()
-        self.routers = {name: self.exchange.mail(name, RouterInbox) for name in ("r1", "r2")}
-        self.compute = self.exchange.mail("compute", ComputeInbox)
-        self.mail = self.exchange.mail("detokenizer", DetokenizerInbox)
+        self.routers = {name: self.exchange.transport(name, RouterInbox) for name in ("r1", "r2")}
+        self.compute = self.exchange.transport("compute", ComputeInbox)
+        self.transport = self.exchange.transport("detokenizer", DetokenizerInbox)
         registration = Registration("detokenizer", ("mem://r1", "mem://r2"))
         self.actor = DetokenizerActor(
             DetokenizerSettings(), folder, CARD, registration, lambda: self.exchange.now_s
         )
         self.got: dict[str, list[Any]] = {"r1": [], "r2": [], "compute": []}
-        for name, mail in {**self.routers, "compute": self.compute}.items():
-            mail.open(lambda message, _, name=name: self.got[name].append(message), lambda _: None)
+        for name, transport in {**self.routers, "compute": self.compute}.items():
+            transport.open(
+                lambda message, _, name=name: self.got[name].append(message), lambda _: None
+            )
 
     async def start(self) -> None:
-        await self.actor.start(self.mail)
-        self.mail.open(self.actor.receive, self.actor.peer_lost)
+        await self.actor.start(self.transport)
+        self.transport.open(self.actor.receive, self.actor.peer_lost)
         self.tick()
 
     def tick(self, seconds: float = 0.0) -> None:
@@ -57,20 +59,20 @@ class Ring:
 
     def answer_beats(self, *names: str) -> None:
         for name in names:
-            beats = [mail for mail in self.got[name] if isinstance(mail, WorkerAlive)]
+            beats = [message for message in self.got[name] if isinstance(message, WorkerAlive)]
             answer = RouterAlive(self.routers[name].address, beats[-1].beat)
-            self.routers[name].send(self.mail.address, answer)
+            self.routers[name].send(self.transport.address, answer)
         self.exchange.deliver()
 
     def send(self, message: TokensGenerated) -> None:
-        self.compute.send(self.mail.address, message)
+        self.compute.send(self.transport.address, message)
         self.exchange.deliver()
 
     def texts(self, name: str) -> list[str]:
-        mail = [m for m in self.got[name] if isinstance(m, TextGenerated)]
-        return [row.text for message in mail for row in rows(message)]
+        messages = [m for m in self.got[name] if isinstance(m, TextGenerated)]
+        return [row.text for message in messages for row in rows(message)]
 
-    def header(self, router: MemoryMail, **settings: Any) -> bytes:
+    def header(self, router: MemoryTransport, **settings: Any) -> bytes:
         return pack(StreamHeader(reply=router.address, **settings))
 
 
@@ -98,7 +100,7 @@ async def test_one_step_becomes_one_message_for_each_router(ring: Ring) -> None:
     step = TokenRows(1)
     r1, r2 = ring.routers["r1"], ring.routers["r2"]
     for counter, router in ((1, r1), (2, r2), (3, r1)):
-        attempt = AttemptId(router.address.incarnation, counter)
+        attempt = AttemptId(router.address.instance_id, counter)
         step.add(attempt, 0, ids_of(f"n{counter}"), header=ring.header(router), prompt=(4, 0))
     ring.send(step.build())
     assert ring.texts("r1") == ["n1", "n3"]
@@ -109,7 +111,7 @@ async def test_one_step_becomes_one_message_for_each_router(ring: Ring) -> None:
 
 async def test_a_stop_string_ends_the_stream_for_the_router_and_at_compute(ring: Ring) -> None:
     router = ring.routers["r1"]
-    attempt = AttemptId(router.address.incarnation, 1)
+    attempt = AttemptId(router.address.instance_id, 1)
     step = TokenRows(1)
     step.add(attempt, 0, ids_of("abXYc"), header=ring.header(router, stop=("XY",)), prompt=(4, 1))
     ring.send(step.build())
@@ -130,7 +132,7 @@ async def test_a_stop_string_ends_the_stream_for_the_router_and_at_compute(ring:
 async def test_heartbeats_tell_each_router_its_own_open_attempts(ring: Ring) -> None:
     router = ring.routers["r1"]
     step = TokenRows(1)
-    attempt = AttemptId(router.address.incarnation, 9)
+    attempt = AttemptId(router.address.instance_id, 9)
     step.add(attempt, 0, ids_of("a"), header=ring.header(router))
     ring.send(step.build())
     ring.tick(0.6)
@@ -145,7 +147,7 @@ async def test_a_router_that_falls_silent_loses_its_streams_and_no_others(ring: 
     step = TokenRows(1)
     for name in ("r1", "r2"):
         router = ring.routers[name]
-        attempt = AttemptId(router.address.incarnation, 1)
+        attempt = AttemptId(router.address.instance_id, 1)
         step.add(attempt, 0, ids_of("a"), header=ring.header(router))
     ring.send(step.build())
     ring.exchange.kill("r1")
@@ -158,11 +160,11 @@ async def test_a_router_that_falls_silent_loses_its_streams_and_no_others(ring: 
 
 async def test_an_abort_leaves_no_entry(ring: Ring) -> None:
     router = ring.routers["r1"]
-    attempt = AttemptId(router.address.incarnation, 1)
+    attempt = AttemptId(router.address.instance_id, 1)
     step = TokenRows(1)
     step.add(attempt, 0, ids_of("a"), header=ring.header(router))
     ring.send(step.build())
-    router.send(ring.mail.address, Abort(attempt, "client_gone"))
+    router.send(ring.transport.address, Abort(attempt, "client_gone"))
     ring.exchange.deliver()
     assert ring.actor.num_open == 0
 
@@ -170,20 +172,20 @@ async def test_an_abort_leaves_no_entry(ring: Ring) -> None:
 async def test_the_log_names_the_attempts_whose_text_was_not_sent(ring: Ring) -> None:
     ring.exchange.max_message_bytes = 10
     router = ring.routers["r1"].address
-    query = AttemptId(router.incarnation, 7)
+    query = AttemptId(router.instance_id, 7)
     with structlog.testing.capture_logs() as lines:
         ring.actor.receive(DetokenizeQuery(query, router, int32s(ids_of("hello"))), router)
         ring.actor.receive(DetokenizeQuery(query, router, int32s([200_000])), router)
     assert [(line["event"], line["attempt"]) for line in lines] == [
-        ("mail not sent", f"{router.incarnation[:8]}:7")
+        ("mail not sent", f"{router.instance_id[:8]}:7")
     ] * 2
 
 
 async def test_queries_are_answered_and_wrong_ids_are_named(ring: Ring) -> None:
     router = ring.routers["r1"]
     for counter, ids in ((1, ids_of("hello")), (2, [5, 200_000])):
-        query = AttemptId(router.address.incarnation, counter)
-        router.send(ring.mail.address, DetokenizeQuery(query, router.address, int32s(ids)))
+        query = AttemptId(router.address.instance_id, counter)
+        router.send(ring.transport.address, DetokenizeQuery(query, router.address, int32s(ids)))
     ring.exchange.deliver()
     good, bad = (m for m in ring.got["r1"] if isinstance(m, Detokenized))
     assert good.text == "hello"
@@ -198,9 +200,9 @@ async def test_a_prompt_that_is_gone_on_with_ends_before_an_unfinished_character
     router = ring.routers["r1"]
     ids = int32s(ids_of("nÃ"))  # the letter of the byte that begins "é"
     for counter, goes_on in ((1, False), (2, True)):
-        query = AttemptId(router.address.incarnation, counter)
+        query = AttemptId(router.address.instance_id, counter)
         message = DetokenizeQuery(query, router.address, ids, goes_on=goes_on)
-        router.send(ring.mail.address, message)
+        router.send(ring.transport.address, message)
     ring.exchange.deliver()
     texts = [m.text for m in ring.got["r1"] if isinstance(m, Detokenized)]
     assert texts == ["n\ufffd", "n"]
@@ -210,7 +212,7 @@ async def test_in_lockstep_a_step_that_shows_nothing_is_answered_in_the_routers_
     ring: Ring,
 ) -> None:
     router = ring.routers["r1"]
-    attempt = AttemptId(router.address.incarnation, 1)
+    attempt = AttemptId(router.address.instance_id, 1)
     step = TokenRows(1)
     step.add(attempt, 0, ids_of("abXYc"), header=ring.header(router, stop=("XY",)))
     ring.send(replace(step.build(), answer_to=ring.compute.address))
@@ -224,10 +226,10 @@ async def test_in_lockstep_a_step_that_shows_nothing_is_answered_in_the_routers_
 async def test_in_lockstep_the_text_carries_the_mark_of_its_step(ring: Ring) -> None:
     router = ring.routers["r1"]
     step = TokenRows(7)
-    attempt = AttemptId(router.address.incarnation, 1)
+    attempt = AttemptId(router.address.instance_id, 1)
     step.add(attempt, 0, ids_of("a"), header=ring.header(router))
     message = step.build()
-    waiting = Address(ring.compute.address.endpoint, ring.compute.address.incarnation)
+    waiting = Address(ring.compute.address.endpoint, ring.compute.address.instance_id)
     ring.send(
         TokensGenerated(
             **{f: getattr(message, f) for f in message.__slots__ if f != "answer_to"},

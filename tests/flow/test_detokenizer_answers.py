@@ -39,9 +39,9 @@ class Answering:
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.exchange = Exchange()
-        self.router = self.exchange.mail("router", RouterInbox)
-        self.compute = self.exchange.mail("compute", ComputeInbox)
-        self.mail = self.exchange.mail("detokenizer", DetokenizerInbox)
+        self.router = self.exchange.transport("router", RouterInbox)
+        self.compute = self.exchange.transport("compute", ComputeInbox)
+        self.transport = self.exchange.transport("detokenizer", DetokenizerInbox)
         card = ModelCard("marked", "r1", tokenizer.get_vocab_size())
         self.actor = DetokenizerActor(
             DetokenizerSettings(),
@@ -55,8 +55,8 @@ class Answering:
         self.compute.open(lambda _message, _sender: None, lambda _: None)
 
     async def start(self) -> Answering:
-        await self.actor.start(self.mail)
-        self.mail.open(self.actor.receive, self.actor.peer_lost)
+        await self.actor.start(self.transport)
+        self.transport.open(self.actor.receive, self.actor.peer_lost)
         return self
 
     def header(self, **settings: Any) -> bytes:
@@ -65,14 +65,14 @@ class Answering:
     def answer(self, text: str, header: bytes, ids_a_row: int = 1) -> list[TextRow]:
         """Send a text as rows of tokens and its terminal; return the rows for the router."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        attempt = AttemptId(self.router.address.incarnation, 1)
+        attempt = AttemptId(self.router.address.instance_id, 1)
         for first in range(0, len(ids), ids_a_row):
             step = TokenRows(first)
             head = None if first else header
             step.add(attempt, first, ids[first : first + ids_a_row], header=head, prompt=(4, 1))
             if first + ids_a_row >= len(ids):
                 step.end(header, "length", Usage(4, 1, len(ids)))
-            self.compute.send(self.mail.address, step.build())
+            self.compute.send(self.transport.address, step.build())
         self.exchange.deliver()
         return self.rows
 
@@ -123,7 +123,7 @@ async def test_an_answer_that_nobody_wants_parsed_has_no_parts(answering: Answer
 
 
 async def test_scores_ids_and_embeddings_of_prompts_reach_the_router(answering: Answering) -> None:
-    attempt = AttemptId(answering.router.address.incarnation, 1)
+    attempt = AttemptId(answering.router.address.instance_id, 1)
     ids = int32s(answering.tokenizer.encode("ab", add_special_tokens=False).ids)
     header = answering.header(prompt_ids=ids.tobytes())
     count = len(ids)
@@ -143,7 +143,7 @@ async def test_scores_ids_and_embeddings_of_prompts_reach_the_router(answering: 
     step.score(scores)
     step.end(header, "stop", Usage(count, 0, 0))
     step.embed(embedding)
-    answering.compute.send(answering.mail.address, step.build())
+    answering.compute.send(answering.transport.address, step.build())
     answering.exchange.deliver()
     (row,) = answering.rows
     assert row.opened is not None

@@ -130,7 +130,7 @@ async def test_a_question_to_a_dead_worker_fails() -> None:
 
         task = asyncio.ensure_future(ask())
         await ring.until(lambda: len(ring.workers["tokenizer"].got) > 1)
-        ring.actor.peer_lost(ring.workers["tokenizer"].mail.address)
+        ring.actor.peer_lost(ring.workers["tokenizer"].transport.address)
         assert await task == 503
         await ring.until(ring.is_empty)
 

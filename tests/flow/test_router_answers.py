@@ -166,11 +166,11 @@ async def test_the_itinerary_and_the_limits_are_stamped_on_the_request() -> None
         async with ring.post(CHAT, chat()) as response:
             assert response.status == 200
         (message,) = ring.workers["tokenizer"].of(Tokenize)
-        way = message.itinerary
-        assert way.tokenizer == ring.workers["tokenizer"].mail.address
-        assert way.compute == ring.workers["compute"].mail.address
-        assert way.detokenizer == ring.workers["detokenizer"].mail.address
-        assert way.reply == ring.mail.address
+        way = message.route
+        assert way.tokenizer == ring.workers["tokenizer"].transport.address
+        assert way.compute == ring.workers["compute"].transport.address
+        assert way.detokenizer == ring.workers["detokenizer"].transport.address
+        assert way.reply == ring.transport.address
         assert message.limits.max_model_len == 512
 
 

@@ -32,7 +32,7 @@ def embed(ring: Ring, message: Tokenize, *values: float) -> None:
     rows.add(message.attempt.counter, 0, [], "")
     packed = struct.pack(f"={len(values)}f", *values)
     rows.end_as(TextEnded(0, "stop", Usage(4, 0, 0), embedding=packed))
-    ring.workers["detokenizer"].mail.send(ring.mail.address, rows.build())
+    ring.workers["detokenizer"].transport.send(ring.transport.address, rows.build())
 
 
 async def test_every_input_is_pooled_and_answered_in_its_place() -> None:

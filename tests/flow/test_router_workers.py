@@ -59,7 +59,7 @@ async def test_requests_are_spread_over_the_workers() -> None:
         messages = ring.workers["tokenizer"].of(Tokenize)
         messages += ring.workers["tokenizer2"].of(Tokenize)
         for station in ("compute", "detokenizer"):
-            names = [getattr(message.itinerary, station).endpoint for message in messages]
+            names = [getattr(message.route, station).endpoint for message in messages]
             assert sorted(names) == sorted([f"mem://{station}", f"mem://{station}2"] * 2)
 
 
@@ -134,7 +134,7 @@ async def test_a_gap_in_the_rows_ends_the_request_and_aborts_it() -> None:
             status, data = await task
         assert (status, error_of(data)["code"]) == (503, "stream_lost")
         (line,) = [line for line in lines if line["event"] == "rows lost"]
-        assert line["attempt"] == f"{ring.mail.address.incarnation[:8]}:{last_counter(ring)}"
+        assert line["attempt"] == f"{ring.transport.address.instance_id[:8]}:{last_counter(ring)}"
         (abort,) = ring.workers["compute"].of(Abort)
         assert abort.reason == "lost"
 
@@ -167,7 +167,7 @@ async def test_an_unknown_attempt_is_aborted_when_it_is_listed_twice() -> None:
 
 async def test_a_heartbeat_in_anothers_name_is_not_believed() -> None:
     async with running_router() as ring:
-        ring.beat("compute", address=ring.workers["tokenizer"].mail.address)
+        ring.beat("compute", address=ring.workers["tokenizer"].transport.address)
         await ring.settle()
         assert len(ring.workers["tokenizer"].of(RouterAlive)) == 1
 
@@ -181,11 +181,11 @@ async def test_a_replaced_workers_late_heartbeat_is_neither_believed_nor_answere
         ring.beat("compute")
         await ring.settle()
         with structlog.testing.capture_logs() as lines:
-            ring.actor.receive(late, former.mail.address)
+            ring.actor.receive(late, former.transport.address)
             await ring.settle()
         assert lines == []
         assert len(successor.of(RouterAlive)) == 1
-        assert successor.mail.stats().num_misaddressed == 0
+        assert successor.transport.stats().num_misaddressed == 0
         assert ring.actor.ready
 
 

@@ -36,18 +36,18 @@ class Ring:
         self.actor = TokenizerActor(own, CARD, pool, registration, clocks)
         self.at_router: list[Any] = []
         self.at_compute: list[Any] = []
-        self.router = self.exchange.mail("router", RouterInbox)
+        self.router = self.exchange.transport("router", RouterInbox)
         self.router.open(lambda message, _: self.at_router.append(message), lambda _: None)
-        compute = self.exchange.mail("compute", ComputeInbox)
+        compute = self.exchange.transport("compute", ComputeInbox)
         compute.open(lambda message, _: self.at_compute.append(message), lambda _: None)
 
     async def start(self) -> Ring:
-        mail = self.exchange.mail("tokenizer", TokenizerInbox)
-        starting = asyncio.ensure_future(self.actor.start(mail))
+        transport = self.exchange.transport("tokenizer", TokenizerInbox)
+        starting = asyncio.ensure_future(self.actor.start(transport))
         await asyncio.sleep(0)
         self.processes.all_ready()
         await starting
-        mail.open(self.actor.receive, self.actor.peer_lost)
+        transport.open(self.actor.receive, self.actor.peer_lost)
         return self
 
     def send(self, *messages: Any) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
 from common.actor import Actor
-from common.link.memory import Exchange, MemoryMail
+from common.link.memory import Exchange, MemoryTransport
 from common.messages.address import Address
 from common.messages.control import ModelCard
 from common.messages.generate import ComputeInbox
@@ -115,10 +115,12 @@ class SimDevice:
 class Station:
     """One actor with its links, as `common.lifecycle` would run it; its errors are the test's."""
 
-    def __init__(self, ring: WholeRing, name: str, actor: Actor, mail: MemoryMail) -> None:
+    def __init__(
+        self, ring: WholeRing, name: str, actor: Actor, transport: MemoryTransport
+    ) -> None:
         self.name = name
         self.actor = actor
-        self.mail = mail
+        self.transport = transport
         self.is_killed = False
         self._ring = ring
 
@@ -161,10 +163,10 @@ class WholeRing:
         """Start a service, or its next life; the name without digits says which."""
         service = name.rstrip("0123456789")
         actor = self._make(service, name)
-        mail = self.exchange.mail(name, INBOXES[service])
-        station = self.stations[name] = Station(self, name, actor, mail)
-        await actor.start(mail)
-        mail.open(station.receive, station.peer_lost)
+        transport = self.exchange.transport(name, INBOXES[service])
+        station = self.stations[name] = Station(self, name, actor, transport)
+        await actor.start(transport)
+        transport.open(station.receive, station.peer_lost)
         if isinstance(actor, RouterActor):
             if name in self.sessions:
                 await self.sessions[name].close()
@@ -203,7 +205,7 @@ class WholeRing:
             if station.actor.drained:
                 break
         await station.actor.stop()
-        await station.mail.close(0.0)
+        await station.transport.close(0.0)
         del self.stations[name]
 
     async def tick(self, seconds: float = 0.1) -> None:

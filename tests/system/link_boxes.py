@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 
 from common.config import LinkSettings
-from common.link.sockets import SocketMail
+from common.link.sockets import ZmqTransport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort
 from common.messages.generate import ComputeInbox
@@ -25,13 +25,13 @@ class Box:
     """A bound inbox that keeps what it gets."""
 
     def __init__(self, settings: LinkSettings, name: str, inbox: Any = ComputeInbox) -> None:
-        self.mail = SocketMail.bind(settings, name, inbox)
+        self.transport = ZmqTransport.bind(settings, name, inbox)
         self.got: list[Any] = []
         self.lost: list[Address] = []
         self._news = asyncio.Event()
 
     def open(self) -> Box:
-        self.mail.open(self.deliver, self.peer_lost)
+        self.transport.open(self.deliver, self.peer_lost)
         return self
 
     def deliver(self, message: Any, sender: Address) -> None:
@@ -62,7 +62,7 @@ async def boxes(settings: LinkSettings, *names: str) -> AsyncIterator[list[Box]]
         yield made
     finally:
         for box in made:
-            await box.mail.close(0.0)
+            await box.transport.close(0.0)
 
 
 def abort(counter: int) -> Abort:

@@ -19,10 +19,10 @@ def test_a_heartbeat_to_a_dead_peer_holds_up_no_end(tmp_path: Path) -> None:
     async def main() -> None:
         settings = ipc_settings(tmp_path)
         leaving = Box(settings, "router-0").open()
-        leaving.mail.patience_s = FOREVER_S
+        leaving.transport.patience_s = FOREVER_S
         nobody = Address(f"ipc://{settings.run_dir}/nobody.sock", "x")
-        leaving.mail.send(nobody, RouterAlive(leaving.mail.address, 1))
+        leaving.transport.send(nobody, RouterAlive(leaving.transport.address, 1))
         async with asyncio.timeout(PATIENCE_S):
-            await leaving.mail.close(FOREVER_S)
+            await leaving.transport.close(FOREVER_S)
 
     uvloop.run(main())

@@ -24,17 +24,19 @@ def test_links_to_earlier_lives_are_closed_soon(ipc: LinkSettings) -> None:
         async with boxes(ipc, "router-0") as (sender,):
             for life in range(5):
                 peer = Box(ipc, "compute-0").open()
-                sender.mail.send(peer.mail.address, abort(life))
+                sender.transport.send(peer.transport.address, abort(life))
                 await peer.until(partial(bool, peer.got))
                 if life < 4:
-                    await peer.mail.close(0.0)
-            sender.mail.patience_s = 0.05  # only now: a new link may need longer on a busy machine
-            await sender.until(lambda: sender.mail.stats().num_links == 1)
-            sender.mail.send(peer.mail.address, abort(9))
+                    await peer.transport.close(0.0)
+            sender.transport.patience_s = (
+                0.05  # only now: a new link may need longer on a busy machine
+            )
+            await sender.until(lambda: sender.transport.stats().num_links == 1)
+            sender.transport.send(peer.transport.address, abort(9))
             await peer.until(lambda: peer.counters == [4, 9])
-            assert sender.mail.stats().num_links == 1
+            assert sender.transport.stats().num_links == 1
             assert sender.lost == []
-            await peer.mail.close(0.0)
+            await peer.transport.close(0.0)
 
     uvloop.run(main())
 
@@ -42,14 +44,14 @@ def test_links_to_earlier_lives_are_closed_soon(ipc: LinkSettings) -> None:
 def test_mail_to_an_earlier_life_costs_the_live_one_nothing(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "router-0", "compute-0") as (sender, peer):
-            former = Address(peer.mail.address.endpoint, "0" * 16)
+            former = Address(peer.transport.address.endpoint, "0" * 16)
             for counter in range(500):
-                sender.mail.send(peer.mail.address, abort(counter))
-                sender.mail.send(former, abort(counter))
+                sender.transport.send(peer.transport.address, abort(counter))
+                sender.transport.send(former, abort(counter))
             await peer.until(lambda: len(peer.got) == 500)
-            await peer.until(lambda: peer.mail.stats().num_misaddressed == 500)
+            await peer.until(lambda: peer.transport.stats().num_misaddressed == 500)
             assert peer.counters == list(range(500))
-            assert sender.mail.stats().num_links == 2
+            assert sender.transport.stats().num_links == 2
 
     uvloop.run(main())
 
@@ -57,19 +59,19 @@ def test_mail_to_an_earlier_life_costs_the_live_one_nothing(ipc: LinkSettings) -
 def test_a_link_to_whoever_is_there_closes_no_other(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0", "router-0") as (sender, router):
-            sender.mail.send(router.mail.address, abort(1))
-            anybody = Address(router.mail.address.endpoint, "")
-            sender.mail.send(anybody, RouterAlive(sender.mail.address, 1))
+            sender.transport.send(router.transport.address, abort(1))
+            anybody = Address(router.transport.address.endpoint, "")
+            sender.transport.send(anybody, RouterAlive(sender.transport.address, 1))
             for life in (3, 4):
                 peer = Box(ipc, "compute-1").open()
-                sender.mail.send(peer.mail.address, abort(life))
+                sender.transport.send(peer.transport.address, abort(life))
                 await peer.until(partial(bool, peer.got))
-                await peer.mail.close(0.0)
+                await peer.transport.close(0.0)
             await router.until(lambda: len(router.got) == 2)
-            assert sender.mail.stats().num_links == 4
-            sender.mail.patience_s = 0.05
+            assert sender.transport.stats().num_links == 4
+            sender.transport.patience_s = 0.05
             # The sweep that closes the link to the third life has looked at the others, too.
-            await sender.until(lambda: sender.mail.stats().num_links < 4)
-            assert sender.mail.stats().num_links == 3
+            await sender.until(lambda: sender.transport.stats().num_links < 4)
+            assert sender.transport.stats().num_links == 3
 
     uvloop.run(main())

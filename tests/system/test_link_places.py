@@ -18,7 +18,7 @@ import zmq
 from common.config import LinkSettings
 from common.errors import ConfigError, InboxTaken
 from common.link.curve import create_keys, load_keys
-from common.link.sockets import SocketMail
+from common.link.sockets import ZmqTransport
 from common.messages.generate import ComputeInbox
 from tests.patience import PATIENCE_S
 from tests.system.link_boxes import LOOPS, abort, boxes, ipc_settings, tcp
@@ -36,8 +36,8 @@ def test_an_inbox_has_one_owner(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0", "compute-1") as (one, two):
             with pytest.raises(InboxTaken, match="another process"):
-                SocketMail.bind(ipc, "compute-0", ComputeInbox)
-            two.mail.send(one.mail.address, abort(1))
+                ZmqTransport.bind(ipc, "compute-0", ComputeInbox)
+            two.transport.send(one.transport.address, abort(1))
             await one.until(lambda: bool(one.got))
 
     uvloop.run(main())
@@ -46,9 +46,9 @@ def test_an_inbox_has_one_owner(ipc: LinkSettings) -> None:
 def test_a_tcp_port_has_one_owner() -> None:
     async def main() -> None:
         async with boxes(tcp(), "compute-0") as (one,):
-            again = LinkSettings(bind=one.mail.address.endpoint)
+            again = LinkSettings(bind=one.transport.address.endpoint)
             with pytest.raises(InboxTaken, match="another process"):
-                SocketMail.bind(again, "compute-0", ComputeInbox)
+                ZmqTransport.bind(again, "compute-0", ComputeInbox)
 
     uvloop.run(main())
 
@@ -56,11 +56,11 @@ def test_a_tcp_port_has_one_owner() -> None:
 _DIES = """
 import asyncio, os, sys
 from common.config import LinkSettings
-from common.link.sockets import SocketMail
+from common.link.sockets import ZmqTransport
 from common.messages.generate import ComputeInbox
 
 async def main():
-    SocketMail.bind(LinkSettings(run_dir=sys.argv[1]), "compute-0", ComputeInbox)
+    ZmqTransport.bind(LinkSettings(run_dir=sys.argv[1]), "compute-0", ComputeInbox)
     os._exit(9)
 
 asyncio.run(main())
@@ -77,7 +77,7 @@ def test_the_socket_file_of_a_dead_owner_is_replaced(ipc: LinkSettings) -> None:
 
     async def main() -> None:
         async with boxes(ipc, "compute-0", "compute-1") as (one, two):
-            two.mail.send(one.mail.address, abort(1))
+            two.transport.send(one.transport.address, abort(1))
             await one.until(lambda: bool(one.got))
 
     uvloop.run(main())
@@ -85,7 +85,7 @@ def test_the_socket_file_of_a_dead_owner_is_replaced(ipc: LinkSettings) -> None:
 
 def refused(settings: LinkSettings, name: str = "compute-0") -> str:
     async def main() -> None:
-        SocketMail.bind(settings, name, ComputeInbox)
+        ZmqTransport.bind(settings, name, ComputeInbox)
 
     with pytest.raises(ConfigError) as caught:
         uvloop.run(main())
@@ -121,8 +121,8 @@ def test_a_place_that_is_none_is_refused() -> None:
 def test_a_port_is_found_and_advertised() -> None:
     async def main() -> None:
         async with boxes(tcp(), "compute-0") as (one,):
-            assert one.mail.address.endpoint.startswith("tcp://127.0.0.1:")
-            assert not one.mail.address.endpoint.endswith(":0")
+            assert one.transport.address.endpoint.startswith("tcp://127.0.0.1:")
+            assert not one.transport.address.endpoint.endswith(":0")
 
     uvloop.run(main())
 
@@ -131,10 +131,10 @@ def test_names_of_routers_are_resolved_on_the_loop(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0") as (one,):
             path = "ipc://{run_dir}/router-0.sock"
-            assert one.mail.resolve(path) == (f"ipc://{ipc.run_dir}/router-0.sock",)
+            assert one.transport.resolve(path) == (f"ipc://{ipc.run_dir}/router-0.sock",)
             name = "tcp://localhost:5000"
-            await one.until(lambda: bool(one.mail.resolve(name)))
-            assert set(one.mail.resolve(name)) <= {"tcp://127.0.0.1:5000", "tcp://[::1]:5000"}
+            await one.until(lambda: bool(one.transport.resolve(name)))
+            assert set(one.transport.resolve(name)) <= {"tcp://127.0.0.1:5000", "tcp://[::1]:5000"}
 
     uvloop.run(main())
 
@@ -173,10 +173,10 @@ def test_known_keys_get_through(
     async def main() -> None:
         async with boxes(settings, "compute-0", "router-0") as (one, two):
             for counter in range(1000):
-                two.mail.send(one.mail.address, abort(counter))
+                two.transport.send(one.transport.address, abort(counter))
             await one.until(lambda: len(one.got) == 1000)
             assert one.counters == list(range(1000))
-            assert one.mail.stats().num_refused_keys == 0
+            assert one.transport.stats().num_refused_keys == 0
 
     run(main())
 
@@ -187,8 +187,8 @@ def test_without_keys_nothing_gets_through(keys: Path) -> None:
             boxes(tcp(curve_dir=str(keys)), "compute-0") as (one,),
             boxes(tcp(), "compute-1") as (stranger,),
         ):
-            stranger.mail.patience_s = 0.5
-            stranger.mail.send(one.mail.address, abort(1))
+            stranger.transport.patience_s = 0.5
+            stranger.transport.send(one.transport.address, abort(1))
             await stranger.until(lambda: bool(stranger.lost))
             assert one.got == []
 
@@ -205,11 +205,13 @@ def test_an_unknown_key_gets_nothing_through(keys: Path, tmp_path: Path) -> None
                 raw.linger = 0
                 raw.curve_serverkey = other.server_public
                 raw.curve_publickey, raw.curve_secretkey = public, secret
-                raw.connect(one.mail.address.endpoint)
-                frames = known.mail._codec.encode(abort(1), one.mail.address, known.mail.address)
+                raw.connect(one.transport.address.endpoint)
+                frames = known.transport._codec.encode(
+                    abort(1), one.transport.address, known.transport.address
+                )
                 raw.send_multipart(frames)
-                await one.until(lambda: one.mail.stats().num_refused_keys > 0)
-                known.mail.send(one.mail.address, abort(2))
+                await one.until(lambda: one.transport.stats().num_refused_keys > 0)
+                known.transport.send(one.transport.address, abort(2))
                 await one.until(lambda: bool(one.got))
                 await asyncio.sleep(0.1)
                 assert one.counters == [2]
@@ -224,8 +226,8 @@ def test_with_keys_every_interface_may_be_bound(keys: Path) -> None:
 
     async def main() -> None:
         async with boxes(settings, "compute-0", "router-0") as (one, two):
-            assert one.mail.address.endpoint.startswith("tcp://127.0.0.1:")
-            two.mail.send(one.mail.address, abort(1))
+            assert one.transport.address.endpoint.startswith("tcp://127.0.0.1:")
+            two.transport.send(one.transport.address, abort(1))
             await one.until(lambda: bool(one.got))
 
     uvloop.run(main())

@@ -46,14 +46,14 @@ def test_200000_messages_arrive_in_order(
                 return len(one.got) > num_sent - 300
 
             for counter in range(num_messages):
-                two.mail.send(one.mail.address, abort(counter))
+                two.transport.send(one.transport.address, abort(counter))
                 if counter % 100 == 0:
                     # Where thousands wait, a heartbeat waits behind them: on a starved machine for
                     # longer than libzmq gives a peer, and a new connection overtakes the old one.
                     await one.until(partial(keeps_up, counter))
             await one.until(lambda: len(one.got) == num_messages)
             assert one.counters == list(range(num_messages))
-            assert two.mail.stats().num_sent == num_messages
+            assert two.transport.stats().num_sent == num_messages
             assert not two.lost
 
     run(main())
@@ -65,9 +65,9 @@ def test_a_budget_of_one_loses_nothing_of_an_edge_triggered_descriptor(
 ) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0", "compute-1") as (one, two):
-            one.mail.budget = two.mail.budget = 1
+            one.transport.budget = two.transport.budget = 1
             for counter in range(5000):
-                two.mail.send(one.mail.address, abort(counter))
+                two.transport.send(one.transport.address, abort(counter))
             await one.until(lambda: len(one.got) == 5000)
             assert one.counters == list(range(5000))
 
@@ -79,11 +79,11 @@ def test_mail_that_came_before_open_is_read(ipc: LinkSettings) -> None:
         late = Box(ipc, "compute-0")
         async with boxes(ipc, "compute-1") as (sender,):
             for counter in range(100):
-                sender.mail.send(late.mail.address, abort(counter))
-            await sender.until(lambda: not sender.mail.stats().num_waiting)
+                sender.transport.send(late.transport.address, abort(counter))
+            await sender.until(lambda: not sender.transport.stats().num_waiting)
             late.open()
             await late.until(lambda: len(late.got) == 100)
-            await late.mail.close(0.0)
+            await late.transport.close(0.0)
 
     uvloop.run(main())
 
@@ -103,9 +103,9 @@ def test_an_actor_that_fails_on_one_message_gets_the_next(ipc: LinkSettings) -> 
         fragile = Fragile(ipc, "compute-0").open()
         async with boxes(ipc, "compute-1") as (sender,):
             for counter in range(10):
-                sender.mail.send(fragile.mail.address, abort(counter))
+                sender.transport.send(fragile.transport.address, abort(counter))
             await fragile.until(lambda: len(fragile.got) == 10)
-            await fragile.mail.close(0.0)
+            await fragile.transport.close(0.0)
         assert len(failures) == 1
 
     uvloop.run(main())
@@ -116,10 +116,12 @@ def test_large_columns_travel_whole(ipc: LinkSettings) -> None:
         ids = int32s(range(1_000_000))
         one = Box(ipc, "detokenizer-0", DetokenizerInbox).open()
         async with boxes(ipc, "compute-0") as (sender,):
-            sender.mail.send(one.mail.address, DetokenizeQuery(A, sender.mail.address, ids))
+            sender.transport.send(
+                one.transport.address, DetokenizeQuery(A, sender.transport.address, ids)
+            )
             await one.until(lambda: bool(one.got))
             assert one.got[0].ids == ids
-            await one.mail.close(0.0)
+            await one.transport.close(0.0)
 
     uvloop.run(main())
 
@@ -150,24 +152,24 @@ def test_a_peer_that_stops_reading_is_lost_and_holds_up_nobody(ipc: LinkSettings
     async def main() -> None:
         stuck = Box(ipc, "detokenizer-0", DetokenizerInbox)  # bound, and never opened
         async with boxes(ipc, "compute-0", "compute-1") as (sender, healthy):
-            sender.mail.patience_s = 0.3
+            sender.transport.patience_s = 0.3
             numbers = itertools.count()
 
             def lost() -> bool:
                 if not sender.lost:
                     number = next(numbers)
-                    sender.mail.send(stuck.mail.address, step(number))
-                    sender.mail.send(healthy.mail.address, abort(number))
+                    sender.transport.send(stuck.transport.address, step(number))
+                    sender.transport.send(healthy.transport.address, abort(number))
                 return bool(sender.lost)
 
             await sender.until(lost)
             num_sent = next(numbers)
             await healthy.until(lambda: len(healthy.got) == num_sent)
-            assert sender.lost == [stuck.mail.address]
-            stats = sender.mail.stats()
+            assert sender.lost == [stuck.transport.address]
+            stats = sender.transport.stats()
             assert stats.num_peers_lost == 1
             assert 1 <= stats.num_dropped < stats.num_merged  # many steps in few messages
-        await stuck.mail.close(0.0)
+        await stuck.transport.close(0.0)
 
     uvloop.run(main())
 
@@ -178,7 +180,7 @@ def test_a_slow_reader_gets_every_token_merged(ipc: LinkSettings) -> None:
         slow = Box(ipc, "detokenizer-0", DetokenizerInbox)
         async with boxes(ipc, "compute-0") as (sender,):
             for number in range(NUM_STEPS):
-                sender.mail.send(slow.mail.address, step(number))
+                sender.transport.send(slow.transport.address, step(number))
             slow.open()
             got: list[int] = []
 
@@ -189,7 +191,7 @@ def test_a_slow_reader_gets_every_token_merged(ipc: LinkSettings) -> None:
             await slow.until(complete)
             assert got == list(range(NUM_STEPS * TOKENS_PER_STEP))
             assert len(slow.got) < NUM_STEPS / 2
-            await slow.mail.close(0.0)
+            await slow.transport.close(0.0)
 
     uvloop.run(main())
 
@@ -197,9 +199,9 @@ def test_a_slow_reader_gets_every_token_merged(ipc: LinkSettings) -> None:
 def test_mail_to_nobody_is_a_lost_peer(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0") as (sender,):
-            sender.mail.patience_s = 0.2
+            sender.transport.patience_s = 0.2
             nobody = Address(f"ipc://{ipc.run_dir}/nobody.sock", "x")
-            sender.mail.send(nobody, abort(1))
+            sender.transport.send(nobody, abort(1))
             await sender.until(lambda: bool(sender.lost))
             assert sender.lost == [nobody]
 
@@ -215,9 +217,9 @@ def test_an_address_that_must_not_be_connected_to_is_a_lost_peer(
 ) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0") as (sender,):
-            sender.mail.send(Address(endpoint, "x"), abort(1))
+            sender.transport.send(Address(endpoint, "x"), abort(1))
             await sender.until(lambda: bool(sender.lost))
-            assert sender.mail.stats().num_dropped == 1
+            assert sender.transport.stats().num_dropped == 1
 
     uvloop.run(main())
 
@@ -228,25 +230,27 @@ def test_a_new_life_gets_no_mail_of_the_old_one(kind: str, ipc: LinkSettings) ->
         settings = ipc if kind == "ipc" else tcp()
         async with boxes(settings, "compute-1") as (sender,):
             first = Box(settings, "compute-0").open()
-            old = first.mail.address
-            sender.mail.send(old, abort(0))
+            old = first.transport.address
+            sender.transport.send(old, abort(0))
             await first.until(lambda: bool(first.got))
-            await first.mail.close(0.0)
+            await first.transport.close(0.0)
             if kind == "tcp":
                 settings = settings.model_copy(update={"bind": old.endpoint})
             second = Box(settings, "compute-0").open()
-            assert second.mail.address.endpoint == old.endpoint
-            assert second.mail.address.incarnation != old.incarnation
-            sender.mail.send(second.mail.address, abort(2))
+            assert second.transport.address.endpoint == old.endpoint
+            assert second.transport.address.instance_id != old.instance_id
+            sender.transport.send(second.transport.address, abort(2))
             await second.until(lambda: bool(second.got))
 
             def old_mail_came() -> bool:
-                sender.mail.send(old, abort(1))  # the first may be lost with the old connection
-                return second.mail.stats().num_misaddressed > 0
+                sender.transport.send(
+                    old, abort(1)
+                )  # the first may be lost with the old connection
+                return second.transport.stats().num_misaddressed > 0
 
             await second.until(old_mail_came)
             assert second.counters == [2]
-            await second.mail.close(0.0)
+            await second.transport.close(0.0)
 
     uvloop.run(main())
 
@@ -255,7 +259,7 @@ def test_a_worker_finds_a_router_that_starts_later(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0") as (worker,):
             anybody = Address(f"ipc://{ipc.run_dir}/router-0.sock", "")
-            worker.mail.send(anybody, RouterAlive(worker.mail.address, 1))
+            worker.transport.send(anybody, RouterAlive(worker.transport.address, 1))
             async with boxes(ipc, "router-0") as (router,):
                 await router.until(lambda: bool(router.got))
 
@@ -265,13 +269,13 @@ def test_a_worker_finds_a_router_that_starts_later(ipc: LinkSettings) -> None:
 def test_a_forgotten_peer_is_not_reported(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0") as (sender,):
-            sender.mail.patience_s = 0.05
+            sender.transport.patience_s = 0.05
             nobody = Address(f"ipc://{ipc.run_dir}/nobody.sock", "x")
-            sender.mail.send(nobody, abort(1))
-            sender.mail.forget(nobody)
+            sender.transport.send(nobody, abort(1))
+            sender.transport.forget(nobody)
             await asyncio.sleep(0.2)
             assert sender.lost == []
-            assert sender.mail.stats().num_dropped == 1
+            assert sender.transport.stats().num_dropped == 1
 
     uvloop.run(main())
 
@@ -281,8 +285,8 @@ def test_an_orderly_end_sends_what_waits(ipc: LinkSettings) -> None:
         async with boxes(ipc, "compute-0") as (one,):
             leaving = Box(ipc, "compute-1").open()
             for counter in range(5000):
-                leaving.mail.send(one.mail.address, abort(counter))
-            await leaving.mail.close(5.0)
+                leaving.transport.send(one.transport.address, abort(counter))
+            await leaving.transport.close(5.0)
             await one.until(lambda: len(one.got) == 5000)
 
     uvloop.run(main())
@@ -296,7 +300,7 @@ def test_rubbish_is_counted_and_stops_nothing(ipc: LinkSettings) -> None:
         async with boxes(ipc, "compute-0", "compute-1") as (one, two):
             with zmq.Context() as context, context.socket(zmq.PUSH) as raw:
                 raw.linger = 1000
-                raw.connect(one.mail.address.endpoint)
+                raw.connect(one.transport.address.endpoint)
                 for frames in (
                     [b""],
                     [b"x"] * 200,
@@ -304,8 +308,8 @@ def test_rubbish_is_counted_and_stops_nothing(ipc: LinkSettings) -> None:
                     [random.Random(1).randbytes(50)],
                 ):
                     raw.send_multipart(frames)
-                await one.until(lambda: one.mail.stats().num_malformed == 4)
-            two.mail.send(one.mail.address, abort(1))
+                await one.until(lambda: one.transport.stats().num_malformed == 4)
+            two.transport.send(one.transport.address, abort(1))
             await one.until(lambda: one.counters == [1])
 
     uvloop.run(main())
@@ -318,12 +322,12 @@ def test_mail_over_the_limit_is_refused_by_sender_and_inbox(ipc: LinkSettings) -
         one = Box(small, "detokenizer-0", DetokenizerInbox).open()
         async with boxes(small, "compute-0") as (careful,), boxes(ipc, "compute-1") as (careless,):
             with pytest.raises(MessageTooLarge, match="max_message_bytes is 10000"):
-                careful.mail.send(one.mail.address, query)
-            careless.mail.send(one.mail.address, query)
-            careful.mail.send(one.mail.address, abort(1))
+                careful.transport.send(one.transport.address, query)
+            careless.transport.send(one.transport.address, query)
+            careful.transport.send(one.transport.address, abort(1))
             await one.until(lambda: bool(one.got))
             await asyncio.sleep(0.1)
             assert one.counters == [1]
-        await one.mail.close(0.0)
+        await one.transport.close(0.0)
 
     uvloop.run(main())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.beacon import Beacon
+from common.readiness_file import ReadinessFile
 from services.cli import COMMANDS, main
 from services.commands.command import parser_of
 
@@ -27,18 +27,18 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_health_follows_the_beacon(tmp_path: Path) -> None:
-    beacon = Beacon(str(tmp_path), "compute-0")
+    readiness_file = ReadinessFile(str(tmp_path), "compute-0")
     assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 1
-    beacon.show(True, 0.0)
+    readiness_file.show(True, 0.0)
     assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 0
-    os.utime(beacon.path, (1, 1))  # its owner hangs
+    os.utime(readiness_file.path, (1, 1))  # its owner hangs
     assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 1
 
 
 def test_health_finds_the_run_dir_in_the_file_and_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Beacon(str(tmp_path), "x").show(True, 0.0)
+    ReadinessFile(str(tmp_path), "x").show(True, 0.0)
     config = tmp_path / "c.toml"
     config.write_text(f'[links]\nrun_dir = "{tmp_path}"\n')
     assert main(["health", "x", "--config", str(config)]) == 0

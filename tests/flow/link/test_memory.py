@@ -1,4 +1,4 @@
-"""The in-memory links behave as the real ones: order, incarnations, outboxes, losses."""
+"""The in-memory links behave as the real ones: order, instances, outboxes, losses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import InboxTaken, MessageTooLarge
-from common.link.memory import Exchange, MemoryMail, endpoint_of
+from common.link.memory import Exchange, MemoryTransport, endpoint_of
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s, int64s
 from common.messages.control import Abort, Load, ModelCard, RouterAlive, WorkerAlive
@@ -24,11 +24,11 @@ class Box:
     """An inbox that keeps what it gets."""
 
     def __init__(self, exchange: Exchange, name: str, inbox: Any) -> None:
-        self.mail: MemoryMail = exchange.mail(name, inbox)
+        self.transport: MemoryTransport = exchange.transport(name, inbox)
         self.got: list[Any] = []
         self.senders: list[Address] = []
         self.lost: list[Address] = []
-        self.mail.open(self.deliver, self.lost.append)
+        self.transport.open(self.deliver, self.lost.append)
 
     def deliver(self, message: Any, sender: Address) -> None:
         self.got.append(message)
@@ -54,18 +54,18 @@ def pair(exchange: Exchange) -> tuple[Box, Box]:
 def test_nothing_arrives_before_the_test_says_so() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
-    compute.mail.send(detokenizer.mail.address, step(0))
+    compute.transport.send(detokenizer.transport.address, step(0))
     assert detokenizer.got == []
     assert exchange.deliver() == 1
     assert detokenizer.got == [step(0)]
-    assert detokenizer.senders == [compute.mail.address]
+    assert detokenizer.senders == [compute.transport.address]
 
 
 def test_mail_is_delivered_one_by_one_in_order() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     for counter in range(3):
-        detokenizer.mail.send(compute.mail.address, abort(counter))
+        detokenizer.transport.send(compute.transport.address, abort(counter))
     exchange.deliver(2)
     assert [message.attempt.counter for message in compute.got] == [0, 1]
     assert exchange.num_in_flight == 1
@@ -74,7 +74,7 @@ def test_mail_is_delivered_one_by_one_in_order() -> None:
 async def test_auto_delivers_in_the_next_turn_of_the_loop() -> None:
     exchange = Exchange(auto=True)
     compute, detokenizer = pair(exchange)
-    detokenizer.mail.send(compute.mail.address, abort(1))
+    detokenizer.transport.send(compute.transport.address, abort(1))
     assert compute.got == []
     await asyncio.sleep(0)
     assert compute.got == [abort(1)]
@@ -83,15 +83,15 @@ async def test_auto_delivers_in_the_next_turn_of_the_loop() -> None:
 def test_mail_for_a_former_life_is_dropped_and_counted() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
-    old = compute.mail.address
+    old = compute.transport.address
     exchange.kill("compute-0")
     reborn = Box(exchange, "compute-0", ComputeInbox)
-    assert reborn.mail.address.endpoint == old.endpoint
-    detokenizer.mail.send(old, abort(1))
-    detokenizer.mail.send(reborn.mail.address, abort(2))
+    assert reborn.transport.address.endpoint == old.endpoint
+    detokenizer.transport.send(old, abort(1))
+    detokenizer.transport.send(reborn.transport.address, abort(2))
     exchange.deliver()
     assert reborn.got == [abort(2)]
-    assert reborn.mail.stats().num_misaddressed == 1
+    assert reborn.transport.stats().num_misaddressed == 1
 
 
 def test_only_control_mail_may_be_for_whoever_is_there() -> None:
@@ -101,7 +101,7 @@ def test_only_control_mail_may_be_for_whoever_is_there() -> None:
     anybody = Address(endpoint_of("router-0"), "")
     alive = WorkerAlive(
         service="compute",
-        address=compute.mail.address,
+        address=compute.transport.address,
         protocol_version=1,
         model=ModelCard("m", "1", 10),
         load=Load(0, 0, 1),
@@ -111,13 +111,15 @@ def test_only_control_mail_may_be_for_whoever_is_there() -> None:
         draining=False,
         open_counters=int64s(),
     )
-    compute.mail.send(anybody, alive)
-    compute.mail.send(anybody, TextGenerated(int64s(), int32s(), int32s(), int32s(), texts=()))
-    router.mail.send(Address(endpoint_of("compute-0"), ""), RouterAlive(router.mail.address, 1))
+    compute.transport.send(anybody, alive)
+    compute.transport.send(anybody, TextGenerated(int64s(), int32s(), int32s(), int32s(), texts=()))
+    router.transport.send(
+        Address(endpoint_of("compute-0"), ""), RouterAlive(router.transport.address, 1)
+    )
     exchange.deliver()
     assert router.got == [alive]
-    assert router.mail.stats().num_misaddressed == 1
-    assert compute.got == [RouterAlive(router.mail.address, 1)]
+    assert router.transport.stats().num_misaddressed == 1
+    assert compute.got == [RouterAlive(router.transport.address, 1)]
 
 
 def test_mail_waits_merged_while_a_peer_takes_none() -> None:
@@ -125,8 +127,8 @@ def test_mail_waits_merged_while_a_peer_takes_none() -> None:
     compute, detokenizer = pair(exchange)
     exchange.refuse("detokenizer-0")
     for index in range(50):
-        compute.mail.send(detokenizer.mail.address, step(index))
-    assert compute.mail.stats().num_waiting == 1
+        compute.transport.send(detokenizer.transport.address, step(index))
+    assert compute.transport.stats().num_waiting == 1
     exchange.accept("detokenizer-0")
     exchange.deliver()
     (message,) = detokenizer.got
@@ -139,44 +141,44 @@ def test_a_peer_that_takes_none_for_two_seconds_is_lost_with_its_mail() -> None:
     compute, detokenizer = pair(exchange)
     router = Box(exchange, "router-0", RouterInbox)
     exchange.refuse("detokenizer-0")
-    compute.mail.send(detokenizer.mail.address, step(0))
+    compute.transport.send(detokenizer.transport.address, step(0))
     exchange.advance(1.9)
     assert compute.lost == []
     exchange.advance(0.2)
-    assert compute.lost == [detokenizer.mail.address]
+    assert compute.lost == [detokenizer.transport.address]
     exchange.accept("detokenizer-0")
     exchange.deliver()
     assert detokenizer.got == []
-    assert compute.mail.stats().num_dropped == 1
+    assert compute.transport.stats().num_dropped == 1
     assert router.lost == []
 
 
 def test_mail_to_nobody_waits_for_its_two_seconds() -> None:
     exchange = Exchange()
     compute = Box(exchange, "compute-0", ComputeInbox)
-    compute.mail.send(Address(endpoint_of("detokenizer-0"), "x"), step(0))
+    compute.transport.send(Address(endpoint_of("detokenizer-0"), "x"), step(0))
     exchange.advance(2.0)
-    assert [address.incarnation for address in compute.lost] == ["x"]
+    assert [address.instance_id for address in compute.lost] == ["x"]
 
 
 def test_forgetting_a_peer_drops_what_waits_for_it() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     exchange.refuse("detokenizer-0")
-    compute.mail.send(detokenizer.mail.address, step(0))
-    compute.mail.forget(detokenizer.mail.address)
+    compute.transport.send(detokenizer.transport.address, step(0))
+    compute.transport.forget(detokenizer.transport.address)
     exchange.advance(5.0)
     assert compute.lost == []
-    assert compute.mail.stats().num_dropped == 1
+    assert compute.transport.stats().num_dropped == 1
 
 
 def test_chosen_mail_can_be_lost_on_the_way() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     exchange.drop(1, to="detokenizer-0", kind=TokensGenerated)
-    detokenizer.mail.send(compute.mail.address, abort(1))
+    detokenizer.transport.send(compute.transport.address, abort(1))
     for index in range(2):
-        compute.mail.send(detokenizer.mail.address, step(index))
+        compute.transport.send(detokenizer.transport.address, step(index))
     exchange.deliver()
     assert compute.got == [abort(1)]
     assert detokenizer.got == [step(1)]
@@ -186,8 +188,8 @@ def test_delayed_mail_comes_when_it_is_released() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     exchange.delay("detokenizer-0")
-    compute.mail.send(detokenizer.mail.address, step(0))
-    detokenizer.mail.send(compute.mail.address, abort(1))
+    compute.transport.send(detokenizer.transport.address, step(0))
+    detokenizer.transport.send(compute.transport.address, abort(1))
     exchange.deliver()
     assert (detokenizer.got, compute.got) == ([], [abort(1)])
     exchange.release("detokenizer-0")
@@ -199,34 +201,34 @@ def test_malformed_mail_is_counted_and_stops_nothing() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     exchange.inject("compute-0", [b"\xc1", b"rubbish"])
-    detokenizer.mail.send(compute.mail.address, abort(1))
+    detokenizer.transport.send(compute.transport.address, abort(1))
     exchange.deliver()
     assert compute.got == [abort(1)]
-    assert compute.mail.stats().num_malformed == 1
+    assert compute.transport.stats().num_malformed == 1
 
 
 def test_a_message_of_another_inbox_is_malformed() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
-    query = DetokenizeQuery(A, compute.mail.address, int32s())
-    detokenizer.mail.send(compute.mail.address, query)
+    query = DetokenizeQuery(A, compute.transport.address, int32s())
+    detokenizer.transport.send(compute.transport.address, query)
     exchange.deliver()
-    assert compute.mail.stats().num_malformed == 1
+    assert compute.transport.stats().num_malformed == 1
 
 
 def test_mail_over_the_limit_is_refused_to_its_sender() -> None:
     exchange = Exchange(max_message_bytes=1000)
     compute, detokenizer = pair(exchange)
-    query = DetokenizeQuery(A, compute.mail.address, int32s(range(1000)))
+    query = DetokenizeQuery(A, compute.transport.address, int32s(range(1000)))
     with pytest.raises(MessageTooLarge, match="DetokenizeQuery"):
-        compute.mail.send(detokenizer.mail.address, query)
+        compute.transport.send(detokenizer.transport.address, query)
 
 
 def test_mail_that_comes_before_open_is_kept() -> None:
     exchange = Exchange()
     compute, _ = pair(exchange)
-    late = exchange.mail("router-0", RouterInbox)
-    compute.mail.send(late.address, TextGenerated(int64s(), int32s(), int32s(), int32s(), ()))
+    late = exchange.transport("router-0", RouterInbox)
+    compute.transport.send(late.address, TextGenerated(int64s(), int32s(), int32s(), int32s(), ()))
     exchange.deliver()
     assert not late.inbox_empty
     got: list[Any] = []
@@ -239,7 +241,7 @@ def test_a_name_has_one_inbox_at_a_time() -> None:
     exchange = Exchange()
     pair(exchange)
     with pytest.raises(InboxTaken):
-        exchange.mail("compute-0", ComputeInbox)
+        exchange.transport("compute-0", ComputeInbox)
 
 
 async def test_closing_an_old_life_leaves_the_new_one_alone() -> None:
@@ -247,7 +249,7 @@ async def test_closing_an_old_life_leaves_the_new_one_alone() -> None:
     compute, detokenizer = pair(exchange)
     exchange.kill("compute-0")
     reborn = Box(exchange, "compute-0", ComputeInbox)
-    await compute.mail.close(1.0)
-    detokenizer.mail.send(reborn.mail.address, abort(1))
+    await compute.transport.close(1.0)
+    detokenizer.transport.send(reborn.transport.address, abort(1))
     exchange.deliver()
     assert reborn.got == [abort(1)]

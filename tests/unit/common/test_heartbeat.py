@@ -34,7 +34,7 @@ def test_the_first_beat_is_for_whoever_is_there() -> None:
     assert beating(ONE, TWO).due(0.0) == [Beat(Address(ONE, ""), 1), Beat(Address(TWO, ""), 2)]
 
 
-def test_once_answered_beats_go_to_that_incarnation_twice_a_second() -> None:
+def test_once_answered_beats_go_to_that_instance_twice_a_second() -> None:
     beats = registered()
     assert beats.due(0.4) == []
     assert beats.due(0.5) == [Beat(ROUTER, 2)]
@@ -146,7 +146,7 @@ def test_a_router_that_came_back_ends_its_former_life_though_no_lease_is_ever_ju
     beats.answered(RouterAlive(Address(ONE, "r2"), beat.beat), 2.6)
     assert beats.expired(3.2) == ["r1"]
     assert beats.expired(3.8) == []
-    assert [address.incarnation for address in beats.live(3.8)] == ["r2"]
+    assert [address.instance_id for address in beats.live(3.8)] == ["r2"]
 
 
 def test_a_drain_is_told_at_once_and_ends_when_every_router_has_nothing_more_to_come() -> None:

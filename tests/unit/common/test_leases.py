@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.leases import Lapse, Leases
+from common.leases import ExpiredLease, Leases
 
 
-def ticked(leases: Leases[str], start_s: float, end_s: float) -> list[tuple[float, Lapse[str]]]:
+def ticked(
+    leases: Leases[str], start_s: float, end_s: float
+) -> list[tuple[float, ExpiredLease[str]]]:
     """Judge every tenth of a second from start to end; returns when who lapsed."""
     found = []
     for tick in range(round(start_s * 10), round(end_s * 10) + 1):
@@ -22,13 +24,13 @@ def granted(*peers: str, lease_s: float = 0.0) -> Leases[str]:
     return leases
 
 
-def names(lapses: Iterable[Lapse[str]]) -> list[str]:
+def names(lapses: Iterable[ExpiredLease[str]]) -> list[str]:
     return [lapse.peer for lapse in lapses]
 
 
 def test_a_silent_peer_is_dead_after_two_seconds() -> None:
     leases = granted("a")
-    assert ticked(leases, 0.0, 5.0) == [(2.1, Lapse("a", "dead"))]
+    assert ticked(leases, 0.0, 5.0) == [(2.1, ExpiredLease("a", "dead"))]
     assert "a" not in leases
 
 
@@ -49,7 +51,7 @@ def test_mail_from_a_stranger_makes_no_lease() -> None:
 def test_a_peer_may_have_a_longer_lease_of_its_own() -> None:
     leases = granted("slow", lease_s=10.0)
     assert ticked(leases, 0.0, 9.9) == []
-    assert ticked(leases, 10.0, 10.2) == [(10.1, Lapse("slow", "dead"))]
+    assert ticked(leases, 10.0, 10.2) == [(10.1, ExpiredLease("slow", "dead"))]
 
 
 def test_expiry_shows_before_it_is_judged() -> None:
@@ -76,7 +78,7 @@ def test_all_leases_start_again_when_the_judge_itself_stood_still() -> None:
 def test_without_progress_in_its_own_bound_a_busy_peer_is_hung() -> None:
     leases = granted("a", lease_s=100.0)
     leases.report("a", progress=5, num_open=1, stall_after_s=3.0, now_s=0.0)
-    assert ticked(leases, 0.0, 4.0) == [(3.1, Lapse("a", "hung"))]
+    assert ticked(leases, 0.0, 4.0) == [(3.1, ExpiredLease("a", "hung"))]
 
 
 def test_progress_keeps_a_busy_peer() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import structlog
 
-from common.beacon import is_fresh
 from common.errors import FatalError
 from common.lifecycle import Watch, run_service
-from common.link.mail import Deliver, PeerLost
+from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address
+from common.readiness_file import is_fresh
 
 HERE = Address("here", "1")
 
@@ -57,7 +57,7 @@ class Recorder:
         self.on_tick = on_tick
         self.num_ticks = 0
 
-    async def start(self, mail: Any) -> None:
+    async def start(self, transport: Any) -> None:
         self.calls.append("start")
 
     def receive(self, message: Any, sender: Address) -> None:
@@ -90,10 +90,10 @@ def terminate_again(_: Recorder) -> None:
 
 
 def test_sigterm_drains_stops_and_ends_with_status_0() -> None:
-    actor, mail = Recorder(terminate), ListMail()
-    assert run_service("x", actor, lambda: mail, Watch()) == 0
+    actor, transport = Recorder(terminate), ListMail()
+    assert run_service("x", actor, lambda: transport, Watch()) == 0
     assert actor.calls == ["start", "drain", "stop"]
-    assert mail.linger_s == 5.0
+    assert transport.linger_s == 5.0
 
 
 def test_mail_is_delivered_only_after_the_start() -> None:
@@ -129,11 +129,11 @@ def test_a_drain_ends_with_the_grace_time() -> None:
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    actor, mail = Recorder(terminate_again), ListMail()
+    actor, transport = Recorder(terminate_again), ListMail()
     actor.drained = False
-    assert run_service("x", actor, lambda: mail, Watch(grace_s=60)) == 128 + signal.SIGTERM
+    assert run_service("x", actor, lambda: transport, Watch(grace_s=60)) == 128 + signal.SIGTERM
     assert actor.calls[-1] == "stop"
-    assert mail.linger_s == 0.0
+    assert transport.linger_s == 0.0
 
 
 def test_a_message_that_breaks_a_handler_is_logged_by_its_tag_and_ends_nothing() -> None:
@@ -161,13 +161,13 @@ def test_a_fatal_error_in_a_tick_ends_the_process_too() -> None:
 
 def test_what_start_raises_comes_out_after_the_links_are_closed() -> None:
     class Broken(Recorder):
-        async def start(self, mail: Any) -> None:
+        async def start(self, transport: Any) -> None:
             raise ValueError("no model")
 
-    mail = ListMail()
+    transport = ListMail()
     with pytest.raises(ValueError, match="no model"):
-        run_service("x", Broken(terminate), lambda: mail, Watch())
-    assert mail.linger_s is not None
+        run_service("x", Broken(terminate), lambda: transport, Watch())
+    assert transport.linger_s is not None
 
 
 def test_the_end_of_the_launcher_drains_the_service() -> None:

@@ -40,14 +40,14 @@ def configured(**settings: str) -> io.StringIO:
 
 def test_a_pipe_gets_json_that_names_the_process() -> None:
     stream = configured()
-    log.describe_process(incarnation="ab12")
+    log.describe_process(instance_id="ab12")
     structlog.get_logger().info("started", seconds=1.5)
     (line,) = lines_of(stream)
     assert line["event"] == "started"
     assert line["level"] == "info"
     assert list(line)[:3] == ["timestamp", "level", "event"]
     assert (line["service"], line["instance"]) == ("compute", "compute-0")
-    assert line["incarnation"] == "ab12"
+    assert line["instance_id"] == "ab12"
     assert str(line["timestamp"]).endswith("Z")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Usage
 from common.messages.token_rows import TokenRow, rows
-from services.compute.egress import step_mail
+from services.compute.egress import step_messages
 from services.compute.scheduler.events import sequence_events
 from services.compute.scheduler.protocol import Ending, News, SequenceEvent, StepTokens
 from services.compute.step import TokenLogprobs
@@ -36,7 +36,7 @@ NEWS: list[News] = [
 def content(news: list[News]) -> dict[Address, list[TokenRow]]:
     """What each detokenizer reads."""
     found = {}
-    for detokenizer, message in step_mail(3, news):
+    for detokenizer, message in step_messages(3, news):
         message.check()
         assert message.step_id == 3
         assert detokenizer not in found
@@ -67,4 +67,4 @@ def test_columns_say_what_an_event_for_each_sequence_would() -> None:
 
 
 def test_no_news_make_no_mail() -> None:
-    assert step_mail(1, []) == []
+    assert step_messages(1, []) == []

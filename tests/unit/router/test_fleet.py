@@ -44,7 +44,7 @@ def _judge(fleet: Fleet, until_s: float, from_s: float = 0.0) -> list[tuple[str,
     lapses = []
     for tick in range(int(from_s * 10), int(until_s * 10) + 1):
         lapses += fleet.judge(tick / 10)
-    return [(lapse.peer.incarnation, lapse.reason) for lapse in lapses]
+    return [(lapse.peer.instance_id, lapse.reason) for lapse in lapses]
 
 
 def test_one_worker_of_each_service_makes_the_fleet_ready() -> None:
@@ -63,8 +63,8 @@ def test_an_itinerary_stays_within_one_model_revision() -> None:
     fleet.alive(_alive("compute", "newer", model=newer), 0.0)
     group = fleet.group("demo")
     assert group is not None and group.card.revision == "rev1"
-    ways = [fleet.way(group, REPLY, 0.0).itinerary for _ in range(4)]
-    assert {way.compute.incarnation for way in ways} == {"compute.1"}
+    ways = [fleet.way(group, REPLY, 0.0).route for _ in range(4)]
+    assert {way.compute.instance_id for way in ways} == {"compute.1"}
     assert {way.reply for way in ways} == {REPLY}
 
 
@@ -124,7 +124,7 @@ def test_a_worker_that_gets_no_further_is_hung_and_stays_out_until_it_does() -> 
         if tick % 5 == 0:
             for service in SERVICES:
                 fleet.alive(_alive(service, service, **busy), tick / 10)
-        lapses += [(lapse.peer.incarnation, lapse.reason) for lapse in fleet.judge(tick / 10)]
+        lapses += [(lapse.peer.instance_id, lapse.reason) for lapse in fleet.judge(tick / 10)]
     assert lapses == [(f"{service}.1", "hung") for service in SERVICES]
     fleet.alive(_alive("compute", "compute", **busy), 7.0)
     assert fleet.worker("compute.1") is None
@@ -188,13 +188,13 @@ def test_a_silent_worker_is_probed_once_a_second_and_used_last() -> None:
     group = fleet.group("demo")
     assert group is not None
     assert fleet.to_probe(1.0) == []
-    probed = [each.address.incarnation for each in fleet.to_probe(2.5)]
+    probed = [each.address.instance_id for each in fleet.to_probe(2.5)]
     assert probed == ["tokenizer.1", "compute.1", "detokenizer.1"]
     assert fleet.to_probe(2.9) == []
     assert len(fleet.to_probe(3.6)) == 3
-    chosen = {fleet.place(group, "compute", 3.6).address.incarnation for _ in range(3)}
+    chosen = {fleet.place(group, "compute", 3.6).address.instance_id for _ in range(3)}
     assert chosen == {"other.1"}
-    assert fleet.place(group, "tokenizer", 3.6).address.incarnation == "tokenizer.1"
+    assert fleet.place(group, "tokenizer", 3.6).address.instance_id == "tokenizer.1"
 
 
 def test_what_was_placed_since_the_last_heartbeat_counts_as_load() -> None:
@@ -203,7 +203,7 @@ def test_what_was_placed_since_the_last_heartbeat_counts_as_load() -> None:
         fleet.alive(_alive("compute", name, load=Load(1, 1, 8)), 0.0)
     fleet.alive(_alive("compute", "idle", load=Load(0, 0, 8)), 0.0)
     (group,) = fleet.groups()
-    chosen = [fleet.place(group, "compute", 0.1).address.incarnation for _ in range(5)]
+    chosen = [fleet.place(group, "compute", 0.1).address.instance_id for _ in range(5)]
     assert chosen[:2] == ["idle.1", "idle.1"]
     assert set(chosen[2:]) == {"a.1", "b.1", "idle.1"}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.address import Address, AttemptId, Itinerary
+from common.messages.address import Address, AttemptId, Route
 from common.messages.arrays import int32s
 from common.messages.failure import Failure, Usage
 from common.messages.text import (
@@ -25,15 +25,15 @@ from common.messages.text import (
 )
 from common.messages.text_rows import TextRows
 from common.messages.tokens import EndReason
-from services.router.inflight import LOST, MOVED, WORKER_LOST, Doomed, Entry, InFlight
+from services.router.inflight import LOST, MOVED, WORKER_LOST, AbortedAttempt, Entry, InFlight
 
 NAN = Failure(500, "not_finite", "the logits are not finite")
 FULL = Failure(503, "full", "the queue is full", None, True)
 
 
-def _way(number: int = 0) -> Itinerary:
+def _way(number: int = 0) -> Route:
     names = (f"tokenizer.{number}", f"compute.{number}", f"detokenizer.{number}", "router.0")
-    return Itinerary(*(Address(f"mem://{name}", name) for name in names))
+    return Route(*(Address(f"mem://{name}", name) for name in names))
 
 
 @dataclass
@@ -99,7 +99,7 @@ def _row(
     return rows.build()
 
 
-def _reasons(doomed: list[Doomed]) -> list[tuple[int, str]]:
+def _reasons(doomed: list[AbortedAttempt]) -> list[tuple[int, str]]:
     return [(each.counter, each.reason) for each in doomed]
 
 
@@ -247,7 +247,7 @@ def test_an_attempt_that_no_stage_lists_for_two_beats_is_lost() -> None:
     table = InFlight()
     sink, _, counter = _open(table)
     beats = {"tokenizer.0": 0.0, "compute.0": 0.0, "detokenizer.0": 0.0}
-    missing = partial(table.fail_missing, lambda incarnation: beats[incarnation])
+    missing = partial(table.fail_missing, lambda instance_id: beats[instance_id])
     assert missing(0.5) == []
     beats = dict.fromkeys(beats, 0.5)
     assert missing(1.0) == []
@@ -267,7 +267,7 @@ def test_an_attempt_whose_terminal_never_reached_the_detokenizer_is_lost() -> No
     table = InFlight()
     sink, _, counter = _open(table)
     beats = dict.fromkeys(("tokenizer.0", "compute.0", "detokenizer.0"), 2.0)
-    missing = partial(table.fail_missing, lambda incarnation: beats[incarnation])
+    missing = partial(table.fail_missing, lambda instance_id: beats[instance_id])
     table.listed("detokenizer.0", [counter], 2.4)
     assert missing(2.5) == []
     beats = dict.fromkeys(beats, 3.0)
@@ -311,7 +311,7 @@ def test_any_split_with_losses_and_repeats_ends_every_stream_once(
 ) -> None:
     table = InFlight()
     opened = [_open(table) for _ in streams]
-    mail: list[list[TextGenerated]] = []
+    transport: list[list[TextGenerated]] = []
     for (_, rows, broken), (_, _, counter) in zip(streams, opened, strict=True):
         queue, index = [], 0
         for number, piece in enumerate(rows):
@@ -322,9 +322,9 @@ def test_any_split_with_losses_and_repeats_ends_every_stream_once(
             queue += [message, message] if number == broken else [message]
         queue.append(_row(counter, index, "", "stop"))
         queue += [queue[-1]] if late else []
-        mail.append(queue)
-    while any(mail):
-        queue = random.choice([each for each in mail if each])  # type: ignore[attr-defined]
+        transport.append(queue)
+    while any(transport):
+        queue = random.choice([each for each in transport if each])  # type: ignore[attr-defined]
         table.text(queue.pop(0))
     assert (len(table), table.num_requests) == (0, 0)
     for (text, _, broken), (sink, _, _) in zip(streams, opened, strict=True):

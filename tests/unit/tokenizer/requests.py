@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.messages.address import Address, AttemptId, Itinerary
+from common.messages.address import Address, AttemptId, Route
 from common.messages.arrays import int32s
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import StreamSettings, TextPrompt, Tokenize, TokenLimits
@@ -20,11 +20,11 @@ def address(name: str) -> Address:
 
 
 def request(counter: int, router: str = "router.1", **changes: Any) -> Tokenize:
-    """One request of a router's incarnation, by its first attempt."""
+    """One request of a router instance, by its first attempt."""
     name = router.partition(".")[0]
     values: dict[str, Any] = {
         "attempt": AttemptId(router, counter),
-        "itinerary": Itinerary(
+        "route": Route(
             tokenizer=address("tokenizer"),
             compute=address("compute"),
             detokenizer=address("detokenizer"),

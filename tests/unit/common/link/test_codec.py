@@ -29,7 +29,7 @@ THERE = Address("tcp://127.0.0.1:4000", "b" * 16)
 CODECS = [Codec(inbox) for inbox in INBOXES]
 COMPUTE = Codec(ComputeInbox)
 
-mail = st.sampled_from(range(len(INBOXES))).flatmap(
+transport = st.sampled_from(range(len(INBOXES))).flatmap(
     lambda i: st.tuples(
         st.just(i), st.one_of(*[values_of(member) for member in members(INBOXES[i])])
     )
@@ -37,11 +37,11 @@ mail = st.sampled_from(range(len(INBOXES))).flatmap(
 
 
 def head_of(*fields: Any, tag: str = "abort", version: int = PROTOCOL_VERSION) -> bytes:
-    head = [version, HERE.incarnation, THERE.endpoint, THERE.incarnation, tag, *fields]
+    head = [version, HERE.instance_id, THERE.endpoint, THERE.instance_id, tag, *fields]
     return bytes(msgpack.packb(head))
 
 
-@given(mail)
+@given(transport)
 def test_every_message_of_every_inbox_comes_back_as_it_was(case: tuple[int, Any]) -> None:
     inbox, message = case
     frames = CODECS[inbox].encode(message, HERE, THERE)
@@ -49,7 +49,7 @@ def test_every_message_of_every_inbox_comes_back_as_it_was(case: tuple[int, Any]
     assert envelope.message == message
     assert type(envelope.message) is type(message)
     assert envelope.sender == THERE
-    assert envelope.to_incarnation == HERE.incarnation
+    assert envelope.to_instance_id == HERE.instance_id
 
 
 @given(st.integers(0, 3), st.lists(st.binary(max_size=200), max_size=5))
@@ -58,7 +58,7 @@ def test_random_bytes_are_malformed_and_nothing_worse(inbox: int, frames: list[b
         CODECS[inbox].decode(frames)
 
 
-@given(mail, st.data())
+@given(transport, st.data())
 def test_mutated_mail_decodes_or_is_malformed(case: tuple[int, Any], data: st.DataObject) -> None:
     inbox, message = case
     frames = CODECS[inbox].encode(message, HERE, THERE)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.link.codec import Codec
-from common.messages.address import Address, AttemptId, Itinerary
+from common.messages.address import Address, AttemptId, Route
 from common.messages.arrays import int32s
 from common.messages.tokenize import Tokenize, TokenizerInbox, TokenLimits
 from services.router.errors import ApiError, error_body
@@ -106,7 +106,7 @@ def _can_be_sent(job: Job) -> None:
     for prompt in job.prompts:
         message = Tokenize(
             attempt=AttemptId("x.1", 0),
-            itinerary=Itinerary(HERE, HERE, HERE, HERE),
+            route=Route(HERE, HERE, HERE, HERE),
             prompt=prompt,
             sampling=job.sampling,
             stream=job.stream,

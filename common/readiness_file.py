@@ -12,7 +12,7 @@ REFRESH_S = 1.0
 FRESH_S = 10.0  # a CPU engine can sit in one long step for seconds without being ill
 
 
-class Beacon:
+class ReadinessFile:
     """Writes `{run_dir}/{name}.ready` while its owner is ready."""
 
     def __init__(self, run_dir: str, name: str) -> None:

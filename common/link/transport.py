@@ -1,8 +1,8 @@
-"""What an actor sees of its links: one inbox to be handed mail from, and a way to send.
+"""What an actor sees of its links: one inbox that delivers messages, and a way to send.
 
-Two implementations: `common.link.sockets.SocketMail` (ZeroMQ) and `common.link.memory.MemoryMail`
-(tests). Links are at most once: mail can be lost with a connection, never doubled, and is in order
-but around such a loss, where receivers find the gap by (attempt, first index).
+`common.link.sockets.ZmqTransport` speaks ZeroMQ, `common.link.memory.MemoryTransport` serves tests.
+Delivery is at most once: a lost connection can lose messages but never doubles or reorders them;
+receivers detect the gap by (attempt, first index).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PeerLost = Callable[[Address], None]
 """Called on the loop when an outbox stayed undrained for too long; its mail has been dropped."""
 
 
-class Mail(Protocol):
+class Transport(Protocol):
     """All links of one actor."""
 
     @property

@@ -43,8 +43,8 @@ class LinkStats:
         return replace(self)
 
 
-class Reception:
-    """Lets in what parses and is meant for this incarnation; the rest is counted and dropped."""
+class MessageReceiver:
+    """Lets in what parses and is meant for this instance; the rest is counted and dropped."""
 
     def __init__(self, codec: Codec, owner: Address, stats: LinkStats) -> None:
         self._codec = codec
@@ -61,8 +61,8 @@ class Reception:
             self._stats.num_malformed += 1
             self._warn("mail dropped: it does not parse", error=str(error))
             return None
-        to = envelope.to_incarnation
-        if to == self._owner.incarnation or (not to and isinstance(envelope.message, _CONTROL)):
+        to = envelope.to_instance_id
+        if to == self._owner.instance_id or (not to and isinstance(envelope.message, _CONTROL)):
             self._stats.num_received += 1
             return envelope
         self._stats.num_misaddressed += 1
