@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for name in ("common", "services") for path in (ROOT / name).rglob("*.py"))
@@ -32,24 +31,35 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", SOURCES + OTHERS, ids=name_of)
-def test_a_file_is_short_enough_to_be_read_in_one_go(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MAX_LINES
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_module_begins_with_a_sentence_on_its_purpose(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    if path.name == "__init__.py":
-        assert all(isinstance(node, ast.Expr) for node in tree.body), "is empty or one docstring"
-        assert len(tree.body) <= 1
-    else:
-        assert ast.get_docstring(tree)
+def test_every_file_is_short_enough_to_be_read_in_one_go() -> None:
+    num_lines = {path: len(text_of(path).splitlines()) for path in SOURCES + OTHERS}
+    long = [f"{name_of(path)}: {count}" for path, count in num_lines.items() if count > MAX_LINES]
+    assert not long, "\n".join(long)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_file_is_named_after_what_is_in_it(path: Path) -> None:
-    assert not re.match(r"(utils?|helpers?|misc|common_.*)\.py", path.name)
+def test_every_module_begins_with_a_sentence_on_its_purpose() -> None:
+    """The `__init__.py` of a package is empty, or that sentence alone."""
+    unexplained = []
+    for path in SOURCES:
+        tree = ast.parse(text_of(path))
+        if path.name == "__init__.py":
+            is_right = not tree.body or (len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr))
+        else:
+            is_right = bool(ast.get_docstring(tree))
+        if not is_right:
+            unexplained.append(name_of(path))
+    assert not unexplained, "\n".join(unexplained)
+
+
+def test_every_file_is_named_after_what_is_in_it() -> None:
+    vague = re.compile(r"(utils?|helpers?|misc|common_.*)\.py")
+    misnamed = [name_of(path) for path in SOURCES if vague.match(path.name)]
+    assert not misnamed, "\n".join(misnamed)
 
 
 def test_tests_are_shown_by_their_own_file() -> None:
@@ -57,7 +67,7 @@ def test_tests_are_shown_by_their_own_file() -> None:
     imported = [
         f"{name_of(path)}: {alias.name}"
         for path in OTHERS
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse(text_of(path)))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.name.startswith("test_")
@@ -70,7 +80,7 @@ def test_forbidden_things_are_nowhere() -> None:
         f"{name_of(path)}: {word}: {why}"
         for path in SOURCES + OTHERS
         for word, why in FORBIDDEN.items()
-        if word in path.read_text()
+        if word in text_of(path)
     ]
     assert found == []
 
@@ -85,7 +95,7 @@ def test_every_service_has_the_same_inner_shape() -> None:
 def test_the_environment_is_read_in_one_place() -> None:
     """Settings come through `common.config`; who starts processes passes the environment on."""
     readers = {
-        name_of(path) for path in SOURCES if re.search(r"os\.(environ|getenv)\b", path.read_text())
+        name_of(path) for path in SOURCES if re.search(r"os\.(environ|getenv)\b", text_of(path))
     }
     assert readers <= {
         "common/run_dir.py",  # where the session's run-time folder is
