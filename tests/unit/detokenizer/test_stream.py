@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from common.messages.address import Address
 from common.messages.stream import StreamHeader
 from services.detokenizer.stream import TextStream
-from services.detokenizer.vocabulary import Vocabulary
-from tests.unit.detokenizer.vocabularies import mistral_v1, tekken
+from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of
 
-TEKKEN, MISTRAL = Vocabulary(tekken()), Vocabulary(mistral_v1())
+TEKKEN, MISTRAL = vocabulary_of(tekken), vocabulary_of(mistral_v1)
 SINGLE = {TEKKEN.decoding.token_bytes(i): i for i in range(1_000, 1_256)}
 REPLY = Address("ipc:///router", "r")
 

@@ -11,10 +11,9 @@ from common.messages.text import TextOpened
 from common.messages.token_rows import TokenLogprobs, TokenRow
 from common.messages.tokens import EndReason, PromptScores, StreamEnded
 from services.detokenizer.streams import LOST, AbortOrder, Streams, TextEnd, TextNews
-from services.detokenizer.vocabulary import Vocabulary
-from tests.unit.detokenizer.vocabularies import tekken
+from tests.unit.detokenizer.vocabularies import tekken, vocabulary_of
 
-VOCABULARY = Vocabulary(tekken())
+VOCABULARY = vocabulary_of(tekken)
 SINGLE = {VOCABULARY.decoding.token_bytes(i): i for i in range(1_000, 1_256)}
 REPLY, COMPUTE = Address("ipc:///router", "r"), Address("ipc:///compute", "c")
 ATTEMPT = AttemptId("r", 7)

@@ -13,9 +13,9 @@ from services.detokenizer.decoding.byte_level import ByteLevelDecoding
 from services.detokenizer.decoding.protocol import Decoding
 from services.detokenizer.decoding.window import WindowDecoding
 from services.detokenizer.vocabulary import Vocabulary
-from tests.unit.detokenizer.vocabularies import mistral_v1, tekken
+from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of
 
-TEKKEN, MISTRAL = Vocabulary(tekken()), Vocabulary(mistral_v1())
+TEKKEN, MISTRAL = vocabulary_of(tekken), vocabulary_of(mistral_v1)
 
 BYTE_IDS = st.integers(3, 258)  # Mistral's byte tokens
 MISTRAL_IDS = st.lists(st.one_of(st.integers(0, 32_000), BYTE_IDS), max_size=24)
@@ -90,7 +90,7 @@ def test_other_decoders_go_through_a_window(make, ids, skip, cut) -> None:
 
 @pytest.mark.parametrize("make", [tekken, mistral_v1, metaspace])
 def test_special_tokens_that_are_to_be_shown_are_and_others_are_not(make) -> None:
-    vocabulary = Vocabulary(make())
+    vocabulary = vocabulary_of(make)
     shown, *hidden = sorted(vocabulary.special_ids)
     ids = [shown, *hidden[:2], shown]
     for _ in range(2):

@@ -15,9 +15,9 @@ from services.detokenizer.decoding.protocol import Decoding
 from services.detokenizer.decoding.unfinished import num_completing, unfinished
 from services.detokenizer.decoding.window import WindowDecoding
 from services.detokenizer.vocabulary import Vocabulary
-from tests.unit.detokenizer.vocabularies import mistral_v1, tekken
+from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of
 
-TEKKEN, MISTRAL = Vocabulary(tekken()), Vocabulary(mistral_v1())
+TEKKEN, MISTRAL = vocabulary_of(tekken), vocabulary_of(mistral_v1)
 SINGLE = {TEKKEN.decoding.token_bytes(i): i for i in range(1_000, 1_256)}
 
 
