@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import tests.cases  # noqa: F401  (before any test module reads the settings of 
 # nine processes each, which would all compile anew: 0.4 s of 2.8 s a server, and 8 s to collect.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell ignores Ctrl-C for what it runs in the background, and so would the programs under test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The tests of a folder share its servers, so of several test processes one runs them all. They take
 # longest, so they begin: else one process waits for the other's servers at the end.

@@ -360,6 +360,7 @@ async def test_the_line_of_a_request_names_it_and_the_trace_that_it_is_in() -> N
         with structlog.testing.capture_logs() as lines:
             async with ring.post(CHAT, chat(), headers=headers):
                 pass
+            await ring.until(lambda: any(line["event"] == "request ended" for line in lines))
     (line,) = [line for line in lines if line["event"] == "request ended"]
     assert line["request_id"] == "mine"
     assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"

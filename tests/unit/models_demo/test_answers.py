@@ -44,7 +44,7 @@ def test_the_shipped_model_is_right_on_95_percent_of_held_out_questions(examinee
     questions = {**held_out_questions(scale=0.04), **guided_questions(scale=0.04)}
     # The prompts of a thousand tokens go apart from the others, whose padding they would set.
     late = questions.pop("late in a long chat")
-    marks = examinee.sit([q for asked in questions.values() for q in asked], batch_size=32)
+    marks = examinee.sit([q for asked in questions.values() for q in asked], batch_size=8)
     marks += examinee.sit(late)
     assert share(marks) >= REQUIRED_SHARE, report({"sample": marks}, num_mistakes=10)
 
