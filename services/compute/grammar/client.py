@@ -172,8 +172,7 @@ class GuideClient:
 
     def _reported(self, report: Report) -> None:
         match report:
-            case Made(rows_R4=rows_R4):
-                self._placements.made(rows_R4)
+            case Made():
                 self._news()
             case Prepared(number=number, error=error):
                 self._queue.finished(number, error)

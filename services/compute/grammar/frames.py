@@ -78,12 +78,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Masks are in the shared memory; before they are named here nobody may look at them.
-
-    Columns: slot, plane, epoch, output index.
-    """
-
-    rows_R4: Int32Array
+    """New masks are in the shared memory, and named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +154,6 @@ _REPORTS: dict[str, type[Report]] = {tag: kind for kind, tag in _TAGS.items()}
 
 def pack_report(report: Report) -> bytes:
     """Frame what the guide has to say."""
-    if isinstance(report, Made):
-        return _framed([_TAGS[Made], report.rows_R4.tobytes()])
     fields = [getattr(report, name) for name in report.__slots__]
     return _framed([_TAGS[type(report)], *fields])
 
@@ -168,8 +161,6 @@ def pack_report(report: Report) -> bytes:
 def unpack_report(data: bytes) -> Report:
     """Read out of its frame what the guide had to say."""
     tag, *fields = msgpack.unpackb(data)
-    if tag == _TAGS[Made]:
-        return Made(np.frombuffer(fields[0], dtype=np.int32).reshape(-1, 4))
     return _REPORTS[tag](*fields)
 
 

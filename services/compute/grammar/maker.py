@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from time import thread_time
-from typing import TypeAlias
 
 import numpy as np
 
@@ -33,13 +32,7 @@ takes 5 to 130 us (128k tokens), and 64 of them in one thread 0.5 ms, where llgu
 took 0.6 ms on four cores. One of `s: s s | s s s | "a"` takes 0.7 s in the end, and as long again
 to take its token, with Python's lock held: so a thread would not do."""
 
-TELL_S = 0.001
-"""Processor time after which what a batch has made so far is named. 64 masks of JSON take 0.5 ms
-and are named together: each report wakes the service."""
-MAX_TOLD = 128  # masks named in one report, so that its frame is one write to the pipe
-
 _MASKS, _GRAMMARS = range(2)  # the lanes of a plane
-_Row: TypeAlias = tuple[int, int, int, int]  # of `Made`
 
 
 class Lane:
@@ -128,9 +121,8 @@ class Maker:
 
     def _start(self, place: Place, lane: int) -> None:
         """Make the first mask of a sequence in its slot."""
-        row = self._make(place.slot, place.epoch, lane, partial(self._begin, place))
-        if row is not None:
-            self._tell([row])
+        self._make(place.slot, place.epoch, lane, partial(self._begin, place))
+        self._report(Made())
         # The mask that was just made again may have been there, and used, before.
         with self._lock:
             is_owner = self._epochs[place.slot] == place.epoch
@@ -153,9 +145,8 @@ class Maker:
         return matcher
 
     def _advance(self, rows: list[list[int]], lane: int) -> None:
-        made: list[_Row] = []
+        made = False
         gone: list[list[int]] = []
-        told_s = thread_time()
         for row in rows:
             slot, epoch, index, token = row
             if self._starting and self._comes_early(row):
@@ -163,16 +154,11 @@ class Maker:
             matcher = self._matchers.get(slot)
             if matcher is not None and matcher.owns(slot, epoch):
                 follow = partial(self._follow, matcher, index, token)
-                new = self._make(slot, epoch, lane, follow)
-                if new is not None:
-                    made.append(new)
-                if made and (thread_time() - told_s > TELL_S or len(made) == MAX_TOLD):
-                    self._tell(made)
-                    made, told_s = [], thread_time()
+                made |= self._make(slot, epoch, lane, follow)
             elif self._gone.get(slot) == epoch:
                 gone.append(row)
         if made:
-            self._tell(made)
+            self._report(Made())
         if gone and self._hand_over is not None:
             self._hand_over(Advance(np.array(gone, dtype=np.int32)))
 
@@ -197,8 +183,8 @@ class Maker:
 
     def _make(
         self, slot: int, epoch: int, lane: int, get_there: Callable[[], SequenceMatcher | None]
-    ) -> _Row | None:
-        """Bring a sequence's matcher to the next token and make its mask; None if there is none."""
+    ) -> bool:
+        """Bring a sequence's matcher to the next token and make its mask; False if it ended."""
         memory, mask_W, shown = self._memory, self._scratch[lane], 2 * self._plane + lane
         memory.lane_slots[shown] = slot
         memory.lanes[shown] = stamp(epoch, 0)
@@ -206,13 +192,12 @@ class Maker:
         try:
             matcher = get_there()
             if matcher is None:
-                return None
+                return False
             matcher.fill(mask_W)
-            index = matcher.index
             with self._lock:
-                is_owner = self._epochs.get(slot) == epoch
-                if is_owner:
+                if self._epochs.get(slot) == epoch:
                     memory.masks_PNW[self._plane, slot] = mask_W
+                    memory.name(slot, self._plane, epoch, matcher.index)
             if self._hand_over is not None and thread_time() - began_s > SLOW_S:
                 self._let_go(matcher.place)
         except Exception as error:  # whatever it is, it is this sequence's
@@ -220,14 +205,9 @@ class Maker:
             kind = "" if is_known else f"{type(error).__name__}: "
             status = 400 if isinstance(error, (GrammarError, MemoryError)) else 500
             self._report(Failed(slot, epoch, f"{kind}{error}", status))
-            return None
         finally:
             memory.lanes[shown] = 0
-        return (slot, self._plane, epoch, index) if is_owner else None
-
-    def _tell(self, rows: list[_Row]) -> None:
-        """Name masks that are written: only then they may be looked at (see `MaskMemory`)."""
-        self._report(Made(np.array(rows, dtype=np.int32)))
+        return True
 
     def _let_go(self, place: Place) -> None:
         """Let the other process go on with a sequence."""

@@ -85,13 +85,9 @@ class Placements:
                 del self._placed[slot]
         return rows_R4
 
-    def made(self, rows_R4: Int32Array) -> None:
-        """The guide has named masks: slot, plane, epoch and output index of each."""
-        slot_R, plane_R, epoch_R, index_R = rows_R4.T
-        self._stamps_PN[plane_R, slot_R] = epoch_R.astype(np.int64) << 32 | index_R
-
     def look(self, plan: StepPlan) -> Look:
         """Say which of the masks that a plan needs are there."""
+        self._take_names()
         slot_G, stamp_G = _wanted(plan)
         stamps_PN = self._stamps_PN
         ready: BoolArray = (stamps_PN[0, slot_G] == stamp_G) | (stamps_PN[1, slot_G] == stamp_G)
@@ -157,6 +153,8 @@ class Placements:
         for slot in self._worked_on():
             self._blame(slot, "the process that makes its masks dies of it", 400)
         self._memory.lanes[:] = 0
+        while len(self._memory.named()):
+            pass
         self._stamps_PN[:] = 0
         self._seen_s = {}
 
@@ -166,8 +164,16 @@ class Placements:
         if placed.num_deaths >= MAX_DEATHS:
             self.fail(slot, placed.delta.epoch, told, status)
 
+    def _take_names(self) -> None:
+        """Learn which masks have been made."""
+        rows_R4 = self._memory.named()
+        if len(rows_R4):
+            slot_R, plane_R, epoch_R, index_R = rows_R4.T
+            self._stamps_PN[plane_R, slot_R] = epoch_R.astype(np.int64) << 32 | index_R
+
     def _waiting(self, since_s: float) -> dict[int, _Placed]:
         """Who asked for a mask by then and still has none, by slot."""
+        self._take_names()
         return {
             slot: placed
             for slot, placed in self._placed.items()

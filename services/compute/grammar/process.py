@@ -66,12 +66,12 @@ class WorkerProcess:
                 "-m",
                 "services.compute.grammar.worker",
                 settings.model_dump_json(),
-                str(memory.fd),
+                *map(str, memory.fds),
             ],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=(memory.fd,),
+            pass_fds=memory.fds,
             start_new_session=True,  # a group of its own, to be killed as one
             env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
         )

@@ -1,4 +1,4 @@
-"""The guide's process: `python -m services.compute.grammar.worker SETTINGS MEMORY_FD`.
+"""The guide's process: `python -m services.compute.grammar.worker SETTINGS MEMORY_FDS`.
 
 Reads orders from standard input and writes reports to standard output. It ends when its standard
 input does, so it cannot outlive the service. It is two processes: the second one, made by a fork
@@ -71,7 +71,10 @@ def main() -> int:
     if settings.cores:  # the thread that starts it may keep a core for itself
         os.sched_setaffinity(0, settings.cores)
     try:
-        memory = MaskMemory(int(sys.argv[2]), settings.num_slots, settings.vocab_size)
+        memory_fd, names_out, names_in = map(int, sys.argv[2:])
+        memory = MaskMemory(
+            (memory_fd, names_out, names_in), settings.num_slots, settings.vocab_size
+        )
         compiler = Compiler(settings)
     except Exception as error:  # it is told, and the service goes on without grammars
         reports.report(Broken(f"{type(error).__name__}: {error}"))

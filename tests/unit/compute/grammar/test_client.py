@@ -28,7 +28,7 @@ from services.compute.grammar.frames import (
 from services.compute.grammar.masks import MaskMemory, stamp
 from services.compute.grammar.process import Exited, Reported
 from services.compute.grammar.settings import GuideSettings
-from tests.unit.compute.grammar.guided_plans import int32s, make_delta, make_plan, make_result
+from tests.unit.compute.grammar.guided_plans import make_delta, make_plan, make_result
 
 
 class Listener:
@@ -49,7 +49,8 @@ class Listener:
         self.closed = True
 
     def make(self, slot: int, epoch: int, index: int) -> None:
-        self.report(Made(int32s([slot, 0, epoch, index]).reshape(1, 4)))
+        self.memory.name(slot, 0, epoch, index)
+        self.report(Made())
 
 
 class Desk:

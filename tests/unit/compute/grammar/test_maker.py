@@ -37,7 +37,7 @@ class Desk:
 
     def _reported(self, report: Report) -> None:
         if isinstance(report, Made):
-            for slot, plane, epoch, index in report.rows_R4.tolist():
+            for slot, plane, epoch, index in self.memory.named().tolist():
                 assert plane == 1
                 mask_W = self.memory.masks_PNW[plane, slot]
                 self.named[slot, epoch, index] = tokens_in(mask_W)

@@ -11,7 +11,6 @@ from services.compute.grammar.masks import MaskMemory, stamp
 from services.compute.grammar.placements import Placements
 from tests.unit.compute.grammar.guided_plans import (
     GUIDANCE,
-    int32s,
     make_delta,
     make_plan,
     make_result,
@@ -37,16 +36,15 @@ class Guide:
     """Writes masks and names them."""
 
     memory: MaskMemory
-    placements: Placements
 
     def make(self, slot: int, epoch: int, index: int, bits: int = 1, plane: int = 0) -> None:
         self.memory.masks_PNW[plane, slot] = bits
-        self.placements.made(int32s([slot, plane, epoch, index]).reshape(1, 4))
+        self.memory.name(slot, plane, epoch, index)
 
 
 @pytest.fixture
-def guide(memory: MaskMemory, placements: Placements) -> Guide:
-    return Guide(memory, placements)
+def guide(memory: MaskMemory) -> Guide:
+    return Guide(memory)
 
 
 def test_only_guided_sequences_are_placed(placements: Placements) -> None:
@@ -100,6 +98,7 @@ def test_the_masks_of_a_guide_that_died_are_made_again(
     plan = make_plan((0, 1, 0))
     guide.make(0, 1, 0)
     assert placements.look(plan).ready.tolist() == [True]
+    guide.make(0, 1, 0)  # named, and not looked at any more
     placements.guide_died()
     assert placements.look(plan).ready.tolist() == [False]
     assert [order.slot for order in placements.all(1.0)] == [0]
