@@ -36,13 +36,12 @@ from services.bench.workloads import (
 )
 
 NEEDS_GPU = True  # `python -m benchmarks` leaves it out where there is none
-SECTIONS = ("checks", "workloads", "lockstep")
+SECTIONS = ("checks", "workloads")
 QUICK_SHARE = 0.5
 MIN_START_S = 30.0  # a server is not started with less left
 WORKLOAD_LIMIT_S = 120.0
 STOP_RESERVE_S = 15.0
 AHEAD = "one step ahead"
-LOCKSTEP_MODEL, LOCKSTEP_WORKLOAD = "llama-1b", "B"
 
 
 class OutOfTimeError(Exception):
@@ -66,16 +65,11 @@ class Session:
             num_clients=arguments.clients,
             settings=dict(pair.split("=", 1) for pair in arguments.set),
         )
-        self._pipelined: dict[str, GpuFigures] = {}
 
     def run(self) -> None:
         """Serve each model in turn; what goes wrong with one is noted, and the next begins."""
         for model in self._arguments.models:
             self._guarded(model, self._one_model)
-        if "lockstep" in self._arguments.sections:
-            models = self._arguments.models
-            model = LOCKSTEP_MODEL if LOCKSTEP_MODEL in models else models[-1]
-            self._guarded(model, self._lockstep)
 
     def _guarded(self, model: str, serve: Callable[[str], None]) -> None:
         try:
@@ -115,26 +109,8 @@ class Session:
                     self._check(f"{server.model} {name}", (str(error),))
                     continue
                 self._check(f"{server.model} {name}, every answer as asked", figures.problems)
-                self._pipelined.setdefault(f"{server.model} {name}", figures)
                 self.findings.rows.append(Row(server.model, name, figures))
                 self.save()
-
-    def _lockstep(self, model: str) -> None:
-        """Compare a server that waits for its text each step with one that does not."""
-        name = f"{model} {LOCKSTEP_WORKLOAD}"
-        pipelined = self._pipelined.get(name)
-        if pipelined is None:
-            self._note(f"{name} was not run, so lockstep has nothing to be compared with")
-            return
-        with self._started(model, "lockstep", **{"compute.lockstep": "true"}) as server:
-            self._say(f"{model} in lockstep: ready after {server.start_s:.1f} s")
-            self._warm_up(server)
-            lockstep = self._measure(server, WORKLOADS[LOCKSTEP_WORKLOAD], 0, "lockstep")
-            self._check(f"{name} in lockstep, every answer as asked", lockstep.problems)
-            self.findings.lockstep.append((name, pipelined, lockstep))
-            ratio = pipelined.requests_per_s / lockstep.requests_per_s
-            self._say(f"{name}: one step ahead ends {ratio:.2f} times the requests of lockstep")
-            self._end(server, "lockstep")
 
     @contextlib.contextmanager
     def _started(self, model: str, how: str, **settings: object) -> Iterator[Server]:
@@ -233,9 +209,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--models", type=_names(SHAPES), default=["llama-8b", "llama-1b"])
     add("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS))
-    add("--sections", type=_names(SECTIONS), help=f"of {','.join(SECTIONS)} (default: all)")
-    add("--quick", action="store_true", help="half of the requests, and no lockstep")
-    add("--lockstep", action="store_true", help="compare with lockstep even if --quick")
+    add("--sections", type=_names(SECTIONS), default=list(SECTIONS))
+    add("--quick", action="store_true", help="half of the requests")
     add("--device", default="cuda", choices=("cuda", "cpu", "sim"))
     add("--dtype", default="bfloat16")
     add("--routers", type=int, default=1)
@@ -253,10 +228,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(given)
     if arguments.logs:
         arguments.logs.mkdir(parents=True, exist_ok=True)
-    if arguments.sections is None:
-        arguments.sections = [s for s in SECTIONS if s != "lockstep" or not arguments.quick]
-    if arguments.lockstep and "lockstep" not in arguments.sections:
-        arguments.sections.append("lockstep")
     if arguments.quick:
         arguments.scale *= QUICK_SHARE
     whole = arguments.device == "cuda" and given is None and len(sys.argv) == 1

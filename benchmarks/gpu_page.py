@@ -81,7 +81,6 @@ class Findings:
 
     rows: list[Row] = field(default_factory=list)
     engines: list[tuple[str, str, float, dict[str, Any]]] = field(default_factory=list)
-    lockstep: list[tuple[str, GpuFigures, GpuFigures]] = field(default_factory=list)
     checks: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
 
@@ -197,12 +196,6 @@ def make_page(findings: Findings, device: str, notes: list[str]) -> Report:
                 "idle %",
             ],
             [_engine_cells(*engine) for engine in findings.engines],
-        )
-    for name, pipelined, lockstep in findings.lockstep:
-        ratio = pipelined.requests_per_s / lockstep.requests_per_s
-        report.text(
-            f"One step ahead against lockstep, {name}: {pipelined.requests_per_s:.1f} against "
-            f"{lockstep.requests_per_s:.1f} requests/s, {ratio:.2f} times (to reach: 1.4)."
         )
     report.text("Processor seconds per second, of the busiest process of each kind:")
     report.table(PROCESS_COLUMNS, [process_cells(row) for row in findings.rows])

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import Int64s
 
-PROTOCOL_VERSION = 3  # 3: failures have the tokens of a prompt that is too long
+PROTOCOL_VERSION = 4  # 4: a step's messages do not ask for an answer
 
 ServiceName: TypeAlias = Literal["tokenizer", "compute", "detokenizer"]
 AbortReason: TypeAlias = Literal["client_gone", "stop_string", "lost", "unknown", "superseded"]

@@ -45,14 +45,4 @@ class Generate:
         require_choices(self.num_choices, self.first_choice)
 
 
-@dataclass(frozen=True, slots=True)
-class StepWritten:
-    """Router to compute, in lockstep only: the text of this step is on its way to the clients."""
-
-    TAG: ClassVar[str] = "step_written"
-    step_id: int
-
-
-ComputeInbox: TypeAlias = (
-    Generate | Abort | RouterAlive | StepWritten | TimelineQuery | InspectionQuery
-)
+ComputeInbox: TypeAlias = Generate | Abort | RouterAlive | TimelineQuery | InspectionQuery

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-from common.messages.address import Address, AttemptId
+from common.messages.address import AttemptId
 from common.messages.arrays import Int32s, Int64s
 from common.messages.columns import require_choices
 from common.messages.control import WorkerAlive
@@ -90,14 +90,6 @@ class TextEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class StepMark:
-    """The text is of this engine step, and its compute service waits until it is written."""
-
-    compute: Address
-    step_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class TextGenerated:
     """Detokenizer to router: new text of many attempts, one row each, as columns.
 
@@ -117,7 +109,6 @@ class TextGenerated:
     texts: tuple[str, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     ended: tuple[TextEnded, ...] = ()
-    mark: StepMark | None = None
     parts: tuple[tuple[Part, ...], ...] = ()
     opened: tuple[TextOpened, ...] = ()
     scored: tuple[PromptScored, ...] = ()
@@ -126,7 +117,7 @@ class TextGenerated:
         """Join a later message to the same router into this one while both wait."""
         from common.messages import text_rows  # its builder makes this very class
 
-        if not isinstance(later, TextGenerated) or self.mark or later.mark:
+        if not isinstance(later, TextGenerated):
             return None
         return text_rows.merged(self, later)
 

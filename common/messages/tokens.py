@@ -93,14 +93,13 @@ class TokensGenerated:
     top_logprobs: Float32s
     opened: tuple[StreamOpened, ...] = ()
     ended: tuple[StreamEnded, ...] = ()
-    answer_to: Address | None = None  # who waits until the step's text is written (lockstep)
     scored: tuple[PromptScores, ...] = ()
 
     def merged(self, later: object) -> TokensGenerated | None:
         """Join a later message to the same detokenizer into this one while both wait."""
         from common.messages import token_merge  # which makes this very class
 
-        if not isinstance(later, TokensGenerated) or self.answer_to or later.answer_to:
+        if not isinstance(later, TokensGenerated):
             return None
         return token_merge.merged(self, later)
 

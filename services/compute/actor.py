@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure, Usage
-from common.messages.generate import ComputeInbox, Generate, StepWritten
+from common.messages.generate import ComputeInbox, Generate
 from common.messages.inspection import Inspection, InspectionQuery
 from common.messages.timeline import TimelineQuery
 from common.messages.token_rows import rows
@@ -96,7 +95,7 @@ class ComputeActor:
         self._engine = Engine(
             self._scheduler,
             self._runner,
-            0 if self._settings.lockstep else self._settings.in_flight_steps,
+            self._settings.in_flight_steps,
             self._clock,
             self._step_failed,
             self._guide,
@@ -114,7 +113,7 @@ class ComputeActor:
             max_num_seqs=spec.max_num_seqs,
         )
         self._registration.start(transport, card)
-        self._steps = StepLoop(self._engine, self._scheduler, self._send, self._settings.lockstep)
+        self._steps = StepLoop(self._engine, self._scheduler, self._send)
         self._task = asyncio.get_running_loop().create_task(self._steps.run())
         self._task.add_done_callback(self._loop_ended)
         if self._settings.guide_at_startup:
@@ -138,9 +137,6 @@ class ComputeActor:
             case RouterAlive():
                 self._registration.answered(message, now_s)
                 return
-            case StepWritten(step_id=step_id):
-                if step_id == self._step_id:  # else it is too late: that step is waited for no more
-                    self._steps.answered()
             case TimelineQuery():
                 self._show_timeline(message, now_s)
                 return
@@ -272,22 +268,16 @@ class ComputeActor:
             self._send(news)
         self._steps.wake()
 
-    def _send(self, news: Sequence[News]) -> int:
-        """Send a step's news; returns how many answers the routers will give (in lockstep)."""
+    def _send(self, news: Sequence[News]) -> None:
         self._spans.note(news, self._clock())
         self._step_id += 1
-        num_answers = 0
         for detokenizer, message in step_messages(self._step_id, news):
-            if self._settings.lockstep:
-                message = replace(message, answer_to=self._transport.address)
-                num_answers += len(message.routers)
             try:
                 self._transport.send(detokenizer, message)
             except LinkError as error:
                 log.for_attempts(row.attempt for row in rows(message)).error(
                     "tokens not sent", to=detokenizer.endpoint, error=str(error)
                 )
-        return num_answers
 
     def _show_timeline(self, query: TimelineQuery, now_s: float) -> None:
         tracks = self._engine.records.tracks(now_s - query.seconds)

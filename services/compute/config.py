@@ -33,7 +33,6 @@ class ComputeSettings(Settings):
     schedule: Literal["decode_first", "prefill_first", "static_batch"] = "decode_first"
     static_batch_window_s: float = 0.05
     in_flight_steps: int = 1  # steps launched ahead of the last result
-    lockstep: bool = False  # wait for the routers' answer to each step, as a serial server does
     batch_invariant: bool = False  # on cuda: equal text whatever runs beside it, at a price
     num_threads: int = 0  # torch threads on the CPU; default: by model size, at most cores - 1
     max_threads: int = 0  # bounds that default; set by the launcher where replicas share a host

@@ -80,14 +80,13 @@ def _cores_beside(core: int) -> tuple[int, ...]:
 
 def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> SchedulerSettings:
     """Resolve the scheduler's limits from the service's settings and the loaded device."""
-    overlapping_steps = settings.in_flight_steps if spec.overlaps else 0
     return SchedulerSettings(
         max_num_seqs=min(settings.max_num_seqs, spec.max_num_seqs),
         max_waiting=settings.max_waiting,
         max_prefill_tokens=settings.max_prefill_tokens
         or max(1, spec.max_step_tokens - spec.max_num_seqs),
         prefix_cache=settings.prefix_cache,
-        in_flight_steps=0 if settings.lockstep else overlapping_steps,
+        in_flight_steps=settings.in_flight_steps if spec.overlaps else 0,
     )
 
 

@@ -12,25 +12,17 @@ from services.compute.scheduler.protocol import News, Scheduler
 TIMER_S = 0.0015  # libuv's timers count in milliseconds; what is nearer than this is not slept for
 COLLECT_INTERVAL_S = 10.0  # of cyclic garbage, and only when there is nothing else to do
 MASK_WAIT_S = 0.1  # between two looks for masks that nothing else depends on
-ANSWER_TIMEOUT_S = 2.0  # in lockstep, for a router's answer that was lost
 
-Send = Callable[[list[News]], int]
-"""Sends a step's news; returns how many answers to it will come (in lockstep only)."""
+Send = Callable[[list[News]], object]
 
 
 class StepLoop:
-    """Plans, launches, collects and sends until closed.
+    """Plans, launches, collects and sends until closed."""
 
-    In lockstep it also waits until the routers have written a step's text before it plans the
-    next: what a server does that makes text between two steps, kept for comparison.
-    """
-
-    def __init__(self, engine: Engine, scheduler: Scheduler, send: Send, lockstep: bool) -> None:
+    def __init__(self, engine: Engine, scheduler: Scheduler, send: Send) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._send = send
-        self._lockstep = lockstep
-        self._unanswered = 0
         self._closing = False
         self._collected_s = 0.0
         self._slept_s = 0.0  # since a step's mail was sent
@@ -41,11 +33,6 @@ class StepLoop:
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
-    def answered(self) -> None:
-        """Take one answer to the step sent last."""
-        self._unanswered -= 1
-        self.wake()
-
     def close(self) -> None:
         """Make `run` return after the turn that it is in."""
         self._closing = True
@@ -55,7 +42,7 @@ class StepLoop:
         """Turn until closed; the results of launched steps are then still to be collected."""
         while not self._closing:
             await asyncio.sleep(0)  # mail in, frames out, timers
-            await self._deliver()
+            self._deliver()
             if self._engine.waits_for_masks():
                 await self._draw()
                 continue
@@ -90,23 +77,16 @@ class StepLoop:
         if launched:  # mail that comes while the device works is for the next plan
             await self._sleep_until_near(self._engine.result_delay_s(), wakeable=False)
         self._engine.collect(force=True)
-        await self._deliver(of_step=True)
+        self._deliver(of_step=True)
 
-    async def _deliver(self, of_step: bool = False) -> None:
+    def _deliver(self, of_step: bool = False) -> None:
         news = self._scheduler.take_news()
         began_s = self._engine.now_s()
-        num_answers = self._send(news) if news else 0
+        if news:
+            self._send(news)
         if of_step:
             self._engine.sent(began_s, self._slept_s)
             self._slept_s = 0.0
-        if self._lockstep and news:
-            self._unanswered += num_answers
-            deadline_s = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
-            while self._unanswered > 0 and not self._closing:
-                if asyncio.get_running_loop().time() >= deadline_s:
-                    break
-                await self._sleep(0.1)
-            self._unanswered = 0
 
     async def _sleep_until_near(self, delay_s: float, wakeable: bool = True) -> bool:
         """Sleep most of a delay; whether news cut it short."""

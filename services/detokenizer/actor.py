@@ -12,8 +12,7 @@ from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
-from common.messages.generate import StepWritten
-from common.messages.text import Detokenized, StepMark, TextEnded, TextGenerated
+from common.messages.text import Detokenized, TextEnded, TextGenerated
 from common.messages.text_rows import TextRows
 from common.messages.timeline import TimelineQuery
 from common.messages.token_rows import rows
@@ -127,15 +126,8 @@ class DetokenizerActor:
                 self._spans.begin(row.attempt, row.header)
             for outcome in self._streams.take(row, compute, now_s):
                 self._note(outcome, mails)
-        mark = None
-        if message.answer_to is not None:
-            mark = StepMark(message.answer_to, message.step_id)
         for reply, builder in mails.items():
-            text = builder.build()
-            self._send(reply, text if mark is None else replace(text, mark=mark))
-        if mark is not None:  # a router that there is nothing for cannot say that it is written
-            for _ in range(len(message.routers) - len(mails)):
-                self._send(mark.compute, StepWritten(mark.step_id))
+            self._send(reply, builder.build())
         self._steps.note(now_s, self._clock(), len(message.counters))
 
     def _note(self, outcome: Outcome, mails: dict[Address, TextRows]) -> None:

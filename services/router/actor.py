@@ -13,9 +13,8 @@ from structlog.typing import FilteringBoundLogger
 from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive, WorkerAlive
-from common.messages.generate import StepWritten
 from common.messages.inspection import Inspection
-from common.messages.text import AttemptRefused, Detokenized, StepMark, TextGenerated, Tokenized
+from common.messages.text import AttemptRefused, Detokenized, TextGenerated, Tokenized
 from common.messages.timeline import TimelinePart
 from common.telemetry import log
 from common.telemetry.span_ring import SpanRing
@@ -124,8 +123,6 @@ class RouterActor:
                 self._texts.note(began_s, self._clock(), len(message.counters))
                 if doomed:
                     self._abort(doomed, sender)
-                if message.mark is not None:
-                    self._step_written(message.mark)
             case WorkerAlive():
                 self._heartbeat(message, sender)
                 return
@@ -179,12 +176,6 @@ class RouterActor:
             self._transport.send(
                 worker.address, RouterAlive(self._transport.address, 0, leaving=True)
             )
-
-    def _step_written(self, mark: StepMark) -> None:
-        """Let a compute in lockstep go on, once this step's events are written."""
-        answer = StepWritten(mark.step_id)
-        # Behind the flush of the streams, which this batch of mail has already put on the loop.
-        asyncio.get_running_loop().call_soon(self._transport.send, mark.compute, answer)
 
     def _heartbeat(self, message: WorkerAlive, sender: Address) -> None:
         """Register or renew a worker, answer it, and compare its attempts with the table."""

@@ -12,7 +12,7 @@ from common.link.memory import Exchange
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
-from common.messages.generate import ComputeInbox, Generate, StepWritten
+from common.messages.generate import ComputeInbox, Generate
 from common.messages.sampling import SamplingParams
 from common.messages.text import RouterInbox
 from common.messages.token_rows import TokenRow, rows
@@ -111,7 +111,6 @@ class Ring:
         self.rows: list[TokenRow] = []
         self.messages: list[TokensGenerated] = []
         self.beats: list[WorkerAlive] = []
-        self.answers_steps = True
         self.detokenizer.open(self._tokens, lambda _: None)
         self.router.open(self._beat, lambda _: None)
         self.tokenizer.open(lambda message, sender: None, lambda _: None)
@@ -129,8 +128,6 @@ class Ring:
     def _tokens(self, message: TokensGenerated, sender: Address) -> None:
         self.messages.append(message)
         self.rows.extend(rows(message))
-        if message.answer_to is not None and self.answers_steps:
-            self.router.send(sender, StepWritten(message.step_id))
 
     def _beat(self, message: WorkerAlive, sender: Address) -> None:
         self.beats.append(message)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from common.messages.address import AttemptId
-from common.messages.generate import StepWritten
 from tests.flow.compute_ring import CARD, Ring
 
 
@@ -199,37 +198,3 @@ async def test_heartbeats_list_open_attempts_and_load(make_ring: Callable[..., R
     assert beat.load.num_running == 1
     assert 0.0 < beat.load.kv_usage < 1.0
     assert beat.model == CARD
-
-
-async def test_in_lockstep_the_next_step_waits_for_the_answer(
-    make_ring: Callable[..., Ring],
-) -> None:
-    ring = make_ring(lockstep=True)
-    await ring.start()
-    ring.answers_steps = False
-    attempt = ring.ask(1, max_tokens=3)
-    await ring.until(lambda: len(ring.messages) == 1)
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert len(ring.messages) == 1
-    ring.answers_steps = True
-    ring.router.send(ring.transport.address, StepWritten(ring.messages[0].step_id))
-    await ring.until(lambda: bool(ring.endings(attempt)))
-    assert ring.endings(attempt) == ["length"]
-
-
-async def test_in_lockstep_a_late_answer_does_not_count_for_the_next_step(
-    make_ring: Callable[..., Ring],
-) -> None:
-    ring = make_ring(lockstep=True)
-    await ring.start()
-    ring.answers_steps = False
-    ring.ask(1, max_tokens=9)
-    await ring.until(lambda: len(ring.messages) == 1)
-    for _ in range(2):
-        ring.router.send(ring.transport.address, StepWritten(ring.messages[0].step_id))
-    await ring.until(lambda: len(ring.messages) == 2)
-    ring.router.send(ring.transport.address, StepWritten(ring.messages[0].step_id))
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert len(ring.messages) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import structlog
 
 from common.link.codec import pack
 from common.link.memory import Exchange, MemoryTransport
-from common.messages.address import Address, AttemptId
+from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
 from common.messages.failure import Usage
-from common.messages.generate import ComputeInbox, StepWritten
+from common.messages.generate import ComputeInbox
 from common.messages.stream import StreamHeader
 from common.messages.text import Detokenized, RouterInbox, TextGenerated
 from common.messages.text_rows import rows
@@ -206,36 +205,3 @@ async def test_a_prompt_that_is_gone_on_with_ends_before_an_unfinished_character
     ring.exchange.deliver()
     texts = [m.text for m in ring.got["r1"] if isinstance(m, Detokenized)]
     assert texts == ["n\ufffd", "n"]
-
-
-async def test_in_lockstep_a_step_that_shows_nothing_is_answered_in_the_routers_place(
-    ring: Ring,
-) -> None:
-    router = ring.routers["r1"]
-    attempt = AttemptId(router.address.instance_id, 1)
-    step = TokenRows(1)
-    step.add(attempt, 0, ids_of("abXYc"), header=ring.header(router, stop=("XY",)))
-    ring.send(replace(step.build(), answer_to=ring.compute.address))
-    late = TokenRows(2)  # what compute had under way when the stop string was found
-    late.add(attempt, 5, ids_of("d"))
-    late.end(ring.header(router), "aborted", Usage(4, 1, 6))
-    ring.send(replace(late.build(), answer_to=ring.compute.address))
-    assert ring.got["compute"] == [Abort(attempt, "stop_string"), StepWritten(2)]
-
-
-async def test_in_lockstep_the_text_carries_the_mark_of_its_step(ring: Ring) -> None:
-    router = ring.routers["r1"]
-    step = TokenRows(7)
-    attempt = AttemptId(router.address.instance_id, 1)
-    step.add(attempt, 0, ids_of("a"), header=ring.header(router))
-    message = step.build()
-    waiting = Address(ring.compute.address.endpoint, ring.compute.address.instance_id)
-    ring.send(
-        TokensGenerated(
-            **{f: getattr(message, f) for f in message.__slots__ if f != "answer_to"},
-            answer_to=waiting,
-        )
-    )
-    (text,) = (m for m in ring.got["r1"] if isinstance(m, TextGenerated))
-    assert text.mark is not None
-    assert (text.mark.compute, text.mark.step_id) == (waiting, 7)
