@@ -24,7 +24,6 @@ import uvloop
 
 from benchmarks.report import Report
 from common.link.codec import Codec
-from common.link.memory import Exchange, MemoryTransport
 from common.messages.address import Address
 from common.messages.arrays import int64s
 from common.messages.control import (
@@ -40,6 +39,7 @@ from common.messages.text_rows import TextRows
 from common.messages.tokenize import Tokenize, TokenizerInbox
 from services.router.actor import RouterActor
 from services.router.config import RouterSettings
+from tests.memory_link import Exchange, MemoryTransport
 
 SERVICES: tuple[ServiceName, ...] = ("tokenizer", "compute", "detokenizer")
 PIECES = (" the", " a", "ing", " of", " station", ".", " 東京", " said")

@@ -37,7 +37,7 @@ _IDLE_S = 300.0  # a link unused for so long is closed; the next mail opens it a
 
 
 class ZmqTransport:
-    """`common.link.transport.Mail` over ZeroMQ; made, used and closed on one running loop."""
+    """`common.link.transport.Transport` over ZeroMQ; made, used and closed on one running loop."""
 
     def __init__(self, settings: LinkSettings, name: str, union: Any) -> None:
         """As `bind`."""

@@ -1,6 +1,6 @@
 """What an actor sees of its links: one inbox that delivers messages, and a way to send.
 
-`common.link.sockets.ZmqTransport` speaks ZeroMQ, `common.link.memory.MemoryTransport` serves tests.
+`common.link.sockets.ZmqTransport` speaks ZeroMQ; tests have one in memory (`tests.memory_link`).
 Delivery is at most once: a lost connection can lose messages but never doubles or reorders them;
 receivers detect the gap by (attempt, first index).
 """

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from common.link.memory import Exchange
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
@@ -29,6 +28,7 @@ from services.compute.scheduler.protocol import Scheduler
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.schools import make_policy
 from services.compute.step import StepPlan, StepResult
+from tests.memory_link import Exchange
 from tests.patience import PATIENCE_S
 
 FOLDER = "/nowhere"  # of a model without a tokenizer

@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 
-from common.link.memory import Exchange, MemoryTransport
 from common.messages.address import Address
 from common.messages.arrays import int32s, int64s
 from common.messages.control import (
@@ -40,6 +39,7 @@ from common.messages.tokenize import Tokenize, TokenizeQuery, TokenizerInbox
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, EndReason
 from services.router.actor import RouterActor
 from services.router.config import RouterSettings
+from tests.memory_link import Exchange, MemoryTransport
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -7,10 +7,10 @@ import structlog
 
 from common.errors import FatalError
 from common.lifecycle import Watch, run_service
-from common.link.memory import MemoryTransport
 from common.messages.address import AttemptId
 from services.compute.runner.protocol import SlotErrors
 from tests.flow.compute_ring import Ring, running_ring
+from tests.memory_link import MemoryTransport
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -9,7 +9,6 @@ import pytest
 import structlog
 
 from common.link.codec import pack
-from common.link.memory import Exchange, MemoryTransport
 from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
@@ -23,6 +22,7 @@ from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGene
 from common.registration import Registration
 from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
+from tests.memory_link import Exchange, MemoryTransport
 from tests.unit.detokenizer.vocabularies import tekken
 
 CARD = ModelCard("tekken", "r1", 131_072)

@@ -9,7 +9,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.link.codec import pack
-from common.link.memory import Exchange
 from common.messages.address import AttemptId
 from common.messages.arrays import float32s, int32s
 from common.messages.control import ModelCard
@@ -23,6 +22,7 @@ from common.messages.tokens import DetokenizerInbox, PromptScores
 from common.registration import Registration
 from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
+from tests.memory_link import Exchange
 from tests.unit.detokenizer.vocabularies import marked
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from common.link.memory import Exchange
 from common.messages.control import ModelCard, WorkerAlive
 from common.messages.generate import ComputeInbox
 from common.messages.text import AttemptRefused, RouterInbox
@@ -15,6 +14,7 @@ from services.tokenizer.actor import Clocks, TokenizerActor
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.job import Answer
 from services.tokenizer.pool import Pool, PoolSettings
+from tests.memory_link import Exchange
 from tests.unit.tokenizer.requests import address
 from tests.unit.tokenizer.scripted import NO_ANSWER, HandClock, Processes
 

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
 from common.actor import Actor
-from common.link.memory import Exchange, MemoryTransport
 from common.messages.address import Address
 from common.messages.control import ModelCard
 from common.messages.generate import ComputeInbox
@@ -41,6 +40,7 @@ from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.job import Outcome, Ready, Report, unpack_job
 from services.tokenizer.pool import Pool, PoolSettings
 from services.tokenizer.process import Exited, Reported
+from tests.memory_link import Exchange, MemoryTransport
 
 VOCAB_SIZE = 256
 EOS = 255

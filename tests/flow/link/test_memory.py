@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from common.errors import InboxTaken, MessageTooLarge
-from common.link.memory import Exchange, MemoryTransport, endpoint_of
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s, int64s
 from common.messages.control import Abort, Load, ModelCard, RouterAlive, WorkerAlive
@@ -16,6 +15,7 @@ from common.messages.generate import ComputeInbox
 from common.messages.text import RouterInbox, TextGenerated
 from common.messages.token_rows import TokenRows, rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
+from tests.memory_link import Exchange, MemoryTransport, endpoint_of
 
 A = AttemptId("r", 1)
 

@@ -164,7 +164,7 @@ class Exchange:
 
 
 class MemoryTransport:
-    """`common.link.transport.Mail` through an exchange."""
+    """`common.link.transport.Transport` through an exchange."""
 
     def __init__(self, exchange: Exchange, address: Address, inbox: Any) -> None:
         self._exchange = exchange
