@@ -33,10 +33,6 @@ from common.link.sockets import ZmqTransport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort
 from common.messages.text import RouterInbox, TextGenerated
-from common.messages.text_rows import TextRows
-from common.messages.text_rows import rows as text_rows
-from common.messages.token_rows import TokenRows
-from common.messages.token_rows import rows as token_rows
 from common.messages.tokens import DetokenizerInbox, TokensGenerated
 
 HIGH_WATER_MARK = 1000
@@ -52,18 +48,18 @@ def abort_frame(to: Address = NOBODY) -> bytes:
 
 def token_step(index: int, num_rows: int) -> TokensGenerated:
     """One step of a full batch: a token for each attempt."""
-    builder = TokenRows(index)
+    builder = TokensGenerated(index)
     for counter in range(num_rows):
         builder.add(AttemptId("r" * 16, counter), index, (1000 + counter,))
-    return builder.build()
+    return builder
 
 
 def text_step(index: int, num_rows: int) -> TextGenerated:
     """The text of one step of a full batch."""
-    builder = TextRows()
+    builder = TextGenerated()
     for counter in range(num_rows):
         builder.add(counter, index, (1000 + counter,), " hello")
-    return builder.build()
+    return builder
 
 
 # --- the sending process
@@ -194,12 +190,11 @@ def codec_rows(num_rows: int) -> list[tuple[str, float]]:
         ("TokensGenerated: build from rows", lambda: token_step(0, num_rows)),
         ("TokensGenerated: encode", lambda: detokenizer.encode(tokens, NOBODY, NOBODY)),
         ("TokensGenerated: decode and check", lambda: detokenizer.decode(token_frames)),
-        ("TokensGenerated: iterate rows", lambda: list(token_rows(tokens))),
+        ("TokensGenerated: iterate rows", lambda: list(tokens.rows())),
         ("TokensGenerated: merge two", lambda: tokens.merged(later)),
         ("TextGenerated: build from rows", lambda: text_step(0, num_rows)),
         ("TextGenerated: encode", lambda: router.encode(texts, NOBODY, NOBODY)),
         ("TextGenerated: decode and check", lambda: router.decode(text_frames)),
-        ("TextGenerated: iterate rows", lambda: list(text_rows(texts))),
         ("TextGenerated: merge two", lambda: texts.merged(later_texts)),
     ]
     return [(name, microseconds(call)) for name, call in cases]

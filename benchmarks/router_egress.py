@@ -33,9 +33,8 @@ from common.messages.control import (
     ServiceName,
     WorkerAlive,
 )
-from common.messages.failure import Usage
-from common.messages.text import RouterInbox
-from common.messages.text_rows import TextRows
+from common.messages.failure import Ending, Usage
+from common.messages.text import RouterInbox, TextGenerated
 from common.messages.tokenize import Tokenize, TokenizerInbox
 from services.router.actor import RouterActor
 from services.router.config import RouterSettings
@@ -104,12 +103,12 @@ def encoded_steps(
     codec = Codec(RouterInbox)
     frames = []
     for step in range(num_steps):
-        rows = TextRows()
+        rows = TextGenerated()
         for counter in counters:
             rows.add(counter, step, [step], PIECES[(counter + step) % len(PIECES)])
             if step == num_steps - 1:
-                rows.end("length", Usage(5, 0, num_steps))
-        frames.append(codec.encode(rows.build(), transport.address, sender))
+                rows.end(Ending("length", Usage(5, 0, num_steps)))
+        frames.append(codec.encode(rows, transport.address, sender))
     return frames
 
 

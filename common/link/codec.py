@@ -1,8 +1,10 @@
-"""The wire form of mail: one MessagePack head and a little-endian frame per array column.
+"""The wire form of a message: a MessagePack head, and one frame with all its array columns.
 
 The head is `[protocol version, destination's instance id, sender's endpoint, sender's instance id,
 tag, fields…]`. Fields go by position: fields with defaults may be missing at the end (an older
-sender), further ones are passed over (a newer sender of the same protocol version).
+sender), further ones are passed over (a newer sender of the same protocol version). A column
+stands in the head as its number of bytes; the second frame has the columns one behind the other,
+little-endian. A message without columns, or with empty ones only, has no second frame.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from typing import Any, TypeVar
 import msgpack
 
 from common.errors import MalformedMessage
-from common.link.frames import Frames, Inline
-from common.link.shapes import Shapes
+from common.link.shapes import Columns, Inline, Shapes
 from common.messages.address import Address
 from common.messages.control import PROTOCOL_VERSION
 
 T = TypeVar("T")
 
+MAX_FRAMES = 2
 _FIRST_FIELD = 5
-_MAX_ITEMS = 1 << 18  # ids of a journal as long as any model's context
+_MAX_ITEMS = 1 << 18  # as many ids as any model's context has
 _MAX_NAME_CHARACTERS = 512  # an ipc path has 107 bytes, a host name 255
 
 
@@ -55,10 +57,10 @@ class Codec:
         Raises `MalformedMessage` for what the wire cannot carry (text with lone surrogates,
         integers over 64 bits).
         """
-        columns: list[bytes] = []
+        parts: list[bytes] = []
         cls: Any = type(message)
         tag, write = _writer(cls)
-        fields = write(message, Frames(columns))
+        fields = write(message, parts)
         head = (
             PROTOCOL_VERSION,
             to.instance_id,
@@ -67,12 +69,13 @@ class Codec:
             tag,
             *fields,
         )
-        return [_packed(head), *columns]
+        parts = [part for part in parts if part]
+        return [_packed(head), b"".join(parts)] if parts else [_packed(head)]
 
     def decode(self, frames: typing.Sequence[bytes]) -> Envelope:
         """Read and validate; raises `MalformedMessage` and nothing else, whatever comes."""
-        if not frames:
-            raise MalformedMessage("no frames")
+        if not 1 <= len(frames) <= MAX_FRAMES:
+            raise MalformedMessage(f"{len(frames)} frames; a message has 1 or {MAX_FRAMES}")
         head = _unpacked(frames[0])
         if type(head) is not list or len(head) < _FIRST_FIELD:
             raise MalformedMessage("the head is no list of an envelope and fields")
@@ -86,7 +89,7 @@ class Codec:
         read = self._reads.get(tag)
         if read is None:
             raise MalformedMessage(f"tag {tag!r:.40} is none of {sorted(self._reads)}")
-        columns = Frames(list(frames[1:]))
+        columns = Columns(frames[1] if len(frames) == MAX_FRAMES else b"")
         try:
             message = read(head, columns)
             columns.finish()
@@ -99,13 +102,13 @@ def pack(value: Any) -> bytes:
     """Write a plain dataclass, such as `StreamHeader`, into one piece."""
     write, _ = _shapes().record(type(value), 0)
     assert write is not None
-    return _packed(write(value, Inline([])))
+    return _packed(write(value, None))
 
 
 def unpack(cls: type[T], data: bytes) -> T:
     """Read what `pack` wrote; raises `MalformedMessage` and nothing else, whatever comes."""
     _, read = _shapes().record(cls, 0)
-    value: T = read(_unpacked(data), Inline([]))
+    value: T = read(_unpacked(data), Inline())
     return value
 
 

@@ -16,17 +16,63 @@ from operator import attrgetter
 from typing import Any, Literal, TypeAlias, Union
 
 from common.errors import MalformedMessage
-from common.link.frames import Frames, Inline, wrong
 
-Write: TypeAlias = Callable[[Any, Frames], Any]
-"""Makes what MessagePack is to pack; array columns go into the frames."""
+Parts: TypeAlias = list[bytes] | None
+"""Array columns that are written beside what MessagePack packs; None where they stay inside it."""
 
-Read: TypeAlias = Callable[[Any, Frames], Any]
+Write: TypeAlias = Callable[[Any, Parts], Any]
+"""Makes what MessagePack is to pack."""
+
+Read: TypeAlias = Callable[[Any, "Columns"], Any]
 """Makes the value from what MessagePack has unpacked; raises `MalformedMessage`."""
 
 MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
 _SWAP = sys.byteorder == "big"
 _SCALARS = (int, float, str, bytes, bool)
+
+
+def wrong(wanted: str, got: Any) -> MalformedMessage:
+    """Make the error that says what was expected and what came."""
+    return MalformedMessage(f"{wanted} expected, got {type(got).__name__} {got!r:.40}")
+
+
+class Columns:
+    """Array columns being read, in the order of their fields."""
+
+    __slots__ = ("_data", "_end", "surplus")
+
+    def __init__(self, data: bytes) -> None:
+        self.surplus = False  # a newer sender's fields were passed over, and maybe their columns
+        self._data = data
+        self._end = 0
+
+    def take(self, num_bytes: Any) -> bytes:
+        """Return the next column, given what stands for it in the head."""
+        start = self._end
+        left = len(self._data) - start
+        if type(num_bytes) is not int or not 0 <= num_bytes <= left:
+            raise MalformedMessage(f"a column of {num_bytes!r:.20} bytes where {left} are left")
+        self._end = start + num_bytes
+        return self._data[start : self._end]
+
+    def finish(self) -> None:
+        """Raise `MalformedMessage` for data that no column has."""
+        if self._end != len(self._data) and not self.surplus:
+            raise MalformedMessage(f"{len(self._data)} bytes of columns, {self._end} expected")
+
+
+class Inline(Columns):
+    """Array columns as byte strings inside the head, for values packed into one piece."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(b"")
+
+    def take(self, num_bytes: Any) -> bytes:
+        if type(num_bytes) is not bytes:
+            raise wrong("an array's bytes", num_bytes)
+        return num_bytes
 
 
 class Shapes:
@@ -43,11 +89,13 @@ class Shapes:
         arguments = typing.get_args(hint)
         if origin is typing.Annotated:
             kind, code = arguments
-            return _packed_column(code) if kind is bytes else _column(code)
+            return _column(code, packed=kind is bytes)
         if origin is Literal:
             return None, _choice(arguments)
-        if origin is tuple:
-            return self._sequence(arguments)
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            return self._fixed(arguments)
+        if origin in (tuple, list):
+            return self._sequence(arguments[0], origin)
         if origin in (Union, types.UnionType):
             return self._union(arguments)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -73,13 +121,13 @@ class Shapes:
             _record_read(cls, fields, [read for _, read in shapes], start),
         )
 
-    def _sequence(self, arguments: tuple[Any, ...]) -> tuple[Write | None, Read]:
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            item = arguments[0]
-            write, read = self.shape(item)
-            if item in (int, str, bytes):
-                return None, _scalar_sequence_read(item)
-            return _sequence_write(write), _sequence_read(read)
+    def _sequence(self, item: Any, kind: type) -> tuple[Write | None, Read]:
+        write, read = self.shape(item)
+        if item in (int, str, bytes):
+            return None, _scalar_sequence_read(item, kind)
+        return write and _sequence_write(write), _sequence_read(read, kind)
+
+    def _fixed(self, arguments: tuple[Any, ...]) -> tuple[Write | None, Read]:
         shapes = [self.shape(argument) for argument in arguments]
         if any(write is not None for write, _ in shapes):
             raise TypeError(f"no wire form for tuple{arguments!r}")
@@ -91,7 +139,7 @@ class Shapes:
         reads: dict[type, Read] = {}
         write: Write | None = None
         if type(None) in arguments:
-            reads[type(None)] = _none
+            reads[type(None)] = lambda value, columns: None
         for argument in plain:
             if argument not in _SCALARS:
                 raise TypeError(f"no wire form for {argument!r} in a union")
@@ -101,7 +149,7 @@ class Shapes:
         elif records:
             tagged = self.tagged(records, 1)
             write, reads[list] = _tagged_write(tagged), _tagged_read(tagged)
-        return _optional_write(write), _union_read(reads)
+        return write and _optional_write(write), _union_read(reads)
 
     def tagged(self, records: Sequence[Any], start: int) -> dict[str, tuple[type, Any, Read]]:
         """Return the (class, write, read) of each tag; `start` is the place of the first field."""
@@ -114,14 +162,10 @@ class Shapes:
         return table
 
 
-def _at(place: str, error: MalformedMessage) -> MalformedMessage:
-    return MalformedMessage(f"{place}: {error}")
-
-
 # --- scalars
 
 
-def _read_int(value: Any, frames: Frames) -> int:
+def _read_int(value: Any, columns: Columns) -> int:
     if type(value) is not int:
         raise wrong("int", value)
     if not MIN_INT <= value <= MAX_INT:
@@ -129,7 +173,7 @@ def _read_int(value: Any, frames: Frames) -> int:
     return value
 
 
-def _read_float(value: Any, frames: Frames) -> float:
+def _read_float(value: Any, columns: Columns) -> float:
     if type(value) is float:
         if value != value:
             raise MalformedMessage("float expected, got NaN")
@@ -139,34 +183,21 @@ def _read_float(value: Any, frames: Frames) -> float:
     raise wrong("float", value)
 
 
-def _read_str(value: Any, frames: Frames) -> str:
-    if type(value) is not str:
-        raise wrong("str", value)
-    return value
+def _exactly(kind: type) -> Read:
+    def read(value: Any, columns: Columns) -> Any:
+        if type(value) is not kind:
+            raise wrong(kind.__name__, value)
+        return value
 
-
-def _read_bytes(value: Any, frames: Frames) -> bytes:
-    if type(value) is not bytes:
-        raise wrong("bytes", value)
-    return value
-
-
-def _read_bool(value: Any, frames: Frames) -> bool:
-    if type(value) is not bool:
-        raise wrong("bool", value)
-    return value
-
-
-def _none(value: Any, frames: Frames) -> None:
-    return None
+    return read
 
 
 _SCALAR_READS: dict[Any, Read] = {
     int: _read_int,
     float: _read_float,
-    str: _read_str,
-    bytes: _read_bytes,
-    bool: _read_bool,
+    str: _exactly(str),
+    bytes: _exactly(bytes),
+    bool: _exactly(bool),
 }
 
 
@@ -174,7 +205,7 @@ def _choice(values: tuple[Any, ...]) -> Read:
     kinds = {type(value) for value in values}
     allowed = frozenset(values)
 
-    def read(value: Any, frames: Frames) -> Any:
+    def read(value: Any, columns: Columns) -> Any:
         if type(value) not in kinds or value not in allowed:
             raise wrong(f"one of {sorted(allowed)}", value)
         return value
@@ -185,45 +216,32 @@ def _choice(values: tuple[Any, ...]) -> Read:
 # --- array columns
 
 
-def _column(code: str) -> tuple[Write, Read]:
+def _column(code: str, packed: bool) -> tuple[Write, Read]:
+    """Return (write, read) of a column; a packed one is bytes, and is an array nowhere here."""
     item_bytes = array(code).itemsize
 
-    def write(value: Any, frames: Frames) -> Any:
-        if type(value) is not array or value.typecode != code:
-            raise TypeError(f"an array of type {code!r} expected, got {value!r:.40}")
-        if _SWAP:
-            value = value[:]
-            value.byteswap()
-        return frames.append(value.tobytes())
-
-    def read(value: Any, frames: Frames) -> Any:
-        column = array(code, _whole(frames.take(value), item_bytes))
-        if _SWAP:
-            column.byteswap()
-        return column
-
-    return write, read
-
-
-def _packed_column(code: str) -> tuple[Write, Read]:
-    item_bytes = array(code).itemsize
-
-    def write(value: Any, frames: Frames) -> Any:
-        if type(value) is not bytes:
+    def write(value: Any, parts: Parts) -> Any:
+        if packed and type(value) is not bytes:
             raise TypeError(f"packed numbers expected, got {value!r:.40}")
-        return frames.append(_swapped(code, value) if _SWAP else value)
+        if not packed and (type(value) is not array or value.typecode != code):
+            raise TypeError(f"an array of type {code!r} expected, got {value!r:.40}")
+        data = value if packed else value.tobytes()
+        if _SWAP:
+            data = _swapped(code, data)
+        if parts is None:
+            return data
+        parts.append(data)
+        return len(data)
 
-    def read(value: Any, frames: Frames) -> Any:
-        data = _whole(frames.take(value), item_bytes)
-        return _swapped(code, data) if _SWAP else data
+    def read(value: Any, columns: Columns) -> Any:
+        data = columns.take(value)
+        if len(data) % item_bytes:
+            raise MalformedMessage(f"{len(data)} bytes are no whole number of {item_bytes}")
+        if _SWAP:
+            data = _swapped(code, data)
+        return data if packed else array(code, data)
 
     return write, read
-
-
-def _whole(data: bytes, item_bytes: int) -> bytes:
-    if len(data) % item_bytes:
-        raise MalformedMessage(f"{len(data)} bytes are no whole number of {item_bytes}")
-    return data
 
 
 def _swapped(code: str, data: bytes) -> bytes:
@@ -232,62 +250,54 @@ def _swapped(code: str, data: bytes) -> bytes:
     return column.tobytes()
 
 
-# --- tuples
+# --- tuples and lists: columns of what is in them stay inside the head
 
-# Columns of what is in a tuple stay in the head: a mail that opens 60 requests, each with a column
-# of its own, would have more frames than a receiver takes.
-_INLINE = Inline([])
+_INLINE = Inline()
 
 
-def _sequence_write(write: Write | None) -> Write | None:
-    if write is None:
-        return None
-    each = write
-
-    def write_all(value: Any, frames: Frames) -> Any:
-        return [each(item, _INLINE) for item in value] if value else value
+def _sequence_write(write: Write) -> Write:
+    def write_all(value: Any, parts: Parts) -> Any:
+        return [write(item, None) for item in value] if value else value
 
     return write_all
 
 
-def _sequence_read(read: Read) -> Read:
-    def read_all(value: Any, frames: Frames) -> Any:
+def _sequence_read(read: Read, kind: type) -> Read:
+    def read_all(value: Any, columns: Columns) -> Any:
         if type(value) is not list:
             raise wrong("list", value)
-        if not value:
-            return ()
         items: list[Any] = []
         try:
             for item in value:
                 items.append(read(item, _INLINE))  # noqa: PERF401 (the length tells the place)
         except MalformedMessage as error:
-            raise _at(f"[{len(items)}]", error) from None
-        return tuple(items)
+            raise MalformedMessage(f"[{len(items)}]: {error}") from None
+        return items if kind is list else tuple(items)
 
     return read_all
 
 
-def _scalar_sequence_read(kind: type) -> Read:
-    only = {kind}
+def _scalar_sequence_read(item: type, kind: type) -> Read:
+    only = {item}
 
-    def read_all(value: Any, frames: Frames) -> Any:
+    def read_all(value: Any, columns: Columns) -> Any:
         if type(value) is not list:
             raise wrong("list", value)
         if value:
             if set(map(type, value)) != only:
-                raise MalformedMessage(f"list of {kind.__name__} expected, got another type in it")
-            if kind is int and (min(value) < MIN_INT or max(value) > MAX_INT):
+                raise MalformedMessage(f"list of {item.__name__} expected, got another type in it")
+            if item is int and (min(value) < MIN_INT or max(value) > MAX_INT):
                 raise MalformedMessage("an int in the list needs more than 64 bits")
-        return tuple(value)
+        return value if kind is list else tuple(value)
 
     return read_all
 
 
 def _fixed_read(reads: list[Read]) -> Read:
-    def read_all(value: Any, frames: Frames) -> Any:
+    def read_all(value: Any, columns: Columns) -> Any:
         if type(value) is not list or len(value) != len(reads):
             raise wrong(f"list of {len(reads)}", value)
-        return tuple([read(item, frames) for read, item in zip(reads, value, strict=True)])
+        return tuple([read(item, columns) for read, item in zip(reads, value, strict=True)])
 
     return read_all
 
@@ -295,13 +305,9 @@ def _fixed_read(reads: list[Read]) -> Read:
 # --- unions
 
 
-def _optional_write(write: Write | None) -> Write | None:
-    if write is None:
-        return None
-    some = write
-
-    def write_if_record(value: Any, frames: Frames) -> Any:
-        return some(value, frames) if dataclasses.is_dataclass(value) else value
+def _optional_write(write: Write) -> Write:
+    def write_if_record(value: Any, parts: Parts) -> Any:
+        return write(value, parts) if dataclasses.is_dataclass(value) else value
 
     return write_if_record
 
@@ -311,11 +317,11 @@ def _union_read(reads: dict[type, Read]) -> Read:
         reads[int] = _read_float
     wanted = " or ".join(kind.__name__ for kind in reads)
 
-    def read(value: Any, frames: Frames) -> Any:
+    def read(value: Any, columns: Columns) -> Any:
         some = reads.get(type(value))
         if some is None:
             raise wrong(wanted, value)
-        return some(value, frames)
+        return some(value, columns)
 
     return read
 
@@ -323,20 +329,20 @@ def _union_read(reads: dict[type, Read]) -> Read:
 def _tagged_write(table: dict[str, tuple[type, Any, Read]]) -> Write:
     by_class = {cls: (tag, write) for tag, (cls, write, _) in table.items()}
 
-    def write_tagged(value: Any, frames: Frames) -> Any:
+    def write_tagged(value: Any, parts: Parts) -> Any:
         tag, write = by_class[type(value)]
-        return [tag, *write(value, frames)]
+        return [tag, *write(value, parts)]
 
     return write_tagged
 
 
 def _tagged_read(table: dict[str, tuple[type, Any, Read]]) -> Read:
-    def read(value: Any, frames: Frames) -> Any:
+    def read(value: Any, columns: Columns) -> Any:
         tag = value[0] if value else None
         entry = table.get(tag) if type(tag) is str else None
         if entry is None:
             raise wrong(f"a tag of {sorted(table)}", tag)
-        return entry[2](value, frames)
+        return entry[2](value, columns)
 
     return read
 
@@ -350,16 +356,13 @@ def _record_write(names: list[str], writes: list[tuple[int, Write]]) -> Write:
     if len(names) == 1:
         fields_of = lambda value: (getter(value),)  # noqa: E731
 
-    def write_plain(value: Any, frames: Frames) -> Any:
-        return fields_of(value)
-
-    def write_record(value: Any, frames: Frames) -> Any:
+    def write_record(value: Any, parts: Parts) -> Any:
         fields = list(fields_of(value))
         for place, write in writes:
-            fields[place] = write(fields[place], frames)
+            fields[place] = write(fields[place], parts)
         return fields
 
-    return write_record if writes else write_plain
+    return write_record if writes else lambda value, parts: fields_of(value)
 
 
 def _record_read(
@@ -370,20 +373,20 @@ def _record_read(
     num_required = sum(f.default is missing and f.default_factory is missing for f in fields)
     check: Callable[[Any], None] | None = getattr(cls, "check", None)
 
-    def read_record(value: Any, frames: Frames) -> Any:
+    def read_record(value: Any, columns: Columns) -> Any:
         if type(value) is not list:
             raise wrong(f"the fields of {cls.__name__}", value)
         num_fields = len(value) - start
         if num_fields < num_required:
             raise MalformedMessage(f"{cls.__name__} without {names[max(num_fields, 0)]}")
         if num_fields > len(names):
-            frames.surplus = True
+            columns.surplus = True
         items: list[Any] = []
         try:
             for read, item in zip(reads, value[start:] if start else value, strict=False):
-                items.append(read(item, frames))
+                items.append(read(item, columns))
         except MalformedMessage as error:
-            raise _at(names[len(items)], error) from None
+            raise MalformedMessage(f"{names[len(items)]}: {error}") from None
         record = cls(*items)
         if check is not None:
             check(record)

@@ -19,7 +19,7 @@ from common.config import LinkSettings
 from common.errors import ConfigError, MessageTooLarge
 from common.link import curve
 from common.link.binding import BoundInbox, bind_inbox, check_routers, require_keys, router_endpoint
-from common.link.codec import Codec
+from common.link.codec import MAX_FRAMES, Codec
 from common.link.outbox import PATIENCE_S, Outbox
 from common.link.peer import Peer, connect
 from common.link.receiver import LinkStats, MessageReceiver
@@ -28,7 +28,6 @@ from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address, new_instance_id
 
 _MAX_SOCKETS = 4096  # libzmq's default of 1023 is fewer than a large fleet's links
-_MAX_FRAMES = 64  # no message has so many; MAXMSGSIZE bounds each frame only
 _BUDGET = 512  # messages a turn: beyond, timers and outboxes have their go
 _BUDGET_S = 0.002
 _SWEEP_S = 0.1
@@ -167,7 +166,7 @@ class ZmqTransport:
             return None
         while socket.getsockopt(zmq.RCVMORE):
             frame = socket.recv(zmq.NOBLOCK)
-            if len(frames) < _MAX_FRAMES:  # a frame too many makes it malformed; read it off
+            if len(frames) <= MAX_FRAMES:  # one too many makes it malformed; the rest is read off
                 frames.append(frame)
         return frames
 

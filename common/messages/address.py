@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from common.messages.columns import MAX_COUNTER, require
+from common.messages.arrays import MAX_COUNTER, require
 
 
 def new_instance_id() -> str:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from common.messages.address import AttemptId
-from common.messages.arrays import Int32s, Int64s
-from common.messages.columns import require_choices
+from common.messages.arrays import (
+    Int32s,
+    Uint32s,
+    Uint64s,
+    int32s,
+    require,
+    require_attempts,
+    require_choices,
+    require_columns,
+    require_rows,
+    uint32s,
+    uint64s,
+)
 from common.messages.control import WorkerAlive
-from common.messages.failure import Failure, Usage
+from common.messages.failure import Ending, Failure
 from common.messages.inspection import Inspection
 from common.messages.timeline import TimelinePart
-from common.messages.tokens import EndReason
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TextOpened:
-    """An attempt's first mail: what its prompt took; `prompt_ids` only where they were wanted."""
+    """What the prompt of an attempt's first row took; `prompt_ids` only where they were wanted."""
 
     row: int
     prompt_tokens: int
@@ -71,61 +85,115 @@ class PromptScored:
     tokens: tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TextEnded:
-    """The terminal of one attempt; `stop` is the stop string or stop token id that ended it.
-
-    `num_calls` counts the tool calls of a parsed answer, `reasoning_tokens` those of its tokens
-    that were reasoning. `embedding` is packed float32, the answer to a request with `pooling`.
-    """
-
-    row: int
-    reason: EndReason
-    usage: Usage
-    stop: str | int | None = None
-    failure: Failure | None = None
-    num_calls: int = 0
-    reasoning_tokens: int = 0
-    embedding: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextGenerated:
     """Detokenizer to router: new text of many attempts, one row each, as columns.
 
     Row r covers output ids `first_index[r] .. + num_tokens[r]` of attempt `counters[r]`; their ids
     are the next `num_tokens[r]` of `token_ids` and their text `texts[r]`, which may be empty while
-    characters are held back. `logprobs` has an entry per row, empty where none were asked for.
-    `parts` likewise: where an answer is parsed, its parts are what the client gets, and the text is
-    what they were made of. Every row of such an answer has a part, if only an empty `content` one:
-    no parts means that the text itself is for the client.
+    characters are held back. `logprobs` has an entry per row, empty where none were asked for, or
+    no entries at all. `parts` likewise: where an answer is parsed, its parts are what the client
+    gets, and the text is what they were made of. Every row of such an answer has a part, if only an
+    empty `content` one: no parts means that the text itself is for the client. Row `ended_rows[i]`
+    is the last of its attempt and has the i-th ending.
     """
 
     TAG: ClassVar[str] = "text_generated"
-    counters: Int64s
-    first_index: Int32s
-    num_tokens: Int32s
-    token_ids: Int32s
-    texts: tuple[str, ...]
-    logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
-    ended: tuple[TextEnded, ...] = ()
-    parts: tuple[tuple[Part, ...], ...] = ()
-    opened: tuple[TextOpened, ...] = ()
-    scored: tuple[PromptScored, ...] = ()
+    counters: Uint64s = field(default_factory=uint64s)
+    first_index: Uint32s = field(default_factory=uint32s)
+    num_tokens: Uint32s = field(default_factory=uint32s)
+    token_ids: Int32s = field(default_factory=int32s)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    ended_rows: Uint32s = field(default_factory=uint32s)
+    ended: list[Ending] = field(default_factory=list)
+    parts: list[tuple[Part, ...]] = field(default_factory=list)
+    opened: list[TextOpened] = field(default_factory=list)
+    scored: list[PromptScored] = field(default_factory=list)
+
+    def add(
+        self,
+        counter: int,
+        first_index: int,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        parts: tuple[Part, ...] = (),
+    ) -> None:
+        """Add a row: `text` covers `token_ids`, which start at output index `first_index`."""
+        self.counters.append(counter)
+        self.first_index.append(first_index)
+        self.num_tokens.append(len(token_ids))
+        self.token_ids.extend(token_ids)
+        self.texts.append(text)
+        if logprobs or self.logprobs:
+            self.logprobs += [()] * (len(self.texts) - 1 - len(self.logprobs))
+            self.logprobs.append(logprobs)
+        if parts or self.parts:
+            self.parts += [()] * (len(self.texts) - 1 - len(self.parts))
+            self.parts.append(parts)
+
+    def open(self, prompt_tokens: int, cached_tokens: int, prompt_ids: array[int]) -> None:
+        """Make the row added last the first of its attempt."""
+        row = len(self.counters) - 1
+        self.opened.append(TextOpened(row, prompt_tokens, cached_tokens, prompt_ids))
+
+    def score(self, first: int, tokens: tuple[TokenLogprob, ...]) -> None:
+        """Give the row added last logprobs of its prompt, from position `first` on."""
+        self.scored.append(PromptScored(len(self.counters) - 1, first, tokens))
+
+    def end(self, ending: Ending) -> None:
+        """Make the row added last the end of its attempt; such a row may be empty."""
+        self.ended_rows.append(len(self.counters) - 1)
+        self.ended.append(ending)
 
     def merged(self, later: object) -> TextGenerated | None:
-        """Join a later message to the same router into this one while both wait."""
-        from common.messages import text_rows  # its builder makes this very class
+        """Join a later message to the same router to this one while both wait.
 
+        The rows of both, one behind the other: an attempt may have several.
+        """
         if not isinstance(later, TextGenerated):
             return None
-        return text_rows.merged(self, later)
+        before = len(self.counters)
+        return TextGenerated(
+            counters=self.counters + later.counters,
+            first_index=self.first_index + later.first_index,
+            num_tokens=self.num_tokens + later.num_tokens,
+            token_ids=self.token_ids + later.token_ids,
+            texts=self.texts + later.texts,
+            logprobs=_joined(self.logprobs, before, later.logprobs, len(later.counters)),
+            ended_rows=self.ended_rows + uint32s([before + row for row in later.ended_rows]),
+            ended=self.ended + later.ended,
+            parts=_joined(self.parts, before, later.parts, len(later.counters)),
+            opened=self.opened + [replace(o, row=before + o.row) for o in later.opened],
+            scored=self.scored + [replace(s, row=before + s.row) for s in later.scored],
+        )
 
     def check(self) -> None:
-        """Raise `MalformedMessage` unless the columns agree; called where mail is received."""
-        from common.messages import text_rows
+        """Raise `MalformedMessage` unless the columns agree; the codec calls it."""
+        num_rows = len(self.counters)
+        require_columns(self, ("first_index", "num_tokens", "texts"), num_rows)
+        require_attempts(self.counters, self.first_index, self.num_tokens, len(self.token_ids))
+        if self.logprobs:
+            require_columns(self, ("logprobs",), num_rows)
+            pairs = zip(self.logprobs, self.num_tokens, strict=True)
+            agree = all(not scores or len(scores) == count for scores, count in pairs)
+            require(agree, "logprobs against num_tokens")
+        if self.parts:
+            require_columns(self, ("parts",), num_rows)
+        require_rows("ended", self.ended_rows, num_rows)
+        require_columns(self, ("ended",), len(self.ended_rows))
+        require_rows("opened", [opened.row for opened in self.opened], num_rows)
+        require_rows("scored", {scored.row for scored in self.scored}, num_rows)
 
-        text_rows.check(self)
+
+def _joined(
+    earlier: list[tuple[T, ...]], num_earlier: int, later: list[tuple[T, ...]], num_later: int
+) -> list[tuple[T, ...]]:
+    """Join two columns of which either may be missing."""
+    if not earlier and not later:
+        return []
+    return (earlier or [()] * num_earlier) + (later or [()] * num_later)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from common.messages.address import Address, AttemptId, Route
-from common.messages.arrays import Int32s
-from common.messages.columns import require_choices
+from common.messages.arrays import Int32s, require_choices
 from common.messages.control import Abort, RouterAlive
 from common.messages.inspection import InspectionQuery
 from common.messages.sampling import SamplingParams

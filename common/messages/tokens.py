@@ -1,20 +1,34 @@
-"""The detokenizer's inbox: tokens of one engine step, as columns."""
+"""The detokenizer's inbox: the tokens of one engine step, as columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from common.messages.address import Address, AttemptId
-from common.messages.arrays import Float32s, Int32s, Int64s
-from common.messages.columns import require, require_columns
+from common.messages.arrays import (
+    Float32s,
+    Int32s,
+    Uint32s,
+    Uint64s,
+    float32s,
+    int32s,
+    require,
+    require_attempts,
+    require_columns,
+    require_rows,
+    uint32s,
+    uint64s,
+)
 from common.messages.control import Abort, RouterAlive
-from common.messages.failure import Failure, Usage
+from common.messages.failure import Ending
 from common.messages.timeline import TimelineQuery
 
-# stop: EOS, a stop token or a stop string; length: a limit; aborted: by the router or a stop
-# string; failed: this request's fault or this engine's; refused: never started; moved: draining.
-EndReason: TypeAlias = Literal["stop", "length", "aborted", "failed", "refused", "moved"]
+_FIRST_ROUTER = uint32s((0,))
+_ONE_TOKEN = uint32s((1,))
+_NO_LOGPROBS = int32s((-1,))
+_NO_EXTRAS = [None, None, None, b"", ()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,68 +68,291 @@ class PromptScores:
         require_columns(self, ("top_ids", "top_logprobs"), len(self.ids) * self.num_top)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
-    """The terminal of a row's attempt; it repeats the header, should the first mail be lost.
+class TokenLogprobs(NamedTuple):
+    """Logprobs of one sampled token: its own, and the most likely ids with theirs, best first.
 
-    `embedding` is packed float32, the answer to a request with `pooling`.
+    They are of the raw model distribution, before temperature, penalties and cuts (as vLLM's).
     """
 
-    row: int
-    header: bytes
-    reason: EndReason
-    usage: Usage
-    stop_token_id: int | None = None
-    failure: Failure | None = None
-    embedding: bytes = b""
+    chosen: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+class TokenRow(NamedTuple):
+    """New tokens of one attempt: output indices `first_index .. + len(token_ids)`.
+
+    `logprobs` has one entry a token, or is None where none were asked for. `opened` comes with an
+    attempt's first row, `ended` with its last; either brings the packed stream `header`.
+    `scored` are logprobs of more of its prompt.
+    """
+
+    router: str
+    counter: int
+    first_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    opened: StreamOpened | None = None
+    ended: Ending | None = None
+    header: bytes = b""
+    scored: tuple[PromptScores, ...] = ()
+
+    @property
+    def attempt(self) -> AttemptId:
+        """The attempt that the tokens are of."""
+        return AttemptId(self.router, self.counter)
+
+
+_Extras: TypeAlias = tuple[
+    tuple[TokenLogprobs, ...] | None,
+    StreamOpened | None,
+    Ending | None,
+    bytes,
+    tuple[PromptScores, ...],
+]
+
+
+@dataclass(slots=True)
 class TokensGenerated:
     """Compute to detokenizer, once a step: the new tokens of all its attempts.
 
     Row r belongs to attempt (`routers[router_index[r]]`, `counters[r]`) and covers output indices
     `first_index[r] .. + num_tokens[r]`. Logprobs come only for rows with `num_top[r] >= 0`: one
     `chosen_logprobs` entry a token, and `num_top[r]` entries of `top_ids`/`top_logprobs` a token.
+    Row `ended_rows[i]` is the last of its attempt: it has the i-th ending, and repeats the stream
+    header in case the attempt's first message was lost.
     """
 
     TAG: ClassVar[str] = "tokens_generated"
     step_id: int
-    routers: tuple[str, ...]
-    router_index: Int32s
-    counters: Int64s
-    first_index: Int32s
-    num_tokens: Int32s
-    token_ids: Int32s
-    num_top: Int32s
-    chosen_logprobs: Float32s
-    top_ids: Int32s
-    top_logprobs: Float32s
-    opened: tuple[StreamOpened, ...] = ()
-    ended: tuple[StreamEnded, ...] = ()
-    scored: tuple[PromptScores, ...] = ()
+    routers: list[str] = field(default_factory=list)
+    router_index: Uint32s = field(default_factory=uint32s)
+    counters: Uint64s = field(default_factory=uint64s)
+    first_index: Uint32s = field(default_factory=uint32s)
+    num_tokens: Uint32s = field(default_factory=uint32s)
+    token_ids: Int32s = field(default_factory=int32s)
+    num_top: Int32s = field(default_factory=int32s)
+    chosen_logprobs: Float32s = field(default_factory=float32s)
+    top_ids: Int32s = field(default_factory=int32s)
+    top_logprobs: Float32s = field(default_factory=float32s)
+    opened: list[StreamOpened] = field(default_factory=list)
+    ended_rows: Uint32s = field(default_factory=uint32s)
+    ended: list[Ending] = field(default_factory=list)
+    ended_headers: list[bytes] = field(default_factory=list)
+    num_steps: int = 1  # that were merged into this message
+    scored: list[PromptScores] = field(default_factory=list)
+
+    def add(
+        self,
+        attempt: AttemptId,
+        first_index: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] = (),
+        header: bytes | None = None,
+        prompt: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Add a row; `logprobs` go with every token, `header` with an attempt's first row.
+
+        `prompt` goes with the header: the numbers of prompt tokens and of cached ones among them.
+        """
+        if header is not None:
+            self.opened.append(StreamOpened(len(self.counters), header, *prompt))
+        self.router_index.append(self._router(attempt.router))
+        self.counters.append(attempt.counter)
+        self.first_index.append(first_index)
+        self.num_tokens.append(len(token_ids))
+        self.token_ids.extend(token_ids)
+        num_top = len(logprobs[0].top_ids) if logprobs else -1
+        self.num_top.append(num_top)
+        if logprobs and len(logprobs) != len(token_ids):
+            raise ValueError(f"{len(logprobs)} logprob entries for {len(token_ids)} tokens")
+        for scores in logprobs:
+            if len(scores.top_ids) != num_top or len(scores.top_logprobs) != num_top:
+                raise ValueError("tokens of one row differ in their number of top logprobs")
+            self.chosen_logprobs.append(scores.chosen)
+            self.top_ids.extend(scores.top_ids)
+            self.top_logprobs.extend(scores.top_logprobs)
+
+    def extend(self, router: str, counters: bytes, first_index: bytes, token_ids: bytes) -> None:
+        """Add rows of one token each with nothing else to say, of attempts of one router.
+
+        The columns are packed as in memory: 64-bit counters, 32-bit indices and ids.
+        """
+        num_before = len(self.counters)
+        self.counters.frombytes(counters)
+        num_rows = len(self.counters) - num_before
+        number = self._router(router)
+        self.router_index += (uint32s((number,)) if number else _FIRST_ROUTER) * num_rows
+        self.first_index.frombytes(first_index)
+        self.num_tokens += _ONE_TOKEN * num_rows
+        self.token_ids.frombytes(token_ids)
+        self.num_top += _NO_LOGPROBS * num_rows
+
+    def end(self, header: bytes, ending: Ending) -> None:
+        """Make the row added last the end of its attempt; such a row may have no tokens."""
+        self.ended_rows.append(len(self.counters) - 1)
+        self.ended.append(ending)
+        self.ended_headers.append(header)
+
+    def score(self, scores: PromptScores) -> None:
+        """Give the row added last logprobs of its prompt; `scores.row` is filled in."""
+        self.scored.append(replace(scores, row=len(self.counters) - 1))
+
+    def rows(self) -> Iterator[TokenRow]:
+        """Read row by row, in order."""
+        ids = tuple(self.token_ids)
+        routers = self.routers
+        extras = self._extras()
+        columns = zip(
+            self.router_index, self.counters, self.first_index, self.num_tokens, strict=True
+        )
+        end = 0
+        for row, (router, counter, first_index, count) in enumerate(columns):
+            start, end = end, end + count
+            tokens = ids[start:end]
+            if row in extras:
+                yield TokenRow(routers[router], counter, first_index, tokens, *extras[row])
+            else:
+                yield TokenRow(routers[router], counter, first_index, tokens)
+
+    def runs(self) -> Iterator[TokenRow]:
+        """Read the same with one row for rows that continue one another.
+
+        Rows of one attempt stay in order. A stream takes further tokens of a row in a fifth of the
+        time that a row takes.
+        """
+        if self.num_steps == 1:
+            yield from self.rows()
+            return
+        runs: dict[tuple[str, int], tuple[int, list[int]]] = {}
+        for row in self.rows():
+            router, counter, first_index, token_ids, *extras = row
+            key = (router, counter)
+            run = runs.get(key)
+            has_extras = extras != _NO_EXTRAS
+            if run is not None and not has_extras and run[0] + len(run[1]) == first_index:
+                run[1].extend(token_ids)
+                continue
+            if run is not None:
+                del runs[key]
+                yield TokenRow(router, counter, run[0], tuple(run[1]))
+            if has_extras:
+                yield row
+            else:
+                runs[key] = (first_index, list(token_ids))
+        for (router, counter), (first_index, ids) in runs.items():
+            yield TokenRow(router, counter, first_index, tuple(ids))
 
     def merged(self, later: object) -> TokensGenerated | None:
-        """Join a later message to the same detokenizer into this one while both wait."""
-        from common.messages import token_merge  # which makes this very class
+        """Join a later message to the same detokenizer to this one while both wait.
 
+        The rows of both, one behind the other: an attempt may have several.
+        """
         if not isinstance(later, TokensGenerated):
             return None
-        return token_merge.merged(self, later)
+        before = len(self.counters)
+        routers = list(dict.fromkeys((*self.routers, *later.routers)))
+        router_index = later.router_index
+        if routers[: len(later.routers)] != later.routers:
+            numbers = [routers.index(router) for router in later.routers]
+            router_index = uint32s([numbers[index] for index in router_index])
+        return TokensGenerated(
+            step_id=later.step_id,
+            routers=routers,
+            router_index=self.router_index + router_index,
+            counters=self.counters + later.counters,
+            first_index=self.first_index + later.first_index,
+            num_tokens=self.num_tokens + later.num_tokens,
+            token_ids=self.token_ids + later.token_ids,
+            num_top=self.num_top + later.num_top,
+            chosen_logprobs=self.chosen_logprobs + later.chosen_logprobs,
+            top_ids=self.top_ids + later.top_ids,
+            top_logprobs=self.top_logprobs + later.top_logprobs,
+            opened=self.opened + [replace(o, row=before + o.row) for o in later.opened],
+            ended_rows=self.ended_rows + uint32s([before + row for row in later.ended_rows]),
+            ended=self.ended + later.ended,
+            ended_headers=self.ended_headers + later.ended_headers,
+            num_steps=self.num_steps + later.num_steps,
+            scored=self.scored + [replace(s, row=before + s.row) for s in later.scored],
+        )
 
     def check(self) -> None:
-        """Raise `MalformedMessage` unless the columns agree; called where mail is received."""
-        from common.messages import token_rows
+        """Raise `MalformedMessage` unless the columns agree; the codec calls it."""
+        num_rows = len(self.counters)
+        require_columns(self, ("router_index", "first_index", "num_tokens", "num_top"), num_rows)
+        require_attempts(self.counters, self.first_index, self.num_tokens, len(self.token_ids))
+        if self.router_index != _FIRST_ROUTER * num_rows or not self.routers:
+            require(
+                max(self.router_index, default=-1) < len(self.routers),
+                "router_index without a router",
+            )
+        num_scored = num_scored_top = 0
+        if self.num_top != _NO_LOGPROBS * num_rows:
+            require(min(self.num_top) >= -1, "num_top is below -1")
+            pairs = zip(self.num_tokens, self.num_top, strict=True)
+            scored = [(count, top) for count, top in pairs if top >= 0]
+            num_scored = sum(count for count, _ in scored)
+            num_scored_top = sum(count * top for count, top in scored)
+        require(num_scored == len(self.chosen_logprobs), "chosen_logprobs against num_top")
+        require(num_scored_top == len(self.top_ids), "top_ids against num_top")
+        require(num_scored_top == len(self.top_logprobs), "top_logprobs against num_top")
+        require_rows("opened", [opened.row for opened in self.opened], num_rows)
+        require_rows("ended", self.ended_rows, num_rows)
+        require_columns(self, ("ended", "ended_headers"), len(self.ended_rows))
+        require_rows("scored", {scores.row for scores in self.scored}, num_rows)
 
-        token_rows.check(self)
+    def _router(self, router: str) -> int:
+        """Return the number of a router, which is new or known."""
+        if router not in self.routers:
+            self.routers.append(router)
+        return self.routers.index(router)
+
+    def _extras(self) -> dict[int, _Extras]:
+        """Return what rows have beside their tokens, as the further fields of a `TokenRow`."""
+        if not (self.opened or self.ended or self.scored or self.chosen_logprobs):
+            return {}
+        openings = {opened.row: opened for opened in self.opened}
+        columns = zip(self.ended_rows, self.ended, self.ended_headers, strict=True)
+        endings = {row: (ending, header) for row, ending, header in columns}
+        scored: dict[int, tuple[PromptScores, ...]] = {}
+        for scores in self.scored:
+            scored[scores.row] = (*scored.get(scores.row, ()), scores)
+        logprobs = self._logprobs()
+        extras: dict[int, _Extras] = {}
+        for row in {*openings, *endings, *scored, *logprobs}:
+            opened = openings.get(row)
+            ending, header = endings.get(row, (None, b""))
+            if opened is not None:
+                header = opened.header
+            extras[row] = (logprobs.get(row), opened, ending, header, scored.get(row, ()))
+        return extras
+
+    def _logprobs(self) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Return the logprobs of the tokens of each row that has some."""
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        if not self.chosen_logprobs:
+            return logprobs
+        chosen = iter(self.chosen_logprobs)
+        top = 0
+        for row, (count, num_top) in enumerate(zip(self.num_tokens, self.num_top, strict=True)):
+            if num_top < 0:
+                continue
+            entries = []
+            for _ in range(count):
+                end = top + num_top
+                top_ids, top_logprobs = self.top_ids[top:end], self.top_logprobs[top:end]
+                entries.append(TokenLogprobs(next(chosen), tuple(top_ids), tuple(top_logprobs)))
+                top = end
+            logprobs[row] = tuple(entries)
+        return logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeQuery:
     """Router to detokenizer: make text of these ids and send it back (`/detokenize`, echo).
 
-    With `goes_on` it ends before a character that the ids leave unfinished: what comes behind it
-    may bring the whole of it.
+    With `goes_on` the text ends before a character that the ids leave unfinished: the ids that
+    follow may complete it.
     """
 
     TAG: ClassVar[str] = "detokenize_query"

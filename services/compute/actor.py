@@ -17,11 +17,10 @@ from common.errors import FatalError, LinkError
 from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
-from common.messages.failure import Failure, Usage
+from common.messages.failure import Ending, Failure, Usage
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.inspection import Inspection, InspectionQuery
 from common.messages.timeline import TimelineQuery
-from common.messages.token_rows import rows
 from common.registration import Registration, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import timeline_part
@@ -33,14 +32,7 @@ from services.compute.grammar.process import WorkerProcess
 from services.compute.grammar.settings import GuideSettings
 from services.compute.reception import Reception
 from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.scheduler.protocol import (
-    Ending,
-    News,
-    Prompt,
-    Request,
-    Scheduler,
-    SequenceEvent,
-)
+from services.compute.scheduler.protocol import News, Prompt, Request, Scheduler, SequenceEvent
 from services.compute.spans import GenerateSpans
 from services.compute.step_loop import StepLoop
 from services.compute.warmup import warm_up
@@ -275,7 +267,7 @@ class ComputeActor:
             try:
                 self._transport.send(detokenizer, message)
             except LinkError as error:
-                log.for_attempts(row.attempt for row in rows(message)).error(
+                log.for_attempts(row.attempt for row in message.rows()).error(
                     "tokens not sent", to=detokenizer.endpoint, error=str(error)
                 )
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.messages.sampling import SamplingParams
+from common.messages.tokens import TokenLogprobs
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
@@ -148,18 +149,6 @@ class StepPlan:
         """The same step for some of the slots that it describes without their settings."""
         deltas = (d.without_settings() if d.slot in slots else d for d in self.slots)
         return replace(self, slots=tuple(deltas))
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Logprobs of one sampled token: its own, and the most likely ids with theirs, best first.
-
-    They are of the raw model distribution, before temperature, penalties and cuts (as vLLM's).
-    """
-
-    chosen: float
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,15 @@ from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
-from common.messages.text import Detokenized, TextEnded, TextGenerated
-from common.messages.text_rows import TextRows
+from common.messages.text import Detokenized, TextGenerated
 from common.messages.timeline import TimelineQuery
-from common.messages.token_rows import rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from common.model_folder import describe
 from common.registration import Registration, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import SpanRing, timeline_part
 from services.detokenizer.config import DetokenizerSettings
-from services.detokenizer.spans import StreamSpans
-from services.detokenizer.streams import AbortOrder, Outcome, Streams, TextEnd, TextNews
+from services.detokenizer.streams import AbortOrder, Streams
 from services.detokenizer.vocabulary import Vocabulary
 
 CAPACITY = 1 << 16  # streams; compute's limits bound them long before
@@ -45,7 +42,6 @@ class DetokenizerActor:
         self._card = card
         self._registration = registration
         self._clock = clock
-        self._spans = StreamSpans()
         self._steps = SpanRing("text", "detokenize", "rows")
         self._draining = False
         self._progress = 0
@@ -68,7 +64,6 @@ class DetokenizerActor:
                 self._answer(message)
             case Abort(attempt=attempt):
                 self._streams.drop(attempt, now_s)
-                self._spans.end(attempt, "aborted")
             case RouterAlive():
                 self._registration.answered(message, now_s)
             case TimelineQuery():
@@ -119,38 +114,17 @@ class DetokenizerActor:
     def _take_step(self, message: TokensGenerated, compute: Address, now_s: float) -> None:
         """Turn one engine step's rows into one message for each router."""
         self._progress += 1
-        mails: dict[Address, TextRows] = {}
-        for row in rows(message):
-            if row.header is not None:
-                self._registration.expect(row.attempt.router, now_s)
-                self._spans.begin(row.attempt, row.header)
-            for outcome in self._streams.take(row, compute, now_s):
-                self._note(outcome, mails)
-        for reply, builder in mails.items():
-            self._send(reply, builder.build())
+        for opened in message.opened:
+            self._registration.expect(message.routers[message.router_index[opened.row]], now_s)
+        outcome = self._streams.take(message, compute, now_s)
+        for router, text in outcome.texts.items():
+            self._send(self._streams.reply_to(router), text)
+        self._abort(outcome.aborts)
         self._steps.note(now_s, self._clock(), len(message.counters))
 
-    def _note(self, outcome: Outcome, mails: dict[Address, TextRows]) -> None:
-        match outcome:
-            case TextNews(reply=reply, attempt=attempt, end=end):
-                builder = mails.setdefault(reply, TextRows())
-                builder.add(
-                    attempt.counter,
-                    outcome.first_index,
-                    outcome.token_ids,
-                    outcome.text,
-                    outcome.logprobs,
-                    outcome.parts,
-                )
-                if (opened := outcome.opened) is not None:
-                    builder.open(opened.prompt_tokens, opened.cached_tokens, opened.prompt_ids)
-                for scored in outcome.scored:
-                    builder.score(scored.first, scored.tokens)
-                if end is not None:
-                    builder.end_as(_ended(end))
-                    self._spans.end(attempt, end.reason, end.usage.completion_tokens)
-            case AbortOrder(compute=compute, attempt=attempt, reason=reason):
-                self._send(compute, Abort(attempt, reason))
+    def _abort(self, orders: list[AbortOrder]) -> None:
+        for order in orders:
+            self._send(order.compute, Abort(order.attempt, order.reason))
 
     def _answer(self, query: DetokenizeQuery) -> None:
         if len(query.ids) > self._settings.max_query_ids:
@@ -173,17 +147,14 @@ class DetokenizerActor:
         self._send(query.reply, Detokenized(query.query, text))
 
     def _drop_router(self, router: str, now_s: float) -> None:
-        for outcome in self._streams.drop_router(router, now_s):
-            if isinstance(outcome, AbortOrder):
-                self._spans.end(outcome.attempt, "aborted")
-            self._note(outcome, {})
+        self._abort(self._streams.drop_router(router, now_s))
 
     def _send(self, to: Address, message: object) -> None:
         try:
             self._transport.send(to, message)
         except LinkError as error:
             log.for_attempts(_attempts(message, to)).error(
-                "mail not sent", tag=getattr(message, "TAG", ""), error=str(error)
+                "message not sent", tag=getattr(message, "TAG", ""), error=str(error)
             )
 
 
@@ -197,20 +168,6 @@ def _attempts(message: object, to: Address) -> list[AttemptId]:
         case Abort(attempt=attempt):
             return [attempt]
     return []
-
-
-def _ended(end: TextEnd) -> TextEnded:
-    """Put a terminal into the message's words; its row is filled in by the builder."""
-    return TextEnded(
-        0,
-        end.reason,
-        end.usage,
-        end.stop,
-        end.failure,
-        end.num_calls,
-        end.reasoning_tokens,
-        end.embedding,
-    )
 
 
 def load_card(folder: Path, served_names: Sequence[str]) -> ModelCard:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from common.messages.text import Candidate, PromptScored, TokenLogprob
-from common.messages.token_rows import TokenLogprobs
-from common.messages.tokens import PromptScores
+from common.messages.text import Candidate, TokenLogprob
+from common.messages.tokens import PromptScores, TokenLogprobs
 from services.detokenizer.decoding.protocol import Decoding
 
 
@@ -29,11 +28,9 @@ class LogprobTexts:
             for token_id, scores in zip(ids, logprobs, strict=True)
         )
 
-    def of_prompt(self, scored: Sequence[PromptScores]) -> tuple[PromptScored, ...]:
-        """Return the same for a prompt's tokens; row numbers are left at 0."""
-        return tuple(
-            PromptScored(0, scores.first, tuple(self._prompt_tokens(scores))) for scores in scored
-        )
+    def of_prompt(self, scores: PromptScores) -> tuple[TokenLogprob, ...]:
+        """Return the same for tokens of a prompt."""
+        return tuple(self._prompt_tokens(scores))
 
     def _prompt_tokens(self, scores: PromptScores) -> Iterator[TokenLogprob]:
         num_top = scores.num_top

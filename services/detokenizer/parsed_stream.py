@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from common.messages.failure import EndReason
 from common.messages.stream import StreamHeader
 from common.messages.text import Part
-from common.messages.tokens import EndReason
 from services.detokenizer.answer.formats import call_ids, markers, reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import AnswerParser
 from services.detokenizer.answer.parts import NO_PARTS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from common.messages.failure import EndReason
 from common.messages.stream import StreamHeader
 from common.messages.text import Part
-from common.messages.tokens import EndReason
 from services.detokenizer.decoding.protocol import Decoding
 from services.detokenizer.stops import StopMatch, StopMatcher
 

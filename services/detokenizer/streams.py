@@ -1,24 +1,28 @@
 """All attempts that a detokenizer has state for: rows of tokens in, rows of text out.
 
-Pure and synchronous; the actor packs what comes out into mail.
+Synchronous and given the clock; the actor sends what comes out.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from opentelemetry.trace import Span
 
 from common.errors import MalformedMessage
 from common.link.codec import unpack
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import AbortReason
-from common.messages.failure import Failure, Usage
+from common.messages.failure import Ending, Failure, Usage
 from common.messages.stream import StreamHeader
-from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
-from common.messages.token_rows import TokenRow
-from common.messages.tokens import EndReason
+from common.messages.text import TextGenerated
+from common.messages.tokens import TokenRow, TokensGenerated
+from common.telemetry import names
+from common.telemetry.trace import context_from, tracer
 from services.detokenizer.logprobs import LogprobTexts
 from services.detokenizer.parsed_stream import parsed_stream
 from services.detokenizer.stream import Stream, TextChunk, TextStream
@@ -30,37 +34,6 @@ MAX_TOMBSTONES = 65_536
 LOST = Failure(503, "tokens_lost", "Part of the answer was lost on its way.", retryable=True)
 
 
-@dataclass(frozen=True, slots=True)
-class TextEnd:
-    """The terminal of an attempt, as the router is told it."""
-
-    reason: EndReason
-    usage: Usage
-    stop: str | int | None = None
-    failure: Failure | None = None
-    num_calls: int = 0
-    reasoning_tokens: int = 0
-    embedding: bytes = b""
-
-
-class TextNews(NamedTuple):
-    """New text of one attempt for the router at `reply`.
-
-    `opened` comes with an attempt's first news. Row numbers in it and in `scored` mean nothing.
-    """
-
-    reply: Address
-    attempt: AttemptId
-    first_index: int
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprob, ...]
-    end: TextEnd | None = None
-    parts: tuple[Part, ...] = ()
-    opened: TextOpened | None = None
-    scored: tuple[PromptScored, ...] = ()
-
-
 class AbortOrder(NamedTuple):
     """Compute should stop working on this attempt."""
 
@@ -69,14 +42,26 @@ class AbortOrder(NamedTuple):
     reason: AbortReason
 
 
-Outcome: TypeAlias = TextNews | AbortOrder
+@dataclass(slots=True)
+class StepOutcome:
+    """What the rows of one step came to: text by router (its instance), and aborts."""
+
+    texts: dict[str, TextGenerated] = field(default_factory=dict)
+    aborts: list[AbortOrder] = field(default_factory=list)
+
+    def text_for(self, router: str) -> TextGenerated:
+        """Return the text for a router, to be added to."""
+        text = self.texts.get(router)
+        if text is None:
+            text = self.texts[router] = TextGenerated()
+        return text
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One attempt's state; without a stream it has ended here and waits for compute's terminal.
+    """One attempt's state; without a stream it has ended here and waits for compute's ending.
 
-    `opened` says that the router has been told, or is with the row at hand, what the prompt took.
+    `opened` says that the router knows, or learns with the row at hand, what the prompt took.
     """
 
     stream: Stream | None
@@ -84,6 +69,7 @@ class _Entry:
     prompt_tokens: int
     cached_tokens: int
     opened: bool
+    span: Span | None
 
 
 class Streams:
@@ -92,156 +78,169 @@ class Streams:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._logprob_texts = LogprobTexts(vocabulary.decoding)
-        self._entries: dict[AttemptId, _Entry] = {}
+        self._entries: dict[str, dict[int, _Entry]] = {}  # by router and counter
+        self._replies: dict[str, Address] = {}  # by router
         self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()  # dropped, until when
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._entries.values()))
 
-    def take(self, row: TokenRow, compute: Address, now_s: float) -> list[Outcome]:
-        """Handle one row of a `TokensGenerated` from this compute."""
-        entry = self._entries.get(row.attempt)
-        if entry is None:
-            opened = self._open(row, compute, now_s)
-            if not isinstance(opened, _Entry):
-                return opened
-            entry = opened
-        stream = entry.stream
-        if stream is None:  # a stop string ended it: the rest is compute's last steps
-            if row.ended is not None:
-                del self._entries[row.attempt]
-            return []
-        if row.first_index != stream.next_index:
-            return self._lose(row, entry, stream, now_s)
-        if row.ended is not None:
-            return [self._finish(row, entry, stream)]
-        return self._continue(row, entry, stream)
+    def reply_to(self, router: str) -> Address:
+        """Return where the text for a router goes, of which there was a stream."""
+        return self._replies[router]
+
+    def take(self, message: TokensGenerated, compute: Address, now_s: float) -> StepOutcome:
+        """Handle the rows of a step from this compute."""
+        outcome = StepOutcome()
+        entries = self._entries
+        for row in message.runs():
+            entry = entries[row.router].get(row.counter) if row.router in entries else None
+            if entry is None:
+                entry = self._open(row, compute, now_s, outcome)
+                if entry is None:
+                    continue
+            stream = entry.stream
+            if stream is None:  # a stop string ended it: the rest is compute's last steps
+                if row.ended is not None:
+                    del entries[row.router][row.counter]
+            elif row.first_index != stream.next_index:
+                self._lose(row, entry, stream, now_s, outcome)
+            elif row.ended is not None:
+                self._finish(row, entry, stream, row.ended, outcome)
+            else:
+                chunk = stream.push(row.token_ids)
+                self._write(row, stream, chunk, outcome)
+                if chunk.stop is not None:
+                    self._stop(row, entry, chunk, outcome)
+        return outcome
 
     def drop(self, attempt: AttemptId, now_s: float) -> None:
         """Forget an attempt; rows of it that still come are dropped without an answer."""
-        self._entries.pop(attempt, None)
+        entry = self._entries.get(attempt.router, {}).pop(attempt.counter, None)
+        if entry is not None:
+            _end_span(entry, "aborted")
         self._tombstones[attempt] = now_s + TOMBSTONE_S
         while len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
 
-    def drop_router(self, router: str, now_s: float) -> list[Outcome]:
+    def drop_router(self, router: str, now_s: float) -> list[AbortOrder]:
         """Forget every attempt of a router that is gone; compute need not go on with them."""
-        gone = [attempt for attempt in self._entries if attempt.router == router]
-        orders: list[Outcome] = [
-            AbortOrder(self._entries[attempt].compute, attempt, "lost") for attempt in gone
+        orders = [
+            AbortOrder(entry.compute, AttemptId(router, counter), "lost")
+            for counter, entry in self._entries.get(router, {}).items()
         ]
-        for attempt in gone:
-            self.drop(attempt, now_s)
+        for order in orders:
+            self.drop(order.attempt, now_s)
+        self._entries.pop(router, None)
+        self._replies.pop(router, None)
         return orders
 
     def open_counters(self, router: str) -> list[int]:
         """Counters of this router's attempts that have state here."""
-        return [attempt.counter for attempt in self._entries if attempt.router == router]
+        return list(self._entries.get(router, ()))
 
     def expire(self, now_s: float) -> None:
         """Let go of old tombstones."""
         while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
             self._tombstones.popitem(last=False)
 
-    def _open(self, row: TokenRow, compute: Address, now_s: float) -> _Entry | list[Outcome]:
-        """Make the state of an attempt that is new here, or say what to do instead."""
-        header = row.header or (row.ended.header if row.ended is not None else None)
-        if row.attempt in self._tombstones:
-            return []
-        if header is None:  # its first mail was lost, or it was forgotten: nobody can show it
-            self.drop(row.attempt, now_s)
-            return [AbortOrder(compute, row.attempt, "lost")]
+    def _open(
+        self, row: TokenRow, compute: Address, now_s: float, outcome: StepOutcome
+    ) -> _Entry | None:
+        """Make the state of an attempt that is new here; None if there can be none."""
+        attempt = AttemptId(row.router, row.counter)
+        if attempt in self._tombstones:
+            return None
+        opened = row.opened
         try:
-            stream = self._stream(unpack(StreamHeader, header), row.attempt)
+            # Without a header the first message was lost, or the attempt was forgotten.
+            header = unpack(StreamHeader, row.header)
+            stream = self._stream(header, row.counter)
         except MalformedMessage:
-            self.drop(row.attempt, now_s)
-            return [AbortOrder(compute, row.attempt, "lost")]
-        is_first = row.header is not None
-        entry = _Entry(stream, compute, row.prompt_tokens, row.cached_tokens, is_first)
-        self._entries[row.attempt] = entry
+            self.drop(attempt, now_s)
+            outcome.aborts.append(AbortOrder(compute, attempt, "lost"))
+            return None
+        counts = opened or (row.ended and row.ended.usage)
+        prompt = (counts.prompt_tokens, counts.cached_tokens) if counts else (0, 0)
+        span = None if opened is None else _start_span(attempt, header.traceparent)
+        entry = _Entry(stream, compute, *prompt, opened is not None, span)
+        self._replies[row.router] = header.reply
+        self._entries.setdefault(row.router, {})[row.counter] = entry
         return entry
 
-    def _stream(self, header: StreamHeader, attempt: AttemptId) -> Stream:
+    def _stream(self, header: StreamHeader, counter: int) -> Stream:
         """Make the stream that this header asks for."""
         if len(header.prompt_ids) % int32s().itemsize:
             raise MalformedMessage("prompt_ids of a stream header are no 32-bit integers")
-        parsed = parsed_stream(header, attempt.counter - header.first_counter, self._vocabulary)
+        parsed = parsed_stream(header, counter - header.first_counter, self._vocabulary)
         return parsed or TextStream(header, self._vocabulary.decoding)
 
-    def _continue(self, row: TokenRow, entry: _Entry, stream: Stream) -> list[Outcome]:
-        chunk = stream.push(row.token_ids)
-        if chunk.stop is None:
-            return [self._news(row, stream, chunk, None)]
+    def _stop(self, row: TokenRow, entry: _Entry, chunk: TextChunk, outcome: StepOutcome) -> None:
+        """End an attempt with a stop string, here and at compute."""
         entry.stream = None
         usage = Usage(entry.prompt_tokens, entry.cached_tokens, row.first_index + chunk.num_ids)
-        return [
-            self._news(row, stream, chunk, _stopped(chunk, usage)),
-            AbortOrder(entry.compute, row.attempt, "stop_string"),
-        ]
+        self._end(row, entry, _stopped(chunk, usage), outcome)
+        attempt = AttemptId(row.router, row.counter)
+        outcome.aborts.append(AbortOrder(entry.compute, attempt, "stop_string"))
 
-    def _finish(self, row: TokenRow, entry: _Entry, stream: Stream) -> TextNews:
-        ended = row.ended
-        assert ended is not None
-        del self._entries[row.attempt]
-        if not entry.opened and ended.reason != "refused":  # it had nothing to tell before
-            usage = ended.usage
-            row = row._replace(
-                header=ended.header,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-            )
-        chunk = stream.finish(row.token_ids, ended.reason)
+    def _finish(
+        self, row: TokenRow, entry: _Entry, stream: Stream, ending: Ending, outcome: StepOutcome
+    ) -> None:
+        """End an attempt as compute does, or with a stop string in its last tokens."""
+        del self._entries[row.router][row.counter]
+        usage = ending.usage
+        chunk = stream.finish(row.token_ids, ending.reason)
+        text = self._write(row, stream, chunk, outcome)
+        if not entry.opened and ending.reason != "refused":  # it had nothing to tell before
+            text.open(usage.prompt_tokens, usage.cached_tokens, _prompt_ids(stream.header))
         if chunk.stop is not None:
             completion_tokens = row.first_index + chunk.num_ids
-            usage = Usage(ended.usage.prompt_tokens, ended.usage.cached_tokens, completion_tokens)
-            return self._news(row, stream, chunk, _stopped(chunk, usage))
-        end = TextEnd(
-            ended.reason,
-            ended.usage,
-            ended.stop_token_id,
-            ended.failure,
-            chunk.num_calls,
-            chunk.reasoning_tokens,
-            ended.embedding,
-        )
-        return self._news(row, stream, chunk, end)
-
-    def _lose(self, row: TokenRow, entry: _Entry, stream: Stream, now_s: float) -> list[Outcome]:
-        """Tokens before this row never came: end the attempt, on both sides of here."""
-        self.drop(row.attempt, now_s)
-        usage = Usage(entry.prompt_tokens, entry.cached_tokens, stream.next_index)
-        end = TextEnd("failed", usage, failure=LOST)
-        news = TextNews(stream.header.reply, row.attempt, stream.next_index, (), "", (), end)
-        if row.ended is not None:
-            return [news]
-        return [news, AbortOrder(entry.compute, row.attempt, "lost")]
-
-    def _news(
-        self, row: TokenRow, stream: Stream, chunk: TextChunk, end: TextEnd | None
-    ) -> TextNews:
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if row.logprobs is not None:
-            logprobs = self._logprob_texts.of(
-                row.token_ids[: chunk.num_ids], row.logprobs[: chunk.num_ids]
+            usage = Usage(usage.prompt_tokens, usage.cached_tokens, completion_tokens)
+            ending = _stopped(chunk, usage)
+        elif chunk.num_calls or chunk.reasoning_tokens:
+            ending = replace(
+                ending, num_calls=chunk.num_calls, reasoning_tokens=chunk.reasoning_tokens
             )
-        opened = None if row.header is None else _opened(row, stream.header)
-        return TextNews(
-            stream.header.reply,
-            row.attempt,
-            row.first_index,
-            row.token_ids[: chunk.num_ids],
-            chunk.text,
-            logprobs,
-            end,
-            chunk.parts,
-            opened,
-            self._logprob_texts.of_prompt(row.scored) if row.scored else (),
-        )
+        self._end(row, entry, ending, outcome)
+
+    def _lose(
+        self, row: TokenRow, entry: _Entry, stream: Stream, now_s: float, outcome: StepOutcome
+    ) -> None:
+        """Tokens before this row never came: end the attempt, on both sides of here."""
+        attempt = AttemptId(row.router, row.counter)
+        usage = Usage(entry.prompt_tokens, entry.cached_tokens, stream.next_index)
+        outcome.text_for(row.router).add(row.counter, stream.next_index, (), "")
+        self._end(row, entry, Ending("failed", usage, failure=LOST), outcome)
+        self.drop(attempt, now_s)
+        if row.ended is None:
+            outcome.aborts.append(AbortOrder(entry.compute, attempt, "lost"))
+
+    def _write(
+        self, row: TokenRow, stream: Stream, chunk: TextChunk, outcome: StepOutcome
+    ) -> TextGenerated:
+        """Add what a row came to to its router's text."""
+        text = outcome.text_for(row.router)
+        ids = row.token_ids[: chunk.num_ids]
+        logprobs = row.logprobs
+        if logprobs is None:
+            text.add(row.counter, row.first_index, ids, chunk.text, (), chunk.parts)
+        else:
+            tokens = self._logprob_texts.of(ids, logprobs[: chunk.num_ids])
+            text.add(row.counter, row.first_index, ids, chunk.text, tokens, chunk.parts)
+        if (opened := row.opened) is not None:
+            text.open(opened.prompt_tokens, opened.cached_tokens, _prompt_ids(stream.header))
+        for scores in row.scored:
+            text.score(scores.first, self._logprob_texts.of_prompt(scores))
+        return text
+
+    def _end(self, row: TokenRow, entry: _Entry, ending: Ending, outcome: StepOutcome) -> None:
+        outcome.texts[row.router].end(ending)
+        _end_span(entry, ending.reason, ending.usage.completion_tokens)
 
 
-def _stopped(chunk: TextChunk, usage: Usage) -> TextEnd:
-    """Return the terminal of a text that a stop string ended."""
-    return TextEnd(
+def _stopped(chunk: TextChunk, usage: Usage) -> Ending:
+    """Return the ending of a text that a stop string ended."""
+    return Ending(
         "stop",
         usage,
         chunk.stop,
@@ -250,7 +249,25 @@ def _stopped(chunk: TextChunk, usage: Usage) -> TextEnd:
     )
 
 
-def _opened(row: TokenRow, header: StreamHeader) -> TextOpened:
-    prompt_ids = int32s()
-    prompt_ids.frombytes(header.prompt_ids)
-    return TextOpened(0, row.prompt_tokens, row.cached_tokens, prompt_ids)
+def _prompt_ids(header: StreamHeader) -> array[int]:
+    return array("i", header.prompt_ids)
+
+
+def _start_span(attempt: AttemptId, traceparent: str) -> Span | None:
+    """Start a stream's span as a child of the request's; none for one that is not traced."""
+    if not traceparent:
+        return None
+    span = tracer().start_span(names.SPAN_DETOKENIZE, context_from(traceparent))
+    if not span.is_recording():
+        return None
+    span.set_attribute(names.ATTEMPT, f"{attempt.router}:{attempt.counter}")
+    span.set_attribute(names.STAGE, "detokenizer")
+    return span
+
+
+def _end_span(entry: _Entry, reason: str, num_tokens: int = 0) -> None:
+    span, entry.span = entry.span, None
+    if span is not None:
+        span.set_attribute(names.RESPONSE_FINISH_REASONS, [reason])
+        span.set_attribute(names.USAGE_OUTPUT_TOKENS, num_tokens)
+        span.end()

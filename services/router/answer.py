@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from common.messages.text import Part, PromptScored, TextEnded, TextOpened, TokenLogprob
+from common.messages.failure import Ending
+from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Answer:
 
     text: str
     logprobs: list[TokenLogprob] | None
-    ended: TextEnded
+    ended: Ending
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     token_ids: tuple[int, ...] = ()

@@ -6,8 +6,8 @@ import asyncio
 from array import array
 from collections.abc import Sequence
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, PromptScored, TextEnded, TextOpened, TokenLogprob
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
 from services.router.answer import Answer, AnswerParts
 from services.router.usage import UsageTally
 
@@ -24,7 +24,7 @@ class _Gathered:
         self.token_ids: array[int] = array("i")
         self.prompt: TextOpened | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.ended: TextEnded | None = None
+        self.ended: Ending | None = None
 
 
 class Collector:
@@ -84,7 +84,7 @@ class Collector:
         if token_ids:
             gathered.token_ids.extend(token_ids)
 
-    def finished(self, choice: int, ended: TextEnded) -> None:
+    def finished(self, choice: int, ended: Ending) -> None:
         """Keep a choice's end; the last one completes the response."""
         self._choices[choice].ended = ended
         self._usage.add(choice, ended.usage)

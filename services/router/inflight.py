@@ -16,12 +16,11 @@ from typing import Protocol
 from common.messages.address import Route
 from common.messages.arrays import int32s
 from common.messages.control import AbortReason
-from common.messages.failure import Failure
+from common.messages.failure import Ending, Failure
 from common.messages.text import (
     AttemptRefused,
     Part,
     PromptScored,
-    TextEnded,
     TextGenerated,
     TextOpened,
     TokenLogprob,
@@ -69,7 +68,7 @@ class Sink(Protocol):
         """Take new text of a choice, which may be empty; with parts they are what is shown."""
         ...
 
-    def finished(self, choice: int, ended: TextEnded) -> None:
+    def finished(self, choice: int, ended: Ending) -> None:
         """Take the end of a choice (`stop` or `length`); once per choice, the last call for it."""
         ...
 
@@ -339,10 +338,10 @@ class InFlight:
 
     def _endings(self, message: TextGenerated) -> list[AbortedAttempt]:
         doomed: list[AbortedAttempt] = []
-        for ended in message.ended:
-            attempt = self._attempts.get(message.counters[ended.row])
+        for row, ended in zip(message.ended_rows, message.ended, strict=True):
+            attempt = self._attempts.get(message.counters[row])
             if attempt is not None:
-                last = message.first_index[ended.row] + message.num_tokens[ended.row]
+                last = message.first_index[row] + message.num_tokens[row]
                 doomed += self._end(attempt, ended, last)
         return doomed
 
@@ -362,7 +361,7 @@ class InFlight:
     def _lose(self, attempt: Attempt) -> list[AbortedAttempt]:
         return self.fail(attempt.choice.entry, LOST, "lost")
 
-    def _end(self, attempt: Attempt, ended: TextEnded, last_index: int) -> list[AbortedAttempt]:
+    def _end(self, attempt: Attempt, ended: Ending, last_index: int) -> list[AbortedAttempt]:
         choice = attempt.choice
         entry = choice.entry
         if ended.reason in ("stop", "length"):

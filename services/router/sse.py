@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import TextEnded, TextOpened
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import TextOpened
 from services.router.answer import Answer, Delta
 from services.router.errors import error_body
 
@@ -112,7 +112,7 @@ class EventFormat(Protocol):
         """Render what is new, whatever it is."""
         ...
 
-    def ending(self, choice: int, ended: TextEnded) -> bytes:
+    def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the end of a choice."""
         ...
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import structlog
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, PromptScored, TextEnded, TextOpened, TokenLogprob
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
 from common.telemetry.span_ring import SpanRing
 from services.router.answer import Delta
 from services.router.sse import EventFormat, EventTemplate
@@ -60,7 +60,7 @@ class _Slot:
         self.text = ""
         self.rich: Delta | None = None
         self.prompt: TextOpened | None = None
-        self.ended: TextEnded | None = None
+        self.ended: Ending | None = None
         self.is_open = False  # the opening was written
         self.is_waiting = False
 
@@ -181,7 +181,7 @@ class Stream:
         if not self.is_scheduled:
             self.flushes.schedule(self)
 
-    def finished(self, choice: int, ended: TextEnded) -> None:
+    def finished(self, choice: int, ended: Ending) -> None:
         """Take the end of a choice."""
         slot = self._slots[choice]
         slot.ended = ended

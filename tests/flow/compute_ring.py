@@ -11,12 +11,12 @@ from typing import Any
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
+from common.messages.failure import Ending
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.sampling import SamplingParams
 from common.messages.text import RouterInbox
-from common.messages.token_rows import TokenRow, rows
 from common.messages.tokenize import TokenizerInbox
-from common.messages.tokens import DetokenizerInbox, StreamEnded, TokensGenerated
+from common.messages.tokens import DetokenizerInbox, TokenRow, TokensGenerated
 from common.registration import Registration
 from services.compute.actor import ComputeActor
 from services.compute.config import ComputeSettings
@@ -127,7 +127,7 @@ class Ring:
 
     def _tokens(self, message: TokensGenerated, sender: Address) -> None:
         self.messages.append(message)
-        self.rows.extend(rows(message))
+        self.rows.extend(message.rows())
 
     def _beat(self, message: WorkerAlive, sender: Address) -> None:
         self.beats.append(message)
@@ -157,7 +157,7 @@ class Ring:
         assert indices == list(range(len(indices)))
         return [token for row in mine for token in row.token_ids]
 
-    def ended(self, attempt: AttemptId) -> list[StreamEnded]:
+    def ended(self, attempt: AttemptId) -> list[Ending]:
         mine = [row for row in self.rows if row.attempt == attempt]
         return [row.ended for row in mine if row.ended is not None]
 

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.messages.arrays import int32s
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, TextEnded
-from common.messages.text_rows import TextRows
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part, TextGenerated
 from common.messages.tokenize import Tokenize
 from tests.flow.router_ring import Ring, waiting
 
 USAGE = Usage(12, 4, 7)
-STOPPED = TextEnded(0, "stop", USAGE)
+STOPPED = Ending("stop", USAGE)
 MIXED = (
     Part("reasoning", "Let me see."),
     Part("content", "It is "),
@@ -26,32 +25,32 @@ MIXED = (
 
 
 def play(
-    ring: Ring, message: Tokenize, parts: Sequence[Part], ended: TextEnded | None = STOPPED
+    ring: Ring, message: Tokenize, parts: Sequence[Part], ended: Ending | None = STOPPED
 ) -> None:
     """Send an answer, a row for each part, and its end."""
     detokenizer = ring.workers["detokenizer"].transport
     counter = message.attempt.counter
     for index, part in enumerate(parts):
-        rows = TextRows()
+        rows = TextGenerated()
         rows.add(counter, index, [7], "raw", parts=(part,))
         if index == 0:
             rows.open(12, 4, int32s())
-        detokenizer.send(ring.transport.address, rows.build())
+        detokenizer.send(ring.transport.address, rows)
     if ended is not None:
-        rows = TextRows()
+        rows = TextGenerated()
         rows.add(counter, len(parts), [], "")
         if not parts:
             rows.open(12, 4, int32s())
-        rows.end_as(ended)
-        detokenizer.send(ring.transport.address, rows.build())
+        rows.end(ended)
+        detokenizer.send(ring.transport.address, rows)
 
 
 def fail(ring: Ring, message: Tokenize, num_tokens: int, failure: Failure) -> None:
     """End an answer with a failure."""
-    rows = TextRows()
+    rows = TextGenerated()
     rows.add(message.attempt.counter, num_tokens, [], "")
-    rows.end("failed", Usage(12, 4, num_tokens), None, failure)
-    ring.workers["detokenizer"].transport.send(ring.transport.address, rows.build())
+    rows.end(Ending("failed", Usage(12, 4, num_tokens), None, failure))
+    ring.workers["detokenizer"].transport.send(ring.transport.address, rows)
 
 
 async def asked(ring: Ring, path: str, body: dict[str, Any]) -> tuple[asyncio.Task[Any], Tokenize]:

@@ -22,7 +22,7 @@ from common.messages.control import (
     ServiceName,
     WorkerAlive,
 )
-from common.messages.failure import Failure, Usage
+from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import ComputeInbox
 from common.messages.inspection import Inspection, InspectionQuery
 from common.messages.text import (
@@ -30,13 +30,12 @@ from common.messages.text import (
     Detokenized,
     Part,
     RouterInbox,
-    TextEnded,
+    TextGenerated,
     Tokenized,
     TokenLogprob,
 )
-from common.messages.text_rows import TextRows
 from common.messages.tokenize import Tokenize, TokenizeQuery, TokenizerInbox
-from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, EndReason
+from common.messages.tokens import DetokenizeQuery, DetokenizerInbox
 from services.router.actor import RouterActor
 from services.router.config import RouterSettings
 from tests.memory_link import Exchange, MemoryTransport
@@ -164,14 +163,14 @@ class Ring:
         end: EndReason | Failure | None = None,
     ) -> None:
         """Send one row of text, with the attempt's end if given."""
-        rows = TextRows()
+        rows = TextGenerated()
         rows.add(counter, first_index, [7] * num_tokens, text)
         usage = Usage(5, 0, first_index + num_tokens)
         if isinstance(end, Failure):
-            rows.end("failed", usage, None, end)
+            rows.end(Ending("failed", usage, None, end))
         elif end is not None:
-            rows.end(end, usage)
-        self.workers["detokenizer"].transport.send(self.transport.address, rows.build())
+            rows.end(Ending(end, usage))
+        self.workers["detokenizer"].transport.send(self.transport.address, rows)
 
     def refuse(self, message: Tokenize, failure: Failure) -> None:
         """Refuse a request at the tokenizer."""
@@ -224,12 +223,12 @@ class Ring:
         first = message.attempt.counter
         counters = range(first, first + message.num_choices)
         for rows in (*self._prompt(message, script), *_steps(counters, script)):
-            detokenizer.transport.send(reply, rows.build())
+            detokenizer.transport.send(reply, rows)
 
-    def _prompt(self, message: Tokenize, script: Script) -> list[TextRows]:
+    def _prompt(self, message: Tokenize, script: Script) -> list[TextGenerated]:
         """Say what the prompt took, and what its tokens are worth, before the first text."""
         ids = int32s(range(script.prompt_tokens))
-        rows = TextRows()
+        rows = TextGenerated()
         first = message.attempt.counter
         for counter in range(first, first + message.num_choices):
             rows.add(counter, 0, [], "")
@@ -238,28 +237,28 @@ class Ring:
             return [rows]
         scores = []
         for at, tokens in ((1, script.scored[:1]), (2, script.scored[1:])):
-            scores.append(TextRows())
+            scores.append(TextGenerated())
             scores[-1].add(first, 0, [], "")
             scores[-1].score(at, tokens)
         return [rows, *scores]
 
 
-def _steps(counters: range, script: Script) -> Iterator[TextRows]:
+def _steps(counters: range, script: Script) -> Iterator[TextGenerated]:
     """Make the mails of an answer: one for each piece, and one for the end."""
     for index, piece in enumerate(script.pieces):
-        rows = TextRows()
+        rows = TextGenerated()
         logprobs = (script.logprobs(index),) if script.logprobs else ()
         for counter in counters:
             parts = script.parts[index] if script.parts else ()
             rows.add(counter, index, [index], piece, logprobs, parts)
         yield rows
-    rows = TextRows()
+    rows = TextGenerated()
     for counter in counters:
         rows.add(counter, len(script.pieces), [], "")
         usage = Usage(script.prompt_tokens, 0, len(script.pieces))
         calls, thoughts = script.num_calls, script.reasoning_tokens
-        ended = TextEnded(0, script.reason, usage, script.stop, None, calls, thoughts)
-        rows.end_as(ended)
+        ended = Ending(script.reason, usage, script.stop, None, calls, thoughts)
+        rows.end(ended)
     yield rows
 
 

@@ -58,10 +58,10 @@ async def test_the_header_comes_with_the_first_token_and_with_the_terminal(
     await ring.start()
     attempt = ring.ask(1)
     await ring.until(lambda: bool(ring.endings(attempt)))
-    assert [row.header for row in ring.rows] == [b"h", None, None, None, None]
-    assert ring.rows[0].prompt_tokens == 20
+    assert [row.header for row in ring.rows] == [b"h", b"", b"", b"", b"h"]
+    assert [row.opened is not None for row in ring.rows] == [True, False, False, False, False]
+    assert ring.rows[0].opened is not None and ring.rows[0].opened.prompt_tokens == 20
     assert ring.rows[-1].ended is not None
-    assert ring.rows[-1].ended.header == b"h"
     assert ring.rows[-1].ended.usage.completion_tokens == 5
 
 
@@ -105,7 +105,7 @@ async def test_choices_share_one_prompt_and_end_each_on_its_own(
     attempts = [AttemptId(first.router, first.counter + choice) for choice in range(3)]
     await ring.until(lambda: all(ring.endings(attempt) for attempt in attempts))
     assert len({tuple(ring.tokens(attempt)) for attempt in attempts}) == 3
-    cached = sorted(row.cached_tokens for row in ring.rows if row.header is not None)
+    cached = sorted(row.opened.cached_tokens for row in ring.rows if row.opened is not None)
     assert cached == [0, 32, 32]
 
 

@@ -30,7 +30,7 @@ async def test_a_prompts_scores_come_before_its_tokens_in_the_mail(ring: Ring) -
     await ring.until(lambda: bool(ring.endings(attempt) and ring.endings(plain)))
     mine = [row for row in ring.rows if row.attempt == attempt]
     scores = [scores for row in mine for scores in row.scored]
-    assert [row.header is not None for row in mine].index(True) == 0
+    assert [row.opened is not None for row in mine].index(True) == 0
     assert [token for each in scores for token in each.ids] == PROMPT[1:]
     assert [each.first for each in scores] == sorted(each.first for each in scores)
     assert scores[0].first == 1

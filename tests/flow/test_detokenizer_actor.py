@@ -12,17 +12,16 @@ from common.link.codec import pack
 from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, ModelCard, RouterAlive, WorkerAlive
-from common.messages.failure import Usage
+from common.messages.failure import Ending, Usage
 from common.messages.generate import ComputeInbox
 from common.messages.stream import StreamHeader
 from common.messages.text import Detokenized, RouterInbox, TextGenerated
-from common.messages.text_rows import rows
-from common.messages.token_rows import TokenRows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from common.registration import Registration
 from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
 from tests.memory_link import Exchange, MemoryTransport
+from tests.text_rows import rows
 from tests.unit.detokenizer.vocabularies import tekken
 
 CARD = ModelCard("tekken", "r1", 131_072)
@@ -96,12 +95,12 @@ def ids_of(text: str) -> list[int]:
 
 
 async def test_one_step_becomes_one_message_for_each_router(ring: Ring) -> None:
-    step = TokenRows(1)
+    step = TokensGenerated(1)
     r1, r2 = ring.routers["r1"], ring.routers["r2"]
     for counter, router in ((1, r1), (2, r2), (3, r1)):
         attempt = AttemptId(router.address.instance_id, counter)
         step.add(attempt, 0, ids_of(f"n{counter}"), header=ring.header(router), prompt=(4, 0))
-    ring.send(step.build())
+    ring.send(step)
     assert ring.texts("r1") == ["n1", "n3"]
     assert ring.texts("r2") == ["n2"]
     assert len([m for m in ring.got["r1"] if isinstance(m, TextGenerated)]) == 1
@@ -111,29 +110,29 @@ async def test_one_step_becomes_one_message_for_each_router(ring: Ring) -> None:
 async def test_a_stop_string_ends_the_stream_for_the_router_and_at_compute(ring: Ring) -> None:
     router = ring.routers["r1"]
     attempt = AttemptId(router.address.instance_id, 1)
-    step = TokenRows(1)
+    step = TokensGenerated(1)
     step.add(attempt, 0, ids_of("abXYc"), header=ring.header(router, stop=("XY",)), prompt=(4, 1))
-    ring.send(step.build())
+    ring.send(step)
     (message,) = (m for m in ring.got["r1"] if isinstance(m, TextGenerated))
     (row,) = rows(message)
     assert row.text == "ab"
     assert row.ended is not None
     assert (row.ended.reason, row.ended.stop, row.ended.usage) == ("stop", "XY", Usage(4, 1, 4))
     assert ring.got["compute"] == [Abort(attempt, "stop_string")]
-    late = TokenRows(2)
+    late = TokensGenerated(2)
     late.add(attempt, 5, ids_of("d"))
-    late.end(ring.header(router), "aborted", Usage(4, 1, 6))
-    ring.send(late.build())
+    late.end(ring.header(router), Ending("aborted", Usage(4, 1, 6)))
+    ring.send(late)
     assert ring.texts("r1") == ["ab"]
     assert ring.actor.num_open == 0
 
 
 async def test_heartbeats_tell_each_router_its_own_open_attempts(ring: Ring) -> None:
     router = ring.routers["r1"]
-    step = TokenRows(1)
+    step = TokensGenerated(1)
     attempt = AttemptId(router.address.instance_id, 9)
     step.add(attempt, 0, ids_of("a"), header=ring.header(router))
-    ring.send(step.build())
+    ring.send(step)
     ring.tick(0.6)
     beats = {
         name: [m for m in ring.got[name] if isinstance(m, WorkerAlive)][-1] for name in ("r1", "r2")
@@ -143,12 +142,12 @@ async def test_heartbeats_tell_each_router_its_own_open_attempts(ring: Ring) -> 
 
 
 async def test_a_router_that_falls_silent_loses_its_streams_and_no_others(ring: Ring) -> None:
-    step = TokenRows(1)
+    step = TokensGenerated(1)
     for name in ("r1", "r2"):
         router = ring.routers[name]
         attempt = AttemptId(router.address.instance_id, 1)
         step.add(attempt, 0, ids_of("a"), header=ring.header(router))
-    ring.send(step.build())
+    ring.send(step)
     ring.exchange.kill("r1")
     for _ in range(8):
         ring.tick(0.4)
@@ -160,9 +159,9 @@ async def test_a_router_that_falls_silent_loses_its_streams_and_no_others(ring: 
 async def test_an_abort_leaves_no_entry(ring: Ring) -> None:
     router = ring.routers["r1"]
     attempt = AttemptId(router.address.instance_id, 1)
-    step = TokenRows(1)
+    step = TokensGenerated(1)
     step.add(attempt, 0, ids_of("a"), header=ring.header(router))
-    ring.send(step.build())
+    ring.send(step)
     router.send(ring.transport.address, Abort(attempt, "client_gone"))
     ring.exchange.deliver()
     assert ring.actor.num_open == 0
@@ -176,7 +175,7 @@ async def test_the_log_names_the_attempts_whose_text_was_not_sent(ring: Ring) ->
         ring.actor.receive(DetokenizeQuery(query, router, int32s(ids_of("hello"))), router)
         ring.actor.receive(DetokenizeQuery(query, router, int32s([200_000])), router)
     assert [(line["event"], line["attempt"]) for line in lines] == [
-        ("mail not sent", f"{router.instance_id[:8]}:7")
+        ("message not sent", f"{router.instance_id[:8]}:7")
     ] * 2
 
 

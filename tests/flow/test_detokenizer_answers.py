@@ -12,17 +12,16 @@ from common.link.codec import pack
 from common.messages.address import AttemptId
 from common.messages.arrays import float32s, int32s
 from common.messages.control import ModelCard
-from common.messages.failure import Usage
+from common.messages.failure import Ending, Usage
 from common.messages.generate import ComputeInbox
 from common.messages.stream import StreamHeader
 from common.messages.text import RouterInbox, TextGenerated
-from common.messages.text_rows import TextRow, rows
-from common.messages.token_rows import TokenRows
-from common.messages.tokens import DetokenizerInbox, PromptScores
+from common.messages.tokens import DetokenizerInbox, PromptScores, TokensGenerated
 from common.registration import Registration
 from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
 from tests.memory_link import Exchange
+from tests.text_rows import TextRow, rows
 from tests.unit.detokenizer.vocabularies import marked
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -67,12 +66,12 @@ class Answering:
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         attempt = AttemptId(self.router.address.instance_id, 1)
         for first in range(0, len(ids), ids_a_row):
-            step = TokenRows(first)
+            step = TokensGenerated(first)
             head = None if first else header
             step.add(attempt, first, ids[first : first + ids_a_row], header=head, prompt=(4, 1))
             if first + ids_a_row >= len(ids):
-                step.end(header, "length", Usage(4, 1, len(ids)))
-            self.compute.send(self.transport.address, step.build())
+                step.end(header, Ending("length", Usage(4, 1, len(ids))))
+            self.compute.send(self.transport.address, step)
         self.exchange.deliver()
         return self.rows
 
@@ -138,12 +137,11 @@ async def test_scores_ids_and_embeddings_of_prompts_reach_the_router(answering: 
         float32s([-1.0] * count),
     )
     embedding = float32s((1.0, 2.0)).tobytes()
-    step = TokenRows(1)
+    step = TokensGenerated(1)
     step.add(attempt, 0, (), header=header, prompt=(count, 0))
     step.score(scores)
-    step.end(header, "stop", Usage(count, 0, 0))
-    step.embed(embedding)
-    answering.compute.send(answering.transport.address, step.build())
+    step.end(header, Ending("stop", Usage(count, 0, 0), embedding=embedding))
+    answering.compute.send(answering.transport.address, step)
     answering.exchange.deliver()
     (row,) = answering.rows
     assert row.opened is not None

@@ -8,9 +8,8 @@ import struct
 from importlib.metadata import version
 from typing import Any
 
-from common.messages.failure import Usage
-from common.messages.text import TextEnded
-from common.messages.text_rows import TextRows
+from common.messages.failure import Ending, Usage
+from common.messages.text import TextGenerated
 from common.messages.tokenize import Tokenize
 from services.router.embeddings.handlers import MOST_AT_ONCE
 from tests.flow.router_ring import CARD, Ring, error_of, running_router, waiting
@@ -28,11 +27,11 @@ def embedding_ring(ring: Ring) -> None:
 
 def embed(ring: Ring, message: Tokenize, *values: float) -> None:
     """Answer with a vector."""
-    rows = TextRows()
+    rows = TextGenerated()
     rows.add(message.attempt.counter, 0, [], "")
     packed = struct.pack(f"={len(values)}f", *values)
-    rows.end_as(TextEnded(0, "stop", Usage(4, 0, 0), embedding=packed))
-    ring.workers["detokenizer"].transport.send(ring.transport.address, rows.build())
+    rows.end(Ending("stop", Usage(4, 0, 0), embedding=packed))
+    ring.workers["detokenizer"].transport.send(ring.transport.address, rows)
 
 
 async def test_every_input_is_pooled_and_answered_in_its_place() -> None:

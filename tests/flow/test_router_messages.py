@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.messages.failure import Failure
-from common.messages.text import TextEnded
+from common.messages.failure import Ending, Failure
 from common.messages.tokenize import ChatPrompt, TokenizeQuery, ToolUse
 from tests.flow.parsed_answers import MIXED, USAGE, asked, fail, named_events, play
 from tests.flow.router_ring import running_router, waiting
@@ -95,7 +94,7 @@ async def test_a_stop_sequence_is_named() -> None:
     async with running_router() as ring:
         task, sent = await asked(ring, PATH, message(stop_sequences=["END"]))
         assert sent.stream.stop == ("END",)
-        play(ring, sent, MIXED[1:3], TextEnded(0, "stop", USAGE, stop="END"))
+        play(ring, sent, MIXED[1:3], Ending("stop", USAGE, stop="END"))
         _, data = await task
         body = json.loads(data)
         assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "END")

@@ -19,7 +19,6 @@ from common.errors import MessageTooLarge
 from common.messages.address import Address
 from common.messages.arrays import int32s
 from common.messages.control import RouterAlive
-from common.messages.token_rows import TokenRows, rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from tests.system.link_boxes import LOOPS, A, Box, abort, boxes, ipc_settings, tcp
 
@@ -141,10 +140,10 @@ TOKENS_PER_STEP = 1000  # 4 KB, so that a kernel's buffer holds some fifty
 
 
 def step(number: int) -> TokensGenerated:
-    builder = TokenRows(number)
+    builder = TokensGenerated(number)
     first = number * TOKENS_PER_STEP
     builder.add(A, first, range(first, first + TOKENS_PER_STEP))
-    return builder.build()
+    return builder
 
 
 @pytest.mark.usefixtures("small_marks")
@@ -185,7 +184,7 @@ def test_a_slow_reader_gets_every_token_merged(ipc: LinkSettings) -> None:
             got: list[int] = []
 
             def complete() -> bool:
-                got[:] = [t for m in slow.got for row in rows(m) for t in row.token_ids]
+                got[:] = [t for m in slow.got for row in m.rows() for t in row.token_ids]
                 return len(got) == NUM_STEPS * TOKENS_PER_STEP
 
             await slow.until(complete)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.messages.tokens import TokenLogprobs
 from common.model_folder import describe, eos_token_ids, read_json
 from common.pooling_folder import read_pooling
 from services.compute.config import ComputeSettings
@@ -23,14 +24,7 @@ from services.compute.runner.sim_prompts import (
     sim_embeddings,
     sim_scores,
 )
-from services.compute.step import (
-    Int32Array,
-    SlotDelta,
-    StepPlan,
-    StepResult,
-    TokenLogprobs,
-    TokenMasks,
-)
+from services.compute.step import Int32Array, SlotDelta, StepPlan, StepResult, TokenMasks
 
 CLOSING = ('"}', '"]', '"', "}", "]", ",", ":", "0")
 DEFAULT_MODEL_LEN = 4096  # for a folder that does not name its model's

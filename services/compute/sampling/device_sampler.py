@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from common.messages.tokens import TokenLogprobs
 from services.compute.kernels.adjust.kernel import adjust
 from services.compute.kernels.adjust.tables import AdjustTables
 from services.compute.kernels.cut.kernel import cut
@@ -55,7 +56,6 @@ from services.compute.step import (
     Int32Array,
     SlotDelta,
     StepPlan,
-    TokenLogprobs,
     int32_array,
 )
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from common.messages.tokens import TokenLogprobs
 from services.compute.kernels.upload import upload
-from services.compute.step import TokenLogprobs
 
 Int64Array = npt.NDArray[np.int64]
 

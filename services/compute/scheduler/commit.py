@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from common.messages.tokens import TokenLogprobs
 from services.compute.scheduler.draft import LaunchedStep
 from services.compute.scheduler.endings import Endings
 from services.compute.scheduler.events import EventLog
@@ -11,7 +12,7 @@ from services.compute.scheduler.failures import NONFINITE
 from services.compute.scheduler.prompt_results import PromptResults
 from services.compute.scheduler.residents import Residents
 from services.compute.scheduler.sequence import Sequence
-from services.compute.step import StepResult, TokenLogprobs
+from services.compute.step import StepResult
 
 
 class Committer:

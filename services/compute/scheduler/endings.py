@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from common.messages.failure import Failure
-from common.messages.tokens import EndReason
+from common.messages.failure import Ending, EndReason, Failure
 from services.compute.scheduler.attempts import OpenAttempts
 from services.compute.scheduler.events import EventLog
 from services.compute.scheduler.forks import Forks
-from services.compute.scheduler.protocol import Ending
 from services.compute.scheduler.residents import Residents
 from services.compute.scheduler.sequence import Sequence, Status
 from services.compute.scheduler.transfers import Transfers

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from common.messages.address import AttemptId
-from common.messages.failure import Failure, Usage
-from common.messages.tokens import EndReason, PromptScores
-from services.compute.scheduler.protocol import Ending, News, Request, SequenceEvent, StepTokens
+from common.messages.failure import Ending, EndReason, Failure, Usage
+from common.messages.tokens import PromptScores, TokenLogprobs
+from services.compute.scheduler.protocol import News, Request, SequenceEvent, StepTokens
 from services.compute.scheduler.sequence import Sequence
-from services.compute.step import TokenLogprobs
 
 
 class EventLog:

@@ -6,12 +6,12 @@ from array import array
 
 import numpy as np
 
+from common.messages.failure import Ending
 from common.messages.tokens import PromptScores
 from services.compute.scheduler.draft import LaunchedStep
 from services.compute.scheduler.endings import Endings
 from services.compute.scheduler.events import EventLog
 from services.compute.scheduler.failures import NONFINITE
-from services.compute.scheduler.protocol import Ending
 from services.compute.scheduler.sequence import Sequence
 from services.compute.step import RowScores, StepResult
 

@@ -10,16 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from common.messages.address import Address, AttemptId
-from common.messages.failure import Failure, Usage
+from common.messages.failure import Ending, EndReason, Failure
 from common.messages.sampling import SamplingParams
-from common.messages.tokens import EndReason, PromptScores
-from services.compute.step import (
-    Int32Array,
-    StepPlan,
-    StepResult,
-    TokenLogprobs,
-    int32_array,
-)
+from common.messages.tokens import PromptScores, TokenLogprobs
+from services.compute.step import Int32Array, StepPlan, StepResult, int32_array
 
 
 class Prompt:
@@ -63,17 +57,6 @@ class Request:
     cache_salt: str = ""
     traceparent: str = ""
     pooling: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a sequence ended; the one terminal of its attempt."""
-
-    reason: EndReason
-    usage: Usage
-    stop_token_id: int | None = None
-    failure: Failure | None = None
-    embedding: bytes = b""
 
 
 @dataclass(slots=True)

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from common.messages.address import AttemptId
-from common.messages.failure import Failure
-from common.messages.tokens import EndReason
+from common.messages.failure import EndReason, Failure
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.prefix import Node
 from services.compute.runner.protocol import RunnerSpec

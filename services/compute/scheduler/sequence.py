@@ -10,10 +10,10 @@ from itertools import chain
 import numpy as np
 
 from common.messages.address import Address, AttemptId
-from common.messages.failure import Usage
+from common.messages.failure import Ending, Usage
 from common.messages.sampling import SamplingParams
 from services.compute.kv.table import PageTable
-from services.compute.scheduler.protocol import Ending, Request
+from services.compute.scheduler.protocol import Request
 from services.compute.step import NO_IDS, Int32Array, SlotDelta
 
 

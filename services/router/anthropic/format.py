@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, TextEnded, TextOpened
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part, TextOpened
 from services.router.answer import Answer, Delta, ResponseHead, ToolCall
 from services.router.anthropic_errors import error_body
 from services.router.sse import json_bytes, json_string
@@ -49,7 +49,7 @@ class MessageFormat:
         self._num_hidden = 0
         self._open = ""  # the kind of the block that is being written
         self._before = b""  # of its deltas
-        self._ended: TextEnded | None = None
+        self._ended: Ending | None = None
 
     def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
         """Render the message as it begins; `prompt` says what it took, where the ring does."""
@@ -68,7 +68,7 @@ class MessageFormat:
             return b"".join(event for part in delta.parts for event in self._part(part))
         return b"".join(self._grow("text", delta.text)) if delta.text else b""
 
-    def ending(self, choice: int, ended: TextEnded) -> bytes:
+    def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the end of the last block; an answer without any is an empty text."""
         self._ended = ended
         begun = () if self._num_blocks else self._begin("text", {"text": ""})
@@ -160,7 +160,7 @@ class MessageFormat:
             "stop_sequence": None,
         }
 
-    def _stop(self, ended: TextEnded, num_calls: int) -> dict[str, Any]:
+    def _stop(self, ended: Ending, num_calls: int) -> dict[str, Any]:
         """Say why it ended; a stop token counts as the end of the turn."""
         sequence = ended.stop if isinstance(ended.stop, str) else None
         if ended.reason == "length":

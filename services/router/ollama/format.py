@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, TextEnded, TextOpened, TokenLogprob
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part, TextOpened, TokenLogprob
 from services.router.answer import Answer, Delta, ResponseHead, ToolCall
 from services.router.openai.logprobs import chat_logprobs
 from services.router.sse import json_bytes
@@ -69,7 +69,7 @@ class OllamaFormat:
             lines[0]["logprobs"] = _logprobs(delta.logprobs)
         return b"".join(map(_line, lines))
 
-    def ending(self, choice: int, ended: TextEnded) -> bytes:
+    def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the last call, whose end nothing else has shown."""
         self._reason = ended.reason
         return b"".join(_line(self._fields(piece)) for piece in self._finished_call())

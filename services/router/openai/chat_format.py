@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, TextEnded, TextOpened
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part, TextOpened
 from services.router.answer import Answer, Delta, ResponseHead, ToolCall
 from services.router.openai.chunks import (
     RunningUsage,
@@ -42,7 +42,7 @@ class ChatFormat:
         self._head = head
         self._options = options or AnswerOptions()
         self._usage = RunningUsage(num_choices) if self._options.continuous_usage else None
-        self._endings: list[TextEnded] = []
+        self._endings: list[Ending] = []
         self._templates = [
             EventTemplate(self._chunk(index, {"content": TEXT}, LOGPROBS))
             for index in range(num_choices)
@@ -89,7 +89,7 @@ class ChatFormat:
         rest = (self._event(choice, new, None, [] if ids else None) for new in news[1:])
         return b"".join((self._event(choice, news[0], logprobs, ids), *rest))
 
-    def ending(self, choice: int, ended: TextEnded) -> bytes:
+    def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the chunk with the finish reason."""
         self._endings.append(ended)
         if self._usage is not None:
@@ -151,7 +151,7 @@ class ChatFormat:
             return {**message, "function_call": calls[0]["function"]}
         return {**message, "tool_calls": calls} if calls else message
 
-    def _finish_reason(self, ended: TextEnded) -> str:
+    def _finish_reason(self, ended: Ending) -> str:
         if ended.num_calls and ended.reason == "stop" and not self._options.named_tool:
             return "function_call" if self._options.functions else "tool_calls"
         return ended.reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from common.messages.failure import Usage
-from common.messages.text import TextEnded, TextOpened
+from common.messages.failure import Ending, Usage
+from common.messages.text import TextOpened
 from services.router.answer import ResponseHead
 from services.router.sse import DONE, event, usage_object
 
@@ -22,7 +22,7 @@ def head_of(head: ResponseHead, kind: str) -> dict[str, Any]:
     }
 
 
-def stop_reason(ended: TextEnded) -> dict[str, Any]:
+def stop_reason(ended: Ending) -> dict[str, Any]:
     """Say which stop string or stop token matched: not in OpenAI's shape, so only where one did."""
     return {} if ended.stop is None else {"stop_reason": ended.stop}
 
@@ -34,7 +34,7 @@ def closing(head: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
     return event({**head, "choices": [], "usage": usage}) + DONE
 
 
-def full_usage(usage: Usage, endings: Iterable[TextEnded]) -> dict[str, Any]:
+def full_usage(usage: Usage, endings: Iterable[Ending]) -> dict[str, Any]:
     """Build OpenAI's `usage` with the tokens of reasoning."""
     return usage_object(usage, sum(ended.reasoning_tokens for ended in endings))
 
@@ -49,7 +49,7 @@ class RunningUsage:
         self._num_choices = max(1, num_choices)
         self._prompts: dict[int, TextOpened] = {}
         self._choices: dict[int, int] = {}
-        self._endings: list[TextEnded] = []
+        self._endings: list[Ending] = []
 
     def opened(self, choice: int, prompt: TextOpened | None) -> None:
         """Take what a choice's prompt took: once for all choices, the least of them cached."""
@@ -64,7 +64,7 @@ class RunningUsage:
         """Take new tokens of a choice."""
         self._choices[choice] = self._choices.get(choice, 0) + num_tokens
 
-    def ended(self, choice: int, ended: TextEnded) -> None:
+    def ended(self, choice: int, ended: Ending) -> None:
         """Take the end of a choice, which knows best."""
         self._choices[choice] = ended.usage.completion_tokens
         self._endings.append(ended)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import TextEnded, TextOpened, TokenLogprob
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import TextOpened, TokenLogprob
 from services.router.answer import Answer, Delta, ResponseHead
 from services.router.openai.chunks import (
     RunningUsage,
@@ -92,7 +92,7 @@ class CompletionFormat:
             chunk["choices"][0]["token_ids"] = ids
         return echo + event(chunk)
 
-    def ending(self, choice: int, ended: TextEnded) -> bytes:
+    def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the chunk with the finish reason."""
         echo = self._waited(choice)
         if self._usage is not None and not self._options.prompt_alone:
@@ -158,13 +158,13 @@ class CompletionFormat:
         siblings = range(first, first + self._per_prompt)
         return max((self._scored.get(each, []) for each in (choice, *siblings)), key=len)
 
-    def _finish_reason(self, ended: TextEnded) -> str:
+    def _finish_reason(self, ended: Ending) -> str:
         return "length" if self._options.prompt_alone else ended.reason
 
-    def _stop_reason(self, ended: TextEnded) -> dict[str, Any]:
+    def _stop_reason(self, ended: Ending) -> dict[str, Any]:
         return {} if self._options.prompt_alone else stop_reason(ended)
 
-    def _total(self, usage: Usage, endings: Sequence[TextEnded]) -> dict[str, Any]:
+    def _total(self, usage: Usage, endings: Sequence[Ending]) -> dict[str, Any]:
         if self._options.prompt_alone:
             usage = Usage(usage.prompt_tokens, usage.cached_tokens, 0)
         return full_usage(usage, endings)

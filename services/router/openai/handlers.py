@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from common.messages.failure import Usage
-from common.messages.text import TextEnded
+from common.messages.failure import Ending, Usage
 from common.telemetry import names
 from services.router.answer import Answer
 from services.router.client import Client
@@ -94,7 +93,7 @@ class OpenAIHandlers:
 def _echoed(asked: Asked[AnswerFormat], lengths: Sequence[int], streaming: bool) -> web.Response:
     """Answer with the prompts alone; the events of a stream are all there at once."""
     job, layout = asked.job, asked.layout
-    ended = TextEnded(0, "length", Usage(0, 0, 0))
+    ended = Ending("length", Usage(0, 0, 0))
     usage = Usage(sum(lengths), 0, 0)
     asked.span.answered(usage, [ended.reason] * job.num_all_choices)
     if not streaming:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, TextEnded, TextOpened, TokenLogprob
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part, TextOpened, TokenLogprob
 from services.router.answer import Answer, Delta, ResponseHead
 from services.router.errors import error_object
 from services.router.responses.custom_input import custom_input
@@ -65,7 +65,7 @@ class ResponsesFormat:
         self._tokens: list[TokenLogprob] = []  # since the last message
         self._num_said = 0  # of these, in deltas
         self._thought = ""  # before the message
-        self._ended: TextEnded | None = None
+        self._ended: Ending | None = None
 
     def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
         """Render the response as it begins."""
@@ -84,7 +84,7 @@ class ResponsesFormat:
             return b"".join(event for part in delta.parts for event in self._part(part))
         return b"".join(self._grow("message", delta.text)) if delta.text else b""
 
-    def ending(self, choice: int, ended: TextEnded) -> bytes:
+    def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the end of the last item; an answer without any is an empty message."""
         self._ended = ended
         events = [] if self._open or self._output else list(self._begin("message"))
@@ -198,7 +198,7 @@ class ResponsesFormat:
         return f"{_ITEM_PREFIXES[kind]}_{self._head.id.removeprefix(ID_PREFIX)}{index:02x}"
 
     def _finished(
-        self, ended: TextEnded, usage: Usage, output: Sequence[dict[str, Any]]
+        self, ended: Ending, usage: Usage, output: Sequence[dict[str, Any]]
     ) -> dict[str, Any]:
         status = _status(ended)
         response = self._response(status, output)
@@ -235,7 +235,7 @@ def _call_kind(tool: ToolName) -> str:
     return "custom_tool_call" if tool.is_custom else "function_call"
 
 
-def _status(ended: TextEnded) -> str:
+def _status(ended: Ending) -> str:
     return "incomplete" if ended.reason == "length" else "completed"
 
 

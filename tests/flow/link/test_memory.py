@@ -13,7 +13,6 @@ from common.messages.arrays import int32s, int64s
 from common.messages.control import Abort, Load, ModelCard, RouterAlive, WorkerAlive
 from common.messages.generate import ComputeInbox
 from common.messages.text import RouterInbox, TextGenerated
-from common.messages.token_rows import TokenRows, rows
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from tests.memory_link import Exchange, MemoryTransport, endpoint_of
 
@@ -40,9 +39,9 @@ def abort(counter: int) -> Abort:
 
 
 def step(index: int) -> TokensGenerated:
-    builder = TokenRows(index)
+    builder = TokensGenerated(index)
     builder.add(A, index, (index,))
-    return builder.build()
+    return builder
 
 
 def pair(exchange: Exchange) -> tuple[Box, Box]:
@@ -112,7 +111,7 @@ def test_only_control_mail_may_be_for_whoever_is_there() -> None:
         open_counters=int64s(),
     )
     compute.transport.send(anybody, alive)
-    compute.transport.send(anybody, TextGenerated(int64s(), int32s(), int32s(), int32s(), texts=()))
+    compute.transport.send(anybody, TextGenerated())
     router.transport.send(
         Address(endpoint_of("compute-0"), ""), RouterAlive(router.transport.address, 1)
     )
@@ -132,7 +131,7 @@ def test_mail_waits_merged_while_a_peer_takes_none() -> None:
     exchange.accept("detokenizer-0")
     exchange.deliver()
     (message,) = detokenizer.got
-    (row,) = rows(message)
+    (row,) = message.runs()
     assert row.token_ids == tuple(range(50))
 
 
@@ -228,7 +227,7 @@ def test_mail_that_comes_before_open_is_kept() -> None:
     exchange = Exchange()
     compute, _ = pair(exchange)
     late = exchange.transport("router-0", RouterInbox)
-    compute.transport.send(late.address, TextGenerated(int64s(), int32s(), int32s(), int32s(), ()))
+    compute.transport.send(late.address, TextGenerated())
     exchange.deliver()
     assert not late.inbox_empty
     got: list[Any] = []

@@ -12,15 +12,13 @@ from typing import Any, Literal, Union
 from hypothesis import strategies as st
 
 from common.messages.address import AttemptId
-from common.messages.columns import MAX_CHOICES, MAX_COUNTER
-from common.messages.failure import Failure, Usage
+from common.messages.arrays import MAX_CHOICES, MAX_COUNTER
+from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import ComputeInbox
 from common.messages.text import Candidate, RouterInbox, TextGenerated, TokenLogprob
-from common.messages.text_rows import TextRows
 from common.messages.timeline import Track, TrackArg
-from common.messages.token_rows import TokenLogprobs, TokenRows
 from common.messages.tokenize import TokenizerInbox
-from common.messages.tokens import DetokenizerInbox, EndReason, TokensGenerated
+from common.messages.tokens import DetokenizerInbox, TokenLogprobs, TokensGenerated
 
 INBOXES = (TokenizerInbox, ComputeInbox, DetokenizerInbox, RouterInbox)
 
@@ -33,7 +31,14 @@ float32 = st.floats(width=32, allow_nan=False)
 usages = st.builds(Usage, int64, int64, int64)
 reasons = st.sampled_from(typing.get_args(EndReason))
 
-_COLUMNS = {"i": int32, "q": int64, "f": float32, "d": st.floats(allow_nan=False)}
+_COLUMNS = {
+    "i": int32,
+    "q": int64,
+    "I": st.integers(0, (1 << 32) - 1),
+    "Q": st.integers(0, (1 << 64) - 1),
+    "f": float32,
+    "d": st.floats(allow_nan=False),
+}
 _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     int: int64,
     float: st.floats(allow_nan=False),
@@ -46,7 +51,7 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 
 @st.composite
 def token_messages(draw: st.DrawFn) -> TokensGenerated:
-    rows = TokenRows(draw(int64))
+    rows = TokensGenerated(draw(int64))
     for attempt in draw(st.lists(attempts, max_size=6, unique=True)):
         ids = draw(st.lists(token_ids, max_size=4))
         num_top = draw(st.integers(-1, 3))
@@ -60,15 +65,15 @@ def token_messages(draw: st.DrawFn) -> TokensGenerated:
             if num_top >= 0
         ]
         header = draw(st.none() | st.binary(max_size=8))
-        rows.add(attempt, draw(st.integers(0, 1 << 20)), ids, scores or None, header)
+        rows.add(attempt, draw(st.integers(0, 1 << 20)), ids, scores, header)
         if draw(st.booleans()):
-            rows.end(b"h", draw(reasons), draw(usages), draw(st.none() | token_ids))
-    return rows.build()
+            rows.end(b"h", Ending(draw(reasons), draw(usages), draw(st.none() | token_ids)))
+    return rows
 
 
 @st.composite
 def text_messages(draw: st.DrawFn) -> TextGenerated:
-    rows = TextRows()
+    rows = TextGenerated()
     candidates = st.builds(
         Candidate, token_ids, st.text(max_size=4), st.binary(max_size=4), float32
     )
@@ -80,11 +85,14 @@ def text_messages(draw: st.DrawFn) -> TextGenerated:
         ]
         has_scores = draw(st.booleans())
         text = draw(st.text(max_size=10))
-        rows.add(counter, draw(st.integers(0, 1 << 20)), ids, text, scores if has_scores else ())
+        rows.add(
+            counter, draw(st.integers(0, 1 << 20)), ids, text, tuple(scores) if has_scores else ()
+        )
         if draw(st.booleans()):
             failure = draw(st.none() | st.builds(Failure, int64, st.text(), st.text()))
-            rows.end(draw(reasons), draw(usages), draw(st.none() | st.text() | int64), failure)
-    return rows.build()
+            stop = draw(st.none() | st.text() | int64)
+            rows.end(Ending(draw(reasons), draw(usages), stop, failure))
+    return rows
 
 
 @st.composite
@@ -121,8 +129,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return columns.map(array.tobytes) if kind is bytes else columns
     if origin is Literal:
         return st.sampled_from(arguments)
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        return st.lists(values_of(arguments[0]), max_size=3).map(origin)
     if origin is tuple:
         return st.tuples(*map(values_of, arguments))
     if origin in (Union, types.UnionType):

@@ -9,6 +9,7 @@ from typing import Any
 
 from common.messages.address import Address, AttemptId
 from common.messages.sampling import SamplingParams
+from common.messages.tokens import TokenLogprobs
 from services.compute.config import ComputeSettings
 from services.compute.device import scheduler_settings
 from services.compute.engine import Engine
@@ -16,7 +17,7 @@ from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.scheduler.protocol import Prompt, Request
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.schools import make_policy
-from services.compute.step import StepPlan, StepResult, TokenLogprobs, TokenMasks, int32_array
+from services.compute.step import StepPlan, StepResult, TokenMasks, int32_array
 
 ROUTER = "r"
 

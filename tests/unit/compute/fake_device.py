@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.messages.sampling import SamplingParams
+from common.messages.tokens import TokenLogprobs
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.step import (
     DEVICE_TOKEN,
@@ -26,7 +27,6 @@ from services.compute.step import (
     SlotDelta,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 
 EOS = 1

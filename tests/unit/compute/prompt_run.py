@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from common.messages.address import Address, AttemptId
+from common.messages.failure import Ending
 from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import Runner
 from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Ending, Prompt, Request, SequenceEvent
+from services.compute.scheduler.protocol import Prompt, Request, SequenceEvent
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import NO_IDS, Float32Array

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from common.messages.address import Address, AttemptId
+from common.messages.failure import Ending
 from common.messages.sampling import SamplingParams
 from common.messages.tokens import PromptScores
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.decode_first import DecodeFirst
 from services.compute.scheduler.policy import BatchPolicy
-from services.compute.scheduler.protocol import Ending, Prompt, Request, SequenceEvent
+from services.compute.scheduler.protocol import Prompt, Request, SequenceEvent
 from services.compute.scheduler.scheduler import ContinuousScheduler
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import StepPlan, StepResult, int32_array

@@ -1,16 +1,15 @@
-"""Mail of a step: one message for each detokenizer, and nothing of the news is lost in it."""
+"""Messages of a step: one message for each detokenizer, and nothing of the news is lost in it."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from common.messages.address import Address, AttemptId
-from common.messages.failure import Usage
-from common.messages.token_rows import TokenRow, rows
+from common.messages.failure import Ending, Usage
+from common.messages.tokens import TokenLogprobs, TokenRow
 from services.compute.egress import step_messages
 from services.compute.scheduler.events import sequence_events
-from services.compute.scheduler.protocol import Ending, News, SequenceEvent, StepTokens
-from services.compute.step import TokenLogprobs
+from services.compute.scheduler.protocol import News, SequenceEvent, StepTokens
 
 ONE, OTHER = Address("inproc://one", "1"), Address("inproc://other", "2")
 
@@ -40,24 +39,21 @@ def content(news: list[News]) -> dict[Address, list[TokenRow]]:
         message.check()
         assert message.step_id == 3
         assert detokenizer not in found
-        found[detokenizer] = list(rows(message))
+        found[detokenizer] = list(message.rows())
     return found
 
 
 def test_each_detokenizer_gets_its_rows_in_one_message() -> None:
     found = content(NEWS)
-    assert [row[:3] for row in found[ONE]] == [
-        (AttemptId("b", 1), 0, (5,)),
-        (AttemptId("a", 3), 4, (50,)),
-        (AttemptId("a", 1 << 40), 0, (60,)),
-        (AttemptId("b", 4), 9, (70,)),
-        (AttemptId("a", 3), 5, (51,)),
+    assert [row[:4] for row in found[ONE]] == [
+        ("b", 1, 0, (5,)),
+        ("a", 3, 4, (50,)),
+        ("a", 1 << 40, 0, (60,)),
+        ("b", 4, 9, (70,)),
+        ("a", 3, 5, (51,)),
     ]
-    assert [row[:3] for row in found[OTHER]] == [
-        (AttemptId("a", 2), 3, (6,)),
-        (AttemptId("b", 5), 1, (80,)),
-    ]
-    assert [row.header for row in found[ONE]] == [b"h1", None, None, None, None]
+    assert [row[:4] for row in found[OTHER]] == [("a", 2, 3, (6,)), ("b", 5, 1, (80,))]
+    assert [row.opened is not None for row in found[ONE]] == [True, False, False, False, False]
     assert found[ONE][4].ended is not None
     assert found[OTHER][0].logprobs is not None
 
@@ -66,5 +62,5 @@ def test_columns_say_what_an_event_for_each_sequence_would() -> None:
     assert content(NEWS) == content(list(sequence_events(NEWS)))
 
 
-def test_no_news_make_no_mail() -> None:
+def test_no_news_make_no_message() -> None:
     assert step_messages(1, []) == []

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.address import Address
+from common.messages.failure import EndReason
 from common.messages.stream import StreamHeader
 from common.messages.text import Part
-from common.messages.tokens import EndReason
 from services.detokenizer.parsed_stream import ParsedStream, parsed_stream
 from services.detokenizer.stream import TextChunk
 from services.detokenizer.vocabulary import Vocabulary

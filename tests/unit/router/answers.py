@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.messages.arrays import int32s
-from common.messages.failure import Usage
-from common.messages.text import Candidate, Part, TextEnded, TextOpened, TokenLogprob
+from common.messages.failure import Ending, Usage
+from common.messages.text import Candidate, Part, TextOpened, TokenLogprob
 from services.router.answer import Answer, AnswerParts, Delta, ResponseHead
 from services.router.sse import AnswerFormat
 
 HEAD = ResponseHead("resp_0123", 1700000000, "demo", "fp_rev1")
 USAGE = Usage(12, 4, 7)
 OPENED = TextOpened(0, 12, 4, int32s())
-STOPPED = TextEnded(0, "stop", USAGE)
-CUT = TextEnded(0, "length", USAGE)
+STOPPED = Ending("stop", USAGE)
+CUT = Ending("length", USAGE)
 
 THOUGHT = (Part("reasoning", "Let me "), Part("reasoning", "see."))
 SAID = (Part("content", "It "), Part("content", 'is\n"sunny" \u2028'))
@@ -33,7 +33,7 @@ def token(text: str) -> TokenLogprob:
     return TokenLogprob(chosen, (chosen,))
 
 
-def streamed(layout: AnswerFormat, parts: Sequence[Part], ended: TextEnded) -> bytes:
+def streamed(layout: AnswerFormat, parts: Sequence[Part], ended: Ending) -> bytes:
     """Render a parsed answer, a delta for each part."""
     events = [layout.opening(0, OPENED)]
     for part in parts:
@@ -44,14 +44,14 @@ def streamed(layout: AnswerFormat, parts: Sequence[Part], ended: TextEnded) -> b
     return b"".join((*events, layout.ending(0, ended), layout.closing(ended.usage)))
 
 
-def streamed_text(layout: AnswerFormat, texts: Sequence[str], ended: TextEnded) -> bytes:
+def streamed_text(layout: AnswerFormat, texts: Sequence[str], ended: Ending) -> bytes:
     """Render an answer that nobody parses."""
     events = [layout.opening(0, OPENED)]
     events += [layout.delta(0, Delta(text)) for text in texts]
     return b"".join((*events, layout.ending(0, ended), layout.closing(ended.usage)))
 
 
-def answer(parts: Sequence[Part], ended: TextEnded) -> Answer:
+def answer(parts: Sequence[Part], ended: Ending) -> Answer:
     """The same answer in one piece."""
     whole = AnswerParts(parts)
     return Answer(whole.content, None, ended, whole.reasoning, whole.calls())

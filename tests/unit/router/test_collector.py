@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Candidate, TextEnded, TokenLogprob
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Candidate, TokenLogprob
 from services.router.collector import Collector
 from services.router.usage import UsageTally
 
 TOKEN = TokenLogprob(Candidate(1, "a", b"a", -0.5), ())
 
 
-def _ended(prompt: int, cached: int, completion: int) -> TextEnded:
-    return TextEnded(0, "stop", Usage(prompt, cached, completion))
+def _ended(prompt: int, cached: int, completion: int) -> Ending:
+    return Ending("stop", Usage(prompt, cached, completion))
 
 
 def _future() -> asyncio.Future[Failure | None]:

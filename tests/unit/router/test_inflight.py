@@ -12,19 +12,16 @@ from hypothesis import strategies as st
 
 from common.messages.address import Address, AttemptId, Route
 from common.messages.arrays import int32s
-from common.messages.failure import Failure, Usage
+from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.text import (
     AttemptRefused,
     Candidate,
     Part,
     PromptScored,
-    TextEnded,
     TextGenerated,
     TextOpened,
     TokenLogprob,
 )
-from common.messages.text_rows import TextRows
-from common.messages.tokens import EndReason
 from services.router.inflight import LOST, MOVED, WORKER_LOST, AbortedAttempt, Entry, InFlight
 
 NAN = Failure(500, "not_finite", "the logits are not finite")
@@ -41,7 +38,7 @@ class Recorder:
     """A sink that keeps everything and insists on order."""
 
     texts: dict[int, str] = field(default_factory=dict)
-    ends: dict[int, TextEnded] = field(default_factory=dict)
+    ends: dict[int, Ending] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     prompts: dict[int, TextOpened] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -69,7 +66,7 @@ class Recorder:
         self.parts += parts
         self.token_ids += token_ids
 
-    def finished(self, choice: int, ended: TextEnded) -> None:
+    def finished(self, choice: int, ended: Ending) -> None:
         assert choice not in self.ends and not self.failures
         self.ends[choice] = ended
 
@@ -92,11 +89,11 @@ def _row(
     failure: Failure | None = None,
 ) -> TextGenerated:
     """Make one row with a token per character."""
-    rows = TextRows()
+    rows = TextGenerated()
     rows.add(counter, first, [ord(each) for each in text], text)
     if end is not None:
-        rows.end(end, Usage(5, 0, first + len(text)), None, failure)
-    return rows.build()
+        rows.end(Ending(end, Usage(5, 0, first + len(text)), None, failure))
+    return rows
 
 
 def _reasons(doomed: list[AbortedAttempt]) -> list[tuple[int, str]]:
@@ -340,12 +337,12 @@ def test_any_split_with_losses_and_repeats_ends_every_stream_once(
 def test_what_is_said_of_a_prompt_is_handed_on_once() -> None:
     table = InFlight()
     sink, _, counter = _open(table)
-    rows = TextRows()
+    rows = TextGenerated()
     rows.add(counter, 0, [], "")
     rows.open(5, 3, int32s([1, 2]))
     scores = (TokenLogprob(Candidate(2, "b", b"b", -0.5), (), 1),)
     rows.score(1, scores)
-    again = rows.build()
+    again = rows
     table.text(again)
     table.text(again)
     assert (sink.prompts[0].prompt_tokens, sink.prompts[0].cached_tokens) == (5, 3)
@@ -358,17 +355,17 @@ def test_a_sink_gets_ids_only_if_it_wants_them() -> None:
         sink = Recorder(wants_ids=wanted)
         entry = table.open(sink, 1)
         counter = table.attempt(entry.choices, _way(), 0.0)[0].counter
-        rows = TextRows()
+        rows = TextGenerated()
         rows.add(counter, 0, [7, 8], "ab")
-        table.text(rows.build())
+        table.text(rows)
         assert sink.token_ids == ([7, 8] if wanted else [])
 
 
 def test_parts_of_a_parsed_answer_reach_the_sink() -> None:
     table = InFlight()
     sink, _, counter = _open(table)
-    rows = TextRows()
+    rows = TextGenerated()
     parts = (Part("reasoning", "hm"), Part("content", "yes"))
     rows.add(counter, 0, [7], "<think>hm</think>yes", parts=parts)
-    table.text(rows.build())
+    table.text(rows)
     assert sink.parts == list(parts)

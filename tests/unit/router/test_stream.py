@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Candidate, TextEnded, TokenLogprob
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Candidate, TokenLogprob
 from services.router.answer import ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.options import AnswerOptions
 from services.router.stream import Flushes, SlowClientLimits, Stream
 
 LIMITS = SlowClientLimits(buffer_bytes=1000, max_bytes=5000, timeout_s=10.0)
-STOPPED = TextEnded(0, "stop", Usage(5, 0, 2))
+STOPPED = Ending("stop", Usage(5, 0, 2))
 
 
 class Wire:

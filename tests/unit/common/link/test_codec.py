@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from common.errors import MalformedMessage
 from common.link.codec import Codec, pack, unpack
 from common.messages.address import Address, AttemptId
-from common.messages.arrays import Float32s, Int32s, float32s, int32s, int64s
+from common.messages.arrays import Float32s, Int32s, float32s, int32s
 from common.messages.control import PROTOCOL_VERSION, Abort, Load
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.sampling import SamplingParams
 from common.messages.stream import StreamHeader
-from common.messages.text import RouterInbox, TextGenerated, TextOpened
+from common.messages.text import RouterInbox, TextGenerated
 from common.messages.tokenize import TokenizerInbox
-from common.messages.tokens import DetokenizeQuery, DetokenizerInbox
+from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from tests.unit.common.message_strategies import INBOXES, members, values_of
 
 HERE = Address("ipc:///run/here.sock", "a" * 16)
@@ -187,7 +187,7 @@ def test_so_many_choices_that_a_loop_over_them_would_hang_are_refused() -> None:
 
 
 def test_nothing_at_all_is_malformed() -> None:
-    assert malformed() == "no frames"
+    assert malformed() == "0 frames; a message has 1 or 2"
 
 
 def test_a_deep_nest_is_malformed() -> None:
@@ -211,8 +211,10 @@ def test_a_column_is_little_endian() -> None:
 
 def test_a_column_of_a_broken_length_is_refused() -> None:
     head, column = query_frames()
+    fields: list[Any] = msgpack.unpackb(head)
+    fields[7] = 7
     assert "ids: 7 bytes are no whole number of 4" in malformed(
-        head, column[:-1], codec=DETOKENIZER
+        msgpack.packb(fields), column[:-1], codec=DETOKENIZER
     )
 
 
@@ -223,7 +225,7 @@ def test_a_prompt_stays_the_bytes_of_its_frame() -> None:
     assert frames[1] == b"\x01\0\0\0\x70\x11\x01\0"
     assert COMPUTE.decode(frames).message.prompt_ids is frames[1]
     frames[1] = frames[1][:-1]
-    assert "prompt_ids: 7 bytes are no whole number of 4" in malformed(*frames, codec=COMPUTE)
+    assert "prompt_ids: a column of 8 bytes where 7 are left" in malformed(*frames, codec=COMPUTE)
 
 
 def test_packed_numbers_are_bytes_or_the_senders_mistake() -> None:
@@ -234,11 +236,32 @@ def test_packed_numbers_are_bytes_or_the_senders_mistake() -> None:
 
 
 def test_a_missing_frame_is_refused() -> None:
-    assert "ids: array frame 0 of 0" in malformed(query_frames()[0], codec=DETOKENIZER)
+    fault = malformed(query_frames()[0], codec=DETOKENIZER)
+    assert "ids: a column of 8 bytes where 0 are left" in fault
 
 
 def test_a_frame_too_many_is_refused() -> None:
-    assert "2 array frames, 1 expected" in malformed(*query_frames(), b"", codec=DETOKENIZER)
+    assert "3 frames" in malformed(*query_frames(), b"", codec=DETOKENIZER)
+
+
+def test_data_that_no_column_has_is_refused() -> None:
+    head, column = query_frames()
+    fault = malformed(head, column + b"\0", codec=DETOKENIZER)
+    assert "9 bytes of columns, 8 expected" in fault
+
+
+@pytest.mark.parametrize("size", [-4, 12, 1 << 62, 4.0, None, True, b""])
+def test_a_column_of_a_size_that_cannot_be_is_refused(size: Any) -> None:
+    head, column = query_frames()
+    fields: list[Any] = msgpack.unpackb(head)
+    assert fields[7] == 8
+    fields[7] = size
+    fault = malformed(msgpack.packb(fields), column, codec=DETOKENIZER)
+    assert "ids: a column of" in fault
+
+
+def test_a_message_without_numbers_is_one_frame() -> None:
+    assert len(DETOKENIZER.encode(TokensGenerated(1), HERE, THERE)) == 1
 
 
 def test_text_that_utf8_cannot_carry_is_refused_at_the_sender() -> None:
@@ -286,17 +309,13 @@ def test_one_tag_cannot_stand_for_two_messages() -> None:
         Codec(Old | New)
 
 
-def test_a_mail_that_opens_many_requests_has_no_frame_for_each_of_them() -> None:
+def test_a_message_that_opens_many_requests_has_no_frame_for_each_of_them() -> None:
     rows = range(300)
-    message = TextGenerated(
-        counters=int64s(rows),
-        first_index=int32s([0] * len(rows)),
-        num_tokens=int32s([0] * len(rows)),
-        token_ids=int32s(),
-        texts=("",) * len(rows),
-        opened=tuple(TextOpened(row, 3, 0, int32s([row, 1, 2])) for row in rows),
-    )
+    message = TextGenerated()
+    for row in rows:
+        message.add(row, 0, (), "")
+        message.open(3, 0, int32s([row, 1, 2]))
     codec = Codec(RouterInbox)
     frames = codec.encode(message, HERE, THERE)
-    assert len(frames) < 16
+    assert len(frames) == 2
     assert codec.decode(frames).message == message

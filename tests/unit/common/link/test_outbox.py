@@ -5,7 +5,6 @@ from __future__ import annotations
 from common.link.outbox import Outbox
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, RouterAlive
-from common.messages.token_rows import TokenRows, rows
 from common.messages.tokens import TokensGenerated
 
 A = AttemptId("r", 1)
@@ -13,9 +12,9 @@ ABORT = Abort(A, "lost")
 
 
 def step(index: int) -> TokensGenerated:
-    builder = TokenRows(index)
+    builder = TokensGenerated(index)
     builder.add(A, index, (index,))
-    return builder.build()
+    return builder
 
 
 def filled(*messages: object, max_message_bytes: int = 1000) -> Outbox:
@@ -28,7 +27,7 @@ def filled(*messages: object, max_message_bytes: int = 1000) -> Outbox:
 def test_steps_share_one_slot_however_many_wait() -> None:
     outbox = filled(*[step(index) for index in range(20)])
     assert len(outbox) == 1
-    (row,) = rows(outbox.first.message)
+    (row,) = outbox.first.message.runs()
     assert row.token_ids == tuple(range(20))
     assert outbox.first.frames is None
     assert outbox.num_merged == 19

@@ -10,57 +10,75 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import MalformedMessage
-from common.messages.arrays import int32s
-from common.messages.failure import Usage
-from common.messages.text import Candidate, TextGenerated, TokenLogprob
-from common.messages.text_rows import TextRow, TextRows, rows
+from common.messages.arrays import int32s, uint32s, uint64s
+from common.messages.failure import Ending, Usage
+from common.messages.text import Candidate, Part, TextGenerated, TextOpened, TokenLogprob
+from tests.text_rows import TextRow, rows
 from tests.unit.common.message_strategies import text_messages
 
 USAGE = Usage(3, 0, 2)
+MAX = (1 << 32) - 1
+PART = Part("content", "a")
 SCORE = TokenLogprob(Candidate(5, "a", b"a", -1.0), ())
 
 
 def message(*added: tuple[int, int, tuple[int, ...], str]) -> TextGenerated:
-    builder = TextRows()
+    builder = TextGenerated()
     for row in added:
         builder.add(*row)
-    return builder.build()
+    return builder
 
 
 def test_a_row_comes_out_as_it_went_in() -> None:
-    builder = TextRows()
+    builder = TextGenerated()
     builder.add(1, 0, (5,), "a", (SCORE,))
     builder.add(2, 3, (6, 7), "bc")
-    builder.end("stop", USAGE, stop="c")
-    first, second = rows(builder.build())
+    builder.end(Ending("stop", USAGE, "c"))
+    first, second = rows(builder)
     assert first == TextRow(1, 0, (5,), "a", (SCORE,), None)
     assert second[:5] == (2, 3, (6, 7), "bc", ())
     assert second.ended is not None and second.ended.stop == "c"
 
 
 def test_without_logprobs_none_are_sent() -> None:
-    assert message((1, 0, (5,), "a")).logprobs == ()
+    assert message((1, 0, (5,), "a")).logprobs == []
 
 
-def test_contiguous_rows_of_an_attempt_merge_into_one() -> None:
-    merged = message((1, 0, (5,), "a"), (2, 0, (6,), "x")).merged(message((1, 1, (7,), "b")))
-    assert [row[:4] for row in rows(merged)] == [(1, 0, (5, 7), "ab"), (2, 0, (6,), "x")]
+def test_logprobs_and_parts_are_of_their_rows_also_where_others_have_none() -> None:
+    builder = message((1, 0, (5,), "a"), (2, 0, (6,), "x"))
+    builder.add(3, 0, (7,), "b", (SCORE,), (PART,))
+    builder.add(4, 0, (8,), "c")
+    builder.check()
+    assert builder.logprobs == [(), (), (SCORE,), ()]
+    assert builder.parts == [(), (), (PART,), ()]
 
 
-def test_text_that_was_held_back_merges_without_tokens_of_its_own() -> None:
-    builder = TextRows()
+def test_a_merged_message_has_the_rows_of_both() -> None:
+    later = message((1, 1, (7,), "b"))
+    later.add(3, 0, (8,), "c", (SCORE,), (PART,))
+    merged = message((1, 0, (5,), "a"), (2, 0, (6,), "x")).merged(later)
+    merged.check()
+    assert [row[:4] for row in rows(merged)] == [
+        (1, 0, (5,), "a"),
+        (2, 0, (6,), "x"),
+        (1, 1, (7,), "b"),
+        (3, 0, (8,), "c"),
+    ]
+    assert merged.logprobs == [(), (), (), (SCORE,)]
+    assert merged.parts == [(), (), (), (PART,)]
+
+
+def test_what_belongs_to_a_row_still_does_in_a_merged_message() -> None:
+    builder = TextGenerated()
     builder.add(1, 1, (), "!")
-    builder.end("length", USAGE)
-    (row,) = rows(message((1, 0, (5,), "")).merged(builder.build()))
-    assert (row.token_ids, row.text) == ((5,), "!")
-    assert row.ended is not None
-
-
-def test_nothing_merges_behind_a_terminal() -> None:
-    builder = TextRows()
-    builder.add(1, 0, (5,), "a")
-    builder.end("stop", USAGE)
-    assert len(builder.build().merged(message((1, 1, (6,), "b"))).counters) == 2
+    builder.open(4, 1, int32s((9,)))
+    builder.score(1, (SCORE,))
+    builder.end(Ending("length", USAGE))
+    first, last = rows(message((1, 0, (5,), "")).merged(builder))
+    assert (first.ended, first.opened, first.scored) == (None, None, ())
+    assert last.ended == Ending("length", USAGE)
+    assert last.opened == TextOpened(1, 4, 1, int32s((9,)))
+    assert [scored.tokens for scored in last.scored] == [(SCORE,)]
 
 
 def content(*messages: TextGenerated):
@@ -73,7 +91,7 @@ def content(*messages: TextGenerated):
             for place, (token, score) in enumerate(zip(row.token_ids, scores, strict=True)):
                 said[row.counter].append((row.first_index + place, token, score))
             if row.ended is not None:
-                said[row.counter].append(dataclasses.replace(row.ended, row=0))
+                said[row.counter].append(row.ended)
     return said, texts
 
 
@@ -91,13 +109,19 @@ def test_merging_loses_doubles_and_reorders_nothing(messages: list[TextGenerated
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"num_tokens": int32s([2])}, "token_ids"),
-        ({"num_tokens": int32s([-1])}, "num_tokens"),
-        ({"first_index": int32s([-1])}, "first_index"),
-        ({"first_index": int32s()}, "first_index has 0 entries for 1 rows"),
-        ({"texts": ()}, "texts"),
-        ({"logprobs": ((SCORE, SCORE),)}, "logprobs"),
-        ({"logprobs": ((), ())}, "logprobs"),
+        ({"num_tokens": uint32s([2])}, "token_ids"),
+        ({"num_tokens": uint32s([MAX])}, "num_tokens"),
+        ({"counters": uint64s([1 << 62])}, "counters"),
+        ({"first_index": uint32s([MAX])}, "first_index"),
+        ({"first_index": uint32s()}, "first_index has 0 entries for 1 rows"),
+        ({"texts": []}, "texts"),
+        ({"logprobs": [(SCORE, SCORE)]}, "logprobs"),
+        ({"logprobs": [(), ()]}, "logprobs"),
+        ({"parts": [(), ()]}, "parts"),
+        ({"ended_rows": uint32s([1])}, "ended"),
+        ({"ended_rows": uint32s([0])}, "ended has 0 entries for 1 rows"),
+        ({"ended": [Ending("stop", USAGE)]}, "ended has 1 entries for 0 rows"),
+        ({"opened": [TextOpened(1, 0, 0, int32s())]}, "opened"),
     ],
 )
 def test_hostile_columns_are_refused(change: dict[str, object], what: str) -> None:

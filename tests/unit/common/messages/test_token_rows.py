@@ -11,109 +11,130 @@ from hypothesis import strategies as st
 
 from common.errors import MalformedMessage
 from common.messages.address import AttemptId
-from common.messages.arrays import int32s, int64s
-from common.messages.failure import Usage
-from common.messages.token_rows import TokenLogprobs, TokenRow, TokenRows, rows
-from common.messages.tokens import StreamOpened, TokensGenerated
+from common.messages.arrays import int32s, int64s, uint32s, uint64s
+from common.messages.failure import Ending, Usage
+from common.messages.tokens import StreamOpened, TokenLogprobs, TokenRow, TokensGenerated
 from tests.unit.common.message_strategies import token_messages
 
 A, B = AttemptId("r1", 1), AttemptId("r2", 1)
 USAGE = Usage(3, 0, 2)
+MAX = (1 << 32) - 1
 
 
 def message(*added: tuple[AttemptId, int, tuple[int, ...]], header: bytes | None = None):
-    builder = TokenRows(7)
+    builder = TokensGenerated(7)
     for attempt, first_index, ids in added:
         builder.add(attempt, first_index, ids, header=header)
-    return builder.build()
+    return builder
 
 
 def test_a_row_comes_out_as_it_went_in() -> None:
     scores = (TokenLogprobs(-0.5, (5, 6), (-0.5, -1.5)), TokenLogprobs(-2.0, (7, 8), (-0.25, -4.0)))
-    builder = TokenRows(7)
+    builder = TokensGenerated(7)
     builder.add(A, 0, (5, 9), scores, b"header")
     builder.add(B, 4, (1,))
-    builder.end(b"header", "stop", USAGE, stop_token_id=1)
-    first, second = rows(builder.build())
-    assert first == TokenRow(A, 0, (5, 9), scores, b"header", None)
-    assert second[:5] == (B, 4, (1,), None, None)
-    assert second.ended is not None
-    assert (second.ended.row, second.ended.reason, second.ended.stop_token_id) == (1, "stop", 1)
+    builder.end(b"header", Ending("stop", USAGE, 1))
+    first, second = builder.rows()
+    assert first == TokenRow(
+        "r1", 1, 0, (5, 9), scores, StreamOpened(0, b"header"), header=b"header"
+    )
+    assert second == TokenRow(
+        "r2", 1, 4, (1,), None, None, Ending("stop", USAGE, 1), header=b"header"
+    )
+    assert (first.attempt, second.attempt) == (A, B)
 
 
 def test_rows_of_one_token_each_may_be_added_as_columns() -> None:
-    builder = TokenRows(7)
+    builder = TokensGenerated(7)
     builder.add(B, 0, (9,), header=b"h")
     builder.extend(
         "r1", int64s((1, 5)).tobytes(), int32s((3, 0)).tobytes(), int32s((7, 8)).tobytes()
     )
     builder.extend("r2", int64s((6,)).tobytes(), int32s((2,)).tobytes(), int32s((4,)).tobytes())
-    built = builder.build()
-    built.check()
-    assert [row[:3] for row in rows(built)] == [
-        (B, 0, (9,)),
-        (A, 3, (7,)),
-        (AttemptId("r1", 5), 0, (8,)),
-        (AttemptId("r2", 6), 2, (4,)),
+    builder.check()
+    first, *others = builder.rows()
+    assert first == TokenRow("r2", 1, 0, (9,), None, StreamOpened(0, b"h"), header=b"h")
+    assert others == [
+        TokenRow("r1", 1, 3, (7,)),
+        TokenRow("r1", 5, 0, (8,)),
+        TokenRow("r2", 6, 2, (4,)),
     ]
-    assert [row[3:6] for row in rows(built)] == [(None, b"h", None), *[(None, None, None)] * 3]
 
 
 def test_only_the_chosen_tokens_logprob_may_be_asked_for() -> None:
-    builder = TokenRows(7)
+    builder = TokensGenerated(7)
     builder.add(A, 0, (5,), [TokenLogprobs(-1.0)])
-    (row,) = rows(builder.build())
+    (row,) = builder.rows()
     assert row.logprobs == (TokenLogprobs(-1.0),)
 
 
 def test_a_terminal_may_come_without_tokens() -> None:
-    builder = TokenRows(7)
+    builder = TokensGenerated(7)
     builder.add(A, 5, ())
-    builder.end(b"", "aborted", USAGE)
-    (row,) = rows(builder.build())
+    builder.end(b"", Ending("aborted", USAGE))
+    (row,) = builder.rows()
     assert row.token_ids == ()
     assert row.ended is not None
 
 
 def test_logprobs_that_do_not_go_with_the_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="1 logprob entries for 2 tokens"):
-        TokenRows(7).add(A, 0, (5, 6), [TokenLogprobs(-1.0)])
+        TokensGenerated(7).add(A, 0, (5, 6), [TokenLogprobs(-1.0)])
     with pytest.raises(ValueError, match="differ"):
-        TokenRows(7).add(A, 0, (5, 6), [TokenLogprobs(-1.0), TokenLogprobs(-1.0, (1,), (-1.0,))])
+        TokensGenerated(7).add(
+            A, 0, (5, 6), [TokenLogprobs(-1.0), TokenLogprobs(-1.0, (1,), (-1.0,))]
+        )
 
 
-def test_contiguous_rows_of_an_attempt_merge_into_one() -> None:
+def test_a_merged_message_has_the_rows_of_both() -> None:
     merged = message((A, 0, (1, 2)), (B, 0, (3,))).merged(message((B, 1, (4,)), (A, 2, (5,))))
-    assert [row[:3] for row in rows(merged)] == [(A, 0, (1, 2, 5)), (B, 0, (3, 4))]
+    assert [row[:4] for row in merged.rows()] == [
+        ("r1", 1, 0, (1, 2)),
+        ("r2", 1, 0, (3,)),
+        ("r2", 1, 1, (4,)),
+        ("r1", 1, 2, (5,)),
+    ]
+    assert (merged.routers, merged.step_id, merged.num_steps) == (["r1", "r2"], 7, 2)
+
+
+def test_contiguous_rows_of_an_attempt_are_read_as_one() -> None:
+    merged = message((A, 0, (1, 2)), (B, 0, (3,))).merged(message((B, 1, (4,)), (A, 2, (5,))))
+    assert list(merged.runs()) == [
+        TokenRow("r1", 1, 0, (1, 2, 5)),
+        TokenRow("r2", 1, 0, (3, 4)),
+    ]
 
 
 def test_a_gap_stays_a_gap() -> None:
     merged = message((A, 0, (1, 2))).merged(message((A, 3, (5,))))
-    assert [row[:3] for row in rows(merged)] == [(A, 0, (1, 2)), (A, 3, (5,))]
+    assert [row[2:4] for row in merged.runs()] == [(0, (1, 2)), (3, (5,))]
+
+
+def test_rows_with_more_than_tokens_are_read_as_they_are_and_in_their_place() -> None:
+    ends = TokensGenerated(8)
+    ends.add(A, 3, (4,))
+    ends.end(b"h", Ending("length", USAGE))
+    opens = message((A, 0, (1,)), header=b"h")
+    merged = opens.merged(message((A, 1, (2,)))).merged(message((A, 2, (3,)))).merged(ends)
+    merged.check()
+    assert [(row.first_index, row.token_ids, row.header) for row in merged.runs()] == [
+        (0, (1,), b"h"),
+        (1, (2, 3), b""),
+        (3, (4,), b"h"),
+    ]
 
 
 def test_a_merged_row_keeps_the_counts_of_its_prompt() -> None:
-    builder = TokenRows(7)
+    builder = TokensGenerated(7)
     builder.add(A, 0, (1,), header=b"h", prompt=(40, 32))
-    (row,) = rows(builder.build().merged(message((A, 1, (2,)))))
-    assert (row.header, row.prompt_tokens, row.cached_tokens) == (b"h", 40, 32)
+    (first,) = message((B, 0, (2,))).merged(builder).opened
+    assert (first.row, first.header, first.prompt_tokens, first.cached_tokens) == (1, b"h", 40, 32)
 
 
-def test_a_merged_row_keeps_its_header_and_gets_its_end() -> None:
-    builder = TokenRows(8)
-    builder.add(A, 1, (2,))
-    builder.end(b"h", "length", USAGE)
-    merged = message((A, 0, (1,)), header=b"h").merged(builder.build())
-    (row,) = rows(merged)
-    assert (row.token_ids, row.header) == ((1, 2), b"h")
-    assert row.ended is not None and row.ended.row == 0
-    merged.check()
-
-
-def test_rows_with_different_logprobs_do_not_merge() -> None:
-    builder = TokenRows(8)
+def test_rows_with_different_logprobs_are_not_read_as_one() -> None:
+    builder = TokensGenerated(8)
     builder.add(A, 1, (2,), [TokenLogprobs(-1.0)])
-    assert len(message((A, 0, (1,))).merged(builder.build()).counters) == 2
+    assert len(list(message((A, 0, (1,))).merged(builder).runs())) == 2
 
 
 def test_another_kind_of_message_does_not_merge() -> None:
@@ -124,14 +145,14 @@ def content(*messages: TokensGenerated):
     tokens: dict[AttemptId, list[object]] = defaultdict(list)
     marks = []
     for one in messages:
-        for row in rows(one):
+        for row in one.runs():
             scores = row.logprobs or (None,) * len(row.token_ids)
             for place, (token, score) in enumerate(zip(row.token_ids, scores, strict=True)):
                 tokens[row.attempt].append((row.first_index + place, token, score))
-            if row.header is not None:
-                marks.append((row.attempt, row.header))
+            if row.opened is not None:
+                marks.append((row.attempt, row.header, dataclasses.replace(row.opened, row=0)))
             if row.ended is not None:
-                marks.append((row.attempt, dataclasses.replace(row.ended, row=0)))
+                marks.append((row.attempt, row.header, row.ended))
     return tokens, sorted(marks, key=repr)
 
 
@@ -161,16 +182,22 @@ def test_a_contradiction_between_columns_is_found(
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"router_index": int32s([1])}, "router_index"),
-        ({"router_index": int32s([-1])}, "router_index"),
-        ({"first_index": int32s([-1])}, "first_index"),
-        ({"first_index": int32s([(1 << 31) - 1])}, "first_index"),
-        ({"num_tokens": int32s([-1])}, "num_tokens"),
+        ({"router_index": uint32s([1])}, "router_index"),
+        ({"router_index": uint32s([MAX])}, "router_index"),
+        ({"routers": []}, "router_index"),
+        ({"counters": uint64s([1 << 62])}, "counters"),
+        ({"first_index": uint32s([MAX])}, "first_index"),
+        ({"first_index": uint32s([(1 << 31) - 1])}, "first_index"),
+        ({"num_tokens": uint32s([MAX])}, "num_tokens"),
         ({"num_top": int32s([-2])}, "num_top"),
         ({"num_top": int32s([0])}, "chosen_logprobs"),
         ({"top_ids": int32s([0])}, "top_ids"),
-        ({"opened": (StreamOpened(1, b""),)}, "opened"),
-        ({"opened": (StreamOpened(0, b""), StreamOpened(0, b""))}, "opened"),
+        ({"opened": [StreamOpened(1, b"")]}, "opened"),
+        ({"opened": [StreamOpened(0, b""), StreamOpened(0, b"")]}, "opened"),
+        ({"ended_rows": uint32s([1])}, "ended"),
+        ({"ended_rows": uint32s([0])}, "ended has 0 entries for 1 rows"),
+        ({"ended": [Ending("stop", USAGE)]}, "ended has 1 entries for 0 rows"),
+        ({"ended_headers": [b"h"]}, "ended_headers has 1 entries for 0 rows"),
     ],
 )
 def test_hostile_columns_are_refused(change: dict[str, object], what: str) -> None:

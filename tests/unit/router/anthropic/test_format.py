@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, TextEnded
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part
 from services.router.answer import Delta
 from services.router.anthropic.format import PING_EVERY, SIGNATURE, MessageFormat
 from services.router.anthropic_errors import AnthropicErrors
@@ -129,7 +129,7 @@ def test_thinking_text_and_calls_are_blocks_of_their_own() -> None:
 @pytest.mark.parametrize("ended", [STOPPED, CUT])
 @pytest.mark.parametrize("shows_thinking", [True, False])
 def test_the_whole_body_is_what_the_stream_comes_to(
-    parts: tuple[Part, ...], ended: TextEnded, shows_thinking: bool
+    parts: tuple[Part, ...], ended: Ending, shows_thinking: bool
 ) -> None:
     body = make_format(shows_thinking).body([answer(parts, ended)], USAGE)
     assert accumulated(streamed(make_format(shows_thinking), parts, ended)) == body
@@ -152,13 +152,13 @@ def test_a_stream_is_not_silent_while_it_thinks_unseen() -> None:
     ("ended", "reason", "sequence"),
     [
         (STOPPED, "end_turn", None),
-        (TextEnded(0, "stop", USAGE, stop="END"), "stop_sequence", "END"),
-        (TextEnded(0, "stop", USAGE, stop=17), "end_turn", None),
+        (Ending("stop", USAGE, stop="END"), "stop_sequence", "END"),
+        (Ending("stop", USAGE, stop=17), "end_turn", None),
         (CUT, "max_tokens", None),
-        (TextEnded(0, "length", Usage(12, 4, 6)), "model_context_window_exceeded", None),
+        (Ending("length", Usage(12, 4, 6)), "model_context_window_exceeded", None),
     ],
 )
-def test_why_an_answer_ended(ended: TextEnded, reason: str, sequence: str | None) -> None:
+def test_why_an_answer_ended(ended: Ending, reason: str, sequence: str | None) -> None:
     body = make_format().body([answer(SAID, ended)], USAGE)
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
@@ -170,7 +170,7 @@ def test_arguments_that_were_cut_off_are_handed_over_as_text() -> None:
 
 
 def test_thinking_tokens_are_counted() -> None:
-    ended = TextEnded(0, "stop", USAGE, reasoning_tokens=3)
+    ended = Ending("stop", USAGE, reasoning_tokens=3)
     body = make_format().body([answer(SAID, ended)], USAGE)
     assert body["usage"]["output_tokens_details"] == {"thinking_tokens": 3}
 

@@ -9,8 +9,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from common.messages.control import Matryoshka
-from common.messages.failure import Usage
-from common.messages.text import TextEnded
+from common.messages.failure import Ending, Usage
 from services.router.answer import Answer
 from services.router.embeddings.format import EmbeddingFormat
 from services.router.errors import ApiError
@@ -22,7 +21,7 @@ USAGE = Usage(9, 0, 0)
 
 def answered(*values: float) -> Answer:
     packed = struct.pack(f"={len(values)}f", *values)
-    return Answer("", None, TextEnded(0, "stop", USAGE, embedding=packed))
+    return Answer("", None, Ending("stop", USAGE, embedding=packed))
 
 
 def test_vectors_are_numbers_in_the_order_of_the_inputs() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.arrays import int32s
-from common.messages.failure import Usage
-from common.messages.text import Candidate, Part, TextEnded, TextOpened, TokenLogprob
+from common.messages.failure import Ending, Usage
+from common.messages.text import Candidate, Part, TextOpened, TokenLogprob
 from services.router.answer import Answer, AnswerParts, Delta, ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.options import AnswerOptions
@@ -72,7 +72,7 @@ def test_logprobs_come_even_where_their_tokens_show_nothing() -> None:
 
 def test_an_answer_of_calls_alone_has_no_content() -> None:
     layout = ChatFormat(HEAD, 1)
-    ended = TextEnded(0, "stop", Usage(5, 0, 2), num_calls=1)
+    ended = Ending("stop", Usage(5, 0, 2), num_calls=1)
     for text, expected in (("\n", None), ("Hi", "Hi")):
         parts = AnswerParts([Part("content", text), Part("call", "f", 0, "id")])
         answer = Answer(parts.content, None, ended, calls=parts.calls())

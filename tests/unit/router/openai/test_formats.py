@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Candidate, TextEnded, TokenLogprob
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Candidate, TokenLogprob
 from services.router.answer import Answer, Delta, ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.completion_format import CompletionFormat
@@ -19,7 +19,7 @@ from services.router.sse import DONE, error_event, json_bytes, json_string
 
 HEAD = ResponseHead("id-1", 1700000000, "demo", "fp_rev1")
 USAGE = Usage(5, 3, 2)
-STOPPED = TextEnded(0, "stop", USAGE)
+STOPPED = Ending("stop", USAGE)
 
 CHAT = (
     b'data: {"id":"id-1","object":"chat.completion.chunk","created":1700000000,"model":"demo",'
@@ -90,7 +90,7 @@ def test_a_completion_stream_byte_for_byte() -> None:
         b'[{"index":0,"text":"b","logprobs":{"tokens":["b"],"token_logprobs":[-0.5],'
         b'"top_logprobs":[{"b":-0.5,"x":-9999.0}],"text_offset":[0]},"finish_reason":null}]}\n\n'
     )
-    assert layout.ending(0, TextEnded(0, "length", USAGE)) == TEXT + (
+    assert layout.ending(0, Ending("length", USAGE)) == TEXT + (
         b'[{"index":0,"text":"","logprobs":null,"finish_reason":"length"}]}\n\n'
     )
 
@@ -124,7 +124,7 @@ def test_an_echo_opens_a_completion() -> None:
 
 @pytest.mark.parametrize("stop", ["###", 7])
 def test_what_stopped_it_is_said_where_something_did(stop: str | int) -> None:
-    ended = TextEnded(0, "stop", USAGE, stop)
+    ended = Ending("stop", USAGE, stop)
     for layout in (ChatFormat(HEAD, 1), CompletionFormat(HEAD, 1)):
         chunk = json.loads(layout.ending(0, ended)[6:])
         assert chunk["choices"][0]["stop_reason"] == stop

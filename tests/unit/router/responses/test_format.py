@@ -20,8 +20,8 @@ from openai.types.responses import (
 )
 from pydantic import TypeAdapter
 
-from common.messages.failure import Failure, Usage
-from common.messages.text import Part, TextEnded
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part
 from services.router.answer import Answer, Delta
 from services.router.request_warnings import Warnings
 from services.router.responses.format import NO_NAMES, ResponsesFormat
@@ -209,7 +209,7 @@ def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item() -> None:
 
 
 @pytest.mark.parametrize("ended", [STOPPED, CUT])
-def test_nothing_at_all_is_an_empty_message(ended: TextEnded) -> None:
+def test_nothing_at_all_is_an_empty_message(ended: Ending) -> None:
     last = events_of(streamed_text(make_format(), [], ended))[-1]["response"]
     assert texts(last) == [("message", "")]
     assert make_format().body([answer((), ended)], USAGE) == last
@@ -221,7 +221,7 @@ def test_reasoning_without_an_end_is_all_that_there_is() -> None:
 
 
 def test_reasoning_tokens_are_counted() -> None:
-    ended = TextEnded(0, "stop", USAGE, reasoning_tokens=3)
+    ended = Ending("stop", USAGE, reasoning_tokens=3)
     last = events_of(streamed(make_format(), (*THOUGHT, *SAID), ended))[-1]["response"]
     assert last["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
 
@@ -295,7 +295,7 @@ PARTS = st.lists(
 
 @given(PARTS, st.sampled_from([STOPPED, CUT]), st.randoms(use_true_random=False))
 def test_any_answer_merged_anyhow_ends_as_the_same_response(
-    parts: list[Part], ended: TextEnded, random: Any
+    parts: list[Part], ended: Ending, random: Any
 ) -> None:
     numbered = 0
     told = []
