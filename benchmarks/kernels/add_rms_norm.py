@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.add_rms_norm.kernel import add_rms_norm, gather_add_rms_norm
+from services.compute.kernels.rms_norm import add_rms_norm, gather_add_rms_norm
 
 WIDTHS = {"1B": 2048, "8B": 4096}
 TOKENS = (1, 64, 256, 2048)

@@ -19,9 +19,9 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import MIN_CHUNK, DecodeWork, Tiling
-from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from services.compute.kernels.decode_attention import decode_attention
+from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeWork, Tiling, plan_decode
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
 PAGE_TOKENS = 16

@@ -22,10 +22,9 @@ import torch
 
 from benchmarks.kernels.case import Case
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.enter_slots.kernel import enter_slots
-from services.compute.kernels.enter_slots.layout import SlotEntry, pack_entries, packed_size
+from services.compute.kernels.enter_slots import SlotEntry, enter_slots, pack_entries, packed_size
 from services.compute.kernels.slot_words import NUM_WORDS
-from services.compute.kernels.step_input.buffers import Resident, StepInputs
+from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.runner.cuda.graphs import GraphStream
 from services.compute.runner.cuda.slot_staging import SlotStaging
 from services.compute.sampling.device_sampler import DeviceSampler

@@ -24,11 +24,11 @@ from benchmarks.kernels.decode_attention import (
     lengths_of,
     step_of,
 )
-from services.compute.kernels.add_rms_norm.kernel import add_rms_norm
-from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import DecodeWork
-from services.compute.kernels.rotate_and_store.kernel import rotate_and_store
-from services.compute.kernels.silu_mul.kernel import silu_mul
+from services.compute.kernels.decode_attention import decode_attention
+from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.rms_norm import add_rms_norm
+from services.compute.kernels.rotate_and_store import rotate_and_store
+from services.compute.kernels.silu_mul import silu_mul
 
 WIDTHS = {"8B": (4096, 14336), "1B": (2048, 8192)}
 BATCHES = {1: "1x600", 64: "64 mixed", 256: "256 mixed"}

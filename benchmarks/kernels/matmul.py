@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.case import CALLS_PER_GRAPH, Case
-from services.compute.kernels.matmul.kernel import matmul
+from services.compute.kernels.matmul import matmul
 
 LINEARS = {
     "1B qkv": (2048, 3072),

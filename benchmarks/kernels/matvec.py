@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.add_rms_norm.kernel import add_rms_norm
-from services.compute.kernels.matvec.kernel import matvec, norm_gate_up_silu, norm_matvec
-from services.compute.kernels.silu_mul.kernel import silu_mul
+from services.compute.kernels.matvec import matvec, norm_gate_up_silu, norm_matvec
+from services.compute.kernels.rms_norm import add_rms_norm
+from services.compute.kernels.silu_mul import silu_mul
 
 COLD_BYTES = 160 << 20
 """Weights taken in turn: several times the L2 cache of 50 or 60 MB."""

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.matvec import EPS, MODELS, cold_weights, draw
-from services.compute.kernels.matvec.config import (
+from services.compute.kernels.matvec import matvec, norm_gate_up_silu, norm_matvec
+from services.compute.kernels.matvec_config import (
     MatvecConfig,
     gate_up_config,
     matvec_config,
     norm_matvec_config,
     padded,
 )
-from services.compute.kernels.matvec.kernel import matvec, norm_gate_up_silu, norm_matvec
 
 NUM_SMS = 132
 SHARED_BYTES = 220 << 10

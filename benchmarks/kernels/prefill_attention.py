@@ -15,10 +15,9 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.prefill_attention.kernel import plan_prefill, prefill_attention
-from services.compute.kernels.prefill_attention.tiling import Tiling
-from services.compute.kernels.prefill_attention.work import PrefillWork
-from services.compute.kernels.step_input.buffers import NUM_ROWS, NUM_TOKENS, Resident, StepInputs
+from services.compute.kernels.prefill_attention import Tiling, prefill_attention
+from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.step_buffers import NUM_ROWS, NUM_TOKENS, Resident, StepInputs
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
 PAGE_TOKENS = 16

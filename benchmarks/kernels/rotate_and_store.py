@@ -14,8 +14,8 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.rotate_and_store.kernel import rotate_and_store
-from services.compute.kernels.step_input.buffers import StepInputs
+from services.compute.kernels.rotate_and_store import rotate_and_store
+from services.compute.kernels.step_buffers import StepInputs
 
 HEADS = {"1B": (32, 8, 64), "8B": (32, 8, 128)}
 TOKENS = (1, 64, 256, 2048, 8192)

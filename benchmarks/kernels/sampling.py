@@ -26,16 +26,12 @@ import torch
 from benchmarks.kernels.case import Case
 from common.messages.guidance import Guidance
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.adjust.kernel import adjust
-from services.compute.kernels.adjust.tables import AdjustTables
-from services.compute.kernels.cut.kernel import cut
-from services.compute.kernels.cut.search import CutScratch
-from services.compute.kernels.draw.kernel import draw
-from services.compute.kernels.draw.parts import Parts, Shaped
-from services.compute.kernels.logprobs.kernel import logprobs
-from services.compute.kernels.logprobs.scratch import RESULT_WORDS, LogprobScratch
-from services.compute.kernels.mask_rows import MaskRows
-from services.compute.kernels.step_input.buffers import NUM_SAMPLES
+from services.compute.kernels.logits_processors import ProcessorTables, process_logits
+from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
+from services.compute.kernels.sample import ProcessedLogits, SampleScratch, sample_tokens
+from services.compute.kernels.slot_words import MaskRows
+from services.compute.kernels.step_buffers import NUM_SAMPLES
+from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
 from services.compute.sampling.slot_words import NUM_WORDS, slot_words
 from services.compute.step import SlotDelta
 
@@ -83,7 +79,7 @@ class Bench:
     slots: torch.Tensor
     indices: torch.Tensor
     counts: torch.Tensor
-    shaped: Shaped
+    shaped: ProcessedLogits
     result: torch.Tensor
 
     @staticmethod
@@ -98,7 +94,7 @@ class Bench:
             slots,
             slots * 7,
             counts,
-            Shaped.make(samples, samples, VOCAB_SIZE, torch.device("cuda")),
+            ProcessedLogits.make(samples, samples, VOCAB_SIZE, torch.device("cuda")),
             torch.zeros((samples, RESULT_WORDS), device="cuda", dtype=torch.int32),
         )
 
@@ -112,7 +108,9 @@ class Bench:
         assert words.shape[1] == NUM_WORDS
         return words
 
-    def draws(self, sampling: SamplingParams, shaped: Shaped | None) -> list[Callable[[], None]]:
+    def draws(
+        self, sampling: SamplingParams, shaped: ProcessedLogits | None
+    ) -> list[Callable[[], None]]:
         """From the logits, or from what was cut of the first of them."""
         words, parts = self.words(sampling), self.parts()
         last = torch.zeros_like(self.slots)
@@ -127,24 +125,24 @@ class Bench:
             last,
             self.result,
         )
-        return [partial(draw, logits, *where) for logits in self.logits]
+        return [partial(sample_tokens, logits, *where) for logits in self.logits]
 
     def cuts(self, sampling: SamplingParams, spread: float) -> list[Callable[[], None]]:
         """Of logits of a normal distribution this wide."""
-        scratch = CutScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
+        scratch = TopKTopPScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
         words, shaped = self.words(sampling), self.shaped
         where = (self.slots, self.indices, self.counts, words, scratch)
         out = (shaped.adjusted_SV, shaped.keep_S, shaped.top_S)
-        return [partial(cut, logits * spread, *where, *out) for logits in self.logits]
+        return [partial(top_k_top_p, logits * spread, *where, *out) for logits in self.logits]
 
-    def shaped_after_cut(self, sampling: SamplingParams) -> Shaped:
+    def shaped_after_cut(self, sampling: SamplingParams) -> ProcessedLogits:
         """What a draw finds after this cut."""
         self.cuts(sampling, 3.0)[0]()
         return self.shaped
 
     def adjusts(self, sampling: SamplingParams) -> list[Callable[[], None]]:
         """Of slots that have said nothing yet: the work is the same."""
-        tables = AdjustTables.make(len(self.slots), torch.device("cuda"))
+        tables = ProcessorTables.make(len(self.slots), torch.device("cuda"))
         words, shaped = self.words(sampling), self.shaped
         where = (self.slots, self.indices, self.counts, words, tables)
         out = torch.empty_like(shaped.adjusted_SV)
@@ -152,7 +150,7 @@ class Bench:
         masks.row_of_S.copy_(self.slots)
         masks.bits_GM.random_(-(2**31), 2**31 - 1)
         rest = (shaped.said_NV, masks, out)
-        return [partial(adjust, logits, *where, *rest) for logits in self.logits]
+        return [partial(process_logits, logits, *where, *rest) for logits in self.logits]
 
     def logprobs(self, sampling: SamplingParams) -> list[Callable[[], None]]:
         """Of whatever was drawn last."""
@@ -160,6 +158,6 @@ class Bench:
         where = (self.slots, self.counts, self.words(sampling), scratch, self.result)
         return [partial(logprobs, logits, *where) for logits in self.logits]
 
-    def parts(self) -> Parts:
+    def parts(self) -> SampleScratch:
         """Room for the parts of a draw."""
-        return Parts.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
+        return SampleScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))

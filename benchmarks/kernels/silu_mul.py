@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.silu_mul.kernel import silu_mul
+from services.compute.kernels.silu_mul import silu_mul
 
 WIDTHS = {"1B": 8192, "8B": 14336}
 TOKENS = (1, 64, 256, 2048)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import MODELS, Model, cold_weights, draw
-from services.compute.kernels.silu_mul.kernel import silu_mul
-from services.compute.kernels.skinny_matmul.kernel import skinny_gate_up_silu, skinny_matmul
-from services.compute.kernels.skinny_matmul.work import SkinnyWork
+from services.compute.kernels.silu_mul import silu_mul
+from services.compute.kernels.skinny_matmul import skinny_gate_up_silu, skinny_matmul
+from services.compute.kernels.skinny_matmul_config import SkinnyWork
 
 ROW_COUNTS = (4, 16, 64)
 

@@ -22,19 +22,19 @@ from torch import Tensor
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.matvec import MODELS, cold_weights, draw
 from benchmarks.kernels.matvec_sweep import time_s
-from services.compute.kernels.silu_mul.kernel import silu_mul
-from services.compute.kernels.skinny_matmul.config import (
+from services.compute.kernels.silu_mul import silu_mul
+from services.compute.kernels.skinny_matmul import skinny_gate_up_silu, skinny_matmul
+from services.compute.kernels.skinny_matmul_config import (
     MAX_SPLIT_OUTPUTS,
     MAX_TOKENS,
     NUM_SMS,
     SHARED_BYTES,
     SkinnyConfig,
+    SkinnyWork,
     block_tokens,
     skinny_config,
     skinny_gate_up_config,
 )
-from services.compute.kernels.skinny_matmul.kernel import skinny_gate_up_silu, skinny_matmul
-from services.compute.kernels.skinny_matmul.work import SkinnyWork
 
 TILES = (16, 32, 64)
 FEW_ROWS = 4

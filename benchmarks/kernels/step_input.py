@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.step_input.buffers import Resident, StepInputs
-from services.compute.kernels.step_input.kernel import apply_deltas, unpack_step
+from services.compute.kernels.step_buffers import Resident, StepInputs
+from services.compute.kernels.step_input import apply_deltas, unpack_step
 from services.compute.runner.cuda.packing import pack
 from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
 

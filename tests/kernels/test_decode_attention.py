@@ -14,15 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.compute.kernels.decode_attention import reference
-from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import (
-    CHUNK,
-    EXTRA_PROGRAMS,
-    ROW,
-    DecodeWork,
-)
-from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from services.compute.kernels.decode_attention import decode_attention, decode_attention_reference
+from services.compute.kernels.decode_plan import CHUNK, EXTRA_PROGRAMS, ROW, DecodeWork, plan_decode
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
 from tests.cases import num_cases
 
 ON_GPU = torch.cuda.is_available()
@@ -91,7 +85,7 @@ class Step:
         """The reference's output in float64."""
         q_THD = self.q_THD.double()
         out_THD = torch.full_like(q_THD, torch.nan)
-        reference.decode_attention(
+        decode_attention_reference(
             q_THD,
             self.kv_pages.double(),
             self.resident,
@@ -174,7 +168,7 @@ def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Sha
     step = make_step(device, [1, 7, 150, 64, 65], shape)
     work = step.work()
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
-    assert (work.items[: int(work.num_items), CHUNK] > 0).any() or shape.page_tokens > 64
+    assert (work.items[: int(work.num_items), CHUNK.value] > 0).any() or shape.page_tokens > 64
     step.check(step.attend(work))
 
 
@@ -313,7 +307,7 @@ def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
     assert int(work.num_items) == len(expected) <= work.items.shape[0]
     assert planned(work) == expected
     items = work.items[: len(expected)].tolist()
-    sizes = [expected[item[ROW], item[CHUNK]][1] for item in items]
+    sizes = [expected[item[ROW.value], item[CHUNK.value]][1] for item in items]
     slack = -(-(1 << shift) // 8)  # a size class
     assert all(later <= earlier + slack for earlier, later in zip(sizes, sizes[1:], strict=False))
 

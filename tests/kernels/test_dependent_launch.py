@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.add_rms_norm.kernel import add_rms_norm, gather_add_rms_norm
-from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import DecodeWork
-from services.compute.kernels.dependent_launch import dependent_launch
-from services.compute.kernels.rotate_and_store.kernel import rotate_and_store
-from services.compute.kernels.silu_mul.kernel import silu_mul
-from services.compute.kernels.step_input.buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from services.compute.kernels.decode_attention import decode_attention
+from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.rms_norm import add_rms_norm, gather_add_rms_norm
+from services.compute.kernels.rotate_and_store import rotate_and_store
+from services.compute.kernels.silu_mul import silu_mul
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 ON_GPU = torch.cuda.is_available()
 HEADS, KV_HEADS, PAGE_TOKENS, EPS = 32, 8, 16, 1e-5

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT
-from services.compute.kernels.logprobs.scratch import CHOSEN, TOP_IDS, TOP_LOGPROBS
-from services.compute.kernels.mask_rows import VOID, mask_words
+from services.compute.kernels.logits_processors import SEEN_IN_PROMPT
+from services.compute.kernels.logprobs import CHOSEN, TOP_IDS, TOP_LOGPROBS
+from services.compute.kernels.slot_words import VOID_MASK, mask_words
 from services.compute.runner.cuda.mask_staging import pack_masks
 from services.compute.sampling.device_sampler import DeviceSampler, Variant
 from services.compute.sampling.sampler import Sampler
@@ -134,7 +134,7 @@ def test_a_void_draw_is_not_said_and_no_next_input(device: torch.device) -> None
     settings = [replace(GREEDY, presence_penalty=1.0, guidance=GUIDANCE)] * 2
     step = make_step(settings, VOCAB_SIZE, device)
     sampler = sampler_of(step, device, VOCAB_SIZE)
-    sampler.masks.row_of_S[0], sampler.masks.row_of_S[1] = VOID, 0
+    sampler.masks.row_of_S[0], sampler.masks.row_of_S[1] = VOID_MASK, 0
     sampler.masks.bits_GM[0] = 0
     sampler.masks.bits_GM[0, 0] = 1
     step.resident.last_token.fill_(-7)

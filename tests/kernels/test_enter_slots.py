@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from services.compute.kernels.adjust.tables import SEEN_IN_PROMPT, AdjustTables
-from services.compute.kernels.enter_slots.kernel import enter_slots
-from services.compute.kernels.enter_slots.layout import (
+from services.compute.kernels.enter_slots import (
     ENTRY_INTS,
     HEADER_INTS,
     SlotEntry,
+    enter_slots,
+    enter_slots_reference,
     pack_entries,
     packed_size,
 )
-from services.compute.kernels.enter_slots.reference import enter_slots as reference
+from services.compute.kernels.logits_processors import SEEN_IN_PROMPT, ProcessorTables
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS, NO_IDS, Int32Array, int32_array
 
 NUM_SLOTS = 80
@@ -31,7 +31,7 @@ class Device:
     def __init__(self, device: torch.device) -> None:
         said = torch.arange(NUM_SLOTS * VOCAB_SIZE, dtype=torch.int32) % 5
         self.said = said.view(NUM_SLOTS, VOCAB_SIZE).to(device)
-        self.tables = AdjustTables.make(NUM_SLOTS, device)
+        self.tables = ProcessorTables.make(NUM_SLOTS, device)
         for field in fields(self.tables):
             getattr(self.tables, field.name).fill_(POISON)
 
@@ -74,7 +74,7 @@ def entered(entries: list[SlotEntry], device: torch.device) -> list[torch.Tensor
     assert pack_entries(entries, out) == size
     ours, theirs = Device(device), Device(torch.device("cpu"))
     enter_slots(torch.from_numpy(out).to(device), ours.said, ours.tables)
-    reference(torch.from_numpy(out), theirs.said, theirs.tables)
+    enter_slots_reference(torch.from_numpy(out), theirs.said, theirs.tables)
     for actual, expected in zip(ours.contents, theirs.contents, strict=True):
         assert torch.equal(actual, expected)
     return ours.contents

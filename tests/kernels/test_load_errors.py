@@ -9,7 +9,7 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.kernels.skinny_matmul.config import fits_device
+from services.compute.kernels.skinny_matmul_config import fits_device
 from services.compute.runner.cuda import load
 from services.compute.runner.cuda.stream import HostStream
 

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.logprobs.kernel import logprobs
-from services.compute.kernels.logprobs.reference import logprobs as reference_logprobs
-from services.compute.kernels.logprobs.scratch import (
+from services.compute.kernels.logprobs import (
     CHOSEN,
     NUM_SCORED,
     RANK,
@@ -18,6 +16,8 @@ from services.compute.kernels.logprobs.scratch import (
     TOP_IDS,
     TOP_LOGPROBS,
     LogprobScratch,
+    logprobs,
+    logprobs_reference,
 )
 from tests.kernels.sampling_step import SamplingStep, make_step, random_logits
 
@@ -43,7 +43,7 @@ def test_values_and_ids_are_the_references(vocab_size: int, device: torch.device
         result = run(step, logits, 5)
         expected = torch.full_like(result, -7)
         expected[:, 0] = 5
-        reference_logprobs(logits.double(), *step.params, expected)
+        logprobs_reference(logits.double(), *step.params, expected)
         floats = [CHOSEN, *range(TOP_LOGPROBS, RESULT_WORDS)]
         ids = [0, 1, NUM_SCORED, RANK, *range(TOP_IDS, TOP_LOGPROBS)]
         assert result[:, ids].tolist() == expected[:, ids].tolist()

@@ -6,8 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.matvec import reference
-from services.compute.kernels.matvec.config import (
+from services.compute.kernels.matvec import (
+    matvec,
+    matvec_reference,
+    norm_gate_up_silu,
+    norm_gate_up_silu_reference,
+    norm_matvec,
+    norm_matvec_reference,
+)
+from services.compute.kernels.matvec_config import (
     NUM_SMS,
     SHARED_BYTES,
     MatvecConfig,
@@ -16,7 +23,6 @@ from services.compute.kernels.matvec.config import (
     norm_matvec_config,
     padded,
 )
-from services.compute.kernels.matvec.kernel import matvec, norm_gate_up_silu, norm_matvec
 
 ON_GPU = torch.cuda.is_available()
 EPS = 1e-5
@@ -80,7 +86,7 @@ def test_matvec_multiplies(
         out = inputs.poisoned(1, num_out)
         matvec(x, weight, bias, out, config=config)
         expected = torch.empty(1, num_out, dtype=torch.float64)
-        reference.matvec(*doubles(x, weight, bias), expected)
+        matvec_reference(*doubles(x, weight, bias), expected)
         assert error(out, expected) < BOUNDS[dtype], (num_out, num_in)
 
 
@@ -101,7 +107,7 @@ def test_norm_matvec_normalises_the_sum_and_writes_it_once(
         assert_same(total, x if delta is None else x + delta)
         expected = torch.empty(1, num_out, dtype=torch.float64)
         x, delta, norm, weight, bias = doubles(x, delta, norm, weight, bias)
-        reference.norm_matvec(x, delta, norm, EPS, weight, bias, expected, None)
+        norm_matvec_reference(x, delta, norm, EPS, weight, bias, expected, None)
         assert error(out, expected) < BOUNDS[dtype], (num_out, num_in)
 
 
@@ -120,7 +126,7 @@ def test_norm_gate_up_silu_pairs_each_gate_with_its_up_row(
         assert_same(total, x + delta)
         expected = torch.empty(1, num_gates, dtype=torch.float64)
         x, delta, norm, weight = doubles(x, delta, norm, weight)
-        reference.norm_gate_up_silu(x, delta, norm, EPS, weight, expected, None)
+        norm_gate_up_silu_reference(x, delta, norm, EPS, weight, expected, None)
         assert error(out, expected) < BOUNDS[dtype], (num_gates, num_in)
 
 
@@ -135,7 +141,7 @@ def test_norm_rounds_where_the_separate_kernels_round(
     identity = torch.eye(64, dtype=dtype, device=device)
     out, expected = inputs.poisoned(1, 64), inputs.poisoned(1, 64)
     norm_matvec(x, delta, norm, EPS, identity, None, out, None)
-    reference.norm_matvec(x, delta, norm, EPS, identity, None, expected, None)
+    norm_matvec_reference(x, delta, norm, EPS, identity, None, expected, None)
     assert_same(out, expected)
 
 
@@ -147,7 +153,7 @@ def test_a_row_of_wider_buffers_is_read_and_written_in_place(device: torch.devic
         out.fill_(torch.nan)
         matvec(x[:, 32:64], weight, None, out[:, 4:14], config=config)
         expected = torch.empty(1, 10, dtype=torch.float64)
-        reference.matvec(*doubles(x[:, 32:64], weight, None), expected)
+        matvec_reference(*doubles(x[:, 32:64], weight, None), expected)
         assert error(out[:, 4:14], expected) < 1e-5
         assert out[:, :4].isnan().all() and out[:, 14:].isnan().all()
 
@@ -158,7 +164,7 @@ def test_float32_logits_of_bfloat16_weights_are_not_rounded(device: torch.device
     out = torch.full((1, 12), torch.nan, device=device)
     matvec(x, weight, None, out)
     expected = torch.empty(1, 12, dtype=torch.float64)
-    reference.matvec(*doubles(x, weight, None), expected)
+    matvec_reference(*doubles(x, weight, None), expected)
     assert error(out, expected) < 1e-5
 
 

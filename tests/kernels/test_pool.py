@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.kernels.pool.kernel import pool
-from services.compute.kernels.pool.reference import pool as reference_pool
+from services.compute.kernels.pool import pool, pool_reference
 
 ROWS = [
     (3, 0, 1, 1, -1),
@@ -32,7 +31,7 @@ def test_sums_are_the_references_and_others_left_alone(
     table = torch.tensor(ROWS, dtype=torch.int32, device=device)
     num_rows = torch.tensor([5], dtype=torch.int32, device=device)
     results = []
-    for run, sums in ((pool, before.clone()), (reference_pool, before.double())):
+    for run, sums in ((pool, before.clone()), (pool_reference, before.double())):
         out = torch.full((4, width), torch.nan, dtype=sums.dtype, device=device)
         run(x, num_rows, table, sums, out)
         results.append((sums.double(), out.double()))

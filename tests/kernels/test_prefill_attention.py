@@ -9,9 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.prefill_attention import reference
-from services.compute.kernels.prefill_attention.work import PrefillWork, num_items_bound
-from services.compute.kernels.step_input.buffers import (
+from services.compute.kernels.prefill_attention import (
+    prefill_attention,
+    prefill_attention_reference,
+)
+from services.compute.kernels.prefill_plan import (
+    PrefillWork,
+    num_items_bound,
+    plan_prefill,
+    plan_prefill_reference,
+)
+from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
     NUM_TOKENS,
@@ -121,15 +129,14 @@ class Step:
 
     def expected(self, all_rows: bool = False) -> Tensor:
         out_THD = torch.full_like(self.q_THD, torch.nan, dtype=torch.float64)
-        reference.plan_prefill(self.inputs, self.work, self.bucket, all_rows)
-        reference.prefill_attention(
+        plan_prefill_reference(self.inputs, self.work, self.bucket, all_rows)
+        prefill_attention_reference(
             self.q_THD.double(), self.kv_pages.double(), self.resident, self.inputs, self.work,
             out_THD, self.shape.scale, self.shape.window, self.bucket,
         )  # fmt: skip
         return out_THD
 
     def actual(self, device: torch.device, all_rows: bool = False, bucket: int = 0) -> Tensor:
-        from services.compute.kernels.prefill_attention import kernel
 
         inputs = StepInputs(
             **{name: getattr(self.inputs, name).to(device) for name in StepInputs.__slots__}
@@ -141,8 +148,8 @@ class Step:
         work.items_I2.fill_(-1)
         work.num_items.fill_(-1)
         out_THD = torch.full_like(self.q_THD, torch.nan, device=device)
-        kernel.plan_prefill(inputs, work, bucket or self.bucket, all_rows)
-        kernel.prefill_attention(
+        plan_prefill(inputs, work, bucket or self.bucket, all_rows)
+        prefill_attention(
             self.qkv.to(device)[:, : self.q_THD.shape[1]], self.kv_pages.to(device), resident,
             inputs, work, out_THD, self.shape.scale, self.shape.window, bucket or self.bucket,
         )  # fmt: skip
@@ -205,7 +212,6 @@ def test_a_step_of_decode_rows_alone_writes_nothing(device: torch.device) -> Non
 def test_the_plan_lists_every_block_once_longest_context_first(
     seed: int, all_rows: bool, device: torch.device
 ) -> None:
-    from services.compute.kernels.prefill_attention import kernel
 
     rng = np.random.default_rng(seed)
     num_rows = int(rng.integers(1, [200, 200, 60, 15][seed]))
@@ -221,11 +227,11 @@ def test_the_plan_lists_every_block_once_longest_context_first(
     num_tokens = int(q_len_R.sum())
     work = PrefillWork.make(num_tokens, 256, 4, device)
     work.items_I2.fill_(-1)
-    reference.plan_prefill(inputs, work, num_tokens, all_rows)
+    plan_prefill_reference(inputs, work, num_tokens, all_rows)
     expected_items, expected_count = work.items_I2.clone(), int(work.num_items)
     work.items_I2.fill_(-1)
     work.num_items.fill_(-1)
-    kernel.plan_prefill(inputs, work, num_tokens, all_rows)
+    plan_prefill(inputs, work, num_tokens, all_rows)
     assert int(work.num_items) == expected_count <= num_items_bound(num_tokens, 256, work.block_q)
     assert torch.equal(work.items_I2, expected_items)
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.rotate_and_store import reference
-from services.compute.kernels.rotate_and_store.kernel import rotate_and_store
-from services.compute.kernels.step_input.buffers import StepInputs
+from services.compute.kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
+from services.compute.kernels.step_buffers import StepInputs
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = list(BOUNDS)
@@ -111,7 +110,7 @@ def _error(out: Tensor, expected: Tensor) -> float:
 def _check(step: Step, dtype: torch.dtype, device: torch.device) -> Step:
     """Run the kernel; compare what it must write and all that it must not."""
     expected, actual = step.on(torch.device("cpu"), torch.float64), step.on(device, dtype)
-    reference.rotate_and_store(*expected.arguments())
+    rotate_and_store_reference(*expected.arguments())
     rotate_and_store(*actual.arguments())
     width = step.pages.shape[-1]
     q_columns = step.num_heads * width

@@ -8,18 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.compute.kernels.skinny_matmul import reference
-from services.compute.kernels.skinny_matmul.config import (
+from services.compute.kernels.skinny_matmul import (
+    skinny_gate_up_silu,
+    skinny_gate_up_silu_reference,
+    skinny_matmul,
+    skinny_matmul_reference,
+)
+from services.compute.kernels.skinny_matmul_config import (
     MAX_SPLIT_OUTPUTS,
     MAX_SPLITS,
     MAX_TOKENS,
     SHARED_BYTES,
     SkinnyConfig,
+    SkinnyWork,
     skinny_config,
     skinny_gate_up_config,
 )
-from services.compute.kernels.skinny_matmul.kernel import skinny_gate_up_silu, skinny_matmul
-from services.compute.kernels.skinny_matmul.work import SkinnyWork
 
 ON_GPU = torch.cuda.is_available()
 
@@ -89,7 +93,7 @@ def test_the_product_is_right(
             continue
         skinny_matmul(x, weight, bias, out[:num_rows], work, config=config)
         expected = torch.empty(num_rows, num_out, dtype=torch.float64, device=device)
-        reference.skinny_matmul(*doubles(x, weight, bias), expected)
+        skinny_matmul_reference(*doubles(x, weight, bias), expected)
         assert error(out[:num_rows], expected) < BOUNDS[dtype], (num_out, num_in)
         assert out[num_rows:].isnan().all()
         assert not work.arrivals.any()
@@ -106,7 +110,7 @@ def test_each_gate_is_paired_with_its_up_row(
         out = inputs.poisoned(num_rows + 1, num_gates)
         skinny_gate_up_silu(x, weight, out[:num_rows])
         expected = torch.empty(num_rows, num_gates, dtype=torch.float64, device=device)
-        reference.skinny_gate_up_silu(*doubles(x, weight), expected)
+        skinny_gate_up_silu_reference(*doubles(x, weight), expected)
         assert error(out[:num_rows], expected) < BOUNDS[dtype], (num_gates, num_in)
         assert out[num_rows:].isnan().all()
 
@@ -118,7 +122,7 @@ def test_float32_logits_are_not_rounded(device: torch.device, dtype: torch.dtype
     out = torch.full((3, 130), torch.nan, device=device)
     skinny_matmul(x, weight, None, out, poisoned_work(130, device))
     expected = torch.empty(3, 130, dtype=torch.float64, device=device)
-    reference.skinny_matmul(*doubles(x, weight, None), expected)
+    skinny_matmul_reference(*doubles(x, weight, None), expected)
     assert error(out, expected) < 1e-5
 
 
@@ -159,7 +163,7 @@ def test_one_work_serves_products_in_turn(device: torch.device) -> None:
         out = inputs.poisoned(num_rows, num_out)
         skinny_matmul(x, weight, None, out, work)
         expected = torch.empty(num_rows, num_out, dtype=torch.float64, device=device)
-        reference.skinny_matmul(*doubles(x, weight, None), expected)
+        skinny_matmul_reference(*doubles(x, weight, None), expected)
         assert error(out, expected) < BOUNDS[torch.float16]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from services.compute.kernels.skinny_matmul.work import SkinnyWork
+from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.layers.linear import Linear
 from services.compute.layers.skinny_product import SkinnyProduct, suits
 

@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.step_input import kernel, reference
-from services.compute.kernels.step_input.buffers import NO_SLOT, Resident, StepInputs
+from services.compute.kernels.step_buffers import NO_SLOT, Resident, StepInputs
+from services.compute.kernels.step_input import (
+    apply_deltas,
+    apply_deltas_reference,
+    unpack_step,
+    unpack_step_reference,
+)
 from services.compute.runner.cuda.packing import pack
 from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
 from tests.unit.compute.step_plans import PlanSizes, random_plan, random_slot_rows
@@ -102,7 +107,7 @@ def test_deltas_reach_their_places_and_nothing_else(
 ) -> None:
     step = make_step(CASES[name], len(name), num_slot_rows)
     plan, tables = step.plan, moved(step.tables, device)
-    kernel.apply_deltas(step.packed.to(device), tables)
+    apply_deltas(step.packed.to(device), tables)
     expected = moved(step.tables, torch.device("cpu"))
     expected.page_table.numpy()[plan.page_slot, plan.page_index] = plan.page_id
     expected.slot_params.numpy()[step.slot_rows[:, 0]] = step.slot_rows[:, 1:]
@@ -115,8 +120,8 @@ def test_deltas_are_the_reference_s_for_any_number_of_words(
 ) -> None:
     step = make_step(PlanSizes(4, (6,), 50), 3, 20, num_words)
     tables, expected = moved(step.tables, device), moved(step.tables, torch.device("cpu"))
-    kernel.apply_deltas(step.packed.to(device), tables)
-    reference.apply_deltas(step.packed, expected)
+    apply_deltas(step.packed.to(device), tables)
+    apply_deltas_reference(step.packed, expected)
     assert_equal(tables, expected)
 
 
@@ -124,8 +129,8 @@ def test_deltas_are_the_reference_s_for_any_number_of_words(
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_unpacked_as_by_the_reference(name: str, seed: int, device: torch.device) -> None:
     step = make_step(CASES[name], seed, num_slot_rows=seed)
-    expected = unpacked(step, torch.device("cpu"), reference.unpack_step)
-    assert_equal(unpacked(step, device, kernel.unpack_step), expected)
+    expected = unpacked(step, torch.device("cpu"), unpack_step_reference)
+    assert_equal(unpacked(step, device, unpack_step), expected)
 
 
 @pytest.mark.parametrize("buckets", [(MAX_TOKENS, MAX_ROWS), (400, 40), (129, 128)])
@@ -136,8 +141,8 @@ def test_padding_fills_the_buckets_and_no_more(
     if name == "mixed" and buckets[0] == 129:
         buckets = (133, 128)
     step = make_step(CASES[name], 7)
-    inputs = unpacked(step, device, kernel.unpack_step, buckets)
-    assert_equal(inputs, unpacked(step, torch.device("cpu"), reference.unpack_step, buckets))
+    inputs = unpacked(step, device, unpack_step, buckets)
+    assert_equal(inputs, unpacked(step, torch.device("cpu"), unpack_step_reference, buckets))
     num_tokens, num_rows = step.plan.num_tokens, step.plan.num_rows
     num_samples = len(step.plan.sample_row)
     padded_rows = min(buckets[0], MAX_ROWS)
@@ -160,7 +165,7 @@ def test_padding_fills_the_buckets_and_no_more(
 def test_the_reference_says_what_the_plan_says(name: str) -> None:
     step = make_step(CASES[name], 11)
     plan, sizes = step.plan, step.sizes
-    inputs = unpacked(step, torch.device("cpu"), reference.unpack_step)
+    inputs = unpacked(step, torch.device("cpu"), unpack_step_reference)
     counts = [plan.num_rows, plan.num_decode_rows, plan.num_tokens, len(plan.sample_row)]
     assert inputs.counts.tolist() == [*counts, 0, 0, 0, 0]
     token, last_tokens = 0, []
@@ -186,5 +191,5 @@ def test_the_reference_says_what_the_plan_says(name: str) -> None:
 def test_pages_beyond_two_billion_cache_slots_are_found(device: torch.device) -> None:
     step = make_step(PlanSizes(2, (3,), page_tokens=32), 5)
     step.tables.page_table.fill_(2**31 - 1)
-    inputs = unpacked(step, device, kernel.unpack_step)
+    inputs = unpacked(step, device, unpack_step)
     assert (inputs.kv_slots_T[:5] // 32 == 2**31 - 1).all()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.compute.kernels.upload import upload
+from services.compute.kernels.launch import upload
 from services.compute.layers.attention_work import AttentionWork, Int64Array, PrefillWork
 from services.compute.layers.paged_cache import PagedCache
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from services.compute.kernels.matmul.kernel import matmul
-from services.compute.kernels.silu_mul.kernel import silu_mul
+from services.compute.kernels.matmul import matmul
+from services.compute.kernels.silu_mul import silu_mul
 from services.compute.layers.linear import Linear
 
 

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.compute.kernels.decode_attention.kernel import decode_attention, plan_decode
-from services.compute.kernels.decode_attention.work import DecodeWork
-from services.compute.kernels.prefill_attention.kernel import plan_prefill, prefill_attention
-from services.compute.kernels.prefill_attention.work import PrefillWork
-from services.compute.kernels.step_input.buffers import Resident, StepInputs
+from services.compute.kernels.decode_attention import decode_attention
+from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.prefill_attention import prefill_attention
+from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.step_buffers import Resident, StepInputs
 
 
 @dataclass(frozen=True, slots=True)

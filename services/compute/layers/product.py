@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.compute.kernels.silu_mul.kernel import silu_mul
+from services.compute.kernels.silu_mul import silu_mul
 from services.compute.layers.linear import Linear
 
 

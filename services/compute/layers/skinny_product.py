@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.matvec.kernel import matvec
-from services.compute.kernels.skinny_matmul.config import MAX_TOKENS
-from services.compute.kernels.skinny_matmul.kernel import skinny_gate_up_silu, skinny_matmul
-from services.compute.kernels.skinny_matmul.work import SkinnyWork
+from services.compute.kernels.matvec import matvec
+from services.compute.kernels.skinny_matmul import skinny_gate_up_silu, skinny_matmul
+from services.compute.kernels.skinny_matmul_config import MAX_TOKENS, SkinnyWork
 from services.compute.layers.linear import Linear
 from services.compute.layers.product import CublasProduct
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.add_rms_norm.kernel import add_rms_norm, gather_add_rms_norm
-from services.compute.kernels.rotate_and_store.kernel import rotate_and_store
-from services.compute.kernels.step_input.buffers import StepInputs
+from services.compute.kernels.rms_norm import add_rms_norm, gather_add_rms_norm
+from services.compute.kernels.rotate_and_store import rotate_and_store
+from services.compute.kernels.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.linear import Linear
 from services.compute.layers.product import Product

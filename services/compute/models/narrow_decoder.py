@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.matvec.config import ROW_COUNTS
-from services.compute.kernels.matvec.kernel import matvec, norm_gate_up_silu, norm_matvec
-from services.compute.kernels.step_input.buffers import StepInputs
+from services.compute.kernels.matvec import matvec, norm_gate_up_silu, norm_matvec
+from services.compute.kernels.matvec_config import ROW_COUNTS
+from services.compute.kernels.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.linear import Linear
 from services.compute.models.decoder import Decoder

@@ -18,24 +18,18 @@ import torch
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
-from services.compute.kernels.adjust.kernel import adjust
-from services.compute.kernels.adjust.tables import AdjustTables
-from services.compute.kernels.cut.kernel import cut
-from services.compute.kernels.cut.search import CutScratch
-from services.compute.kernels.draw.kernel import draw
-from services.compute.kernels.draw.parts import Parts, Shaped
-from services.compute.kernels.enter_slots.kernel import enter_slots
-from services.compute.kernels.enter_slots.layout import SlotEntry
-from services.compute.kernels.logprobs.kernel import logprobs
-from services.compute.kernels.logprobs.scratch import (
+from services.compute.kernels.enter_slots import SlotEntry, enter_slots
+from services.compute.kernels.logits_processors import ProcessorTables, process_logits
+from services.compute.kernels.logprobs import (
     CHOSEN,
     NUM_SCORED,
     RESULT_WORDS,
     TOP_IDS,
     TOP_LOGPROBS,
     LogprobScratch,
+    logprobs,
 )
-from services.compute.kernels.mask_rows import MaskRows
+from services.compute.kernels.sample import ProcessedLogits, SampleScratch, sample_tokens
 from services.compute.kernels.slot_words import (
     ADJUSTED,
     BIASED,
@@ -46,8 +40,10 @@ from services.compute.kernels.slot_words import (
     NUM_WORDS,
     PENALISED,
     SCORED,
+    MaskRows,
 )
-from services.compute.kernels.step_input.buffers import Resident, StepInputs
+from services.compute.kernels.step_buffers import Resident, StepInputs
+from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
 from services.compute.sampling.slot_words import known_bias, known_ids, slot_words
 from services.compute.step import (
     MAX_BIAS,
@@ -101,11 +97,11 @@ class DeviceSampler:
         self._inputs = inputs
         self._flags = np.zeros(num_slots, dtype=np.int32)
         self._min_tokens = np.zeros(num_slots, dtype=np.int32)
-        self._parts = Parts.make(max_samples, vocab_size, device)
-        self._shaped = Shaped.make(num_slots, max_samples, vocab_size, device)
-        self._tables = AdjustTables.make(num_slots, device)
+        self._parts = SampleScratch.make(max_samples, vocab_size, device)
+        self._shaped = ProcessedLogits.make(num_slots, max_samples, vocab_size, device)
+        self._tables = ProcessorTables.make(num_slots, device)
         self.masks = MaskRows.make(max_samples, vocab_size, device)
-        self._cuts = CutScratch.make(max_samples, vocab_size, device)
+        self._cuts = TopKTopPScratch.make(max_samples, vocab_size, device)
         self._scores = LogprobScratch.make(max_samples, vocab_size, device)
         self._plain_SW = torch.zeros((max_samples, PLAIN_WORDS), dtype=torch.int32, device=device)
         self._full_SW = torch.zeros((max_samples, FULL_WORDS), dtype=torch.int32, device=device)
@@ -163,7 +159,7 @@ class DeviceSampler:
         slots, indices, counts = inputs.sample_slot_S, inputs.sample_index_S, inputs.counts
         params, shaped = resident.slot_params, self._shaped
         if full:
-            adjust(
+            process_logits(
                 logits_SV,
                 slots,
                 indices,
@@ -175,7 +171,7 @@ class DeviceSampler:
                 shaped.adjusted_SV,
             )
         if not plain:
-            cut(
+            top_k_top_p(
                 logits_SV,
                 slots,
                 indices,
@@ -186,7 +182,7 @@ class DeviceSampler:
                 shaped.keep_S,
                 shaped.top_S,
             )
-        draw(
+        sample_tokens(
             logits_SV,
             slots,
             indices,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
-from services.compute.kernels.upload import upload
+from services.compute.kernels.launch import upload
 
 Int64Array = npt.NDArray[np.int64]
 

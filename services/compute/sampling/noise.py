@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.upload import upload
+from services.compute.kernels.launch import upload
 from services.compute.sampling.philox import MASK, Words, philox4x32
 
 Int64Array = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.upload import upload
+from services.compute.kernels.launch import upload
 from services.compute.step import Int32Array
 
 Int64Array = npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.upload import upload
+from services.compute.kernels.launch import upload
 from services.compute.sampling.cuts import cut_min_p, cut_top_k, cut_top_p
 from services.compute.sampling.logprobs import PickedLogprobs, RawLogprobs
 from services.compute.sampling.noise import coordinates, draw_where_it_counts

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from services.compute.kernels.decode_attention.work import DecodeWork
-from services.compute.kernels.matvec import config as matvec_config
+from services.compute.kernels import matvec_config
+from services.compute.kernels.decode_plan import DecodeWork
 
 HOST_PROGRAMS = 16
 """Instead of the 132 or 264 that fill an H200. A product still has several, most of several rows,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.compute.kernels.mask_rows import NO_MASK, VOID, MaskRows
+from services.compute.kernels.slot_words import NO_MASK, VOID_MASK, MaskRows
 from services.compute.runner.cuda.staging import Staging
 from services.compute.step import Int32Array, StepPlan, TokenMasks
 
@@ -56,7 +56,7 @@ def pack_masks(masks: TokenMasks, max_samples: int, num_words: int, out: Int32Ar
         )
     row_of_S = out[:max_samples]
     row_of_S.fill(NO_MASK)
-    row_of_S[list(masks.void)] = VOID
+    row_of_S[list(masks.void)] = VOID_MASK
     row_of_S[masks.samples] = range(num_rows)
     end = max_samples + num_rows * num_words
     out[max_samples:end].reshape(num_rows, num_words)[:] = masks.bits

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.compute.kernels.step_input.layout import HEADER_INTS, Sections
+from services.compute.kernels.step_buffers import HEADER_INTS, Sections
 from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
 
 MAX_PAGE_ENTRIES = 16_384

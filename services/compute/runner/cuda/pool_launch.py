@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from services.compute.kernels.pool.kernel import pool
-from services.compute.kernels.pool.table import ROW_WORDS
+from services.compute.kernels.pool import ROW_WORDS, pool
 from services.compute.models.fused_decoder import FusedDecoder
 from services.compute.runner.cuda.stream import DeviceStream
 

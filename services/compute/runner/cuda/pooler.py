@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from common.pooling_folder import Pooling
-from services.compute.kernels.pool.table import ROW_WORDS
+from services.compute.kernels.pool import ROW_WORDS
 from services.compute.runner.cuda.pool_launch import HEADER_INTS, PoolLaunch
 from services.compute.runner.cuda.results import Results
 from services.compute.runner.cuda.staging import Staging

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.compute.kernels.logprobs.scratch import CHOSEN, RANK, TOP_IDS, TOP_LOGPROBS
+from services.compute.kernels.logprobs import CHOSEN, RANK, TOP_IDS, TOP_LOGPROBS
 from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS
-from services.compute.kernels.step_input.buffers import NUM_COUNTS, NUM_SAMPLES
+from services.compute.kernels.step_buffers import NUM_COUNTS, NUM_SAMPLES
 from services.compute.runner.cuda.results import Results
 from services.compute.runner.cuda.score_launch import ScoreLaunch
 from services.compute.runner.cuda.staging import Staging

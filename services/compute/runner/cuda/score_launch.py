@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from services.compute.kernels.logprobs.kernel import logprobs
-from services.compute.kernels.logprobs.scratch import RESULT_WORDS, LogprobScratch
+from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
 from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS, NUM_LOGPROBS, NUM_WORDS
-from services.compute.kernels.step_input.buffers import NUM_COUNTS
+from services.compute.kernels.step_buffers import NUM_COUNTS
 from services.compute.models.fused_decoder import FusedDecoder
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.step import MAX_SCORED_TOKENS

@@ -6,12 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from services.compute.kernels.enter_slots.layout import (
-    ENTRY_INTS,
-    HEADER_INTS,
-    SlotEntry,
-    pack_entries,
-)
+from services.compute.kernels.enter_slots import ENTRY_INTS, HEADER_INTS, SlotEntry, pack_entries
 from services.compute.runner.cuda.staging import Staging
 
 

@@ -15,15 +15,15 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from services.compute.kernels.decode_attention.work import DecodeWork
-from services.compute.kernels.enter_slots.layout import packed_size as entries_size
-from services.compute.kernels.prefill_attention.work import PrefillWork
-from services.compute.kernels.skinny_matmul.config import MAX_TOKENS as SKINNY_TOKENS
-from services.compute.kernels.skinny_matmul.config import fits_device as skinny_fits
-from services.compute.kernels.skinny_matmul.work import SkinnyWork
+from services.compute.kernels.decode_plan import DecodeWork
+from services.compute.kernels.enter_slots import packed_size as entries_size
+from services.compute.kernels.prefill_plan import PrefillWork
+from services.compute.kernels.skinny_matmul_config import MAX_TOKENS as SKINNY_TOKENS
+from services.compute.kernels.skinny_matmul_config import SkinnyWork
+from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits
 from services.compute.kernels.slot_words import NUM_WORDS
-from services.compute.kernels.step_input.buffers import Resident, StepInputs
-from services.compute.kernels.step_input.kernel import apply_deltas, unpack_step
+from services.compute.kernels.step_buffers import Resident, StepInputs
+from services.compute.kernels.step_input import apply_deltas, unpack_step
 from services.compute.layers.invariant_product import InvariantProduct
 from services.compute.layers.kernel_attention import (
     AttentionTables,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.compute.kernels.mask_rows import NO_MASK, VOID, MaskRows
+from services.compute.kernels.slot_words import NO_MASK, VOID_MASK, MaskRows
 from services.compute.runner.cuda.mask_staging import MaskStaging
 from services.compute.step import StepPlan, TokenMasks
 from tests.unit.compute.guiding import bits_of
@@ -34,7 +34,7 @@ def test_each_sample_finds_its_row_and_void_and_free_ones_find_none() -> None:
     rows, staging = make()
     masks = masks_of({4: [0, 31, 32, 69], 1: [5]}, void=(2,))
     staging.done(staging.upload(plan_with((1, 2, 4)), masks))
-    assert rows.row_of_S.tolist() == [NO_MASK, 1, VOID, NO_MASK, 0, NO_MASK]
+    assert rows.row_of_S.tolist() == [NO_MASK, 1, VOID_MASK, NO_MASK, 0, NO_MASK]
     words = rows.bits_GM[0].tolist()
     assert words == [1 - (1 << 31), 1, 1 << 5]
     assert rows.bits_GM[1].tolist() == [1 << 5, 0, 0]
@@ -50,7 +50,7 @@ def test_a_step_forgets_the_masks_of_the_step_before() -> None:
 def test_all_may_be_void() -> None:
     rows, staging = make()
     staging.upload(plan_with((0, 5)), masks_of({}, void=(0, 5)))
-    assert rows.row_of_S.tolist() == [VOID, NO_MASK, NO_MASK, NO_MASK, NO_MASK, VOID]
+    assert rows.row_of_S.tolist() == [VOID_MASK, NO_MASK, NO_MASK, NO_MASK, NO_MASK, VOID_MASK]
 
 
 @pytest.mark.parametrize("masks", [None, masks_of({1: [3]}), masks_of({1: [3]}, void=(4,))])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compute.kernels.step_input.layout import HEADER_INTS, Sections
+from services.compute.kernels.step_buffers import HEADER_INTS, Sections
 from services.compute.runner.cuda.packing import (
     check_tokens,
     pack,

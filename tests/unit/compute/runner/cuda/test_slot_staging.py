@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.compute.kernels.enter_slots.layout import (
+from services.compute.kernels.enter_slots import (
     ENTRY_INTS,
     HEADER_INTS,
     NUM_PROMPT,

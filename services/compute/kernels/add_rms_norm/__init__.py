@@ -1,1 +1,0 @@
-"""Residual addition and RMS normalisation in one pass over the row."""

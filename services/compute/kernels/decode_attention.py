@@ -1,0 +1,279 @@
+"""Paged attention for one query a row: split over the context as decode_plan's list says.
+
+All query heads of a kv head share a tile, so that keys and values are read once. A row among
+others of its length is one item and is written at once; a long one is several, and whichever of
+them finishes last merges all (the split-KV scheme of Flash-Decoding, with the merge of stream-K).
+
+Shape legend: T tokens, R rows, I items, N positions of a tile, H query heads, K kv heads, G query
+heads of a kv head, D head width, P positions of a page, S chunks merged at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.decode_plan import (
+    CHUNK,
+    FIRST,
+    ITEM_WORDS,
+    LENGTH,
+    ROW,
+    SHIFT,
+    SLOT,
+    DecodeWork,
+    Tiling,
+    padded,
+)
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
+
+LOG2_E = 1.4426950408889634
+MAX_MERGE_CHUNKS = 64
+
+
+@triton.jit(do_not_specialize=["window"])
+def _decode_kernel(
+    q,
+    kv_pages,
+    page_table,
+    items,
+    num_items,
+    partial,  # [I, K, G, D]
+    partial_stats,  # [2, I, K, G]
+    arrivals,  # [R, K]
+    out,
+    scale_log2,
+    window,
+    Q_ROW: tl.constexpr,
+    OUT_ROW: tl.constexpr,
+    TABLE_ROW: tl.constexpr,
+    MAX_ITEMS: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MERGE_G: tl.constexpr,
+    MERGE_S: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    head = tl.program_id(0)  # fastest: all heads of a page are read at about the same time
+    item = tl.program_id(1)
+    # Everything about the item lies in one sector and is asked for together with the count. Were
+    # these loads not volatile, the compiler would put them off until the count had come, or beyond.
+    count = tl.load(num_items, volatile=True)
+    at = items + item * ITEM_WORDS
+    row = tl.load(at + ROW, volatile=True)
+    slot = tl.load(at + SLOT, volatile=True)
+    chunk = tl.load(at + CHUNK, volatile=True)
+    shift = tl.load(at + SHIFT, volatile=True)
+    length = tl.load(at + LENGTH, volatile=True)
+    first = tl.load(at + FIRST, volatile=True)
+    seen_from = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    first_chunk = seen_from >> shift  # those before are out of the window
+    is_real = (item < count) & (chunk >= first_chunk)
+    num_chunks = ((length - 1) >> shift) - first_chunk + 1
+    start = tl.maximum(chunk << shift, seen_from)
+    end = tl.where(is_real, tl.minimum((chunk + 1) << shift, length), 0)
+
+    g_G = tl.arange(0, BLOCK_G)
+    d_D = tl.arange(0, BLOCK_D)
+    n_N = tl.arange(0, BLOCK_N)
+    mask_GD = (g_G[:, None] < G) & (d_D[None, :] < D)
+    offset_GD = (head * G + g_G)[:, None] * D + d_D[None, :]
+    pages = page_table + slot.to(tl.int64) * TABLE_ROW
+    keys = kv_pages + head * (P * D)
+
+    # Page ids are one tile ahead, in registers: were they loaded where they are used, Triton would
+    # give half of its pipeline's depth to them. Queries come after them: nothing waits twice.
+    page_N = tl.load(pages + (start + n_N) // P, mask=start + n_N < end, other=0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if not is_real:
+        return
+    arrival = arrivals + row * K + head
+    # Into the L2 cache, which a layer's weights have emptied, for the end.
+    tl.load(arrival, mask=num_chunks > 1, other=0, volatile=True)
+    q_GD = tl.load(q + row.to(tl.int64) * Q_ROW + offset_GD, mask=mask_GD, other=0.0)
+    if WIDEN:
+        q_GD = q_GD.to(tl.float32)
+
+    top_G = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    # Sums stay apart by column until the end: one reduction across warps less in each turn.
+    sum_GN = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
+    mix_GD = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for position in range(start, end, BLOCK_N):
+        position_N = position + n_N
+        # What lies beyond the context may be another sequence's NaN: it is not even loaded.
+        real_N = position_N < end
+        offset_N = page_N.to(tl.int64) * (2 * K * P * D) + (position_N % P) * D
+        offset_ND = offset_N[:, None] + d_D[None, :]
+        mask_ND = real_N[:, None] & (d_D[None, :] < D)
+        k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
+        v_ND = tl.load(keys + K * P * D + offset_ND, mask=mask_ND, other=0.0)
+        weight_dtype = v_ND.dtype
+        if WIDEN:
+            k_ND = k_ND.to(tl.float32)
+            v_ND = v_ND.to(tl.float32)
+        score_GN = tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee") * scale_log2
+        score_GN = tl.where(real_N[None, :], score_GN, float("-inf"))
+        new_top_G = tl.maximum(top_G, tl.max(score_GN, axis=1))
+        weight_GN = tl.exp2(score_GN - new_top_G[:, None])
+        fade_G = tl.exp2(top_G - new_top_G)
+        sum_GN = sum_GN * fade_G[:, None] + weight_GN
+        mix_GD = mix_GD * fade_G[:, None]
+        weight_GN = weight_GN.to(weight_dtype).to(v_ND.dtype)
+        mix_GD = tl.dot(weight_GN, v_ND, acc=mix_GD, input_precision="ieee")
+        top_G = new_top_G
+        next_N = position_N + BLOCK_N
+        page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    sum_G = tl.sum(sum_GN, axis=1)
+
+    out_row = out + row.to(tl.int64) * OUT_ROW
+    if num_chunks == 1:
+        result_GD = mix_GD / sum_G[:, None]
+        tl.store(out_row + offset_GD, result_GD.to(out.dtype.element_ty), mask=mask_GD)
+    else:
+        stat_G = ((first + chunk) * K + head) * G + g_G
+        tl.store(partial + stat_G.to(tl.int64)[:, None] * D + d_D[None, :], mix_GD, mask=mask_GD)
+        tl.store(partial_stats + stat_G, top_G, mask=g_G < G)
+        tl.store(partial_stats + MAX_ITEMS * K * G + stat_G, sum_G, mask=g_G < G)
+        # All threads' partial results are written before the one thread that says so releases
+        # them; the one that finds itself last acquires everybody's.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
+        if arrived == num_chunks - 1:
+            tl.store(arrival, 0)
+            m_G = tl.arange(0, MERGE_G)
+            s_S = tl.arange(0, MERGE_S)
+            top_M = tl.full([MERGE_G], float("-inf"), tl.float32)
+            sum_M = tl.zeros([MERGE_G], tl.float32)
+            mix_MD = tl.zeros([MERGE_G, BLOCK_D], tl.float32)
+            for begin in range(0, num_chunks, MERGE_S):
+                s_ok = begin + s_S < num_chunks
+                place_S = first + first_chunk + begin + s_S
+                stat_SM = (place_S[:, None] * K + head) * G + m_G[None, :]
+                mask_SM = s_ok[:, None] & (m_G[None, :] < G)
+                # Read past the first-level cache, which knows nothing of other programs' writes.
+                top_SM = tl.load(
+                    partial_stats + stat_SM, mask=mask_SM, other=0.0, cache_modifier=".cg"
+                )
+                sum_SM = tl.load(
+                    partial_stats + MAX_ITEMS * K * G + stat_SM,
+                    mask=mask_SM,
+                    other=1.0,
+                    cache_modifier=".cg",
+                )
+                mix_SMD = tl.load(
+                    partial + stat_SM.to(tl.int64)[:, :, None] * D + d_D[None, None, :],
+                    mask=mask_SM[:, :, None] & (d_D[None, None, :] < D),
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                top_SM = tl.where(s_ok[:, None], top_SM, float("-inf"))
+                new_top_M = tl.maximum(top_M, tl.max(top_SM, axis=0))
+                weight_SM = tl.exp2(top_SM - new_top_M[None, :])
+                fade_M = tl.exp2(top_M - new_top_M)
+                sum_M = sum_M * fade_M + tl.sum(sum_SM * weight_SM, axis=0)
+                mix_MD = mix_MD * fade_M[:, None] + tl.sum(mix_SMD * weight_SM[:, :, None], axis=0)
+                top_M = new_top_M
+            result_MD = mix_MD / sum_M[:, None]
+            offset_MD = (head * G + m_G)[:, None] * D + d_D[None, :]
+            tl.store(
+                out_row + offset_MD,
+                result_MD.to(out.dtype.element_ty),
+                mask=(m_G[:, None] < G) & (d_D[None, :] < D),
+            )
+
+
+def decode_attention(
+    q_THD: Tensor,
+    kv_pages: Tensor,
+    resident: Resident,
+    inputs: StepInputs,
+    work: DecodeWork,
+    out_THD: Tensor,
+    scale: float,
+    window: int,
+    num_rows: int,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Attention of the step's decode rows over pages [N, 2, K, P, D] into out_THD.
+
+    Of `inputs`, plan_decode has put into `work` what is needed. Rows that are no decode rows are
+    neither read nor written. A row's result depends on itself and on the length of its chunks.
+
+    With pdl the plan and the page table are read above the wait: the launch before must be that of
+    rotate_and_store, which lets this one start when all before it has ended.
+    """
+    _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
+    group = q_THD.shape[1] // kv_heads
+    tiling = work.tiling or Tiling.of(head_dim, kv_pages.element_size())
+    block_dim = padded(head_dim)
+    merge_group = triton.next_power_of_2(group)
+    merge_elements = tiling.merge_registers * 32 * tiling.num_warps
+    _decode_kernel[(kv_heads, work.item_limit(num_rows))](
+        q_THD,
+        kv_pages,
+        resident.page_table,
+        work.items,
+        work.num_items,
+        work.partial_IKGD,
+        work.partial_stats,
+        work.arrivals_RK,
+        out_THD,
+        scale * LOG2_E,
+        window,
+        Q_ROW=q_THD.stride(0),
+        OUT_ROW=out_THD.stride(0),
+        TABLE_ROW=resident.page_table.stride(0),
+        MAX_ITEMS=work.items.shape[0],
+        K=kv_heads,
+        G=group,
+        D=head_dim,
+        P=page_tokens,
+        BLOCK_G=padded(group),
+        BLOCK_D=block_dim,
+        BLOCK_N=tiling.block_tokens,
+        MERGE_G=merge_group,
+        MERGE_S=max(1, min(MAX_MERGE_CHUNKS, merge_elements // (merge_group * block_dim))),
+        WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        **dependent_launch(pdl, q_THD),
+    )
+
+
+def decode_attention_reference(
+    q_THD: Tensor,
+    kv_pages: Tensor,
+    resident: Resident,
+    inputs: StepInputs,
+    work: DecodeWork,
+    out_THD: Tensor,
+    scale: float,
+    window: int,
+    num_rows: int,
+) -> None:
+    """Write out_THD for the step's decode rows; pages [N, 2, K, P, D]. `work` goes unused."""
+    kv_heads, page_tokens = kv_pages.shape[2], kv_pages.shape[3]
+    for row in range(min(int(inputs.counts[NUM_DECODE_ROWS]), num_rows)):
+        length = int(inputs.q_start_R[row]) + 1
+        first = max(0, length - window) if window else 0
+        positions = torch.arange(first, length, device=q_THD.device)
+        slot = int(inputs.row_slot_R[row])
+        pages = resident.page_table[slot, positions // page_tokens].long()
+        seen = kv_pages[pages, :, :, positions % page_tokens]  # [positions, 2, K, D]
+        keys, values = seen.unbind(1)
+        q_KGD = q_THD[row].reshape(kv_heads, -1, q_THD.shape[2])
+        weights = torch.softmax(torch.einsum("kgd,nkd->kgn", q_KGD, keys) * scale, dim=-1)
+        out_THD[row] = torch.einsum("kgn,nkd->kgd", weights, values).flatten(0, 1)

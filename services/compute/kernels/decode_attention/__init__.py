@@ -1,1 +1,0 @@
-"""Paged attention of rows with one query each: planned once a step, launched once a layer."""

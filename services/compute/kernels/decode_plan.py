@@ -1,0 +1,278 @@
+"""How a step's decode attention is divided: a list of items, made on the device once a step.
+
+A row's context is cut into chunks; an item is one chunk of one row, and a program of
+decode_attention takes one item for one kv head.
+
+Shape legend: I items, R rows, C size classes, K kv heads, G query heads of a kv head, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
+
+ITEM_WORDS = tl.constexpr(8)
+ROW, SLOT, CHUNK, SHIFT, LENGTH, FIRST = map(tl.constexpr, range(6))
+"""Words of an item: its row, the row's slot, the chunk's number in the row, log2 of the chunk's
+positions, the row's context length, the place of its first chunk among the partial results."""
+
+MIN_CHUNK = 64
+"""A chunk's positions at least: a tile or two of the kernel, below which merging costs more than it
+hides."""
+
+EXTRA_PROGRAMS = 132
+"""Programs that a step may have beyond one for each row and kv head: one for each of the H200's 132
+multiprocessors. Twice as many took 16.7 µs instead of 12.0 for one row of 4096 tokens, 132.8
+instead of 126.8 for 256 rows (8B's shape)."""
+
+TILE_TOKENS = 64
+TILE_BYTES = 8 << 10
+"""Keys of a tile at most: with as many of values and three stages, six programs fit a
+multiprocessor. 8B's 256 rows took 128.0 µs with them, 134.4 with four warps, 132.8 with tiles of
+twice the size, 146 with four times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a program walks through its chunk."""
+
+    block_tokens: int
+    num_warps: int = 2
+    num_stages: int = 3
+    merge_registers: int = 128  # of a thread, for partial results that a merge has in flight
+
+    @staticmethod
+    def of(head_dim: int, element_bytes: int) -> Tiling:
+        """The tiling for a cache of this head width and element size."""
+        token_bytes = padded(head_dim) * element_bytes
+        block_tokens = max(16, min(TILE_TOKENS, TILE_BYTES // token_bytes))
+        return Tiling(block_tokens, num_warps=4 if element_bytes == 4 else 2)  # float32 would spill
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """Static buffers of a step's decode attention; every layer of the step uses them in turn."""
+
+    items: Tensor  # int32 [I, ITEM_WORDS], the long ones first
+    num_items: Tensor  # int32 [1]
+    scratch: Tensor  # int32 [3, R padded to a power of two], the plan's own
+    partial_IKGD: Tensor  # float32, weighted values of a chunk, not divided by its sum
+    partial_stats: Tensor  # float32 [2, I, K, G], a chunk's greatest score (base 2) and its sum
+    arrivals_RK: Tensor  # int32, chunks of a row and head that are done; zero between launches
+    max_rows: int
+    num_kv_heads: int
+    max_splits: int
+    extra_programs: int
+    min_chunk: int
+    tiling: Tiling | None
+
+    @staticmethod
+    def make(
+        max_rows: int,
+        num_kv_heads: int,
+        group: int,
+        head_dim: int,
+        max_splits: int = 0,
+        *,
+        device: torch.device,
+        extra_programs: int = EXTRA_PROGRAMS,
+        min_chunk: int = MIN_CHUNK,
+        tiling: Tiling | None = None,
+    ) -> DecodeWork:
+        """Buffers for up to max_rows rows of any length.
+
+        With max_splits 0 the chunks of all rows share max_rows + some places, and plan_decode
+        chooses their length by the batch. With max_splits > 0 each row has that many places, which
+        is what a fixed chunk needs.
+        """
+        items = max_rows * max_splits or max_rows + _extra_items(extra_programs, num_kv_heads)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return DecodeWork(
+            items=zeros(items, ITEM_WORDS.value),
+            num_items=zeros(1),
+            scratch=zeros(3, padded(max_rows)),
+            partial_IKGD=zeros(items, num_kv_heads, group, head_dim, dtype=torch.float32),
+            partial_stats=zeros(2, items, num_kv_heads, group, dtype=torch.float32),
+            arrivals_RK=zeros(max_rows, num_kv_heads),
+            max_rows=max_rows,
+            num_kv_heads=num_kv_heads,
+            max_splits=max_splits,
+            extra_programs=extra_programs,
+            min_chunk=min_chunk,
+            tiling=tiling,
+        )
+
+    @property
+    def extra_items(self) -> int:
+        """Items that a step may have beyond one for each row, where no chunk is fixed."""
+        return _extra_items(self.extra_programs, self.num_kv_heads)
+
+    def item_limit(self, num_rows: int) -> int:
+        """Items at most of a step with this many rows: the grid of its launches."""
+        return num_rows * self.max_splits or num_rows + self.extra_items
+
+
+def _extra_items(extra_programs: int, num_kv_heads: int) -> int:
+    return -(-extra_programs // num_kv_heads)
+
+
+def padded(size: int) -> int:
+    """The next power of two, at least 16: what a tile of the kernel is made of."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+PLAN_ITEMS = 256  # items written at once
+PLAN_WARPS = 8
+
+_NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
+_SIZE_CLASSES = tl.constexpr(8)
+_LOG2_SIZE_CLASSES = tl.constexpr(3)
+
+
+@triton.jit
+def _store_items(items, place, row, slot, chunk, shift, length, first, mask):
+    item = items + place * ITEM_WORDS
+    tl.store(item + ROW, row, mask=mask)
+    tl.store(item + SLOT, slot, mask=mask)
+    tl.store(item + CHUNK, chunk, mask=mask)
+    tl.store(item + SHIFT, shift, mask=mask)
+    tl.store(item + LENGTH, length, mask=mask)
+    tl.store(item + FIRST, first, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows", "extra_items", "min_shift", "max_splits"])
+def _plan_kernel(
+    counts,
+    q_start_R,
+    row_slot_R,
+    items,
+    num_items,
+    scratch,  # [3, BLOCK_R]
+    num_rows,
+    extra_items,
+    min_shift,
+    max_splits,
+    FIXED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    LOG2_BLOCK_R: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row_R = tl.arange(0, BLOCK_R)
+    # Rows of the bucket are asked for together with the number of those that are real.
+    inside_R = row_R < num_rows
+    last_R = tl.load(q_start_R + row_R, mask=inside_R, other=-1)
+    slot_R = tl.load(row_slot_R + row_R, mask=inside_R, other=0)
+    num_decode_rows = tl.minimum(tl.load(counts + _NUM_DECODE_ROWS), num_rows)
+    real_R = row_R < num_decode_rows
+    last_R = tl.where(real_R, last_R, -1)  # a row that is none has no chunk
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    shift_R = tl.zeros([BLOCK_R], tl.int32) + min_shift
+    if FIXED:
+        for _ in range(0, 24):  # a row beyond max_splits chunks doubles them, whatever others do
+            shift_R += ((last_R >> shift_R) >= max_splits).to(tl.int32)
+    else:
+        # The step's own rows count, not the bucket's: one for many rows would be cut too finely.
+        item_limit = num_decode_rows + extra_items
+        shift = min_shift
+        num_positions = tl.sum(last_R + 1)
+        while (num_positions >> shift) > item_limit:  # no use in counting these
+            shift += 1
+        num_chunks = tl.sum((last_R >> shift) + 1)
+        while num_chunks > item_limit:
+            shift += 1
+            num_chunks = tl.sum((last_R >> shift) + 1)
+        shift_R = tl.zeros([BLOCK_R], tl.int32) + shift
+
+    # All chunks of a row but its last are full. They come first in the list and the last chunks
+    # follow by size: what starts late is short.
+    last_chunk_R = last_R >> shift_R  # -1: no chunk
+    full_R = tl.maximum(last_chunk_R, 0)
+    first_full_R = tl.cumsum(full_R, 0) - full_R
+    first_R = tl.cumsum(last_chunk_R + 1, 0) - (last_chunk_R + 1)
+    num_full = tl.sum(full_R)
+    tl.store(num_items, num_full + num_decode_rows)
+
+    rest_R = last_R - (last_chunk_R << shift_R)  # positions of the last chunk, less one
+    class_R = _SIZE_CLASSES - 1 - ((rest_R * _SIZE_CLASSES) >> shift_R)
+    class_C = tl.arange(0, _SIZE_CLASSES)
+    is_RC = ((class_R[:, None] == class_C[None, :]) & real_R[:, None]).to(tl.int32)
+    of_class_C = tl.sum(is_RC, axis=0)
+    before_C = tl.cumsum(of_class_C, 0) - of_class_C
+    place_RC = tl.cumsum(is_RC, 0) - is_RC + before_C[None, :]
+    place_R = num_full + tl.sum(is_RC * place_RC, axis=1)
+    _store_items(items, place_R, row_R, slot_R, last_chunk_R, shift_R, last_R + 1, first_R, real_R)
+
+    tl.store(scratch + row_R, first_full_R)
+    tl.store(scratch + BLOCK_R + row_R, first_R)
+    tl.store(scratch + 2 * BLOCK_R + row_R, shift_R)
+    tl.debug_barrier()
+    for begin in range(0, num_full, BLOCK_I):
+        place_I = begin + tl.arange(0, BLOCK_I)
+        mask_I = place_I < num_full
+        row_I = tl.zeros([BLOCK_I], tl.int32)  # the last row whose first full chunk is not beyond
+        for step in tl.static_range(LOG2_BLOCK_R):
+            probe_I = row_I + (BLOCK_R >> (step + 1))
+            row_I = tl.where(tl.load(scratch + probe_I) <= place_I, probe_I, row_I)
+        chunk_I = place_I - tl.load(scratch + row_I)
+        first_I = tl.load(scratch + BLOCK_R + row_I)
+        shift_I = tl.load(scratch + 2 * BLOCK_R + row_I)
+        slot_I = tl.load(row_slot_R + row_I, mask=mask_I, other=0)
+        length_I = tl.load(q_start_R + row_I, mask=mask_I, other=0) + 1
+        _store_items(items, place_I, row_I, slot_I, chunk_I, shift_I, length_I, first_I, mask_I)
+
+
+def plan_decode(
+    inputs: StepInputs,
+    work: DecodeWork,
+    page_tokens: int,
+    num_rows: int,
+    fixed_chunk: int = 0,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Write the list of items for the step's decode rows, for launches of the same num_rows.
+
+    Chunks are as short as the decode rows' share of items allows, so that a long row among short
+    ones is cut finely. With fixed_chunk (positions, a power of two) they are that, or the next
+    powers of two for a row of more than the work's max_splits chunks: they depend on the row alone.
+    With pdl the step's inputs are read above the wait (see dependent_launch).
+    """
+    chunk = fixed_chunk or triton.next_power_of_2(max(work.min_chunk, page_tokens))
+    if chunk & (chunk - 1):
+        raise ValueError(f"fixed_chunk must be a power of two, got {fixed_chunk}")
+    if bool(fixed_chunk) != bool(work.max_splits):
+        raise ValueError("fixed_chunk and DecodeWork's max_splits go together: give both or none")
+    block_rows = work.scratch.shape[1]
+    _plan_kernel[(1,)](
+        inputs.counts,
+        inputs.q_start_R,
+        inputs.row_slot_R,
+        work.items,
+        work.num_items,
+        work.scratch,
+        num_rows,
+        work.extra_items,
+        chunk.bit_length() - 1,
+        work.max_splits,
+        FIXED=fixed_chunk > 0,
+        BLOCK_R=block_rows,
+        LOG2_BLOCK_R=block_rows.bit_length() - 1,
+        BLOCK_I=PLAN_ITEMS,
+        num_warps=PLAN_WARPS,
+        **dependent_launch(pdl, work.items),
+    )

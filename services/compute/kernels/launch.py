@@ -1,0 +1,40 @@
+"""How kernels overlap, and how host arrays reach the device.
+
+Programmatic dependent launch: a kernel starts while the one before it still runs. The kernel before
+says when (`gdc_launch_dependents`, or its end), and in the early one nothing passes `gdc_wait`
+until the whole of that kernel has ended. So a kernel launched thus has `gdc_wait` in every program,
+those with nothing to do included, above all that it writes and all that it reads of what the
+kernels before it wrote: then its own end says that all before it have ended.
+
+Above the wait some kernels read what the step's first kernels wrote: its inputs, its plan, its page
+table. For inputs and page table it is enough that, between the kernels that write those and the
+first launch with pdl, one is launched without. A plan itself may be launched with pdl: it is read
+by decode_attention, which rotate_and_store lets start when all before rotate_and_store has ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+def dependent_launch(pdl: bool, tensor: Tensor) -> dict[str, bool]:
+    """Options of a kernel with a constant PDL; the interpreter, on the CPU, launches in turn."""
+    if pdl and tensor.is_cuda:
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on the device, in stream order and without waiting for it.
+
+    On the CPU it is the array's own memory. For CUDA it goes through pinned memory, since a copy
+    from pageable memory above 64 KiB waits until the kernels launched before it are done.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -1,0 +1,330 @@
+"""Products of one row with a weight: every weight is read once, at the memory's speed.
+
+A program holds the whole input in registers and takes blocks of output rows, mostly one; a norm of
+the input is computed by every program, from the L2 cache.
+
+Under programmatic dependent launch (`pdl`) a program starts while the kernel before it still runs.
+Nothing that another kernel writes may be read, and nothing at all written, above `gdc_wait`; every
+program passes it. Weights are asked for before. Where a norm follows they go to registers (or, in a
+loop over blocks, the compiler's pipeline asks for the first blocks ahead of the first turn). A
+product alone has as long an input as its rows, and would wait for weights and input one after the
+other: there they are only brought into the L2 cache.
+
+Shape legend: T rows, which is 1, I inputs, O outputs, E hidden width, F inner width of the MLP.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.matvec_config import (
+    ROW_COUNTS,
+    MatvecConfig,
+    gate_up_config,
+    matvec_config,
+    norm_matvec_config,
+    padded,
+    prefetch_lines,
+)
+from services.compute.kernels.rms_norm import rms_norm
+from services.compute.kernels.silu_mul import silu_mul_reference
+
+
+@triton.jit
+def _wait_for_inputs(PDL: tl.constexpr):
+    """Lets the next kernel start, and goes on when the one before has ended."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def _load_row(pointer, cols, NUM_IN: tl.constexpr):
+    return tl.load(pointer + cols, mask=cols < NUM_IN, other=0.0)
+
+
+@triton.jit
+def _input_row(
+    x_ptr,
+    delta_ptr,
+    norm_ptr,
+    sum_ptr,
+    eps,
+    NUM_IN: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    HAS_SUM: tl.constexpr,
+):
+    """The input: as it is, or the norm of x + delta, which one program writes."""
+    cols = tl.arange(0, BLOCK_IN)
+    x = _load_row(x_ptr, cols, NUM_IN)
+    if HAS_NORM:
+        dtype = x_ptr.dtype.element_ty
+        if HAS_DELTA:
+            delta = _load_row(delta_ptr, cols, NUM_IN)
+            x = (x.to(tl.float32) + delta.to(tl.float32)).to(dtype)
+        if HAS_SUM:
+            tl.store(sum_ptr + cols, x, mask=(cols < NUM_IN) & (tl.program_id(0) == 0))
+        wide = x.to(tl.float32)
+        normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_IN + eps)
+        scale = _load_row(norm_ptr, cols, NUM_IN).to(tl.float32)
+        x = (normed.to(dtype).to(tl.float32) * scale).to(dtype)
+    return x
+
+
+@triton.jit
+def _load_weights(
+    w_ptr, rows, cols, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, BLOCK_IN: tl.constexpr
+):
+    """Weights [rows, cols] in float32; rows beyond the last repeat it, columns beyond are 0."""
+    safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
+    pointers = w_ptr + safe[:, None] * NUM_IN + cols[None, :]
+    if NUM_IN == BLOCK_IN:
+        w = tl.load(pointers, eviction_policy="evict_first")
+    else:
+        inside = cols[None, :] < NUM_IN
+        w = tl.load(pointers, mask=inside, other=0.0, eviction_policy="evict_first")
+    return w.to(tl.float32)
+
+
+@triton.jit
+def _prefetch_rows(w_ptr, rows, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, LINES: tl.constexpr):
+    """Ask the L2 cache for LINES lines of 128 bytes of these rows, and go on."""
+    LINE_SIZE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
+    safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
+    cols = tl.minimum(tl.arange(0, LINES) * LINE_SIZE, NUM_IN - 1)
+    pointers = w_ptr + safe[:, None] * NUM_IN + cols[None, :]
+    addresses = pointers.to(tl.int64, bitcast=True)
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [addresses], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _product(w, up_w, x, GATED: tl.constexpr):
+    """The product, or silu(gate) * up, rounded where the separate kernels round."""
+    wide = x.to(tl.float32)[None, :]
+    y = tl.sum(w * wide, axis=1)
+    if GATED:
+        gate = y.to(x.dtype).to(tl.float32)
+        up = tl.sum(up_w * wide, axis=1).to(x.dtype).to(tl.float32)
+        y = (gate / (1.0 + tl.exp(-gate))).to(x.dtype).to(tl.float32) * up
+    return y
+
+
+@triton.jit
+def _matvec_kernel(
+    x_ptr,
+    delta_ptr,
+    norm_ptr,
+    w_ptr,
+    bias_ptr,
+    out_ptr,
+    sum_ptr,
+    eps,
+    NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    HAS_SUM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PREFETCH_LINES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Blocks program, program + PROGRAMS, … of ROWS outputs; GATED: of gates, with their ups."""
+    program = tl.program_id(0)
+    cols = tl.arange(0, BLOCK_IN)
+    x = tl.zeros([BLOCK_IN], x_ptr.dtype.element_ty)
+    if PREFETCH_LINES > 0:
+        rows = program * ROWS + tl.arange(0, ROWS)
+        _prefetch_rows(w_ptr, rows, NUM_OUT, NUM_IN, PREFETCH_LINES)
+        _wait_for_inputs(PDL)
+    for block in tl.range(program, (NUM_OUT + ROWS - 1) // ROWS, PROGRAMS, num_stages=STAGES):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        w = _load_weights(w_ptr, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
+        up = w
+        if GATED:
+            up = _load_weights(w_ptr + NUM_OUT * NUM_IN, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
+        if block == program:
+            if PREFETCH_LINES == 0:
+                _wait_for_inputs(PDL)
+            x = _input_row(
+                x_ptr, delta_ptr, norm_ptr, sum_ptr, eps,
+                NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
+            )  # fmt: skip
+        y = _product(w, up, x, GATED)
+        inside = rows < NUM_OUT
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def matvec(
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    out_TO: Tensor,
+    *,
+    config: MatvecConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """x W^T + b for one row; sums in float32 are rounded once, to `out_TO`'s dtype."""
+    num_out, num_in = weight_OI.shape
+    config = config or matvec_config(num_out, num_in, weight_OI.element_size())
+    _launch(x_TI, None, None, weight_OI, bias_O, out_TO, None, 0.0, config, pdl)
+
+
+def norm_matvec(
+    x_TE: Tensor,
+    delta_TE: Tensor | None,
+    norm_weight_E: Tensor,
+    eps: float,
+    weight_OE: Tensor,
+    bias_O: Tensor | None,
+    out_TO: Tensor,
+    sum_TE: Tensor | None,
+    *,
+    config: MatvecConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """The product of the RMS norm of x + delta, and x + delta itself into `sum_TE` where given.
+
+    Rounded as by `add_rms_norm`: the sum, the normalised value, and that times the norm's weight.
+    `sum_TE` shares no memory with the inputs: programs read those while one writes it.
+    """
+    num_out, num_in = weight_OE.shape
+    config = config or norm_matvec_config(num_out, num_in, weight_OE.element_size())
+    _launch(x_TE, delta_TE, norm_weight_E, weight_OE, bias_O, out_TO, sum_TE, eps, config, pdl)
+
+
+def norm_gate_up_silu(
+    x_TE: Tensor,
+    delta_TE: Tensor | None,
+    norm_weight_E: Tensor,
+    eps: float,
+    weight_2F_E: Tensor,
+    out_TF: Tensor,
+    sum_TE: Tensor | None,
+    *,
+    config: MatvecConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """silu(gate) * up for the RMS norm of x + delta, else as `norm_matvec`.
+
+    The weight's first half are the gates. Rounded as by `silu_mul` after a product: gate and up,
+    silu(gate), and the result.
+    """
+    num_gates = weight_2F_E.shape[0] // 2
+    config = config or gate_up_config(num_gates, weight_2F_E.shape[1], weight_2F_E.element_size())
+    _launch(
+        x_TE, delta_TE, norm_weight_E, weight_2F_E, None, out_TF, sum_TE, eps, config, pdl,
+        gated=True,
+    )  # fmt: skip
+
+
+def _launch(
+    x_TI: Tensor,
+    delta_TI: Tensor | None,
+    norm_weight_I: Tensor | None,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    out_TO: Tensor,
+    sum_TI: Tensor | None,
+    eps: float,
+    config: MatvecConfig,
+    pdl: bool,
+    gated: bool = False,
+) -> None:
+    num_in = weight_OI.shape[1]
+    num_out = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
+    assert x_TI.shape[0] in ROW_COUNTS, f"{x_TI.shape[0]} rows: the kernels take {ROW_COUNTS}"
+    assert x_TI.shape[1] == num_in and x_TI.stride(1) == 1
+    assert out_TO.shape == (x_TI.shape[0], num_out) and out_TO.stride(1) == 1
+    assert weight_OI.is_contiguous()
+    num_programs = min(config.programs, triton.cdiv(num_out, config.rows))
+    prefetches = pdl and norm_weight_I is None and config.num_stages == 1
+    _matvec_kernel[(num_programs,)](
+        x_TI,
+        x_TI if delta_TI is None else delta_TI,  # any address will do where none is read
+        x_TI if norm_weight_I is None else norm_weight_I,
+        weight_OI,
+        x_TI if bias_O is None else bias_O,
+        out_TO,
+        x_TI if sum_TI is None else sum_TI,
+        eps,
+        NUM_OUT=num_out,
+        NUM_IN=num_in,
+        ROWS=config.rows,
+        BLOCK_IN=padded(num_in),
+        PROGRAMS=num_programs,
+        STAGES=config.num_stages,
+        GATED=gated,
+        HAS_NORM=norm_weight_I is not None,
+        HAS_DELTA=delta_TI is not None,
+        HAS_SUM=sum_TI is not None,
+        HAS_BIAS=bias_O is not None,
+        PREFETCH_LINES=prefetch_lines(num_in, weight_OI.element_size()) if prefetches else 0,
+        PDL=pdl,
+        num_warps=config.num_warps,
+        maxnreg=min(255, max(128, 128 * 8 // config.num_warps)),  # two programs' share at least
+        **({"launch_pdl": True} if pdl else {}),  # the interpreter does not know the option
+    )
+
+
+def matvec_reference(
+    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor
+) -> None:
+    """x W^T + b into `out_TO`, summed in float32 or wider and rounded once."""
+    out_TO.copy_(_wide_product(x_TI, weight_OI, bias_O))
+
+
+def norm_matvec_reference(
+    x_TE: Tensor,
+    delta_TE: Tensor | None,
+    norm_weight_E: Tensor,
+    eps: float,
+    weight_OE: Tensor,
+    bias_O: Tensor | None,
+    out_TO: Tensor,
+    sum_TE: Tensor | None,
+) -> None:
+    """The product of the RMS norm of x + delta; x + delta itself into `sum_TE`."""
+    normed_TE = _add_norm(x_TE, delta_TE, norm_weight_E, eps, sum_TE)
+    out_TO.copy_(_wide_product(normed_TE, weight_OE, bias_O))
+
+
+def norm_gate_up_silu_reference(
+    x_TE: Tensor,
+    delta_TE: Tensor | None,
+    norm_weight_E: Tensor,
+    eps: float,
+    weight_2F_E: Tensor,
+    out_TF: Tensor,
+    sum_TE: Tensor | None,
+) -> None:
+    """silu(gate) * up of the RMS norm of x + delta; the gates are the weight's first half."""
+    normed_TE = _add_norm(x_TE, delta_TE, norm_weight_E, eps, sum_TE)
+    silu_mul_reference(_wide_product(normed_TE, weight_2F_E, None).to(x_TE.dtype), out_TF)
+
+
+def _add_norm(
+    x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float, sum_TE: Tensor | None
+) -> Tensor:
+    x_TE = x_TE if delta_TE is None else x_TE + delta_TE
+    if sum_TE is not None:
+        sum_TE.copy_(x_TE)
+    return rms_norm(x_TE, weight_E, eps)
+
+
+def _wide_product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    wide = torch.promote_types(x_TI.dtype, torch.float32)
+    return F.linear(x_TI.to(wide), weight_OI.to(wide), None if bias_O is None else bias_O.to(wide))

@@ -1,1 +1,0 @@
-"""Linear maps of one row: bound by reading the weights, so fused with their neighbours."""

@@ -1,0 +1,157 @@
+"""How a step's prefill attention is divided: a list of blocks of queries, made on the device.
+
+Shape legend: I items, R rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, NUM_ROWS, StepInputs
+
+ITEM_ROWS = 128
+"""Rows of an item, queries times heads of a group: the largest `block_m`."""
+HOST_SMS = 2
+"""What the interpreter is told of its processors; few, so that programs take several tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """Items in order of falling context. Filled by `plan_prefill`, read by `prefill_attention`.
+
+    Shape legend: I items, R rows.
+    """
+
+    items_I2: Tensor  # int32 (row, first query of the block within the row)
+    num_items: Tensor  # int32 [1]
+    block_q: int  # queries of an item
+    group: int  # query heads per head of keys
+    max_rows: int
+    num_sms: int
+
+    @staticmethod
+    def make(max_tokens: int, max_rows: int, group: int, device: torch.device) -> PrefillWork:
+        """Room for the largest step; `group` is the number of query heads per head of keys.
+
+        Raises ValueError for groups of more than 64, of which a tile would not hold one query.
+        """
+        if not 1 <= group <= ITEM_ROWS // 2:
+            raise ValueError(f"query heads per head of keys must be 1 to 64, not {group}")
+        block_q = 2 * (ITEM_ROWS // 2 // group)  # even, so that tiles of half the rows fill up too
+        max_items = num_items_bound(max_tokens, max_rows, block_q)
+        num_sms = HOST_SMS
+        if device.type == "cuda":
+            num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        return PrefillWork(
+            items_I2=torch.zeros(max_items, 2, dtype=torch.int32, device=device),
+            num_items=torch.zeros(1, dtype=torch.int32, device=device),
+            block_q=block_q,
+            group=group,
+            max_rows=max_rows,
+            num_sms=num_sms,
+        )
+
+
+def num_items_bound(num_tokens: int, max_rows: int, block_q: int) -> int:
+    """The most items that rows of this many tokens together can have."""
+    return num_tokens // block_q + min(max_rows, num_tokens)
+
+
+PLAN_ITEMS = 32
+PLAN_ROWS = 128
+
+
+@triton.jit
+def _plan_kernel(
+    counts,
+    q_start_R,
+    q_len_R,
+    items_I2,
+    num_items_ptr,
+    ROWS_AT: tl.constexpr,
+    DECODE_ROWS_AT: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    ALL_ROWS: tl.constexpr,
+    ITEMS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """A program for each row: an item's place is the number of items that come before it."""
+    num_rows = tl.load(counts + ROWS_AT)
+    first_row = tl.load(counts + DECODE_ROWS_AT)
+    if ALL_ROWS:
+        first_row = num_rows * 0
+    row = first_row + tl.program_id(0)
+    q_start = tl.load(q_start_R + row, mask=row < num_rows, other=0)
+    q_len = tl.load(q_len_R + row, mask=row < num_rows, other=0)
+    num_blocks = (q_len + BLOCK_Q - 1) // BLOCK_Q
+    for first_block in range(0, num_blocks, ITEMS):
+        block_I = first_block + tl.arange(0, ITEMS)
+        position_I = q_start + block_I * BLOCK_Q
+        place_I = tl.zeros([ITEMS], tl.int32)
+        for first_other in range(first_row, num_rows, ROWS):
+            other_R = first_other + tl.arange(0, ROWS)
+            start_R = tl.load(q_start_R + other_R, mask=other_R < num_rows, other=0)
+            len_R = tl.load(q_len_R + other_R, mask=other_R < num_rows, other=0)
+            blocks_R = (len_R + BLOCK_Q - 1) // BLOCK_Q
+            # Of equal positions the earlier row's comes first.
+            reach_IR = (
+                position_I[:, None] - start_R[None, :] - (other_R < row).to(tl.int32)[None, :]
+            )
+            after_IR = tl.where(reach_IR < 0, 0, reach_IR // BLOCK_Q + 1)
+            place_I += tl.sum(tl.maximum(blocks_R[None, :] - after_IR, 0), axis=1)
+        present_I = block_I < num_blocks
+        tl.store(items_I2 + place_I * 2, row + block_I * 0, mask=present_I)
+        tl.store(items_I2 + place_I * 2 + 1, block_I * BLOCK_Q, mask=present_I)
+    if tl.program_id(0) == 0:
+        blocks_R = tl.zeros([ROWS], tl.int32)
+        for first_other in range(first_row, num_rows, ROWS):
+            other_R = first_other + tl.arange(0, ROWS)
+            len_R = tl.load(q_len_R + other_R, mask=other_R < num_rows, other=0)
+            blocks_R += (len_R + BLOCK_Q - 1) // BLOCK_Q
+        tl.store(num_items_ptr, tl.sum(blocks_R, axis=0))
+
+
+def plan_prefill(
+    inputs: StepInputs, work: PrefillWork, num_tokens: int, all_rows: bool = False
+) -> None:
+    """Write the blocks of queries of all chunk rows, those of the longest context first.
+
+    `num_tokens` is the bucket. With `all_rows`, decode rows are taken for chunks of one token.
+    """
+    _plan_kernel[(min(work.max_rows, num_tokens),)](
+        inputs.counts,
+        inputs.q_start_R,
+        inputs.q_len_R,
+        work.items_I2,
+        work.num_items,
+        ROWS_AT=NUM_ROWS,
+        DECODE_ROWS_AT=NUM_DECODE_ROWS,
+        BLOCK_Q=work.block_q,
+        ALL_ROWS=all_rows,
+        ITEMS=PLAN_ITEMS,
+        ROWS=PLAN_ROWS,
+        num_warps=4,
+    )
+
+
+def plan_prefill_reference(
+    inputs: StepInputs, work: PrefillWork, num_tokens: int, all_rows: bool = False
+) -> None:
+    """Write the blocks of queries of all chunk rows, those of the longest context first."""
+    first_row = 0 if all_rows else int(inputs.counts[NUM_DECODE_ROWS])
+    starts = inputs.q_start_R.tolist()
+    lengths = inputs.q_len_R.tolist()
+    items = [
+        (row, first)
+        for row in range(first_row, int(inputs.counts[NUM_ROWS]))
+        for first in range(0, lengths[row], work.block_q)
+    ]
+    items.sort(key=lambda item: -(starts[item[0]] + item[1]))
+    if items:
+        work.items_I2[: len(items)] = torch.tensor(items, dtype=torch.int32)
+    work.num_items.fill_(len(items))

@@ -1,0 +1,147 @@
+"""How a product of few rows is cut into programs, by its shape, and where split ones meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+MAX_TOKENS = 64
+"""Rows the kernels take: one tile of them."""
+
+MIN_BLOCK_TOKENS = 16
+"""Columns of the smallest product of tensor cores that Triton makes."""
+
+NUM_SMS = 132
+"""Multiprocessors of an H100 or H200."""
+
+MAX_SPLITS = 16
+MAX_SPLIT_OUTPUTS = 48 << 10
+"""Outputs of all splits together: 12 MiB of partial sums at 64 rows."""
+
+SHARED_BYTES = 227 << 10
+"""Of a multiprocessor, for the programs on it; see `fits_device`."""
+
+RESERVED_BYTES = 2 << 10
+"""Of that, for each program beside its loads."""
+
+MAX_STAGES = 10
+
+LARGE_TILES = 4 * NUM_SMS
+"""Blocks of 64 outputs from which on several programs share a multiprocessor anyway (a head)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyConfig:
+    """Constants of one launch; all are powers of two but `num_stages`."""
+
+    block_tokens: int
+    block_out: int  # outputs of a program; of gates, where there are gates
+    block_in: int  # inputs of a step
+    splits: int = 1  # programs that share the inputs of a block of outputs
+    num_warps: int = 4
+    num_stages: int = 4
+    weight_first: bool = True  # weights are the taller operand, and the sums are transposed
+    pdl: bool = True  # whether dependent launch pays: weights asked for early, not in the way
+
+    def staged_bytes(self, itemsize: int, tiles: int = 1) -> int:
+        """Shared memory of the loads on their way."""
+        lines = tiles * self.block_out + self.block_tokens
+        return self.num_stages * lines * self.block_in * itemsize
+
+
+def skinny_config(num_tokens: int, num_out: int, num_in: int, itemsize: int) -> SkinnyConfig:
+    """For a product alone: the fastest of a sweep on an H200 (benchmarks/results/gpu_kernels.md).
+
+    One program a multiprocessor with as many loads on their way as its memory holds, and inputs
+    split until there are that many. At 64 rows a program reads as many bytes of inputs as of
+    weights; small weights are then cut finer, the inputs the taller operand.
+    """
+    tokens = block_tokens(num_tokens)
+    block_in = 128 if tokens == MIN_BLOCK_TOKENS and num_in % 128 == 0 else 64
+    config = SkinnyConfig(tokens, 64, block_in, pdl=num_in <= 2048)
+    if num_out > 64 * LARGE_TILES:
+        return _large(config, num_in, itemsize)
+    if tokens == MAX_TOKENS and num_out <= 32 * NUM_SMS and num_in <= 8192 and num_in % 128 == 0:
+        config = replace(config, block_out=32, block_in=128, weight_first=False, pdl=True)
+    return _split(config, num_out, num_in, itemsize)
+
+
+def skinny_gate_up_config(
+    num_tokens: int, num_gates: int, num_in: int, itemsize: int
+) -> SkinnyConfig:
+    """For `num_gates` pairs of a gate and an up row."""
+    tokens = block_tokens(num_tokens)
+    per_sm = 1 if num_gates <= 64 * NUM_SMS else 2
+    config = SkinnyConfig(tokens, 64, 64, pdl=per_sm == 1)
+    return replace(config, num_stages=fitting_stages(config, per_sm, itemsize, tiles=2))
+
+
+def fits_device(capability: tuple[int, int]) -> bool:
+    """Whether a multiprocessor has the shared memory that all configs count on.
+
+    Compute capability 9.0 to 11 has it; 8.0 has 163 KiB, 8.6, 8.9 and 12 have 99, and the product
+    for qkv of an 8B model takes 180 there.
+    """
+    return (9, 0) <= capability < (12, 0)
+
+
+def block_tokens(num_tokens: int) -> int:
+    """The tile of rows that holds as many."""
+    return max(MIN_BLOCK_TOKENS, 1 << (num_tokens - 1).bit_length())
+
+
+def fitting_stages(config: SkinnyConfig, per_sm: int, itemsize: int, tiles: int = 1) -> int:
+    """As many as leave room for `per_sm` programs on a multiprocessor."""
+    one = replace(config, num_stages=1).staged_bytes(itemsize, tiles)
+    return max(2, min(MAX_STAGES, (SHARED_BYTES // per_sm - RESERVED_BYTES) // one))
+
+
+def _large(config: SkinnyConfig, num_in: int, itemsize: int) -> SkinnyConfig:
+    """For more outputs than there are programs at once, such as a vocabulary."""
+    if config.block_tokens == MAX_TOKENS:
+        config = replace(config, block_out=128, weight_first=False)
+        return replace(config, num_stages=fitting_stages(config, 1, itemsize))
+    block_in = 128 if num_in % 128 == 0 else 64
+    return replace(config, block_in=block_in, num_stages=3)
+
+
+def _split(config: SkinnyConfig, num_out: int, num_in: int, itemsize: int) -> SkinnyConfig:
+    """Over as many programs as there are multiprocessors."""
+    tiles = -(-num_out // config.block_out)
+    splits = 1
+    while (
+        2 * splits <= MAX_SPLITS
+        and 2 * splits * tiles <= NUM_SMS
+        and 2 * splits * tiles * config.block_out <= MAX_SPLIT_OUTPUTS
+        and num_in % (2 * splits * config.block_in) == 0
+    ):
+        splits *= 2
+    steps = -(-num_in // (splits * config.block_in))
+    stages = max(2, min(steps + 1, fitting_stages(config, 1, itemsize)))
+    return replace(config, splits=splits, num_stages=stages, pdl=config.pdl or splits > 1)
+
+
+MIN_BLOCK_OUT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyWork:
+    """Partial sums, float32, and how many programs of each tile have written theirs.
+
+    One for all launches of a stream: each leaves `arrivals` as zeros.
+    """
+
+    partial: Tensor
+    arrivals: Tensor
+
+    @classmethod
+    def make(cls, max_tokens: int, max_out: int, device: torch.device) -> SkinnyWork:
+        """For products of at most as many rows and outputs."""
+        outputs = min(MAX_SPLIT_OUTPUTS, MAX_SPLITS * -(-max_out // 128) * 128)
+        tokens = block_tokens(min(max_tokens, MAX_TOKENS))
+        return cls(
+            partial=torch.zeros(outputs * tokens, dtype=torch.float32, device=device),
+            arrivals=torch.zeros(outputs // MIN_BLOCK_OUT, dtype=torch.int32, device=device),
+        )

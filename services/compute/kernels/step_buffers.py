@@ -1,0 +1,133 @@
+"""The device's side of a step: the one upload, what it is unpacked into, and what stays by slot.
+
+CUDA graphs hold addresses, not tensors, so buffers are made once and filled anew for each step.
+
+An upload is a buffer of int32: a header of counts, then sections without gaps, in this order:
+
+    row_slot[R]  q_start[R]  token_start[R+1]  tokens[T]  sample_row[S]  sample_index[S]
+    page_slot[D]  page_index[D]  page_id[D]  slot_rows[N, 1+W]
+
+so that each section's start follows from the counts alone. token_start begins with 0 and ends
+with T; a slot row is a slot and its words.
+
+Shape legend: R rows, T tokens, S samples, D page-table entries, N slots or slot rows, L pages of
+the longest sequence, W words of a slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HEADER_INTS = 8
+NUM_ROWS, NUM_DECODE_ROWS, NUM_TOKENS, NUM_SAMPLES, NUM_PAGE_ENTRIES, NUM_SLOT_ROWS = range(6)
+"""Places in the header; the first four are those of `StepInputs.counts`. The rest is zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """Where each section of an upload starts, and where the last one ends."""
+
+    row_slot: int
+    q_start: int
+    token_start: int
+    tokens: int
+    sample_row: int
+    sample_index: int
+    page_slot: int
+    page_index: int
+    page_id: int
+    slot_rows: int
+    end: int
+
+    @staticmethod
+    def of(counts: list[int], num_words: int) -> Sections:
+        """Sections of an upload with these counts (a header's) and this many words a slot."""
+        row_slot = HEADER_INTS
+        q_start = row_slot + counts[NUM_ROWS]
+        token_start = q_start + counts[NUM_ROWS]
+        tokens = token_start + counts[NUM_ROWS] + 1
+        sample_row = tokens + counts[NUM_TOKENS]
+        sample_index = sample_row + counts[NUM_SAMPLES]
+        page_slot = sample_index + counts[NUM_SAMPLES]
+        page_index = page_slot + counts[NUM_PAGE_ENTRIES]
+        page_id = page_index + counts[NUM_PAGE_ENTRIES]
+        slot_rows = page_id + counts[NUM_PAGE_ENTRIES]
+        return Sections(
+            row_slot=row_slot,
+            q_start=q_start,
+            token_start=token_start,
+            tokens=tokens,
+            sample_row=sample_row,
+            sample_index=sample_index,
+            page_slot=page_slot,
+            page_index=page_index,
+            page_id=page_id,
+            slot_rows=slot_rows,
+            end=slot_rows + counts[NUM_SLOT_ROWS] * (1 + num_words),
+        )
+
+
+NUM_COUNTS = 8
+NUM_ROWS, NUM_DECODE_ROWS, NUM_TOKENS, NUM_SAMPLES = range(4)
+"""Places in `counts`: the step's real sizes, of which the host tells kernels nothing else."""
+
+NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step, unpacked. Beyond the counted sizes lies padding up to the bucket."""
+
+    counts: Tensor  # int32 [NUM_COUNTS]
+    tokens_T: Tensor  # int32; padding 0
+    positions_T: Tensor  # int32; padding 0
+    kv_slots_T: Tensor  # int64, page * page_tokens + offset; padding -1: nothing is stored
+    row_slot_R: Tensor  # int32
+    q_start_R: Tensor  # int32, position of the row's first query
+    q_len_R: Tensor  # int32
+    token_start_R: Tensor  # int32, the row's first token
+    sample_token_S: Tensor  # int32, the token whose logits are sampled; padding 0
+    sample_slot_S: Tensor  # int32; padding NO_SLOT
+    sample_index_S: Tensor  # int32, output index; padding 0
+
+    @staticmethod
+    def make(max_tokens: int, max_rows: int, device: torch.device) -> StepInputs:
+        """Buffers for the largest step."""
+
+        def ints(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        return StepInputs(
+            counts=ints(NUM_COUNTS),
+            tokens_T=ints(max_tokens),
+            positions_T=ints(max_tokens),
+            kv_slots_T=ints(max_tokens, torch.int64).fill_(-1),
+            row_slot_R=ints(max_rows),
+            q_start_R=ints(max_rows),
+            q_len_R=ints(max_rows),
+            token_start_R=ints(max_rows),
+            sample_token_S=ints(max_rows),
+            sample_slot_S=ints(max_rows).fill_(NO_SLOT),
+            sample_index_S=ints(max_rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What stays on the device from step to step, by slot."""
+
+    page_table: Tensor  # int32 [N, L]
+    last_token: Tensor  # int32 [N], the token sampled last, the next step's input
+    slot_params: Tensor  # int32 [N, W], sampling settings; floats by their bits
+
+    @staticmethod
+    def make(num_slots: int, max_pages: int, num_words: int, device: torch.device) -> Resident:
+        """Tables for this many slots."""
+
+        def table(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        return Resident(table(num_slots, max_pages), table(num_slots), table(num_slots, num_words))

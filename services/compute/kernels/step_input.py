@@ -1,0 +1,370 @@
+"""Step input on the device: two launches that turn a packed upload into what kernels read.
+
+Their grids follow from buckets alone and every size is read on the device, so that a captured
+launch serves any step of its bucket. Little is moved (a decode step of 256 rows reads 8 KB and
+writes 10): what counts is the chain of dependent loads, header, section, table.
+
+Shape legend: R rows, T tokens, S samples.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import pad
+
+from services.compute.kernels.step_buffers import (
+    HEADER_INTS,
+    NO_SLOT,
+    NUM_COUNTS,
+    NUM_SLOT_ROWS,
+    NUM_TOKENS,
+    Resident,
+    Sections,
+    StepInputs,
+)
+from services.compute.step import DEVICE_TOKEN
+
+_BLOCK = 128  # a thread for each element: latency, not bandwidth, is what there is to lose
+_DELTA_PROGRAMS = 16  # 2,048 page-table entries at once; a step rarely has more than a few
+_HEADER = tl.constexpr(HEADER_INTS)
+
+
+@triton.jit
+def _apply_deltas(
+    packed,
+    page_table,
+    slot_params,
+    MAX_PAGES: tl.constexpr,
+    NUM_WORDS: tl.constexpr,
+    PADDED_WORDS: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0)
+    num_rows = tl.load(packed)
+    num_tokens = tl.load(packed + 2)
+    num_samples = tl.load(packed + 3)
+    num_entries = tl.load(packed + 4)
+    num_slot_rows = tl.load(packed + 5)
+    page_slot = packed + (_HEADER + 1 + 3 * num_rows + num_tokens + 2 * num_samples)
+    lanes = tl.arange(0, BLOCK)
+    for first in range(program * BLOCK, num_entries, NUM_PROGRAMS * BLOCK):
+        entry = first + lanes
+        mask = entry < num_entries
+        slot = tl.load(page_slot + entry, mask=mask, other=0).to(tl.int64)
+        index = tl.load(page_slot + num_entries + entry, mask=mask, other=0)
+        page = tl.load(page_slot + 2 * num_entries + entry, mask=mask, other=0)
+        tl.store(page_table + slot * MAX_PAGES + index, page, mask=mask)
+    slot_rows = page_slot + 3 * num_entries
+    words = tl.arange(0, PADDED_WORDS)
+    for row in range(program, num_slot_rows, NUM_PROGRAMS):
+        slot_row = slot_rows + row * (1 + NUM_WORDS)
+        place = tl.load(slot_row).to(tl.int64)
+        values = tl.load(slot_row + 1 + words, mask=words < NUM_WORDS, other=0)
+        tl.store(slot_params + place * NUM_WORDS + words, values, mask=words < NUM_WORDS)
+
+
+def apply_deltas(packed: Tensor, resident: Resident) -> None:
+    """Write the upload's page-table entries and slot rows into the resident tables.
+
+    No two entries of one upload may be for the same place: they are written in no order.
+    """
+    num_words = resident.slot_params.shape[1]
+    _apply_deltas[(_DELTA_PROGRAMS,)](
+        packed,
+        resident.page_table,
+        resident.slot_params,
+        MAX_PAGES=resident.page_table.shape[1],
+        NUM_WORDS=num_words,
+        PADDED_WORDS=triton.next_power_of_2(num_words),
+        NUM_PROGRAMS=_DELTA_PROGRAMS,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _unpack_tokens(
+    block,
+    packed,
+    page_table,
+    last_token,
+    out_tokens,
+    out_positions,
+    out_kv_slots,
+    token_bucket,
+    MAX_PAGES: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    num_rows = tl.load(packed)
+    num_decode_rows = tl.load(packed + 1)
+    num_tokens = tl.load(packed + 2)
+    q_start = packed + _HEADER + num_rows
+    token_start = q_start + num_rows
+    tokens = token_start + num_rows + 1
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    real = token < num_tokens
+    read = tl.load(tokens + token, mask=real, other=0)  # needs no row: on its way meanwhile
+    # A prefill token's row is the last one in low .. high-1 that starts at or before it.
+    is_decode = token < num_decode_rows
+    low = tl.where(is_decode, token, num_decode_rows)
+    high = tl.where(is_decode, token + 1, num_rows)
+    unsure = num_rows - num_decode_rows
+    if block * BLOCK + BLOCK <= num_decode_rows:
+        unsure = unsure * 0
+    while unsure > 1:
+        middle = (low + high) // 2
+        split = real & (high - low > 1)
+        start = tl.load(token_start + middle, mask=split, other=0)
+        after = split & (start <= token)
+        before = split & (start > token)
+        low = tl.where(after, middle, low)
+        high = tl.where(before, middle, high)
+        unsure = (unsure + 1) // 2
+    row = low
+    slot = tl.load(packed + _HEADER + row, mask=real, other=0).to(tl.int64)
+    first_position = tl.load(q_start + row, mask=real, other=0)
+    first_token = tl.load(token_start + row, mask=real, other=0)
+    position = first_position + token - first_token
+    page_index = position // PAGE_TOKENS
+    page = tl.load(page_table + slot * MAX_PAGES + page_index, mask=real, other=0).to(tl.int64)
+    last = tl.load(last_token + slot, mask=real & (read < 0), other=0)
+    kv_slot = page * PAGE_TOKENS + position % PAGE_TOKENS
+    padded = token < token_bucket
+    tl.store(out_tokens + token, tl.where(read < 0, last, read), mask=padded)
+    tl.store(out_positions + token, tl.where(real, position, 0), mask=padded)
+    tl.store(out_kv_slots + token, tl.where(real, kv_slot, -1), mask=padded)
+
+
+@triton.jit
+def _unpack_rows(
+    block,
+    packed,
+    out_row_slot,
+    out_q_start,
+    out_q_len,
+    out_token_start,
+    row_bucket,
+    BLOCK: tl.constexpr,
+):
+    num_rows = tl.load(packed)
+    num_tokens = tl.load(packed + 2)
+    q_start = packed + _HEADER + num_rows
+    token_start = q_start + num_rows
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    real = row < num_rows
+    padded = row < row_bucket
+    slot = tl.load(packed + _HEADER + row, mask=real, other=0)
+    position = tl.load(q_start + row, mask=real, other=0)
+    first = tl.load(token_start + row, mask=real, other=0)
+    end = tl.load(token_start + row + 1, mask=real, other=0)
+    tl.store(out_row_slot + row, slot, mask=padded)
+    tl.store(out_q_start + row, position, mask=padded)
+    tl.store(out_q_len + row, end - first, mask=padded)
+    tl.store(out_token_start + row, tl.where(real, first, num_tokens), mask=padded)
+
+
+@triton.jit
+def _unpack_samples(
+    block,
+    packed,
+    out_sample_token,
+    out_sample_slot,
+    out_sample_index,
+    sample_bucket,
+    BLOCK: tl.constexpr,
+):
+    num_rows = tl.load(packed)
+    num_tokens = tl.load(packed + 2)
+    num_samples = tl.load(packed + 3)
+    token_start = packed + _HEADER + 2 * num_rows
+    sample_row = token_start + num_rows + 1 + num_tokens
+    sample = block * BLOCK + tl.arange(0, BLOCK)
+    real = sample < num_samples
+    padded = sample < sample_bucket
+    row = tl.load(sample_row + sample, mask=real, other=0)
+    index = tl.load(sample_row + num_samples + sample, mask=real, other=0)
+    slot = tl.load(packed + _HEADER + row, mask=real, other=-1)
+    end = tl.load(token_start + row + 1, mask=real, other=1)
+    tl.store(out_sample_token + sample, end - 1, mask=padded)
+    tl.store(out_sample_slot + sample, slot, mask=padded)
+    tl.store(out_sample_index + sample, index, mask=padded)
+
+
+@triton.jit(do_not_specialize=["token_bucket", "row_bucket", "sample_bucket"])
+def _unpack_step(
+    packed,
+    page_table,
+    last_token,
+    out_counts,
+    out_tokens,
+    out_positions,
+    out_kv_slots,
+    out_row_slot,
+    out_q_start,
+    out_q_len,
+    out_token_start,
+    out_sample_token,
+    out_sample_slot,
+    out_sample_index,
+    token_bucket,
+    row_bucket,
+    sample_bucket,
+    MAX_PAGES: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    NUM_COUNTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Programs take blocks of tokens, then blocks of rows, then blocks of samples."""
+    program = tl.program_id(0)
+    row_blocks_at = tl.cdiv(token_bucket, BLOCK)
+    sample_blocks_at = row_blocks_at + tl.cdiv(row_bucket, BLOCK)
+    if program < row_blocks_at:
+        _unpack_tokens(
+            program,
+            packed,
+            page_table,
+            last_token,
+            out_tokens,
+            out_positions,
+            out_kv_slots,
+            token_bucket,
+            MAX_PAGES,
+            PAGE_TOKENS,
+            BLOCK,
+        )
+    elif program < sample_blocks_at:
+        _unpack_rows(
+            program - row_blocks_at,
+            packed,
+            out_row_slot,
+            out_q_start,
+            out_q_len,
+            out_token_start,
+            row_bucket,
+            BLOCK,
+        )
+        if program == row_blocks_at:
+            place = tl.arange(0, NUM_COUNTS)
+            tl.store(out_counts + place, tl.load(packed + place, mask=place < 4, other=0))
+    else:
+        _unpack_samples(
+            program - sample_blocks_at,
+            packed,
+            out_sample_token,
+            out_sample_slot,
+            out_sample_index,
+            sample_bucket,
+            BLOCK,
+        )
+
+
+def unpack_step(
+    packed: Tensor,
+    resident: Resident,
+    inputs: StepInputs,
+    num_tokens: int,
+    num_samples: int,
+    page_tokens: int,
+) -> None:
+    """Fill `inputs` from the upload, padded to the buckets `num_tokens` >= 1 and `num_samples`.
+
+    Rows are padded up to the lesser of `num_tokens` and the buffers' rows, with empty ones. Runs
+    after `apply_deltas`: it looks up pages.
+    """
+    num_rows = min(num_tokens, inputs.row_slot_R.shape[0])
+    blocks = sum(triton.cdiv(size, _BLOCK) for size in (num_tokens, num_rows, num_samples))
+    _unpack_step[(blocks,)](
+        packed,
+        resident.page_table,
+        resident.last_token,
+        inputs.counts,
+        inputs.tokens_T,
+        inputs.positions_T,
+        inputs.kv_slots_T,
+        inputs.row_slot_R,
+        inputs.q_start_R,
+        inputs.q_len_R,
+        inputs.token_start_R,
+        inputs.sample_token_S,
+        inputs.sample_slot_S,
+        inputs.sample_index_S,
+        num_tokens,
+        num_rows,
+        num_samples,
+        MAX_PAGES=resident.page_table.shape[1],
+        PAGE_TOKENS=page_tokens,
+        NUM_COUNTS=NUM_COUNTS,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+
+
+def apply_deltas_reference(packed: Tensor, resident: Resident) -> None:
+    """Write the upload's page-table entries and slot rows into the resident tables."""
+    num_words = resident.slot_params.shape[1]
+    counts = packed[:HEADER_INTS].tolist()
+    at = Sections.of(counts, num_words)
+    packed = packed.long()
+    page_slot = packed[at.page_slot : at.page_index]
+    page_index = packed[at.page_index : at.page_id]
+    resident.page_table[page_slot, page_index] = packed[at.page_id : at.slot_rows].int()
+    slot_rows = packed[at.slot_rows : at.end].view(counts[NUM_SLOT_ROWS], 1 + num_words)
+    resident.slot_params[slot_rows[:, 0]] = slot_rows[:, 1:].int()
+
+
+def unpack_step_reference(
+    packed: Tensor,
+    resident: Resident,
+    inputs: StepInputs,
+    num_tokens: int,
+    num_samples: int,
+    page_tokens: int,
+) -> None:
+    """Fill `inputs` from the upload, padded to `num_tokens` and `num_samples`.
+
+    Rows are padded up to the lesser of `num_tokens` and the buffers' rows, with empty ones.
+    """
+    counts = packed[:HEADER_INTS].tolist()
+    at = Sections.of(counts, resident.slot_params.shape[1])
+    packed = packed.long()
+    row_slot_R = packed[at.row_slot : at.q_start]
+    q_start_R = packed[at.q_start : at.token_start]
+    token_start_R = packed[at.token_start : at.tokens - 1]
+    q_len_R = packed[at.token_start : at.tokens].diff()
+    tokens_T = packed[at.tokens : at.sample_row]
+    sample_row_S = packed[at.sample_row : at.sample_index]
+    sample_index_S = packed[at.sample_index : at.page_slot]
+
+    row_T = torch.arange(len(row_slot_R), device=packed.device).repeat_interleave(q_len_R)
+    slot_T = row_slot_R[row_T]
+    positions_T = (
+        q_start_R[row_T] + torch.arange(len(tokens_T), device=packed.device) - token_start_R[row_T]
+    )
+    from_device_T = tokens_T == DEVICE_TOKEN
+    page_T = resident.page_table[slot_T, positions_T // page_tokens].long()
+    kv_slots_T = page_T * page_tokens + positions_T % page_tokens
+
+    inputs.counts[:] = pad(packed[:4], (0, len(inputs.counts) - 4))
+    tokens_T = torch.where(from_device_T, resident.last_token[slot_T], tokens_T)
+    _fill(inputs.tokens_T[:num_tokens], tokens_T)
+    _fill(inputs.positions_T[:num_tokens], positions_T)
+    _fill(inputs.kv_slots_T[:num_tokens], kv_slots_T, padding=-1)
+    rows = slice(min(num_tokens, len(inputs.row_slot_R)))
+    _fill(inputs.row_slot_R[rows], row_slot_R)
+    _fill(inputs.q_start_R[rows], q_start_R)
+    _fill(inputs.q_len_R[rows], q_len_R)
+    _fill(inputs.token_start_R[rows], token_start_R, padding=counts[NUM_TOKENS])
+    last_S = token_start_R[sample_row_S] + q_len_R[sample_row_S] - 1
+    _fill(inputs.sample_token_S[:num_samples], last_S)
+    _fill(inputs.sample_slot_S[:num_samples], row_slot_R[sample_row_S], padding=NO_SLOT)
+    _fill(inputs.sample_index_S[:num_samples], sample_index_S)
+
+
+def _fill(out: Tensor, values: Tensor, padding: int = 0) -> None:
+    out[: len(values)] = values
+    out[len(values) :] = padding
