@@ -18,12 +18,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.report import Report
-from services.compute.layers.attention import Attention, Workspace
-from services.compute.layers.attention_work import Geometry, plan_attention
-from services.compute.layers.linear import Linear
-from services.compute.layers.packed_linear import PackedLinear, can_pack
+from services.compute.layers.attention import Attention, Geometry, Workspace, plan_attention
 from services.compute.layers.paged_cache import PagedCache
-from services.compute.runner.eager_limits import prepare_cpu
+from services.compute.layers.weighted_layers import Linear, PackedLinear, can_pack
+from services.compute.runner.limits import prepare_cpu
 from services.compute.sampling.noise import coordinates, draw_everywhere, draw_where_it_counts
 
 CPU = torch.device("cpu")

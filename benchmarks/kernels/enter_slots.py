@@ -25,8 +25,8 @@ from common.messages.sampling import SamplingParams
 from services.compute.kernels.enter_slots import SlotEntry, enter_slots, pack_entries, packed_size
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
-from services.compute.runner.cuda.graphs import GraphStream
-from services.compute.runner.cuda.slot_staging import SlotStaging
+from services.compute.runner.cuda.staging import SlotStaging
+from services.compute.runner.cuda.stream import GraphStream
 from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.step import SlotDelta
 

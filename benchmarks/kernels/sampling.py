@@ -32,7 +32,7 @@ from services.compute.kernels.sample import ProcessedLogits, SampleScratch, samp
 from services.compute.kernels.slot_words import MaskRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
-from services.compute.sampling.slot_words import NUM_WORDS, slot_words
+from services.compute.sampling.slots import NUM_WORDS, slot_words
 from services.compute.step import SlotDelta
 
 VOCAB_SIZE = 128256

@@ -102,7 +102,7 @@ def test_the_environment_is_read_in_one_place() -> None:
         "common/service.py",
         "services/cli.py",
         "services/compute/grammar/process.py",
-        "services/compute/runner/cuda/toolchain.py",  # CC, which Triton reads
+        "services/compute/runner/registry.py",  # CC, which Triton reads
         "services/tokenizer/process.py",
         "services/tokenizer/worker.py",
     }

@@ -12,7 +12,7 @@ from common.messages.sampling import SamplingParams
 from services.compute.kernels.logits_processors import SEEN_IN_PROMPT
 from services.compute.kernels.logprobs import CHOSEN, TOP_IDS, TOP_LOGPROBS
 from services.compute.kernels.slot_words import VOID_MASK, mask_words
-from services.compute.runner.cuda.mask_staging import pack_masks
+from services.compute.runner.cuda.staging import pack_masks
 from services.compute.sampling.device_sampler import DeviceSampler, Variant
 from services.compute.sampling.sampler import Sampler
 from services.compute.step import MAX_BIAS, SlotDelta, StepPlan, TokenMasks, int32_array

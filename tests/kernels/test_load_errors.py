@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.kernels.skinny_matmul_config import fits_device
 from services.compute.runner.cuda import load
-from services.compute.runner.cuda.stream import HostStream
+from tests.kernels.host_stream import HostStream
 
 
 @pytest.mark.parametrize("part", ["load_decoder", "StepMachine", "PagedCache"])

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.layers.linear import Linear
-from services.compute.layers.skinny_product import SkinnyProduct, suits
+from services.compute.layers.products import SkinnyProduct, suits
+from services.compute.layers.weighted_layers import Linear
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 20, 70])

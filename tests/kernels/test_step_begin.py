@@ -11,8 +11,8 @@ import torch
 from services.compute.config import ComputeSettings
 from services.compute.runner.cuda import runner as cuda_runner
 from services.compute.runner.cuda.load import load_on
-from services.compute.runner.cuda.stream import HostMark, HostStream
 from services.compute.step import Int32Array, StepPlan
+from tests.kernels.host_stream import HostMark, HostStream
 from tests.unit.compute.hand_scheduler import HandScheduler
 
 CONFIG = {

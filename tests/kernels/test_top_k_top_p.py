@@ -16,7 +16,7 @@ from services.compute.kernels.top_k_top_p import (
     top_k_top_p,
     top_k_top_p_reference,
 )
-from services.compute.sampling import cuts
+from services.compute.sampling import logits_processors
 from services.router.openai.sampling_fields import MAX_TEMPERATURE
 from tests.kernels.sampling_step import SamplingStep, make_step, random_logits
 
@@ -131,4 +131,4 @@ def test_broken_rows_harm_no_other(bad: float, device: torch.device) -> None:
 
 
 def test_mass_has_the_unit_of_the_cpus_cuts() -> None:
-    assert HOST_MASS_UNIT == cuts.MASS_UNIT
+    assert HOST_MASS_UNIT == logits_processors.MASS_UNIT

@@ -27,6 +27,16 @@ class DecoderConfig(DecoderShape):
     windows: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Variations:
+    """Where families of this shape differ."""
+
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMS norm of each head's query and key before rotation
+
+
 def parse_decoder(raw: Mapping[str, Any]) -> DecoderConfig:
     """What all supported families share; raises ModelError for what the layers do not do."""
     hidden_act = raw.get("hidden_act", "silu")
@@ -72,3 +82,13 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling]:
     raise ModelError(
         f"config.json: rope scaling {kind!r} is not supported; default, linear and llama3 are."
     )
+
+
+def layer_windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """A Qwen model's: `layer_types` where given, else layers from `max_window_layers` on slide."""
+    window = int(raw.get("sliding_window") or 0) if raw.get("use_sliding_window") else 0
+    kinds = raw.get("layer_types")
+    if kinds:
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds[:num_layers])
+    first = int(raw.get("max_window_layers", 28))
+    return tuple(window if number >= first else 0 for number in range(num_layers))

@@ -15,24 +15,13 @@ from typing import Generic, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from services.compute.layers.embedding import Embedding
-from services.compute.layers.rms_norm import RMSNorm
-from services.compute.models.config import DecoderConfig
+from services.compute.layers.weighted_layers import Embedding, RMSNorm
+from services.compute.models.config import DecoderConfig, Variations
 from services.compute.models.weights import WeightSource
 
 L = TypeVar("L")
 MakeMap: TypeAlias = "Callable[[Tensor, Tensor | None], L]"
 """Makes of a weight [out, in] and perhaps a bias what the forward pass multiplies by."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variations:
-    """Where families of this shape differ."""
-
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False  # RMS norm of each head's query and key before rotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.compute.models.config import DecoderConfig, parse_decoder
-from services.compute.models.decoder import Variations
+from services.compute.models.config import DecoderConfig, Variations, parse_decoder
 
 
 def describe(raw: Mapping[str, Any]) -> tuple[DecoderConfig, Variations]:

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.compute.models.config import DecoderConfig, parse_decoder
-from services.compute.models.decoder import Variations
-from services.compute.models.qwen_windows import layer_windows
+from services.compute.models.config import DecoderConfig, Variations, layer_windows, parse_decoder
 
 
 def describe(raw: Mapping[str, Any]) -> tuple[DecoderConfig, Variations]:

@@ -8,8 +8,7 @@ from typing import Any
 from common.decoder_shape import family_of
 from common.errors import ModelError
 from services.compute.models import llama, mistral, qwen2, qwen3
-from services.compute.models.config import DecoderConfig
-from services.compute.models.decoder import Variations
+from services.compute.models.config import DecoderConfig, Variations
 
 Describe = Callable[[Mapping[str, Any]], tuple[DecoderConfig, Variations]]
 

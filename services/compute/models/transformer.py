@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.compute.layers.attention import Attention
-from services.compute.layers.linear import LinearMap
 from services.compute.layers.rope import Rope, angles, inverse_frequencies, rotate
+from services.compute.layers.weighted_layers import LinearMap
 from services.compute.models.config import DecoderConfig
 from services.compute.models.decoder import Decoder, DecoderLayer
 

@@ -2,12 +2,13 @@
 
 It knows slots, pages and rows; requests, prefixes and queues are the scheduler's.
 
-Shape legend: R rows, T tokens, S samples.
+Shape legend: R rows, T tokens, S samples, P scored positions, N slots, E hidden width.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,19 +20,15 @@ from torch import Tensor
 from common.model_folder import eos_token_ids, read_json
 from common.pooling_folder import Pooling
 from services.compute.config import ComputeSettings
-from services.compute.layers.attention import Attention, Workspace
-from services.compute.layers.attention_work import Geometry, plan_attention
-from services.compute.layers.linear import Linear, MakeLinear
-from services.compute.layers.packed_linear import PackedLinear, can_pack
+from services.compute.layers.attention import Attention, Geometry, Workspace, plan_attention
 from services.compute.layers.paged_cache import PagedCache
+from services.compute.layers.weighted_layers import Linear, MakeLinear, PackedLinear, can_pack
 from services.compute.models.decoder import load_decoder
-from services.compute.models.dummy import DummyWeights
-from services.compute.models.loader import SafetensorsWeights
 from services.compute.models.registry import describe_model
 from services.compute.models.transformer import Transformer
-from services.compute.models.weights import WeightSource
-from services.compute.runner.device_errors import fatal_if_the_device_fails
-from services.compute.runner.eager_limits import (
+from services.compute.models.weights import DummyWeights, SafetensorsWeights, WeightSource
+from services.compute.runner.device_errors import fatal_if_the_device_fails, place_all
+from services.compute.runner.limits import (
     Limits,
     bytes_of_page,
     choose_dtype,
@@ -40,11 +37,9 @@ from services.compute.runner.eager_limits import (
     cpu_room_bytes,
     prepare_cpu,
 )
-from services.compute.runner.eager_pools import EagerPools
-from services.compute.runner.placement import place_all
-from services.compute.runner.pooled import model_pooling
+from services.compute.runner.pooling import embedding_of, model_pooling, pooled_tokens
 from services.compute.runner.protocol import KVGroup, RunnerSpec
-from services.compute.sampling.prompt_scores import score_prompt
+from services.compute.sampling.logprobs import score_prompt
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import (
     DEVICE_TOKEN,
@@ -54,6 +49,34 @@ from services.compute.step import (
     StepResult,
     TokenMasks,
 )
+
+TOKENS_AT_ONCE = 512  # normalised for a mean
+
+
+class EagerPooler:
+    """Keeps what chunks of a prompt have come to until the last one."""
+
+    def __init__(self, pooling: Pooling, num_slots: int, hidden_size: int) -> None:
+        self._pooling = pooling
+        self._sum_NE = torch.zeros(num_slots, hidden_size)
+
+    def take(
+        self, plan: StepPlan, x_TE: Tensor, normed: Callable[[Tensor], Tensor]
+    ) -> dict[int, Float32Array]:
+        """Add a step's hidden states; returns the embeddings that are complete, by row."""
+        embeddings = {}
+        for part in pooled_tokens(plan, self._pooling):
+            sum_E = self._sum_NE[part.slot]
+            if part.begins:
+                sum_E.zero_()
+            end = part.first + part.num_tokens
+            for first in range(part.first, end, TOKENS_AT_ONCE):
+                some_TE = normed(x_TE[first : min(first + TOKENS_AT_ONCE, end)])
+                sum_E += some_TE.float().sum(dim=0)
+            if part.ends:
+                embeddings[part.row] = embedding_of(sum_E.numpy(), part.total, self._pooling)
+        return embeddings
+
 
 CPU = torch.device("cpu")
 STALL_AFTER_S = 60.0
@@ -94,9 +117,9 @@ class EagerRunner:
         )
         self._windows = tuple(sorted(set(config.windows)))
         self._sampler = Sampler(settings.max_num_seqs, config.vocab_size, CPU)
-        self._pools: EagerPools | None = None
+        self._pools: EagerPooler | None = None
         if pooling is not None:
-            self._pools = EagerPools(pooling, settings.max_num_seqs, config.hidden_size)
+            self._pools = EagerPooler(pooling, settings.max_num_seqs, config.hidden_size)
         pages_per_slot = -(-limits.max_model_len // settings.page_tokens)
         self._tables = np.zeros((settings.max_num_seqs, pages_per_slot), dtype=np.int64)
         self._last_token = torch.zeros(settings.max_num_seqs, dtype=torch.int64)

@@ -1,11 +1,18 @@
-"""Which runner serves which device; each is imported only when it is chosen."""
+"""Which runner serves which device, and what a GPU's needs of the machine besides a GPU."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.runner.protocol import Runner
+
+COMPILERS = ("cc", "gcc", "clang")
 
 
 def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
@@ -13,19 +20,44 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
 
     Raises ModelError or ConfigError when the folder or the device does not allow it.
     """
+    # each is imported only when it is chosen: sim needs no torch, the CPU no triton
     if settings.device == "sim":
         from services.compute.runner import sim
 
         return sim.load(folder, settings)
-    from services.compute.runner.eager_limits import choose_device
-
-    if choose_device(settings).type == "cuda":
-        from services.compute.runner.cuda.toolchain import check_toolchain
-
-        check_toolchain()
+    if _takes_cuda(settings):
+        check_toolchain()  # before minutes go into loading
         from services.compute.runner.cuda.load import load_cuda
 
         return load_cuda(folder, settings)
     from services.compute.runner.eager import EagerRunner
 
     return EagerRunner.load(folder, settings)
+
+
+def _takes_cuda(settings: ComputeSettings) -> bool:
+    import torch
+
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "compute.device is cuda, and torch finds no CUDA device; use auto or cpu."
+        )
+    return settings.device != "cpu" and torch.cuda.is_available()
+
+
+def check_toolchain(
+    has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
+    find_program: Callable[[str], str | None] = shutil.which,
+) -> None:
+    """Raise ConfigError, which says what to install, where Triton could not compile."""
+    if not has_module("triton"):
+        raise ConfigError(
+            "compute.device is cuda, and Triton is not installed; "
+            "install it with `pip install triton`, or use cpu."
+        )
+    if not os.environ.get("CC") and not any(map(find_program, COMPILERS)):
+        raise ConfigError(
+            "compute.device is cuda, and Triton finds no C compiler for the launchers of its "
+            "kernels; install gcc with Python's headers (Debian and Ubuntu: apt install gcc "
+            "python3-dev), name one in CC, or use cpu."
+        )

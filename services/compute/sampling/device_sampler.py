@@ -44,7 +44,7 @@ from services.compute.kernels.slot_words import (
 )
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
-from services.compute.sampling.slot_words import known_bias, known_ids, slot_words
+from services.compute.sampling.slots import known_bias, known_ids, slot_words
 from services.compute.step import (
     MAX_BIAS,
     MAX_STOP_IDS,

@@ -20,10 +20,14 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.launch import upload
-from services.compute.sampling.cuts import cut_min_p, cut_top_k, cut_top_p
+from services.compute.sampling.logits_processors import (
+    PenaltyRows,
+    apply_min_p,
+    apply_top_k,
+    apply_top_p,
+)
 from services.compute.sampling.logprobs import PickedLogprobs, RawLogprobs
 from services.compute.sampling.noise import coordinates, draw_where_it_counts
-from services.compute.sampling.penalties import PenaltyRows
 from services.compute.sampling.slots import SamplingSlots
 from services.compute.step import SlotDelta, TokenMasks
 
@@ -139,9 +143,9 @@ class Sampler:
         temperature = self._upload(settings.temperature[slots])[:, None]
         # the maximum goes to 0 first, where float32 is finest and no division overflows
         logits_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).div_(temperature)
-        self._cut(cut_top_k, logits_RV, settings.top_k[slots], settings.top_k[slots] > 0)
-        self._cut(cut_top_p, logits_RV, settings.top_p[slots], settings.top_p[slots] < 1.0)
-        self._cut(cut_min_p, logits_RV, settings.min_p[slots], settings.min_p[slots] > 0.0)
+        self._cut(apply_top_k, logits_RV, settings.top_k[slots], settings.top_k[slots] > 0)
+        self._cut(apply_top_p, logits_RV, settings.top_p[slots], settings.top_p[slots] < 1.0)
+        self._cut(apply_min_p, logits_RV, settings.min_p[slots], settings.min_p[slots] > 0.0)
         where_4R = coordinates(settings.seed[slots], settings.choice[slots], indices, self._device)
         return draw_where_it_counts(logits_RV, where_4R)
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from services.compute.config import ComputeSettings
-from services.compute.runner.cuda.graphs import GraphStream
 from services.compute.runner.cuda.load import load_on
 from services.compute.runner.cuda.runner import CudaRunner
-from services.compute.runner.cuda.stream import DeviceStream, HostStream
+from services.compute.runner.cuda.stream import DeviceStream, GraphStream
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import StepPlan, StepResult, TokenMasks
+from tests.kernels.host_stream import HostStream
 
 ON_GPU = torch.cuda.is_available()
 

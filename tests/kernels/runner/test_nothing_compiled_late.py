@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from services.compute.runner.cuda.graphs import GraphStream
+from services.compute.runner.cuda.stream import GraphStream
 from tests.kernels.runner.cuda_runners import SETTINGS, load_runner
 from tests.unit.compute.engine_histories import EOS_IDS, play, random_history
 from tests.unit.compute.engine_server import Restricted, Server

@@ -11,19 +11,16 @@ import torch
 from common.errors import ConfigError
 from common.model_folder import eos_token_ids, read_json
 from services.compute.config import ComputeSettings
-from services.compute.layers.linear import Linear
 from services.compute.layers.paged_cache import PagedCache
+from services.compute.layers.weighted_layers import Linear
 from services.compute.models.config import DecoderConfig
 from services.compute.models.decoder import Decoder, load_decoder
-from services.compute.models.dummy import DummyWeights
-from services.compute.models.loader import SafetensorsWeights
 from services.compute.models.registry import describe_model
-from services.compute.models.weights import WeightSource
-from services.compute.runner.cuda.graphs import GraphStream
+from services.compute.models.weights import DummyWeights, SafetensorsWeights, WeightSource
 from services.compute.runner.cuda.runner import CudaRunner
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
-from services.compute.runner.cuda.stream import DeviceStream
-from services.compute.runner.eager_limits import (
+from services.compute.runner.cuda.stream import DeviceStream, GraphStream
+from services.compute.runner.limits import (
     Limits,
     bytes_of_page,
     choose_dtype,
@@ -31,7 +28,7 @@ from services.compute.runner.eager_limits import (
     longest_model_len,
     prefill_tokens,
 )
-from services.compute.runner.pooled import model_pooling
+from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 
 STALL_AFTER_S = 10.0

@@ -1,6 +1,6 @@
-"""Embeddings: what a step adds to them on its way to the device, and the complete ones back.
+"""Embeddings: what a step adds to them on the device, slice by slice, and the complete ones back.
 
-Shape legend: R rows of a step, E hidden width.
+Shape legend: T tokens of a slice, N slots, E hidden width, R rows of a step, W words of a row.
 """
 
 from __future__ import annotations
@@ -12,13 +12,58 @@ import numpy as np
 import torch
 
 from common.pooling_folder import Pooling
-from services.compute.kernels.pool import ROW_WORDS
-from services.compute.runner.cuda.pool_launch import HEADER_INTS, PoolLaunch
-from services.compute.runner.cuda.results import Results
-from services.compute.runner.cuda.staging import Staging
+from services.compute.kernels.pool import ROW_WORDS, pool
+from services.compute.models.fused_decoder import FusedDecoder
+from services.compute.runner.cuda.staging import Results, Staging
 from services.compute.runner.cuda.stream import DeviceStream
-from services.compute.runner.pooled import PooledTokens, embedding_of, pooled_tokens
+from services.compute.runner.pooling import PooledTokens, embedding_of, pooled_tokens
 from services.compute.step import Float32Array, Int32Array, StepPlan
+
+SLICE_TOKENS = 512
+HEADER_INTS = 8  # of which the first says how many rows there are
+
+
+class PoolLaunch:
+    """Reads the hidden states that a forward pass left.
+
+    The upload of a step is a block for each slice: a header, the tokens whose hidden states are
+    normalised, and the table of `kernels.pool`, whose FIRST counts within the slice.
+    """
+
+    def __init__(
+        self, decoder: FusedDecoder, max_tokens: int, max_rows: int, hidden_size: int
+    ) -> None:
+        self._decoder = decoder
+        device = decoder.device
+        self.slice_tokens = min(max_tokens, SLICE_TOKENS)
+        self.max_rows = max_rows
+        self.block_ints = HEADER_INTS + self.slice_tokens + max_rows * ROW_WORDS
+        num_slices = -(-max_tokens // self.slice_tokens)
+        self.packed = torch.zeros(num_slices * self.block_ints, dtype=torch.int32, device=device)
+        self._block = torch.zeros(self.block_ints, dtype=torch.int32, device=device)
+        self._sum_NE = torch.zeros(max_rows, hidden_size, device=device)
+        self.out_RE = torch.zeros(max_rows, hidden_size, device=device)
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """What it is recorded as."""
+        return "pool", self.slice_tokens
+
+    def replay(self, stream: DeviceStream, num_slices: int) -> None:
+        """Add what the slices in `packed` say; complete sums go to `out_RE`."""
+        ints = self.block_ints
+        for number in range(num_slices):
+            self._block.copy_(self.packed[number * ints : (number + 1) * ints])
+            stream.replay(self.name)
+
+    @torch.inference_mode()
+    def launch(self) -> None:
+        """Add what the block says; to be recorded."""
+        table_at = HEADER_INTS + self.slice_tokens
+        table_RW = self._block[table_at:].view(self.max_rows, ROW_WORDS)
+        normed_TE = self._decoder.normed_at(self._block[HEADER_INTS:table_at])
+        pool(normed_TE, self._block[:1], table_RW, self._sum_NE, self.out_RE)
+
 
 TableRow: TypeAlias = tuple[int, int, int, int, int]
 """A row of `kernels.pool.table`."""

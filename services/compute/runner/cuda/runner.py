@@ -17,8 +17,6 @@ import torch
 from common.pooling_folder import Pooling
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.layers.paged_cache import PagedCache
-from services.compute.runner.cuda.device_clock import DeviceClock
-from services.compute.runner.cuda.mask_staging import MaskStaging
 from services.compute.runner.cuda.packing import (
     MAX_PAGE_ENTRIES,
     check_tokens,
@@ -28,13 +26,10 @@ from services.compute.runner.cuda.packing import (
 )
 from services.compute.runner.cuda.pooler import Pooled, Pooler
 from services.compute.runner.cuda.prompt_scorer import PromptScorer, Scored
-from services.compute.runner.cuda.results import Results
-from services.compute.runner.cuda.slot_staging import SlotStaging
-from services.compute.runner.cuda.staging import Staging
+from services.compute.runner.cuda.staging import MaskStaging, Results, SlotStaging, Staging
 from services.compute.runner.cuda.step_machine import StepMachine
-from services.compute.runner.cuda.stream import DeviceStream, Mark
-from services.compute.runner.device_errors import fatal_if_the_device_fails
-from services.compute.runner.placement import place_all
+from services.compute.runner.cuda.stream import DeviceClock, DeviceStream, Mark
+from services.compute.runner.device_errors import fatal_if_the_device_fails, place_all
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import (
     Float32Array,

@@ -1,13 +1,18 @@
-"""Staging: host memory that the device copies a step's upload from while the next is written."""
+"""Host memory that a step is uploaded from and read back into, while others are written and read.
+
+Shape legend: S samples, W words of a result, G rows of mask bits, M words of such a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from services.compute.step import Int32Array
+from services.compute.kernels.enter_slots import ENTRY_INTS, HEADER_INTS, SlotEntry, pack_entries
+from services.compute.kernels.slot_words import NO_MASK, VOID_MASK, MaskRows
+from services.compute.step import Int32Array, StepPlan, TokenMasks
 
 _COPY_INTS = 1024
 """Copies are of whole multiples of this, so that their views can be kept: making two slices costs
@@ -71,3 +76,132 @@ class Staging:
         """The device is past this upload: past whatever was launched right after it."""
         if upload > self._num_done:
             self._num_done = upload
+
+
+class Results:
+    """Rotating pinned buffers: one for each step in flight, one being written, one being read.
+
+    Shape legend: S samples, W words of a result.
+    """
+
+    __slots__ = ("_buffers", "_num_started", "_views")
+
+    def __init__(self, num_buffers: int, num_ints: int, pinned: bool) -> None:
+        self._buffers = [
+            torch.zeros(num_ints, dtype=torch.int32, pin_memory=pinned) for _ in range(num_buffers)
+        ]
+        # views are kept: making a slice, a shape and an array costs the host 3 us a step
+        self._views: list[dict[torch.Size, tuple[Tensor, Int32Array]]] = [
+            {} for _ in range(num_buffers)
+        ]
+        self._num_started = 0
+
+    def copy(self, result_SW: Tensor) -> Int32Array:
+        """Start the copy of a result to the host; the array holds it once the device is past."""
+        turn = self._num_started % len(self._buffers)
+        self._num_started += 1
+        view = self._views[turn].get(result_SW.shape)
+        if view is None:
+            host_SW = self._buffers[turn][: result_SW.numel()].view(result_SW.shape)
+            view = self._views[turn][result_SW.shape] = host_SW, host_SW.numpy()
+        view[0].copy_(result_SW, non_blocking=True)
+        return view[1]
+
+
+class SlotStaging:
+    """Uploads entries and has them entered, in stream order before their step.
+
+    Pinned memory is there from the start: to get 0.5 MB of it for each newcomer took 0.1 ms, and
+    the device waited. Only steps whose newcomers bring penalties, bias or early stops come here.
+    """
+
+    __slots__ = ("_enter", "_size", "_staging")
+
+    def __init__(
+        self,
+        packed: Tensor,
+        num_buffers: int,
+        wait: Callable[[], None],
+        enter: Callable[[], None],
+    ) -> None:
+        """`num_buffers` and `wait` as for `Staging`; `enter` launches what is in `packed`."""
+        self._size = len(packed)
+        self._staging = Staging(packed, num_buffers, wait)
+        self._enter = enter
+
+    def upload(self, entries: Sequence[SlotEntry]) -> int:
+        """Start the copies and launches; return the last upload's number, 0 if there is none."""
+        last = 0
+        for part in self._parts(entries):
+            last = self._staging.upload(pack_entries(part, self._staging.buffer()))
+            self._enter()
+        return last
+
+    def done(self, upload: int) -> None:
+        """The device is past this upload."""
+        self._staging.done(upload)
+
+    def _parts(self, entries: Sequence[SlotEntry]) -> Iterator[list[SlotEntry]]:
+        """Entries that fit into one upload together; any one of them does alone."""
+        part: list[SlotEntry] = []
+        size = HEADER_INTS
+        for entry in entries:
+            num_ints = ENTRY_INTS + entry.num_ints
+            if part and size + num_ints > self._size:
+                yield part
+                part, size = [], HEADER_INTS
+            part.append(entry)
+            size += num_ints
+        if part:
+            yield part
+
+
+class MaskStaging:
+    """Fills `MaskRows` for the samples of a step, in stream order before their sampling.
+
+    Only steps with guided samples come here: no others look at the rows.
+    """
+
+    __slots__ = ("_max_samples", "_num_words", "_staging")
+
+    def __init__(self, rows: MaskRows, num_buffers: int, wait: Callable[[], None]) -> None:
+        """`num_buffers` and `wait` as for `Staging`."""
+        self._max_samples, self._num_words = rows.bits_GM.shape
+        self._staging = Staging(rows.packed, num_buffers, wait)
+
+    def upload(self, plan: StepPlan, masks: TokenMasks | None) -> int:
+        """Start the copy; return the upload's number.
+
+        Raises ValueError where a guided sample is neither masked nor void: it could say anything.
+        """
+        missing = set(plan.guided)
+        if masks is not None:
+            missing.difference_update(masks.samples.tolist(), masks.void)
+        if masks is None or missing:
+            raise ValueError(f"step {plan.step_id}: no mask for guided samples {sorted(missing)}")
+        size = pack_masks(masks, self._max_samples, self._num_words, self._staging.buffer())
+        return self._staging.upload(size)
+
+    def done(self, upload: int) -> None:
+        """The device is past this upload."""
+        self._staging.done(upload)
+
+
+def pack_masks(masks: TokenMasks, max_samples: int, num_words: int, out: Int32Array) -> int:
+    """Write masks as `MaskRows.packed` has them; return how many int32.
+
+    Raises ValueError for rows of another width than the vocabulary's.
+    """
+    num_rows = len(masks.samples)
+    if masks.bits.shape != (num_rows, num_words):
+        raise ValueError(
+            f"masks of {num_rows} samples are {list(masks.bits.shape)}, "
+            f"not {[num_rows, num_words]} words"
+        )
+    row_of_S = out[:max_samples]
+    row_of_S.fill(NO_MASK)
+    row_of_S[list(masks.void)] = VOID_MASK
+    row_of_S[masks.samples] = range(num_rows)
+    end = max_samples + num_rows * num_words
+    out[max_samples:end].reshape(num_rows, num_words)[:] = masks.bits
+    return end

@@ -2,11 +2,14 @@
 a result.
 
 Two launches a step: the forward pass by kind and number of tokens, sampling by variant and number
-of samples. Each is recorded for the sizes in buckets.py.
+of samples. Each is recorded for some sizes (buckets), and a step runs in the smallest that holds
+it. They are finer where a step is short and padding would show: cuBLAS rounds to 64 or 128 rows
+anyway.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +27,6 @@ from services.compute.kernels.skinny_matmul_config import fits_device as skinny_
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.step_input import apply_deltas, unpack_step
-from services.compute.layers.invariant_product import InvariantProduct
 from services.compute.layers.kernel_attention import (
     AttentionTables,
     DecodeAttention,
@@ -32,18 +34,53 @@ from services.compute.layers.kernel_attention import (
     MixedAttention,
     PrefillAttention,
 )
-from services.compute.layers.linear import Linear
-from services.compute.layers.product import CublasProduct, Product
-from services.compute.layers.skinny_product import SkinnyProduct
+from services.compute.layers.products import CublasProduct, InvariantProduct, Product, SkinnyProduct
+from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
-from services.compute.models.fused_decoder import Activations, FusedDecoder
-from services.compute.models.narrow_decoder import NARROW_SIZES, NarrowDecoder
-from services.compute.runner.cuda.buckets import bucket_of, row_buckets, token_buckets
+from services.compute.models.fused_decoder import (
+    NARROW_SIZES,
+    Activations,
+    FusedDecoder,
+    NarrowDecoder,
+)
 from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, packed_size
-from services.compute.runner.cuda.pool_launch import PoolLaunch
-from services.compute.runner.cuda.score_launch import ScoreLaunch
+from services.compute.runner.cuda.pooler import PoolLaunch
+from services.compute.runner.cuda.prompt_scorer import ScoreLaunch
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.sampling.device_sampler import DeviceSampler, Variant
+
+ROW_STEPS = ((8, 0), (64, 8), (256, 16), (512, 32), (1 << 30, 64))
+TOKEN_STEPS = ((128, 16), (512, 32), (1024, 64), (2048, 128), (4096, 256), (1 << 30, 512))
+"""(up to this size, by this much); 0 doubles."""
+
+
+def row_buckets(max_rows: int) -> tuple[int, ...]:
+    """Sizes of steps of decode rows, and of sampling: 1, 2, 4, 8, 16, 24 … max_rows."""
+    return _ladder(1, max_rows, ROW_STEPS)
+
+
+def token_buckets(max_tokens: int) -> tuple[int, ...]:
+    """Sizes of steps with prompt chunks: 16, 32, 48 … max_tokens."""
+    return _ladder(16, max_tokens, TOKEN_STEPS)
+
+
+def bucket_of(size: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds so many; ValueError if none does."""
+    index = bisect_left(buckets, size)
+    if index == len(buckets):
+        raise ValueError(f"{size} is more than the largest captured size, {buckets[-1]}")
+    return buckets[index]
+
+
+def _ladder(first: int, last: int, steps: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    sizes = []
+    size = first
+    while size < last:
+        sizes.append(size)
+        step = next(step for limit, step in steps if size < limit)
+        size += step or size
+    return (*sizes, last)
+
 
 Kind: TypeAlias = Literal["decode", "mixed"]
 Launch: TypeAlias = tuple[tuple[object, ...], Callable[[], None]]

@@ -1,13 +1,16 @@
-"""The stream that orders everything on the device, and the launches recorded for it.
+"""The stream that orders everything on the device, the graphs recorded for it, and its clock.
 
 A protocol, so that the runner's own logic is tested where there is no GPU.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
+
+import torch
 
 
 class Mark(Protocol):
@@ -46,41 +49,95 @@ class DeviceStream(Protocol):
         ...
 
 
-class HostMark:
-    """A mark on a device that has done everything before the call returns."""
-
-    def __init__(self) -> None:
-        self._at_s = time.perf_counter()
-
-    def query(self) -> bool:
-        """It has passed."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def elapsed_time(self, other: HostMark) -> float:
-        """Milliseconds between the two calls."""
-        return (other._at_s - self._at_s) * 1e3
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Nothing that holds a graph or an event may be destroyed now: that would break the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-class HostStream:
-    """Runs every launch where it stands: kernels in Triton's interpreter, on the CPU."""
+class GraphStream:
+    """A CUDA stream of its own, and the graphs captured on it, which share one memory pool.
 
-    def __init__(self) -> None:
-        self._launches: dict[Hashable, Callable[[], None]] = {}
+    They may share it because they run one after the other and nothing lives in it from one graph
+    to the next: what does is in buffers made before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        torch.cuda.set_stream(self._stream)
 
     def record(self, name: Hashable, launch: Callable[[], None]) -> None:
-        """Keep the function: there is nothing to warm up."""
-        self._launches[name] = launch
+        """Run once, so that kernels are compiled and libraries loaded, then capture."""
+        launch()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with (
+            _no_garbage_collection(),
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
+        ):
+            launch()
+        self._graphs[name] = graph
 
     def replay(self, name: Hashable) -> None:
-        """Call it."""
-        self._launches[name]()
+        """Launch the graph."""
+        self._graphs[name].replay()
 
-    def mark(self) -> HostMark:
-        """Now."""
-        return HostMark()
+    def mark(self) -> Mark:
+        """An event with a time."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def forget(self) -> None:
+        """Drop all graphs and their memory."""
+        self._graphs.clear()
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Wait for the stream."""
+        self._stream.synchronize()
+
+
+SLACK_S = 0.001
+"""How far the chain may stand behind what the host saw: waking it takes a part of this."""
+
+
+class TimedEvent(Protocol):
+    """A torch.cuda.Event made with enable_timing."""
+
+    def elapsed_time(self, other: TimedEvent, /) -> float:
+        """Milliseconds from this event to the other; both have happened."""
+        ...
+
+
+class DeviceClock:
+    """Takes the steps in their order."""
+
+    def __init__(self) -> None:
+        self._last_end: TimedEvent | None = None
+        self._last_end_s = 0.0
+
+    def times_of(
+        self, begin: TimedEvent, end: TimedEvent, now_s: float, waited: bool
+    ) -> tuple[float, float]:
+        """Start and end of a step that has ended by now; right now, if the host waited for it."""
+        duration_s = begin.elapsed_time(end) / 1e3
+        if self._last_end is None:
+            start_s = now_s - duration_s
+        else:
+            start_s = self._last_end_s + self._last_end.elapsed_time(begin) / 1e3
+        end_s = min(start_s + duration_s, now_s)
+        if waited and end_s < now_s - SLACK_S:
+            end_s = now_s
+        self._last_end, self._last_end_s = end, end_s
+        return start_s, end_s

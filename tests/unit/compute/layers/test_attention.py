@@ -10,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.compute.layers import attention as attention_module
-from services.compute.layers import attention_work
-from services.compute.layers.attention import Attention, Workspace
-from services.compute.layers.attention_work import AttentionWork, Geometry, plan_attention
+from services.compute.layers.attention import (
+    Attention,
+    AttentionWork,
+    Geometry,
+    Workspace,
+    plan_attention,
+)
 from services.compute.layers.paged_cache import PagedCache
 
 CPU = torch.device("cpu")
@@ -99,7 +103,7 @@ def test_rows_of_nearly_the_same_length_stay_together() -> None:
 
 
 def test_a_group_does_not_outgrow_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_work, "GROUP_BYTES", 2 * 50 * GEOMETRY.page_bytes)
+    monkeypatch.setattr(attention_module, "GROUP_BYTES", 2 * 50 * GEOMETRY.page_bytes)
     assert [len(group.rows) for group in plan([200] * 5).decode] == [2, 2, 1]
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.compute.layers.embedding import Embedding
-from services.compute.layers.linear import Linear
-from services.compute.layers.packed_linear import PackedLinear, can_pack
-from services.compute.layers.rms_norm import RMSNorm
 from services.compute.layers.rope import Rope, RopeScaling, angles, inverse_frequencies, rotate
+from services.compute.layers.weighted_layers import (
+    Embedding,
+    Linear,
+    PackedLinear,
+    RMSNorm,
+    can_pack,
+)
 
 
 @pytest.fixture(autouse=True)

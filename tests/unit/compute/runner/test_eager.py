@@ -13,7 +13,7 @@ from common.errors import ConfigError, FatalError, ModelError
 from services.compute.config import ComputeSettings
 from services.compute.models.registry import describe_model
 from services.compute.runner.eager import EagerRunner
-from services.compute.runner.eager_limits import choose_threads
+from services.compute.runner.limits import choose_threads
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.runner_promises import (
     PROMPT,

@@ -15,8 +15,8 @@ from common.errors import ModelError
 from services.compute.config import ComputeSettings
 from services.compute.device import model_card
 from services.compute.runner.eager import EagerRunner
-from services.compute.sampling import prompt_scores
-from services.compute.sampling.prompt_scores import score_prompt
+from services.compute.sampling import logprobs
+from services.compute.sampling.logprobs import score_prompt
 from tests.unit.compute.prompt_run import (
     check_scores,
     expected_embedding,
@@ -85,7 +85,7 @@ def test_chunks_and_preemptions_do_not_change_them(
 
 
 def test_slices_are_small_and_ties_go_to_the_lower_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scores, "LOGITS_AT_ONCE", 300)
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 300)
     x_PE = torch.randint(0, 3, (50, 100), generator=torch.Generator().manual_seed(1)).float()
     x_PE[7] = -0.0
     sizes = []

@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.models.config import DecoderConfig
 from services.compute.models.registry import describe_model
-from services.compute.runner.eager_limits import Limits, bytes_of_page, choose_limits
+from services.compute.runner.limits import Limits, bytes_of_page, choose_limits
 
 SETTINGS = ComputeSettings(page_tokens=16, max_num_seqs=4)
 CUDA = torch.device("cuda")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.compute.runner.cuda.pooler import pool_tables
-from services.compute.runner.pooled import PooledTokens
+from services.compute.runner.pooling import PooledTokens
 
 
 @given(

@@ -35,19 +35,6 @@ class Limits:
     max_prefill_tokens: int
 
 
-def choose_device(settings: ComputeSettings) -> torch.device:
-    """The device of the settings; auto takes CUDA where there is one."""
-    if settings.device == "sim":
-        raise ConfigError("compute.device is sim, which has no model to load.")
-    if settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available()):
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                "compute.device is cuda, and torch finds no CUDA device; use auto or cpu."
-            )
-        return torch.device("cuda")
-    return torch.device("cpu")
-
-
 def choose_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype:
     """The dtype of the settings; auto is bfloat16 where the device is fast at it, else float32."""
     named = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.compute.runner.cuda.device_clock import DeviceClock
+from services.compute.runner.cuda.stream import DeviceClock
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import ConfigError
-from services.compute.runner.cuda.toolchain import check_toolchain
+from services.compute.runner.registry import check_toolchain
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.runner.placement import place_all
+from services.compute.runner.device_errors import place_all
 from services.compute.runner.protocol import SlotErrors
 from services.compute.step import SlotDelta
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common.messages.guidance import Guidance
 from common.messages.sampling import SamplingParams
 from services.compute.kernels import slot_words as words
-from services.compute.sampling.slot_words import NUM_WORDS, known_bias, slot_words
+from services.compute.sampling.slots import NUM_WORDS, known_bias, slot_words
 from services.compute.step import SlotDelta
 
 VOCAB_SIZE = 1000

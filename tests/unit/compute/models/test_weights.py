@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from common.config import TelemetrySettings
 from common.errors import ModelError
 from common.telemetry import log, progress
-from services.compute.layers.linear import Linear
+from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import load_decoder
-from services.compute.models.loader import SafetensorsWeights
 from services.compute.models.registry import describe_model
 from services.compute.models.transformer import Transformer
+from services.compute.models.weights import SafetensorsWeights
 from tests.unit.compute.tiny_models import make_model, save_model
 
 CPU = torch.device("cpu")

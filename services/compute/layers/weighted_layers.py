@@ -1,0 +1,90 @@
+"""The layers that hold weights: embedding, RMS norm and linear maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Row v of the table is the vector of token v."""
+
+    weight_VE: Tensor
+
+    def __call__(self, tokens_T: Tensor) -> Tensor:
+        """Look up [T] ids, all below V (the runner has checked them)."""
+        return F.embedding(tokens_T, self.weight_VE)
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * weight, the mean taken in float32."""
+
+    weight_E: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise [..., E]."""
+        return F.rms_norm(x, self.weight_E.shape, self.weight_E, self.eps)
+
+
+class LinearMap(Protocol):
+    """y = x W^T + b for x [T, I]."""
+
+    def __call__(self, x_TI: Tensor, /) -> Tensor: ...
+
+
+class MakeLinear(Protocol):
+    """How weights become a map: the one choice a device makes about them."""
+
+    def __call__(self, weight_OI: Tensor, bias_O: Tensor | None = None, /) -> LinearMap: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """The map as it stands; several maps of one input are one by stacking their rows."""
+
+    weight_OI: Tensor
+    bias_O: Tensor | None = None
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """Map [T, I] to [T, O]."""
+        return F.linear(x_TI, self.weight_OI, self.bias_O)
+
+
+EXPECTED_ROWS = 16
+"""The number of rows that the order is chosen for; other numbers lose nothing measurable."""
+
+
+class PackedLinear:
+    """y = x W^T + b on the CPU; the weight in its plain order is not kept."""
+
+    __slots__ = ("_bias_O", "_packed")
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, EXPECTED_ROWS)
+        self._bias_O = bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """Map [T, I] to [T, O]."""
+        out_TO: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x_TI, self._packed, self._bias_O, "none", [], ""
+        )
+        return out_TO
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this build of torch, on this processor, has packed kernels for the dtype."""
+    if device.type != "cpu":
+        return False
+    try:
+        probe = PackedLinear(torch.zeros(16, 16, dtype=dtype))
+        probe(torch.zeros(1, 16, dtype=dtype))
+    except (AttributeError, RuntimeError):  # no such operator or no such instruction
+        return False
+    return True
