@@ -10,6 +10,7 @@ from aiohttp import web
 
 from services.router.anthropic.handlers import AnthropicHandlers
 from services.router.api_keys import ApiKeys
+from services.router.chat_page import PageHandler
 from services.router.config import RouterSettings
 from services.router.connections import Connections, FaultsOnly
 from services.router.cors import CrossOrigin, origins_of
@@ -22,7 +23,6 @@ from services.router.openai.handlers import OpenAIHandlers
 from services.router.openai.token_handlers import TokenHandlers
 from services.router.openapi.handler import OpenAPIHandler
 from services.router.operator_handlers import OperatorHandlers
-from services.router.page.handler import PageHandler
 from services.router.request_warnings import WarningLog
 from services.router.responses.handlers import ResponsesHandlers
 from services.router.sagemaker import SageMakerHandlers

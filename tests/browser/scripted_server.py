@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from services.router.page.handler import PageHandler
+from services.router.chat_page import PageHandler
 from tests.patience import PATIENCE_S
 
 MODEL = "scripted"

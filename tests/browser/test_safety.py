@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from benchmarks.stack import Stack
-from services.router.page.handler import CONTENT_SECURITY_POLICY
+from services.router.chat_page import CONTENT_SECURITY_POLICY
 from tests.browser.scripted_server import ScriptedServer
 from tests.browser.visit import Visit
 

@@ -15,7 +15,7 @@ from common.link.codec import pack
 from common.messages.timeline import StagePart, Timeline, Track, TrackArg
 
 HERE = Path(__file__).parent
-STATIC = Path(__file__).resolve().parents[4] / "services" / "router" / "page" / "static"
+STATIC = Path(__file__).resolve().parents[3] / "web"
 SOURCES = sorted(path for path in STATIC.rglob("*") if path.is_file())
 NODE = shutil.which("node")
 MIN_NODE = 20

@@ -1,13 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Answer } from "../../../../services/router/page/static/answer.mjs";
-import { readTextFile, withFiles } from "../../../../services/router/page/static/attachments.mjs";
-import { Chat } from "../../../../services/router/page/static/chats/chat.mjs";
-import { Library, StorageFull } from "../../../../services/router/page/static/chats/library.mjs";
-import { fileName, fromJson, toJson, toMarkdown } from "../../../../services/router/page/static/chats/transfer.mjs";
-import { readBlocks } from "../../../../services/router/page/static/markdown/blocks.mjs";
-import { MemoryStorage } from "../../../../services/router/page/static/storage.mjs";
+import { Answer } from "../../../web/answer.mjs";
+import { readTextFile, withFiles } from "../../../web/attachments.mjs";
+import { Chat } from "../../../web/chats/chat.mjs";
+import { Library, StorageFull } from "../../../web/chats/library.mjs";
+import { fileName, fromJson, toJson, toMarkdown } from "../../../web/chats/transfer.mjs";
+import { readBlocks } from "../../../web/markdown/blocks.mjs";
+import { MemoryStorage } from "../../../web/storage.mjs";
 
 class SmallStorage extends MemoryStorage {
   room = Infinity;

@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Answer, problemOf, splitByTokens } from "../../../../services/router/page/static/answer.mjs";
-import { Settings } from "../../../../services/router/page/static/settings.mjs";
-import { figuresOf, formatMs } from "../../../../services/router/page/static/stages.mjs";
+import { Answer, problemOf, splitByTokens } from "../../../web/answer.mjs";
+import { Settings } from "../../../web/settings.mjs";
+import { figuresOf, formatMs } from "../../../web/stages.mjs";
 
 const chunk = (delta, more = {}) => ({ choices: [{ index: 0, delta, ...more }] });
 const scored = (text) => ({ token: text, logprob: -1, bytes: [...new TextEncoder().encode(text)] });

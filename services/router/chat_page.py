@@ -1,7 +1,7 @@
-"""Serves the chat page at `/` and `/page/...`: files that are read once, at the start.
+"""Serves the chat page at `/` and `/page/...` from the files in `web/`, read once at the start.
 
-The page is open without an API key, as it holds nothing but itself; what it asks of the API, with
-the key that its user typed, goes through the same checks as everybody's requests.
+The files need no API key. The page's own API requests carry the key that its user typed and pass
+the same checks as any other request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import ETag, web
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).resolve().parents[2] / "web"  # beside `services`, installed or not
 INDEX = "index.html"
 PREFIX = "/page/"
 

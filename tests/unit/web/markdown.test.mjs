@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { readBlocks } from "../../../../services/router/page/static/markdown/blocks.mjs";
-import { readInline } from "../../../../services/router/page/static/markdown/inline.mjs";
+import { readBlocks } from "../../../web/markdown/blocks.mjs";
+import { readInline } from "../../../web/markdown/inline.mjs";
 
 const blocks = (text) => readBlocks(text).blocks;
 const paragraph = (...children) => ({ kind: "paragraph", children });

@@ -4,9 +4,9 @@ import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { readBlocks } from "../../../../services/router/page/static/markdown/blocks.mjs";
-import { Highlighter } from "../../../../services/router/page/static/markdown/highlight.mjs";
-import { readTex } from "../../../../services/router/page/static/markdown/tex.mjs";
+import { readBlocks } from "../../../web/markdown/blocks.mjs";
+import { Highlighter } from "../../../web/markdown/highlight.mjs";
+import { readTex } from "../../../web/markdown/tex.mjs";
 
 const folder = new URL("./samples/", import.meta.url);
 const samples = readdirSync(folder).map((name) => [name, readFileSync(new URL(name, folder), "utf8")]);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { SseParser } from "../../../../services/router/page/static/sse.mjs";
+import { SseParser } from "../../../web/sse.mjs";
 
 const bytes = (text) => new TextEncoder().encode(text);
 const data = (events) => events.map((event) => event.data);

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
-from services.router.page.handler import CONTENT_TYPES, STATIC, PageHandler
+from services.router.chat_page import CONTENT_TYPES, STATIC, PageHandler
 
 PAGE = PageHandler()
 

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { calculate, formatNumber } from "../../../../services/router/page/static/calculator.mjs";
-import { runTool, TOOLS } from "../../../../services/router/page/static/tools.mjs";
+import { calculate, formatNumber } from "../../../web/calculator.mjs";
+import { runTool, TOOLS } from "../../../web/tools.mjs";
 
 const GOOD = [
   ["1 + 2 * 3", 7],

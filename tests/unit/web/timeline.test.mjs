@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { unpack } from "../../../../services/router/page/static/msgpack.mjs";
-import { joined, readTimeline } from "../../../../services/router/page/static/timeline.mjs";
+import { unpack } from "../../../web/msgpack.mjs";
+import { joined, readTimeline } from "../../../web/timeline.mjs";
 
 const hex = (text) => Uint8Array.from(text.match(/../g) ?? [], (byte) => parseInt(byte, 16));
 

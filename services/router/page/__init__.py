@@ -1,1 +1,0 @@
-"""The chat page at `/`: its files and their handler."""
