@@ -18,15 +18,12 @@ from common.messages.text import AttemptRefused, Detokenized, TextGenerated, Tok
 from common.messages.timeline import TimelinePart
 from common.telemetry import log
 from common.telemetry.span_ring import SpanRing
-from services.router.admission import Admission, AdmissionLimits
-from services.router.client import ClientLimits
+from services.router.admission import AdmissionController, AdmissionLimits, ClientLimits
 from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch
 from services.router.fleet import Fleet
 from services.router.inflight import AbortedAttempt
-from services.router.least_load import LeastLoad
-from services.router.placement import Placement
-from services.router.round_robin import RoundRobin
+from services.router.placement import PLACEMENTS
 from services.router.server import HttpServer
 from services.router.stream import Flushes, SlowClientLimits
 from services.router.timeline_handler import TimelineHandler
@@ -35,11 +32,6 @@ MISSING_CHECK_S = 0.5  # a heartbeat's interval
 KEYS_CHECK_S = 1.0
 MAX_ABORTS_PER_BEAT = 256
 PROTOCOL_SAY_S = 60.0
-
-PLACEMENTS: dict[str, Callable[[], Placement]] = {
-    "round_robin": RoundRobin,
-    "least_load": LeastLoad,
-}
 
 
 class RouterActor:
@@ -68,7 +60,7 @@ class RouterActor:
         self._dispatch = Dispatch(
             transport,
             self._fleet,
-            Admission(
+            AdmissionController(
                 AdmissionLimits(
                     settings.max_in_flight,
                     settings.max_in_flight_tokens,

@@ -1,35 +1,55 @@
-"""Who may come in: bounds on what is in flight, overall and per client; pure, given the clock."""
+"""Admission: bounds on what is in flight, overall and per client; pure, given the clock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from common.messages.failure import Failure
-from services.router.client import Client, ClientLimits
 from services.router.errors import FULL, ApiError
 
 MAX_CLIENTS = 10_000  # clients remembered; those that are idle are forgotten first
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    """Bounds overall, and those of every client that has none of its own."""
+class ClientLimits:
+    """Bounds of one client; 0 switches one off.
 
-    max_in_flight: int
-    max_in_flight_tokens: int
-    of_each_client: ClientLimits = ClientLimits()
+    `tokens_per_minute` counts the tokens of prompts and answers after the fact: a client above it
+    waits until its allowance has caught up.
+    """
+
+    max_in_flight: int = 0
+    requests_per_s: float = 0.0
+    tokens_per_minute: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
-    """What an admitted request occupies until it is given back."""
+class Client:
+    """One client: the name of its key, or its address where no keys are needed."""
+
+    name: str
+    limits: ClientLimits | None = None  # None: the server's defaults
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds overall, and the default bounds of a client."""
+
+    max_in_flight: int
+    max_in_flight_tokens: int
+    per_client: ClientLimits = ClientLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionTicket:
+    """What an admitted request occupies until it is released."""
 
     client: Client
     tokens: int
 
 
-class _Client:
-    """One client's requests in flight, and the levels of its two buckets."""
+class _ClientUsage:
+    """One client's requests in flight, and the levels of its two token buckets."""
 
     __slots__ = ("in_flight", "requests", "tokens", "updated_at_s")
 
@@ -40,7 +60,6 @@ class _Client:
         self.updated_at_s = now_s
 
     def refill(self, limits: ClientLimits, now_s: float) -> None:
-        """Let time go by."""
         elapsed_s = now_s - self.updated_at_s
         self.updated_at_s = now_s
         self.requests = min(_burst(limits), self.requests + limits.requests_per_s * elapsed_s)
@@ -48,68 +67,69 @@ class _Client:
         self.tokens = min(most, self.tokens + most / 60.0 * elapsed_s)
 
 
-class Admission:
-    """Counts what is in flight and refuses what is too much.
+class AdmissionController:
+    """Counts what is in flight and refuses what exceeds a limit.
 
-    A rate limit is a bucket: of requests it holds one second's worth, or one; of tokens one
-    minute's worth, and since what a request takes is known at its end only, it may go below zero.
+    Each rate limit is a token bucket. The one for requests holds one second's worth, at least one
+    request. The one for tokens holds one minute's worth and may go below zero, because the tokens
+    of a request are known only when it ends.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[str, _ClientUsage] = {}
         self.num_requests = 0
         self.num_tokens = 0
 
-    def admit(self, client: Client, tokens: int, now_s: float) -> Ticket:
-        """Let a request in that may occupy so many tokens.
+    def admit(self, client: Client, tokens: int, now_s: float) -> AdmissionTicket:
+        """Admit a request that may occupy up to `tokens` tokens.
 
         Raises ApiError: 429 for a client over its own limits, 503 when the router is full, each
-        with a time after which to try again. A request that is larger than the bound by itself
-        gets in when nothing else is there.
+        with a time after which to try again. A request that exceeds the bound by itself is
+        admitted when nothing else is in flight.
         """
-        limits = self._limits
-        own = self._limits_of(client)
-        known = self._client(client, own, now_s)
-        _check_client(known, own)
-        tokens = min(tokens, limits.max_in_flight_tokens)
-        full = self.num_requests >= limits.max_in_flight
-        if full or self.num_tokens + tokens > limits.max_in_flight_tokens:
+        limits = self._limits_of(client)
+        usage = self._usage_of(client, limits, now_s)
+        _check_client(usage, limits)
+        max_tokens = self._limits.max_in_flight_tokens
+        tokens = min(tokens, max_tokens)
+        is_full = self.num_requests >= self._limits.max_in_flight
+        if is_full or self.num_tokens + tokens > max_tokens:
             raise ApiError(FULL, 1.0)
-        if own.requests_per_s:
-            known.requests -= 1.0
-        known.in_flight += 1
-        self._clients[client.name] = known
+        if limits.requests_per_s:
+            usage.requests -= 1.0
+        usage.in_flight += 1
+        self._clients[client.name] = usage
         self.num_requests += 1
         self.num_tokens += tokens
-        return Ticket(client, tokens)
+        return AdmissionTicket(client, tokens)
 
-    def release(self, ticket: Ticket, used_tokens: int = 0) -> None:
-        """Give back what an admitted request occupied, once per ticket; say what it took."""
+    def release(self, ticket: AdmissionTicket, used_tokens: int = 0) -> None:
+        """Release what an admitted request occupied, once per ticket, and charge its tokens."""
         self.num_requests -= 1
         self.num_tokens -= ticket.tokens
-        known = self._clients[ticket.client.name]
-        known.in_flight -= 1
-        known.tokens -= used_tokens
-        own = self._limits_of(ticket.client)
-        if not known.in_flight and not own.requests_per_s and not own.tokens_per_minute:
+        usage = self._clients[ticket.client.name]
+        usage.in_flight -= 1
+        usage.tokens -= used_tokens
+        limits = self._limits_of(ticket.client)
+        if not usage.in_flight and not limits.requests_per_s and not limits.tokens_per_minute:
             del self._clients[ticket.client.name]
 
     def _limits_of(self, client: Client) -> ClientLimits:
-        return self._limits.of_each_client if client.limits is None else client.limits
+        return self._limits.per_client if client.limits is None else client.limits
 
-    def _client(self, client: Client, limits: ClientLimits, now_s: float) -> _Client:
-        known = self._clients.get(client.name)
-        if known is None:
+    def _usage_of(self, client: Client, limits: ClientLimits, now_s: float) -> _ClientUsage:
+        usage = self._clients.get(client.name)
+        if usage is None:
             if len(self._clients) >= MAX_CLIENTS:
                 self._forget_idle()
-            return _Client(limits, now_s)
-        known.refill(limits, now_s)
-        return known
+            return _ClientUsage(limits, now_s)
+        usage.refill(limits, now_s)
+        return usage
 
     def _forget_idle(self) -> None:
-        """Forget clients with nothing in flight; in flight are `max_in_flight` at most."""
-        for name in [name for name, known in self._clients.items() if not known.in_flight]:
+        # At most `max_in_flight` clients remain: those with something in flight.
+        for name in [name for name, usage in self._clients.items() if not usage.in_flight]:
             del self._clients[name]
 
 
@@ -117,17 +137,17 @@ def _burst(limits: ClientLimits) -> float:
     return max(1.0, limits.requests_per_s)
 
 
-def _check_client(known: _Client, limits: ClientLimits) -> None:
+def _check_client(usage: _ClientUsage, limits: ClientLimits) -> None:
     """Raise ApiError 429 for a client that is over one of its limits."""
     most = limits.max_in_flight
-    if most and known.in_flight >= most:
-        raise _too_many(f"you have {known.in_flight} requests in flight, the limit", 1.0)
+    if most and usage.in_flight >= most:
+        raise _too_many(f"you have {usage.in_flight} requests in flight, the limit", 1.0)
     rate = limits.requests_per_s
-    if rate and known.requests < 1.0:
-        raise _too_many(f"you may send {rate:g} requests a second", (1.0 - known.requests) / rate)
+    if rate and usage.requests < 1.0:
+        raise _too_many(f"you may send {rate:g} requests a second", (1.0 - usage.requests) / rate)
     per_minute = limits.tokens_per_minute
-    if per_minute and known.tokens <= 0.0:
-        wait_s = (1.0 - known.tokens) * 60.0 / per_minute
+    if per_minute and usage.tokens <= 0.0:
+        wait_s = (1.0 - usage.tokens) * 60.0 / per_minute
         raise _too_many(f"you may use {per_minute} tokens a minute", wait_s)
 
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import ConfigError
 from common.messages.failure import Failure
-from services.router.client import Client, ClientLimits
+from services.router.admission import Client, ClientLimits
 from services.router.errors import ApiError
 
 MAX_FILE_BYTES = 1 << 20

@@ -30,8 +30,7 @@ from common.messages.tokenize import (
     TokenLimits,
 )
 from common.messages.tokens import DetokenizeQuery
-from services.router.admission import Admission, Ticket
-from services.router.client import Client
+from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.errors import ApiError, bad_field
 from services.router.fleet import Fleet, Group, ServedRoute, Worker
 from services.router.inflight import AbortedAttempt, Entry, InFlight, Sink
@@ -54,7 +53,7 @@ class Dispatch:
         self,
         transport: Transport,
         fleet: Fleet,
-        admission: Admission,
+        admission: AdmissionController,
         query_timeout_s: float,
         max_queries: int,
         clock: Callable[[], float] = time.monotonic,
@@ -103,14 +102,14 @@ class Dispatch:
             raise ApiError(Failure(503, "no_worker", message, None, True), 1.0)
         return group
 
-    def admit(self, client: Client, job: Job, group: Group) -> Ticket:
+    def admit(self, client: Client, job: Job, group: Group) -> AdmissionTicket:
         """Check a job against the model and the bounds; ApiError 400, 429 or 503."""
         _check_vocabulary(job, group.card.vocab_size)
         _check_scores(job, group.card.max_model_len)
         cost = job.cost_tokens(group.card.max_model_len)
         return self.admission.admit(client, cost, self._clock())
 
-    def release(self, ticket: Ticket, used_tokens: int = 0) -> None:
+    def release(self, ticket: AdmissionTicket, used_tokens: int = 0) -> None:
         """Give back what `admit` gave, and say how many tokens the request took."""
         self.admission.release(ticket, used_tokens)
 

@@ -15,7 +15,7 @@ from common.messages.control import (
     ServiceName,
     WorkerAlive,
 )
-from services.router.placement import Candidate, Placement
+from services.router.placement import Placement, PlacementCandidate
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 MAX_HUNG = 1024  # instances remembered as hung
@@ -249,7 +249,7 @@ class Fleet:
         audible = [worker for worker in workers if not self._is_silent(worker, now_s)]
         choices = audible or list(workers)
         candidates = [
-            Candidate(
+            PlacementCandidate(
                 worker.address.instance_id,
                 worker.load.num_running + worker.load.num_waiting + worker.num_placed,
                 worker.load.capacity,

@@ -13,8 +13,8 @@ from aiohttp import HttpVersion11, web
 
 from common.messages.control import ModelCard
 from common.messages.failure import Failure
+from services.router.admission import Client
 from services.router.answer import ResponseHead
-from services.router.client import Client
 from services.router.collector import Collector
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch

@@ -13,9 +13,9 @@ import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from common.messages.failure import Failure
+from services.router.admission import Client
 from services.router.anthropic_errors import AnthropicErrors
 from services.router.api_keys import ApiKeys, bearer
-from services.router.client import Client
 from services.router.cors import CrossOrigin
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, ErrorWriter, ollama_error, written_error

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from common.messages.failure import Ending, Usage
 from common.telemetry import names
+from services.router.admission import Client
 from services.router.answer import Answer
-from services.router.client import Client
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.fleet import Group

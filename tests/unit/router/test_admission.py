@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission import MAX_CLIENTS, Admission, AdmissionLimits, Ticket
-from services.router.client import Client, ClientLimits
+from services.router.admission import (
+    MAX_CLIENTS,
+    AdmissionController,
+    AdmissionLimits,
+    AdmissionTicket,
+    Client,
+    ClientLimits,
+)
 from services.router.errors import ApiError
 
 
@@ -15,7 +21,7 @@ def _client(name: str, limits: ClientLimits | None = None) -> Client:
     return Client(name, limits)
 
 
-def _refusal(admission: Admission, client: str, tokens: int, now_s: float) -> ApiError:
+def _refusal(admission: AdmissionController, client: str, tokens: int, now_s: float) -> ApiError:
     with pytest.raises(ApiError) as caught:
         admission.admit(_client(client), tokens, now_s)
     assert caught.value.retry_after_s is not None and caught.value.retry_after_s > 0
@@ -23,7 +29,7 @@ def _refusal(admission: Admission, client: str, tokens: int, now_s: float) -> Ap
 
 
 def test_the_router_is_full_at_its_number_of_requests() -> None:
-    admission = Admission(AdmissionLimits(2, 1000))
+    admission = AdmissionController(AdmissionLimits(2, 1000))
     tickets = [admission.admit(_client("a"), 1, 0.0), admission.admit(_client("b"), 1, 0.0)]
     assert _refusal(admission, "c", 1, 0.0).failure.status == 503
     admission.release(tickets[0])
@@ -31,7 +37,7 @@ def test_the_router_is_full_at_its_number_of_requests() -> None:
 
 
 def test_the_router_is_full_at_its_number_of_tokens() -> None:
-    admission = Admission(AdmissionLimits(10, 1000))
+    admission = AdmissionController(AdmissionLimits(10, 1000))
     ticket = admission.admit(_client("a"), 600, 0.0)
     assert _refusal(admission, "b", 401, 0.0).failure.code == "overloaded"
     admission.admit(_client("b"), 400, 0.0)
@@ -40,7 +46,7 @@ def test_the_router_is_full_at_its_number_of_tokens() -> None:
 
 
 def test_a_request_larger_than_the_bound_gets_in_alone() -> None:
-    admission = Admission(AdmissionLimits(10, 1000))
+    admission = AdmissionController(AdmissionLimits(10, 1000))
     ticket = admission.admit(_client("a"), 5000, 0.0)
     _refusal(admission, "b", 1, 0.0)
     admission.release(ticket)
@@ -49,7 +55,9 @@ def test_a_request_larger_than_the_bound_gets_in_alone() -> None:
 
 
 def test_a_client_over_its_own_number_gets_a_429_and_others_get_in() -> None:
-    admission = Admission(AdmissionLimits(10, 1000, of_each_client=ClientLimits(max_in_flight=1)))
+    admission = AdmissionController(
+        AdmissionLimits(10, 1000, per_client=ClientLimits(max_in_flight=1))
+    )
     ticket = admission.admit(_client("a"), 1, 0.0)
     assert _refusal(admission, "a", 1, 0.0).failure.status == 429
     admission.admit(_client("b"), 1, 0.0)
@@ -58,8 +66,8 @@ def test_a_client_over_its_own_number_gets_a_429_and_others_get_in() -> None:
 
 
 def test_a_client_over_its_rate_is_told_when_to_come_back() -> None:
-    admission = Admission(
-        AdmissionLimits(10, 1000, of_each_client=ClientLimits(requests_per_s=2.0))
+    admission = AdmissionController(
+        AdmissionLimits(10, 1000, per_client=ClientLimits(requests_per_s=2.0))
     )
     for _ in range(2):
         admission.release(admission.admit(_client("a"), 1, 10.0))
@@ -71,7 +79,9 @@ def test_a_client_over_its_rate_is_told_when_to_come_back() -> None:
 
 
 def test_a_refused_request_does_not_use_up_the_rate() -> None:
-    admission = Admission(AdmissionLimits(1, 1000, of_each_client=ClientLimits(requests_per_s=1.0)))
+    admission = AdmissionController(
+        AdmissionLimits(1, 1000, per_client=ClientLimits(requests_per_s=1.0))
+    )
     ticket = admission.admit(_client("a"), 1, 0.0)
     for _ in range(5):
         assert _refusal(admission, "b", 1, 0.0).failure.status == 503
@@ -80,8 +90,8 @@ def test_a_refused_request_does_not_use_up_the_rate() -> None:
 
 
 def test_idle_clients_are_forgotten_when_there_are_too_many() -> None:
-    admission = Admission(
-        AdmissionLimits(10, 1000, of_each_client=ClientLimits(requests_per_s=1.0))
+    admission = AdmissionController(
+        AdmissionLimits(10, 1000, per_client=ClientLimits(requests_per_s=1.0))
     )
     stays = admission.admit(_client("stays"), 1, 0.0)
     for number in range(MAX_CLIENTS + 10):
@@ -94,8 +104,8 @@ def test_idle_clients_are_forgotten_when_there_are_too_many() -> None:
 def test_the_counts_never_pass_the_bounds_and_come_back_to_zero(
     steps: list[tuple[str, int, bool]],
 ) -> None:
-    admission = Admission(AdmissionLimits(4, 1000, ClientLimits(2, 3.0, 5000)))
-    tickets: list[Ticket] = []
+    admission = AdmissionController(AdmissionLimits(4, 1000, ClientLimits(2, 3.0, 5000)))
+    tickets: list[AdmissionTicket] = []
     for number, (client, tokens, gives_back) in enumerate(steps):
         if gives_back and tickets:
             admission.release(tickets.pop(0), used_tokens=100)
@@ -111,7 +121,9 @@ def test_the_counts_never_pass_the_bounds_and_come_back_to_zero(
 
 
 def test_a_client_with_limits_of_its_own_is_held_to_those() -> None:
-    admission = Admission(AdmissionLimits(10, 1000, of_each_client=ClientLimits(max_in_flight=1)))
+    admission = AdmissionController(
+        AdmissionLimits(10, 1000, per_client=ClientLimits(max_in_flight=1))
+    )
     large = _client("large", ClientLimits(max_in_flight=2))
     admission.admit(large, 1, 0.0)
     admission.admit(large, 1, 0.0)
@@ -120,7 +132,7 @@ def test_a_client_with_limits_of_its_own_is_held_to_those() -> None:
 
 
 def test_tokens_are_paid_for_afterwards_and_the_debt_has_to_be_waited_out() -> None:
-    admission = Admission(AdmissionLimits(10, 10_000))
+    admission = AdmissionController(AdmissionLimits(10, 10_000))
     thrifty = _client("thrifty", ClientLimits(tokens_per_minute=600))
     admission.release(admission.admit(thrifty, 1, 0.0), used_tokens=700)
     with pytest.raises(ApiError) as caught:
@@ -131,7 +143,7 @@ def test_tokens_are_paid_for_afterwards_and_the_debt_has_to_be_waited_out() -> N
 
 
 def test_a_minute_of_rest_gives_a_minutes_tokens_and_not_more() -> None:
-    admission = Admission(AdmissionLimits(10, 10_000))
+    admission = AdmissionController(AdmissionLimits(10, 10_000))
     thrifty = _client("thrifty", ClientLimits(tokens_per_minute=600))
     admission.release(admission.admit(thrifty, 1, 0.0), used_tokens=599)
     admission.release(admission.admit(thrifty, 1, 6000.0), used_tokens=600)

@@ -10,8 +10,8 @@ import pytest
 import structlog
 
 from common.errors import ConfigError
+from services.router.admission import Client, ClientLimits
 from services.router.api_keys import ApiKeys, bearer
-from services.router.client import Client, ClientLimits
 from services.router.errors import ApiError
 
 TWO_KEYS = f"""

@@ -8,8 +8,7 @@ from common.messages.address import Address
 from common.messages.arrays import int64s
 from common.messages.control import PROTOCOL_VERSION, Load, ModelCard, ServiceName, WorkerAlive
 from services.router.fleet import MAX_REPLACED, SERVICES, Fleet
-from services.router.least_load import LeastLoad
-from services.router.round_robin import RoundRobin
+from services.router.placement import LeastLoad, RoundRobin
 
 CARD = ModelCard("demo", "rev1", 1000, 512, 511, 511)
 REPLY = Address("mem://router", "router.1")
