@@ -1,4 +1,4 @@
-"""What every HTTP request goes through: its id, the API key, and errors in its client's shape."""
+"""What applies to every HTTP request: its id, the API key, CORS, errors in its client's format."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import structlog
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 
+from common.link.resolve import is_loopback
 from common.messages.failure import Failure
 from services.router.admission import Client
 from services.router.anthropic_errors import AnthropicErrors
 from services.router.api_keys import ApiKeys, bearer
-from services.router.cors import CrossOrigin
+from services.router.config import AUTO_ORIGINS, RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, ErrorWriter, ollama_error, written_error
 from services.router.request_warnings import HEADER, WarningLog, Warnings
@@ -30,6 +31,11 @@ REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
 OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping", "/metrics"})  # probes have no key
 
+ANY_ORIGIN = "*"
+ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
+EXPOSED_HEADERS = "X-Request-Id, Request-Id, Retry-After, Warning"
+PREFLIGHT_MAX_AGE_S = 600  # Chromium keeps a preflight for two hours at most, Firefox for a day
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -38,12 +44,12 @@ def make_guard(
     keys: ApiKeys,
     cross_origin: CrossOrigin,
     page_paths: Collection[str] = (),
-    spoke: Callable[[web.RequestHandler], None] = lambda connection: None,
+    note_request: Callable[[web.RequestHandler], None] = lambda connection: None,
     warnings: WarningLog | None = None,
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the one middleware of the application; the page's files need no key either.
+    """Make the application's one middleware.
 
-    `spoke` is told of every connection that has sent a request; `warnings` logs those of all.
+    `page_paths` need no API key. `note_request` gets each connection that has sent a request.
     """
     warning_log = warnings or WarningLog()
     log = structlog.get_logger()
@@ -52,7 +58,7 @@ def make_guard(
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[REQUEST_ID] = request_id_of(request.headers.get(REQUEST_ID_HEADER, ""))
         request[WARNINGS] = Warnings(warning_log)
-        spoke(request.protocol)
+        note_request(request.protocol)
         dispatch.num_handlers += 1
         try:
             _check_version(request)
@@ -71,7 +77,7 @@ def make_guard(
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            if not isinstance(error, ConnectionError):  # the client has left, as the answer shows
+            if not isinstance(error, ConnectionError):  # the client has left
                 log.error(
                     "request failed",
                     path=request.path,
@@ -90,24 +96,24 @@ def make_guard(
 
 
 def _check_version(request: web.Request) -> None:
-    """Refuse versions that the parser lets through and nobody here speaks: 0.9 and 2.0."""
+    """Refuse versions that aiohttp parses but cannot serve: 0.9 and 2.0."""
     if request.version not in (HttpVersion10, HttpVersion11):
         message = "speak HTTP/1.1 or HTTP/1.0"
         raise ApiError(Failure(400, "unsupported_http_version", message))
 
 
 def request_id_of(given: str) -> str:
-    """Take a client's request id if it is harmless, or make one."""
+    """Return the client's request id if it is harmless, else a new one."""
     return given if is_harmless_id(given) else f"req_{secrets.token_hex(16)}"
 
 
 def is_harmless_id(given: str) -> bool:
-    """Whether a client's request id can be put into headers, logs and traces."""
+    """Whether a client's request id is safe in headers, logs and traces."""
     return _REQUEST_ID.fullmatch(given) is not None
 
 
 def adopt_request_id(request: web.Request, body: Mapping[str, Any]) -> None:
-    """Take the id that a client gave in the body, where its headers have none."""
+    """Take the request id from the body where the headers have none."""
     for name in ("request_id", "rid"):
         given = body.get(name)
         if isinstance(given, str) and is_harmless_id(given):
@@ -117,7 +123,7 @@ def adopt_request_id(request: web.Request, body: Mapping[str, Any]) -> None:
 
 
 def common_headers(request: web.Request) -> dict[str, str]:
-    """Return what every response has: the request's id, as its client reads it, and warnings."""
+    """Return the headers of every response: the request's id and warnings."""
     request_id = request[REQUEST_ID]
     headers = {REQUEST_ID_HEADER: request_id}
     if is_anthropic(request):
@@ -128,7 +134,7 @@ def common_headers(request: web.Request) -> dict[str, str]:
 
 
 def is_anthropic(request: web.Request) -> bool:
-    """Whether it is a client of Anthropic's that asks."""
+    """Whether the request comes from a client of Anthropic's API."""
     path = request.path.removeprefix("/v1")
     return path.startswith("/messages") or "Anthropic-Version" in request.headers
 
@@ -140,7 +146,7 @@ def _writer(request: web.Request) -> ErrorWriter:
 
 
 def error_response(error: ApiError, write: ErrorWriter = written_error) -> web.Response:
-    """Build the response that a refused request gets; `write` makes its status and body."""
+    """Build the response to a refused request; `write` makes its status and body."""
     failure = error.failure
     status, body = write(failure)
     response = web.Response(status=status, body=body, content_type="application/json")
@@ -152,12 +158,12 @@ def error_response(error: ApiError, write: ErrorWriter = written_error) -> web.R
     if failure.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if failure.code == "draining":
-        response.force_close()  # the next try shall find another router
+        response.force_close()  # the next attempt should reach another router
     return response
 
 
 def _plain_http_error(error: web.HTTPException, write: ErrorWriter) -> web.Response:
-    """Say in the client's shape what aiohttp's own routing found."""
+    """Turn an error of aiohttp's routing into the client's error format."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{error.method} is not allowed here; use {allowed.replace(', ', ' or ')}"
@@ -169,3 +175,55 @@ def _plain_http_error(error: web.HTTPException, write: ErrorWriter) -> web.Respo
     else:
         failure = Failure(error.status, "http_error", error.reason)
     return error_response(ApiError(failure), write)
+
+
+class CrossOrigin:
+    """Cross-origin resource sharing: answers preflights and marks responses for allowed origins."""
+
+    def __init__(self, origins: Collection[str]) -> None:
+        self._origins = frozenset(origins)
+
+    def allows(self, origin: str) -> bool:
+        """Whether a page of this origin (`https://host:port`, or `null`) may read the answers."""
+        return bool(origin) and (ANY_ORIGIN in self._origins or origin in self._origins)
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """Answer a preflight, which carries no API key; None for any other request."""
+        headers = request.headers
+        if request.method != hdrs.METH_OPTIONS:
+            return None
+        if hdrs.ACCESS_CONTROL_REQUEST_METHOD not in headers:
+            return None
+        if not self.allows(headers.get(hdrs.ORIGIN, "")):
+            return None
+        allowed = {
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: ALLOWED_METHODS,
+            # `*` would not include Authorization, so the requested headers are echoed.
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: headers.get(
+                hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*"
+            ),
+            hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_MAX_AGE_S),
+        }
+        return web.Response(status=204, headers=allowed)
+
+    async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Mark a response, streamed or not, as readable; called before its headers are sent."""
+        origin = request.headers.get(hdrs.ORIGIN, "")
+        if ANY_ORIGIN not in self._origins and self._origins:
+            response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+        if self.allows(origin):
+            is_public = ANY_ORIGIN in self._origins
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = ANY_ORIGIN if is_public else origin
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED_HEADERS
+
+
+def origins_of(settings: RouterSettings, needs_key: bool) -> tuple[str, ...]:
+    """Resolve `allowed_origins`.
+
+    By default all origins are allowed on a loopback address without API keys; otherwise none,
+    and the setting has to name them.
+    """
+    if settings.allowed_origins != AUTO_ORIGINS:
+        return settings.allowed_origins
+    is_local = settings.host == "localhost" or is_loopback(settings.host)
+    return (ANY_ORIGIN,) if is_local and not needs_key else ()

@@ -1,23 +1,24 @@
-"""The HTTP server: its routes, its limits, its listening socket."""
+"""The HTTP server: its routes, its limits, its listening socket, and the connections it cuts."""
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from services.router.anthropic.handlers import AnthropicHandlers
 from services.router.api_keys import ApiKeys
 from services.router.chat_page import PageHandler
 from services.router.config import RouterSettings
-from services.router.connections import Connections, FaultsOnly
-from services.router.cors import CrossOrigin, origins_of
 from services.router.dispatch import Dispatch
 from services.router.embeddings.handlers import EmbeddingHandlers
 from services.router.generation import Generation
-from services.router.middleware import make_guard
+from services.router.middleware import CrossOrigin, make_guard, origins_of
 from services.router.ollama.handlers import OllamaHandlers
 from services.router.openai.handlers import OpenAIHandlers
 from services.router.openai.token_handlers import TokenHandlers
@@ -48,16 +49,13 @@ class HttpServer:
         settings: RouterSettings,
     ) -> None:
         self.status = StatusHandlers(dispatch)
+        self.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         self._settings = settings
         self._runner: web.AppRunner | None = None
-        self._connections: Connections[web.RequestHandler] = Connections(
+        self._connections: StalledConnections[web.RequestHandler] = StalledConnections(
             settings.body_timeout_s, settings.slow_client_timeout_s
         )
         self._swept_at_s = 0.0
-        generation = Generation(dispatch, flushes, settings)
-        openai = OpenAIHandlers(dispatch, generation, settings)
-        tokens = TokenHandlers(dispatch, settings)
-        self.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         page = PageHandler()
         cross_origin = CrossOrigin(origins_of(settings, self.keys.required))
         guard = make_guard(
@@ -65,47 +63,18 @@ class HttpServer:
             self.keys,
             cross_origin,
             page.paths,
-            self._connections.spoke,
+            self._connections.note_request,
             WarningLog(settings.unknown_fields == "refuse"),
         )
-        embeddings = EmbeddingHandlers(dispatch, generation, settings)
-        apis = {
-            "messages": openai.chat,
-            "prompt": openai.completions,
-            "input": embeddings.create,
-        }
         self._app = web.Application(middlewares=[guard], client_max_size=settings.max_body_bytes)
         self._app.on_response_prepare.append(cross_origin.sign)
-        self._app.add_routes(
-            with_short_paths(
-                [
-                    web.post("/v1/chat/completions", openai.chat),
-                    web.post("/v1/completions", openai.completions),
-                    web.get("/v1/models", self.status.models),
-                    web.get("/v1/models/{model:.+}", self.status.model),
-                    web.post("/tokenize", tokens.tokenize),
-                    web.post("/detokenize", tokens.detokenize),
-                    *ResponsesHandlers(dispatch, generation, settings).routes(),
-                    *AnthropicHandlers(dispatch, generation, settings).routes(),
-                    *embeddings.routes(),
-                    *OllamaHandlers(dispatch, generation, settings).routes(),
-                    *OperatorHandlers(dispatch, settings).routes(),
-                    *SageMakerHandlers(self.status.ready, apis, settings).routes(),
-                    web.get("/version", self.status.version),
-                    web.get("/live", self.status.live),
-                    web.get("/ready", self.status.ready),
-                    web.get("/health", self.status.health),
-                    web.get("/metrics", self.status.metrics),
-                    web.get("/timeline", timeline.timeline),
-                    web.get("/openapi.json", OpenAPIHandler(installed_version()).document),
-                    *page.routes(),
-                ]
-            )
-        )
+        generation = Generation(dispatch, flushes, settings)
+        self._app.add_routes(with_short_paths(self._api_routes(dispatch, generation)))
+        self._app.add_routes([web.get("/timeline", timeline.timeline), *page.routes()])
 
     @property
     def routes(self) -> list[tuple[str, str]]:
-        """Methods and paths that are answered."""
+        """Methods and paths of all endpoints."""
         return [
             (route.method, route.resource.canonical)
             for route in self._app.router.routes()
@@ -142,12 +111,12 @@ class HttpServer:
         return int(address[1])
 
     def tick(self, now_s: float) -> None:
-        """Cut connections on which nothing moves."""
+        """Cut stalled connections."""
         if self._runner is None or now_s - self._swept_at_s < SWEEP_S:
             return
         self._swept_at_s = now_s
         server = self._runner.server
-        for connection in self._connections.stuck(server.connections if server else (), now_s):
+        for connection in self._connections.stalled(server.connections if server else (), now_s):
             if connection.transport is not None:
                 connection.transport.abort()
 
@@ -156,9 +125,40 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    def _api_routes(self, dispatch: Dispatch, generation: Generation) -> list[web.RouteDef]:
+        settings, status = self._settings, self.status
+        openai = OpenAIHandlers(dispatch, generation, settings)
+        tokens = TokenHandlers(dispatch, settings)
+        embeddings = EmbeddingHandlers(dispatch, generation, settings)
+        apis = {
+            "messages": openai.chat,
+            "prompt": openai.completions,
+            "input": embeddings.create,
+        }
+        return [
+            web.post("/v1/chat/completions", openai.chat),
+            web.post("/v1/completions", openai.completions),
+            web.get("/v1/models", status.models),
+            web.get("/v1/models/{model:.+}", status.model),
+            web.post("/tokenize", tokens.tokenize),
+            web.post("/detokenize", tokens.detokenize),
+            *ResponsesHandlers(dispatch, generation, settings).routes(),
+            *AnthropicHandlers(dispatch, generation, settings).routes(),
+            *embeddings.routes(),
+            *OllamaHandlers(dispatch, generation, settings).routes(),
+            *OperatorHandlers(dispatch, settings).routes(),
+            *SageMakerHandlers(status.ready, apis, settings).routes(),
+            web.get("/version", status.version),
+            web.get("/live", status.live),
+            web.get("/ready", status.ready),
+            web.get("/health", status.health),
+            web.get("/metrics", status.metrics),
+            web.get("/openapi.json", OpenAPIHandler(installed_version()).document),
+        ]
+
 
 def with_short_paths(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
-    """Add each path of `/v1` without it: the base URL of many clients is the bare address."""
+    """Add each path of `/v1` without that prefix, for clients whose base URL lacks it."""
     short = [
         web.route(route.method, route.path.removeprefix("/v1"), route.handler)
         for route in routes
@@ -167,8 +167,83 @@ def with_short_paths(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
     return [*routes, *short]
 
 
+class WriteBuffer(Protocol):
+    """The part of a connection's transport that shows whether bytes leave."""
+
+    def get_write_buffer_size(self) -> int: ...
+
+
+class Connection(Protocol):
+    """A connection, such as aiohttp's request handler; once closed it has no transport."""
+
+    @property
+    def transport(self) -> WriteBuffer | None: ...
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """When bytes last moved on a connection, and how many were unsent then."""
+
+    moved_at_s: float
+    num_unsent: int = 0
+
+
+class StalledConnections(Generic[ConnectionT]):
+    """Finds connections to cut, which aiohttp would keep forever; pure, given the clock.
+
+    A client has `head_timeout_s` to send the head of its first request; otherwise slow senders
+    could hold every file descriptor. Between later requests aiohttp's own keep-alive applies.
+    A connection with unsent bytes is cut when none of them leave for `send_timeout_s`.
+    """
+
+    def __init__(self, head_timeout_s: float, send_timeout_s: float) -> None:
+        self._head_timeout_s = head_timeout_s
+        self._send_timeout_s = send_timeout_s
+        self._progress: dict[ConnectionT, _Progress] = {}
+        self._with_request: set[ConnectionT] = set()
+
+    def note_request(self, connection: ConnectionT) -> None:
+        """Note that a whole request head has arrived."""
+        self._with_request.add(connection)
+
+    def stalled(self, connections: Collection[ConnectionT], now_s: float) -> list[ConnectionT]:
+        """Return those to be cut among all present connections; absent ones are forgotten."""
+        self._with_request.intersection_update(connections)
+        before, self._progress = self._progress, {}
+        stalled = []
+        for connection in connections:
+            transport = connection.transport
+            if transport is None:
+                continue
+            num_unsent = transport.get_write_buffer_size()
+            progress = before.get(connection) or _Progress(now_s)
+            awaits_head = connection not in self._with_request
+            if num_unsent < progress.num_unsent or (not awaits_head and not num_unsent):
+                progress.moved_at_s = now_s
+            progress.num_unsent = num_unsent
+            self._progress[connection] = progress
+            limit_s = self._head_timeout_s if awaits_head else self._send_timeout_s
+            if now_s - progress.moved_at_s >= limit_s:
+                stalled.append(connection)
+        return stalled
+
+
+class OwnFaults(logging.Filter):
+    """Drops aiohttp's log records about clients that do not speak HTTP.
+
+    They get a 400; logging them would let any client fill the log with tracebacks.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
 def _http_log() -> logging.Logger:
     log = logging.getLogger("aiohttp.server")
-    if not any(isinstance(each, FaultsOnly) for each in log.filters):
-        log.addFilter(FaultsOnly())
+    if not any(isinstance(existing, OwnFaults) for existing in log.filters):
+        log.addFilter(OwnFaults())
     return log

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.router.config import RouterSettings
-from services.router.cors import origins_of
+from services.router.middleware import origins_of
 from tests.flow.router_ring import CHAT, chat, running_router
 
 PAGE = "https://page.example"
