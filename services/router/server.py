@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -16,12 +16,13 @@ from services.router.api_keys import ApiKeys
 from services.router.chat_page import PageHandler
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
-from services.router.embeddings.handlers import EmbeddingHandlers
+from services.router.embeddings import EMBEDDINGS
+from services.router.endpoint import Backend, Endpoint
 from services.router.generation import Generation
 from services.router.middleware import CrossOrigin, make_guard, origins_of
 from services.router.ollama.handlers import OllamaHandlers
-from services.router.openai.handlers import OpenAIHandlers
-from services.router.openai.token_handlers import TokenHandlers
+from services.router.openai.endpoints import CHAT, COMPLETIONS
+from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.handler import OpenAPIHandler
 from services.router.operator_handlers import OperatorHandlers
 from services.router.request_warnings import WarningLog
@@ -36,6 +37,9 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8190
 SWEEP_S = 0.5
 LINGER_S = 2.0  # for the rest of a refused request's body
+
+ENDPOINTS: tuple[Endpoint[Any], ...] = (CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE, DETOKENIZE)
+INVOCABLE: dict[str, Endpoint[Any]] = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS}
 
 
 class HttpServer:
@@ -68,8 +72,8 @@ class HttpServer:
         )
         self._app = web.Application(middlewares=[guard], client_max_size=settings.max_body_bytes)
         self._app.on_response_prepare.append(cross_origin.sign)
-        generation = Generation(dispatch, flushes, settings)
-        self._app.add_routes(with_short_paths(self._api_routes(dispatch, generation)))
+        backend = Backend(dispatch, Generation(dispatch, flushes, settings), settings)
+        self._app.add_routes(with_short_paths(self._api_routes(backend)))
         self._app.add_routes([web.get("/timeline", timeline.timeline), *page.routes()])
 
     @property
@@ -125,29 +129,18 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def _api_routes(self, dispatch: Dispatch, generation: Generation) -> list[web.RouteDef]:
-        settings, status = self._settings, self.status
-        openai = OpenAIHandlers(dispatch, generation, settings)
-        tokens = TokenHandlers(dispatch, settings)
-        embeddings = EmbeddingHandlers(dispatch, generation, settings)
-        apis = {
-            "messages": openai.chat,
-            "prompt": openai.completions,
-            "input": embeddings.create,
-        }
+    def _api_routes(self, backend: Backend) -> list[web.RouteDef]:
+        status = self.status
+        dispatch, generation, settings = backend.dispatch, backend.generation, backend.settings
         return [
-            web.post("/v1/chat/completions", openai.chat),
-            web.post("/v1/completions", openai.completions),
+            *(endpoint.route(backend) for endpoint in ENDPOINTS),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
-            web.post("/tokenize", tokens.tokenize),
-            web.post("/detokenize", tokens.detokenize),
             *ResponsesHandlers(dispatch, generation, settings).routes(),
             *AnthropicHandlers(dispatch, generation, settings).routes(),
-            *embeddings.routes(),
             *OllamaHandlers(dispatch, generation, settings).routes(),
             *OperatorHandlers(dispatch, settings).routes(),
-            *SageMakerHandlers(status.ready, apis, settings).routes(),
+            *SageMakerHandlers(status.ready, INVOCABLE, backend).routes(),
             web.get("/version", status.version),
             web.get("/live", status.live),
             web.get("/ready", status.ready),

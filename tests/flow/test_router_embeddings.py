@@ -11,7 +11,7 @@ from typing import Any
 from common.messages.failure import Ending, Usage
 from common.messages.text import TextGenerated
 from common.messages.tokenize import Tokenize
-from services.router.embeddings.handlers import MOST_AT_ONCE
+from services.router.embeddings import MOST_AT_ONCE
 from tests.flow.router_ring import CARD, Ring, error_of, running_router, waiting
 
 PATH = "/v1/embeddings"

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, StreamSettings
+from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, from_validation
 from services.router.job import Job
 from services.router.openai.chat_messages import final_words, pack_messages
@@ -69,12 +70,10 @@ KNOWN_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(ApiRequest):
     """A chat request: what to generate and how to answer."""
 
-    job: Job
-    streaming: bool
     options: AnswerOptions
 
 
@@ -120,7 +119,13 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
         echo=final_words(chat.messages) if chat.echo else "",
         prompt_logprobs=job.sampling.num_prompt_logprobs >= 0,
     )
-    return ChatRequest(job, bool(shared.stream), options)
+    return ChatRequest(
+        job=job,
+        streaming=bool(shared.stream),
+        given_id=options.given_id,
+        wants_ids=options.needs_ids,
+        options=options,
+    )
 
 
 def parse_fields(body: dict[str, Any]) -> ChatFields:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.messages.arrays import int32s
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
+from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, from_validation, shown
 from services.router.job import MAX_ALL_CHOICES, MAX_PROMPTS, Job
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
@@ -64,12 +65,10 @@ KNOWN_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(ApiRequest):
     """A completion request: what to generate and how to answer."""
 
-    job: Job
-    streaming: bool
     options: AnswerOptions
     echo: bool
 
@@ -124,7 +123,14 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     shared.warn(warnings)
     warn_of_all("logprobs", fields.logprobs, warnings)
     options = replace(shared.options(), prompt_alone=prompt_alone)
-    return CompletionRequest(job, bool(shared.stream), options, bool(fields.echo))
+    return CompletionRequest(
+        job=job,
+        streaming=bool(shared.stream),
+        given_id=options.given_id,
+        wants_ids=options.needs_ids,
+        options=options,
+        echo=bool(fields.echo),
+    )
 
 
 def _sampling(shared: SamplingFields, fields: CompletionFields) -> SamplingParams:

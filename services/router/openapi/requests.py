@@ -7,14 +7,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from services.router.anthropic.requests import MessageFields, PromptFields
-from services.router.embeddings.requests import EmbeddingFields
+from services.router.embeddings import EmbeddingFields
 from services.router.ollama.requests import ChatFields as OllamaChatFields
 from services.router.ollama.requests import GenerateFields, ShowFields
 from services.router.openai.chat import NOT_FOR_CHAT, ChatFields
 from services.router.openai.completions import NOT_FOR_COMPLETIONS, CompletionFields
 from services.router.openai.fields import REMOVED_FIELDS, UNSUPPORTED_FIELDS
 from services.router.openai.sampling_fields import SamplingFields
-from services.router.openai.token_handlers import DetokenizeFields, TokenizeFields
+from services.router.openai.tokens import DetokenizeFields, TokenizeFields
 from services.router.openapi.fields import (
     AN_ANSWER,
     ANTHROPIC,

@@ -15,8 +15,8 @@ from common.messages.tokenize import PromptSource, TokenizeQuery, TokenizerInbox
 from services.router.anthropic.requests import KNOWN_FIELDS as MESSAGE_FIELDS
 from services.router.anthropic.requests import parse_message, parse_prompt
 from services.router.anthropic_errors import AnthropicErrors
-from services.router.embeddings.requests import KNOWN_FIELDS as EMBEDDING_FIELDS
-from services.router.embeddings.requests import parse_embedding
+from services.router.embeddings import KNOWN_FIELDS as EMBEDDING_FIELDS
+from services.router.embeddings import parse_embedding
 from services.router.errors import ApiError, error_body
 from services.router.json_body import parse
 from services.router.openai.fields import REMOVED_FIELDS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.router.embeddings.requests import parse_embedding
+from services.router.embeddings import parse_embedding
 from services.router.errors import ApiError
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion

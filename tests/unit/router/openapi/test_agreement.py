@@ -18,13 +18,13 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from services.router.anthropic.requests import parse_message, parse_prompt
-from services.router.embeddings.requests import parse_embedding
+from services.router.embeddings import parse_embedding
 from services.router.errors import ApiError
 from services.router.json_body import parse
 from services.router.ollama.requests import parse_chat_fields, parse_generate_fields
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.token_handlers import parse_detokenize, parse_tokenize
+from services.router.openai.tokens import parse_detokenize, parse_tokenize
 from services.router.openapi.document import build_document
 from services.router.request_warnings import Warnings
 from services.router.responses.history import ResponseStore

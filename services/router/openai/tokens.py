@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.messages.arrays import int32s
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
-from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
+from services.router.endpoint import Endpoint, query
 from services.router.errors import bad_field, from_validation, shown
 from services.router.openai.chat import chat_prompt, chat_tools, parse_fields
 from services.router.openai.fields import refuse_unsupported
-from services.router.request_body import read_json
-from services.router.sse import json_bytes
 from services.router.token_ids import check_ids
 
 
@@ -40,39 +37,31 @@ class DetokenizeFields(BaseModel):
     tokens: Any
 
 
-class TokenHandlers:
-    """The handlers of both endpoints."""
+async def _tokenize(
+    dispatch: Dispatch, parsed: tuple[TokenizeFields, PromptSource]
+) -> dict[str, Any]:
+    """Answer with the ids of a prompt or a conversation."""
+    fields, prompt = parsed
+    group = dispatch.group(fields.model or "")
+    field = "prompt" if fields.messages is None else "messages"
+    with_strings = bool(fields.return_token_strs)
+    answer = await dispatch.tokenize(group, prompt, field, with_strings)
+    computes = group.workers["compute"]
+    return {
+        "count": len(answer.ids),
+        "max_model_len": max(worker.model.max_model_len for worker in computes),
+        "tokens": list(answer.ids),
+        "token_strs": list(answer.token_strs) if with_strings else None,
+    }
 
-    def __init__(self, dispatch: Dispatch, settings: RouterSettings) -> None:
-        self._dispatch = dispatch
-        self._settings = settings
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """Answer with the ids of a prompt or a conversation."""
-        fields, prompt = parse_tokenize(await read_json(request, self._settings))
-        group = self._dispatch.group(fields.model or "")
-        field = "prompt" if fields.messages is None else "messages"
-        with_strings = bool(fields.return_token_strs)
-        answer = await self._dispatch.tokenize(group, prompt, field, with_strings)
-        computes = group.workers["compute"]
-        return _json(
-            {
-                "count": len(answer.ids),
-                "max_model_len": max(worker.model.max_model_len for worker in computes),
-                "tokens": list(answer.ids),
-                "token_strs": list(answer.token_strs) if with_strings else None,
-            }
-        )
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        """Answer with the text of ids."""
-        fields = parse_detokenize(await read_json(request, self._settings))
-        group = self._dispatch.group(fields.model or "")
-        text = ""
-        if fields.tokens:
-            ids = IdsPrompt(int32s(fields.tokens))
-            text = await self._dispatch.detokenize(group, ids, "tokens")
-        return _json({"prompt": text})
+async def _detokenize(dispatch: Dispatch, fields: DetokenizeFields) -> dict[str, Any]:
+    """Answer with the text of ids."""
+    group = dispatch.group(fields.model or "")
+    text = ""
+    if fields.tokens:
+        text = await dispatch.detokenize(group, IdsPrompt(int32s(fields.tokens)), "tokens")
+    return {"prompt": text}
 
 
 def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeFields, PromptSource]:
@@ -106,5 +95,9 @@ def _prompt(fields: TokenizeFields, body: dict[str, Any]) -> PromptSource:
     return TextPrompt(fields.prompt, fields.add_special_tokens is not False)
 
 
-def _json(value: dict[str, Any]) -> web.Response:
-    return web.Response(body=json_bytes(value), content_type="application/json")
+TOKENIZE: Endpoint[tuple[TokenizeFields, PromptSource]] = Endpoint(
+    "/tokenize", lambda body, _: parse_tokenize(body), query(_tokenize)
+)
+DETOKENIZE: Endpoint[DetokenizeFields] = Endpoint(
+    "/detokenize", lambda body, _: parse_detokenize(body), query(_detokenize)
+)

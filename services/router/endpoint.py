@@ -1,0 +1,142 @@
+"""One endpoint of an API: how it parses a request, what runs it, and how the answer is written."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from aiohttp import web
+
+from services.router.answer import ResponseHead
+from services.router.config import RouterSettings
+from services.router.dispatch import Dispatch
+from services.router.fleet import Group
+from services.router.generation import EVENTS, Asked, Generation, response_head
+from services.router.job import Job
+from services.router.middleware import CLIENT, Handler, adopt_request_id
+from services.router.request_body import read_json
+from services.router.request_span import RequestSpan
+from services.router.sse import AnswerFormat, BodyFormat, EventFormat, json_bytes
+
+RequestT = TypeVar("RequestT")
+FormatT = TypeVar("FormatT", bound=BodyFormat | EventFormat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRequest:
+    """A validated request for generation; APIs add what their formats need.
+
+    `given_id` is the client's own id of the request; with `wants_ids` the format needs the ids of
+    the tokens.
+    """
+
+    job: Job
+    streaming: bool = False
+    given_id: str = ""
+    wants_ids: bool = False
+
+
+ApiRequestT = TypeVar("ApiRequestT", bound=ApiRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What endpoints run requests with."""
+
+    dispatch: Dispatch
+    generation: Generation
+    settings: RouterSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[RequestT]):
+    """One HTTP request at an endpoint, parsed; the span is that of the endpoint's operation."""
+
+    backend: Backend
+    request: web.Request
+    parsed: RequestT
+    span: RequestSpan | None = None
+
+
+Run = Callable[[Call[RequestT]], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[RequestT]):
+    """A path that takes a JSON body by POST.
+
+    `parse` validates the body (ApiError 400), `run` answers it: usually `generation(…)` or
+    `query(…)`. `operation` names the span of the request; queries have none.
+    """
+
+    path: str
+    parse: Callable[[dict[str, Any], web.Request], RequestT]
+    run: Run[RequestT]
+    operation: str = ""
+    adopts_request_id: bool = False  # that of the body, where no header has one
+    any_content_type: bool = False
+
+    def handler(self, backend: Backend) -> Handler:
+        """Return the handler for the application."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            settings = backend.settings
+            body = await read_json(request, settings, of_any_type=self.any_content_type)
+            if self.adopts_request_id:
+                adopt_request_id(request, body)
+            if not self.operation:
+                return await self.run(Call(backend, request, self.parse(body, request)))
+            with RequestSpan(self.operation, request) as span:
+                return await self.run(Call(backend, request, self.parse(body, request), span))
+
+        return handle
+
+    def route(self, backend: Backend) -> web.RouteDef:
+        """Return the route for the application."""
+        return web.post(self.path, self.handler(backend))
+
+
+def generation(
+    id_prefix: str,
+    make_format: Callable[[Call[ApiRequestT], Job, ResponseHead], AnswerFormat],
+    content_type: str = EVENTS,
+) -> Run[ApiRequestT]:
+    """Return the `run` of an endpoint that generates, in one piece or as a stream."""
+
+    async def run(call: Call[ApiRequestT]) -> web.StreamResponse:
+        group = call.backend.dispatch.group(call.parsed.job.model)
+        job = call.parsed.job.with_defaults(group.card.sampling_defaults)
+        head = response_head(id_prefix, group, call.parsed.given_id)
+        asked = prepare(call, group, job, make_format(call, job, head), head.id)
+        if content_type != EVENTS:
+            asked = replace(asked, content_type=content_type)
+        return await call.backend.generation.answer(call.request, asked, call.parsed.streaming)
+
+    return run
+
+
+def prepare(
+    call: Call[ApiRequestT], group: Group, job: Job, layout: FormatT, response_id: str
+) -> Asked[FormatT]:
+    """Note a request in its span, and make of it what `Generation` takes."""
+    assert call.span is not None
+    call.span.asked(job, response_id)
+    client = call.request[CLIENT]
+    return Asked(job, group, client, layout, call.span, call.parsed.wants_ids)
+
+
+def query(
+    answer: Callable[[Dispatch, RequestT], Awaitable[dict[str, Any]]],
+) -> Run[RequestT]:
+    """Return the `run` of an endpoint that is answered with one JSON object."""
+
+    async def run(call: Call[RequestT]) -> web.StreamResponse:
+        return json_response(await answer(call.backend.dispatch, call.parsed))
+
+    return run
+
+
+def json_response(value: dict[str, Any], status: int = 200) -> web.Response:
+    """Answer with a JSON object."""
+    return web.Response(body=json_bytes(value), status=status, content_type="application/json")
