@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.messages.failure import Ending
 from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
@@ -26,6 +28,14 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+    def arguments_object(self) -> dict[str, Any]:
+        """Parse the arguments; if they were cut off, the object holds the text as it is."""
+        try:
+            value = json.loads(self.arguments) if self.arguments.strip() else {}
+        except ValueError:
+            value = None
+        return value if isinstance(value, dict) else {"INVALID_JSON": self.arguments}
 
 
 @dataclass(frozen=True, slots=True)

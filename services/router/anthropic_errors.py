@@ -1,13 +1,12 @@
-"""Errors as Anthropic's clients read them.
+"""Errors in Anthropic's shape.
 
-A full server answers 529, Anthropic's own word for it; other refusals that pass (draining, no
-worker, a lost one) stay 503. The SDK tries both again, as it does 429 and 408, and names the
-exceptions `OverloadedError` and `ServiceUnavailableError`.
+A full server answers 529, which Anthropic uses for it. Other temporary refusals (draining, no
+worker, a lost worker) stay 503. The SDK retries both, as it does 429 and 408.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from common.messages.failure import Failure
 from services.router.sse import json_bytes
@@ -26,30 +25,28 @@ _TYPES: Final = {
 
 
 def status_of(failure: Failure) -> int:
-    """Return the HTTP status of a failure."""
     if failure.status == 503 and failure.code == "overloaded":
         return OVERLOADED_STATUS
     return failure.status if 400 <= failure.status <= 599 else 500
 
 
 def error_body(failure: Failure, request_id: str) -> bytes:
-    """Build the body of an error response, which is also the payload of an error event."""
+    """Build the body of an error response or the data of an error event."""
     status = status_of(failure)
     message = failure.message
-    if failure.most_prompt_tokens:  # clients look for these words, and compact the conversation
+    if failure.most_prompt_tokens:  # clients compact the conversation when they read these words
         counted = f"{failure.prompt_tokens} tokens > {failure.most_prompt_tokens} maximum"
         message = f"prompt is too long: {counted}"
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    error: dict[str, Any] = {"type": kind, "message": message}
+    error = {"type": kind, "message": message}
     return json_bytes({"type": "error", "error": error, "request_id": request_id})
 
 
 class AnthropicErrors:
-    """Writes the error responses to one request."""
+    """Writes the error response to one request."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
 
     def __call__(self, failure: Failure) -> tuple[int, bytes]:
-        """Return the HTTP status and the body."""
         return status_of(failure), error_body(failure, self._request_id)

@@ -2,86 +2,83 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from services.router.anthropic.placeholders import MEDIA, is_placed, placeholder
-from services.router.errors import bad_field, shown
+from services.router.errors import ApiError, bad_field, shown
 from services.router.json_body import dump
+from services.router.request_fields import (
+    MAX_MESSAGES,
+    UNSUPPORTED,
+    ChatHistory,
+    object_at,
+    objects_at,
+    string_in,
+    text_part,
+)
 from services.router.request_warnings import Warnings
 
-MAX_MESSAGES: Final = 4096
 ROLES: Final = ("user", "assistant", "system")
-# Claude Code begins its system prompt so, for its maker's accounts. The hash in it changes with
-# every request, and no prompt would find the pages of the one before.
+# Claude Code's system prompt begins with this accounting line. It contains a hash that changes with
+# every request, so no prompt would share cached pages with the one before.
 BILLING: Final = "x-anthropic-billing-header:"
 
+_STRING_OR_BLOCKS: Final = "a string or an array of blocks"
+_MEDIA: Final = frozenset({"image", "document", "container_upload"})
+_READABLE_KINDS: Final = frozenset({"search_result", "tool_reference", "compaction"})
+_RUN_ELSEWHERE = re.compile(r"(?:server|mcp)_tool_use|\w{1,48}_tool_result")
+# The fields of tool results that are plain text, at any depth.
+_READABLE_FIELDS = ("title", "url", "text", "stdout", "stderr", "error_code", "tool_name")
+_MAX_INPUT_CHARACTERS: Final = 2000  # of a server tool's input
 
-class Conversation:
-    """Messages of a chat template, built block by block.
 
-    Consecutive turns of one role become one, as with Anthropic. A `tool_result` becomes a message
-    of the role `tool`, so that a turn with results and a text becomes several messages.
+class Conversation(ChatHistory):
+    """The history of a Messages request, built block by block.
+
+    Consecutive turns of one role become one message, as with Anthropic. A `tool_result` becomes a
+    message of the role `tool`, so a turn with results and text becomes several messages.
     """
 
     def __init__(self, warnings: Warnings) -> None:
-        self.messages: list[dict[str, Any]] = []
+        super().__init__()
         self._warnings = warnings
         self._has_answer = False
 
     @property
-    def is_open(self) -> bool:
-        """Whether it ends with words of the assistant, which the answer then continues."""
+    def ends_with_assistant(self) -> bool:
+        """Whether the answer continues the assistant's last message."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
-    @property
-    def has_open_call(self) -> bool:
-        """Whether it ends with a call that has no result."""
-        return self.is_open and "tool_calls" in self.messages[-1]
+    def last_of(self, role: str) -> dict[str, Any]:
+        self._has_answer |= role == "assistant"
+        return super().last_of(role)
 
     def text(self, role: str, text: str) -> None:
-        """Add a piece of text."""
-        self._of(role)["content"].append({"type": "text", "text": text})
+        message = self.last_of(role)
+        if message["content"] is None:
+            message["content"] = []
+        message["content"].append(text_part(text))
 
     def reasoning(self, text: str) -> None:
-        """Add what the assistant thought; pieces, since 8 MB in small ones took 37 s to add up."""
-        self._of("assistant").setdefault("reasoning_content", []).append(text)
+        self.last_of("assistant").setdefault("reasoning_content", []).append(text)
 
-    def call(self, call_id: str, name: str, arguments: dict[str, Any]) -> None:
-        """Add the call of a tool."""
-        function = {"name": name, "arguments": dump(arguments).decode()}
-        calls = self._of("assistant").setdefault("tool_calls", [])
-        calls.append({"id": call_id, "type": "function", "function": function})
+    def placeholder(self, block: dict[str, Any], where: str) -> str:
+        """Return the text that stands for a block that no template knows; ApiError 400 if none may.
 
-    def result(self, call_id: str, text: str) -> None:
-        """Add the result of a call."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
-
-    def placed(self, block: dict[str, Any], where: str) -> str:
-        """Return the text that stands for a block; ApiError 400 for one that asks for more.
-
-        A picture is left out of a history only: who asks about one is told that nobody sees it.
+        Media are replaced in the history only: a client that asks about a picture, before any
+        answer, is told that the model cannot see it.
         """
         kind = block["type"]
-        if not is_placed(kind):
+        is_media = kind in _MEDIA
+        if not is_media and kind not in _READABLE_KINDS and not _RUN_ELSEWHERE.fullmatch(kind):
             raise _unsupported_block(kind, where)
-        text, is_whole = placeholder(block)
-        if is_whole:
-            return text
-        if kind in MEDIA and not self._has_answer:
-            raise _unsupported_block(kind, where)
-        self._warnings.add(where, f"{kind} blocks are not read; a placeholder stands there")
+        text, is_complete = _placeholder(block)
+        if not is_complete:
+            if is_media and not self._has_answer:
+                raise _unsupported_block(kind, where)
+            self._warnings.add(where, f"{kind} blocks are not read; a placeholder stands there")
         return text
-
-    def pack(self) -> bytes:
-        """Encode it for the links; a content of one piece is a plain text, of none is null."""
-        return dump([_packed(message) for message in self.messages])
-
-    def _of(self, role: str) -> dict[str, Any]:
-        if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": []})
-            self._has_answer |= role == "assistant"
-        return self.messages[-1]
 
 
 def read_conversation(system: Any, messages: Any, warnings: Warnings) -> Conversation:
@@ -98,15 +95,13 @@ def read_conversation(system: Any, messages: Any, warnings: Warnings) -> Convers
         raise bad_field("messages", f"may have at most {MAX_MESSAGES} entries")
     for at, message in enumerate(messages):
         _read_message(conversation, message, f"messages[{at}]")
-    if conversation.has_open_call:
+    if conversation.ends_with_assistant and "tool_calls" in conversation.messages[-1]:
         raise bad_field("messages", "ends with a tool_use block; its tool_result has to follow")
     return conversation
 
 
 def _read_message(conversation: Conversation, message: Any, where: str) -> None:
-    if not isinstance(message, dict):
-        raise bad_field(where, f"should be an object (it is {shown(message)})")
-    role = message.get("role")
+    role = object_at(message, where).get("role")
     if role not in ROLES:
         raise bad_field(
             f"{where}.role", f"should be one of {', '.join(ROLES)} (it is {shown(role)})"
@@ -117,89 +112,120 @@ def _read_message(conversation: Conversation, message: Any, where: str) -> None:
     if isinstance(content, str):
         conversation.text(role, content)
         return
-    for block, at in _blocks(content, where):
-        _read_block(conversation, role, block, at)
+    for block, place in _blocks(content, where):
+        _read_block(conversation, role, block, place)
 
 
 def _read_block(conversation: Conversation, role: str, block: dict[str, Any], where: str) -> None:
     kind = block["type"]
     match role, kind:
         case _, "text":
-            conversation.text(role, _string(block, "text", where))
+            conversation.text(role, string_in(block, "text", where))
         case "user", "tool_result":
-            call_id = _string(block, "tool_use_id", where)
+            call_id = string_in(block, "tool_use_id", where)
             conversation.result(call_id, _result_text(conversation, block, where))
         case "assistant", "tool_use":
-            arguments = block.get("input")
-            if not isinstance(arguments, dict):
-                raise bad_field(f"{where}.input", f"should be an object (it is {shown(arguments)})")
-            name = _string(block, "name", where)
-            conversation.call(_string(block, "id", where), name, arguments)
+            arguments = dump(object_at(block.get("input"), f"{where}.input")).decode()
+            name = string_in(block, "name", where)
+            conversation.call(string_in(block, "id", where), name, arguments)
         case "assistant", "thinking":
-            conversation.reasoning(_string(block, "thinking", where))
+            conversation.reasoning(string_in(block, "thinking", where))
         case "assistant", "redacted_thinking":
-            pass  # nobody can read it
+            pass  # encrypted
         case _, ("tool_result" | "tool_use" | "thinking" | "redacted_thinking"):
             raise bad_field(f"{where}.type", f"{kind} is not allowed in a message of role {role}")
         case _:
-            conversation.text(role, conversation.placed(block, where))
+            conversation.text(role, conversation.placeholder(block, where))
 
 
 def _result_text(conversation: Conversation, block: dict[str, Any], where: str) -> str:
-    """Return a result as one text; one that is an error says so."""
-    content, inside = block.get("content"), f"{where}.content"
-    texts = [content] if isinstance(content, str) else []
-    if content is not None and not texts:
-        for each, at in _blocks(content, inside):
-            is_text = each["type"] == "text"
-            texts.append(_string(each, "text", at) if is_text else conversation.placed(each, at))
-    text = "\n".join(texts)
+    """Join a result's blocks; the text of a failed call begins with "Error"."""
+    content = block.get("content")
+    if content is None or isinstance(content, str):
+        text = content or ""
+    else:
+        text = "\n".join(
+            string_in(part, "text", place)
+            if part["type"] == "text"
+            else conversation.placeholder(part, place)
+            for part, place in _blocks(content, f"{where}.content")
+        )
     is_error = block.get("is_error")
     if is_error not in (None, False, True):
         raise bad_field(f"{where}.is_error", f"should be a boolean (it is {shown(is_error)})")
     return f"Error: {text}" if is_error and not text.lower().startswith("error") else text
 
 
-def _system_texts(system: Any) -> list[str]:
-    if system is None or isinstance(system, str):
-        return [] if system is None else [system]
-    texts = []
-    for block, where in _blocks(system, "system"):
-        if block["type"] != "text":
-            raise _unsupported_block(block["type"], where)
-        texts.append(_string(block, "text", where))
-    return texts
+def _system_texts(system: Any) -> Iterator[str]:
+    if isinstance(system, str):
+        yield system
+    elif system is not None:
+        for block, where in _blocks(system, "system"):
+            if block["type"] != "text":
+                raise _unsupported_block(block["type"], where)
+            yield string_in(block, "text", where)
 
 
 def _blocks(content: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the blocks of what may also be a string, and where each is."""
-    if not isinstance(content, list):
-        raise bad_field(where, f"should be a string or an array of blocks (it is {shown(content)})")
-    for at, block in enumerate(content):
-        here = f"{where}[{at}]"
-        if not isinstance(block, dict):
-            raise bad_field(here, f"should be an object (it is {shown(block)})")
-        if not isinstance(kind := block.get("type"), str):
-            raise bad_field(f"{here}.type", f"should be a string (it is {shown(kind)})")
-        yield block, here
+    """Yield the blocks of a content that is not a string, each with its place."""
+    expected = f"{_STRING_OR_BLOCKS} (it is {shown(content)})"
+    for block, place in objects_at(content, where, expected):
+        string_in(block, "type", place)
+        yield block, place
 
 
-def _string(block: dict[str, Any], field: str, where: str) -> str:
-    value = block.get(field)
-    if not isinstance(value, str):
-        raise bad_field(f"{where}.{field}", f"should be a string (it is {shown(value)})")
-    return value
-
-
-def _unsupported_block(kind: str, where: str) -> Exception:
+def _unsupported_block(kind: str, where: str) -> ApiError:
     message = f"{shown(kind)} blocks are not supported by this server, which reads text only"
-    return bad_field(f"{where}.type", message, "unsupported_parameter")
+    return bad_field(f"{where}.type", message, UNSUPPORTED)
 
 
-def _packed(message: dict[str, Any]) -> dict[str, Any]:
-    if "reasoning_content" in message:
-        message = {**message, "reasoning_content": "".join(message["reasoning_content"])}
-    content = message["content"]
-    if isinstance(content, str) or len(content) > 1:
-        return message
-    return {**message, "content": content[0]["text"] if content else None}
+def _placeholder(block: dict[str, Any]) -> tuple[str, bool]:
+    """Return the text that stands for a block, and whether it says all that the block says."""
+    match kind := block["type"]:
+        case "document":
+            source = block.get("source")
+            source = source if isinstance(source, dict) else {}
+            field = {"text": "data", "content": "content"}.get(str(source.get("type")))
+            if field and (text := _joined(source.get(field))):
+                return _titled("document", block, text), True
+            return _titled("document that cannot be shown", block, ""), False
+        case "search_result":
+            return _titled("search result", block, _joined(block.get("content"))), True
+        case "tool_reference":
+            return f"[tool: {block.get('tool_name')}]", True
+        case "compaction":
+            return _joined(block.get("content")), True
+        case "server_tool_use" | "mcp_tool_use":
+            arguments = dump(block.get("input")).decode()[:_MAX_INPUT_CHARACTERS]
+            return f"[{kind} {block.get('name')}: {arguments}]", False
+        case _:
+            text = "\n".join(_readable(block.get("content")))
+            return f"[{kind}: {text}]" if text else f"[{kind} that cannot be shown]", False
+
+
+def _titled(what: str, block: dict[str, Any], text: str) -> str:
+    names = [block.get(field) for field in ("title", "source", "context")]
+    named = "; ".join(name for name in names if isinstance(name, str) and name)
+    head = f"[{what}: {named}]" if named else f"[{what}]"
+    return f"{head}\n{text}" if text else head
+
+
+def _joined(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(_readable(content))
+
+
+def _readable(value: Any) -> Iterator[str]:
+    """Yield the texts of a result at any depth; a body nests 64 levels at most."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _readable(item)
+    elif isinstance(value, dict):
+        for field in _READABLE_FIELDS:
+            if isinstance(text := value.get(field), str) and text:
+                yield text
+        source = value.get("source")
+        if isinstance(source, dict) and source.get("type") == "text":
+            yield from _readable({"text": source.get("data")})
+        yield from _readable(value.get("content"))

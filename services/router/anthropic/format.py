@@ -1,23 +1,23 @@
-"""The events and bodies of `/v1/messages`."""
+"""The events and bodies of `/v1/messages`, and of `/v1/models` in Anthropic's shape."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened
-from services.router.answer import Answer, Delta, ResponseHead, ToolCall
+from services.router.answer import Answer, Delta, ResponseHead
 from services.router.anthropic_errors import error_body
 from services.router.sse import json_bytes, json_string
 
 ID_PREFIX = "msg_"
 
-# Nothing is signed here: clients want a string that they give back with the block.
+# Nothing is signed here, but clients expect a string that they send back with the block.
 SIGNATURE: Final = "slipstream"
 
-# Pieces of thinking that is not shown: proxies cut a stream that is silent for a minute.
+# Hidden pieces of reasoning between two pings: proxies cut a stream that is silent for a minute.
 PING_EVERY: Final = 32
 
 _DELTAS: Final = {
@@ -31,10 +31,10 @@ _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
 class MessageFormat:
-    """A message as its content blocks; of a stream it is the state, too.
+    """Renders one message as content blocks; while streaming it holds the state.
 
-    `max_tokens` is the client's limit: an answer that ends before it by its length has met the
-    model's own. Without `shows_thinking` reasoning is left out, as for clients that asked for none.
+    `max_tokens` is the client's limit: an answer that is cut below it has met the model's own.
+    Without `shows_thinking` reasoning is left out.
     """
 
     def __init__(
@@ -47,35 +47,31 @@ class MessageFormat:
         self._num_blocks = 0
         self._num_calls = 0
         self._num_hidden = 0
-        self._open = ""  # the kind of the block that is being written
-        self._before = b""  # of its deltas
+        self._open = ""  # the kind of the open block
+        self._delta_prefix = b""
         self._ended: Ending | None = None
 
     def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
-        """Render the message as it begins; `prompt` says what it took, where the ring does."""
-        taken = Usage(prompt.prompt_tokens, prompt.cached_tokens, 0) if prompt else Usage(0, 0, 0)
-        usage = _usage(taken)
-        message = {**self._message([]), "usage": usage}
+        """Render the start of the message; `prompt` has its usage, if compute reported it."""
+        usage = Usage(prompt.prompt_tokens, prompt.cached_tokens, 0) if prompt else Usage(0, 0, 0)
+        message = {**self._message([]), "usage": _usage(usage)}
         return _event("message_start", {"message": message}) + _PING
 
     def template(self, choice: int) -> None:
-        """Return none: a block has to be opened before its text."""
-        return None
+        return None  # a block has to be opened before its text
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        """Render what is new, block by block."""
         if delta.parts:
             return b"".join(event for part in delta.parts for event in self._part(part))
         return b"".join(self._grow("text", delta.text)) if delta.text else b""
 
     def ending(self, choice: int, ended: Ending) -> bytes:
-        """Render the end of the last block; an answer without any is an empty text."""
+        """Render the end of the last block; an answer without blocks is an empty text."""
         self._ended = ended
-        begun = () if self._num_blocks else self._begin("text", {"text": ""})
-        return b"".join((*begun, *self._close()))
+        opened = () if self._num_blocks else self._begin({"type": "text", "text": ""})
+        return b"".join((*opened, *self._close()))
 
     def closing(self, usage: Usage) -> bytes:
-        """Render why it ended and what it took."""
         assert self._ended is not None
         fields = {
             "delta": self._stop(self._ended, self._num_calls),
@@ -84,11 +80,9 @@ class MessageFormat:
         return _event("message_delta", fields) + _STOP
 
     def failed(self, failure: Failure) -> bytes:
-        """Render the error, which clients raise."""
         return b"event: error\ndata: %b\n\n" % error_body(failure, self._request_id)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
-        """Build the whole message."""
         (answer,) = answers
         ended = answer.ended
         return {
@@ -104,15 +98,13 @@ class MessageFormat:
             blocks.append({"type": "thinking", **thinking})
         if answer.text or not (blocks or answer.calls):
             blocks.append({"type": "text", "text": answer.text})
-        calls = (_tool_use(call, _input(call.arguments)) for call in answer.calls)
-        blocks.extend({"type": "tool_use", **call} for call in calls)
+        blocks += (_tool_use(call.id, call.name, call.arguments_object()) for call in answer.calls)
         return blocks
 
     def _part(self, part: Part) -> Iterator[bytes]:
-        """Render one part of a parsed answer."""
         if part.kind == "call":
             self._num_calls += 1
-            yield from self._begin("tool_use", _tool_use(ToolCall(part.id, part.text, ""), {}))
+            yield from self._begin(_tool_use(part.id, part.text, {}))
         elif part.kind != "reasoning" or self._shows_thinking:
             yield from self._grow(_KINDS[part.kind], part.text)
         else:
@@ -122,21 +114,20 @@ class MessageFormat:
 
     def _grow(self, kind: str, text: str) -> Iterator[bytes]:
         if self._open != kind:
-            if kind == "tool_use":  # arguments of no call
+            if kind == "tool_use":  # arguments without a call
                 return
             signed = {"signature": ""} if kind == "thinking" else {}
-            yield from self._begin(kind, {kind: "", **signed})
-        yield b"%b%b}}\n\n" % (self._before, json_string(text))
+            yield from self._begin({"type": kind, kind: "", **signed})
+        yield b"%b%b}}\n\n" % (self._delta_prefix, json_string(text))
 
-    def _begin(self, kind: str, fields: dict[str, Any]) -> Iterator[bytes]:
+    def _begin(self, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
         index = self._num_blocks
         self._num_blocks += 1
-        self._open = kind
-        name, field = _DELTAS[kind]
+        self._open = block["type"]
+        name, field = _DELTAS[self._open]
         delta = {"index": index, "delta": {"type": name, field: ""}}
-        self._before = _event("content_block_delta", delta).removesuffix(b'""}}\n\n')
-        block = {"type": kind, **fields}
+        self._delta_prefix = _event("content_block_delta", delta).removesuffix(b'""}}\n\n')
         yield _event("content_block_start", {"index": index, "content_block": block})
 
     def _close(self) -> Iterator[bytes]:
@@ -161,7 +152,7 @@ class MessageFormat:
         }
 
     def _stop(self, ended: Ending, num_calls: int) -> dict[str, Any]:
-        """Say why it ended; a stop token counts as the end of the turn."""
+        """Return the stop reason; a stop token counts as the end of the turn."""
         sequence = ended.stop if isinstance(ended.stop, str) else None
         if ended.reason == "length":
             is_full = ended.usage.completion_tokens < self._max_tokens
@@ -173,21 +164,12 @@ class MessageFormat:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _tool_use(call: ToolCall, arguments: Any) -> dict[str, Any]:
-    return {"id": call.id, "name": call.name, "input": arguments}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Parse a call's arguments; of one that was cut off the text is handed over as it is."""
-    try:
-        value = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+def _tool_use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 def _usage(usage: Usage, thinking_tokens: int = 0) -> dict[str, Any]:
-    """Build `usage`: what was read from the cache is not counted among the input."""
+    """Build `usage`, where `input_tokens` excludes the tokens that were read from the cache."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -199,3 +181,31 @@ def _usage(usage: Usage, thinking_tokens: int = 0) -> dict[str, Any]:
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), json_bytes({"type": kind, **fields}))
+
+
+def model_info(card: dict[str, Any]) -> dict[str, Any]:
+    """Translate the card of a model from OpenAI's shape."""
+    created = datetime.fromtimestamp(card["created"], UTC)
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+        "line": None,
+        "max_input_tokens": card["max_model_len"],
+        "max_tokens": card["max_model_len"],
+        "capabilities": None,
+    }
+
+
+def model_list(cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Translate a list of cards, which is one page."""
+    return {
+        "data": [model_info(card) for card in cards],
+        "has_more": False,
+        "first_id": cards[0]["id"] if cards else None,
+        "last_id": cards[-1]["id"] if cards else None,
+    }

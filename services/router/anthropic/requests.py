@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from common.messages.sampling import SamplingParams
-from common.messages.tokenize import ChatPrompt, OutputRules, StreamSettings, Structure
+from common.messages.tokenize import ChatPrompt, StreamSettings, Structure
 from services.router.anthropic.conversation import read_conversation
-from services.router.anthropic.tools import read_tools
-from services.router.errors import bad_field, from_validation
+from services.router.errors import bad_field, shown
 from services.router.job import Job
 from services.router.openai.fields import check_unknown
 from services.router.openai.rules import make_rules
@@ -19,16 +19,34 @@ from services.router.openai.sampling_fields import (
     MAX_INT32,
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
+    MODEL_DEFAULTS,
     SEED_MASK,
     check_all_stops,
 )
 from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import schema_structure
-from services.router.openai.tools import Tools
+from services.router.openai.tools import (
+    MAX_TOOLS,
+    ToolChoice,
+    Tools,
+    check_function,
+    check_names,
+    make_tools,
+)
+from services.router.request_fields import (
+    UNSUPPORTED,
+    RequestModel,
+    object_at,
+    objects_at,
+    tool_name_in,
+)
 from services.router.request_warnings import Warnings
 from services.router.thinking import thinking_kwargs
 
-# Hints, and servers that only Anthropic's can ask: without them there is still an answer.
+SCHEMA: Final = "input_schema"
+# Tools that Anthropic runs or defines: their types end with a date, except for these two.
+_SERVER_TOOLS = re.compile(r"[a-z][a-z_]{1,48}_\d{8}|tool_search_tool_\w{1,32}|mcp_toolset")
+# Hints, and servers that only Anthropic can call: a request can be answered without them.
 WITHOUT_EFFECT: Final = ("container", "context_management", "mcp_servers")
 IGNORED: Final = frozenset(
     (
@@ -42,49 +60,38 @@ IGNORED: Final = frozenset(
         "workspace_id",
     )
 )
-_CONFIG = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class Thinking(BaseModel):
+class Thinking(RequestModel):
     """`thinking`."""
-
-    model_config = _CONFIG
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(BaseModel):
+class OutputFormat(RequestModel):
     """`output_config.format`, or `output_format`, its older place."""
-
-    model_config = _CONFIG
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(RequestModel):
     """`output_config`."""
-
-    model_config = _CONFIG
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(BaseModel):
-    """`metadata`, which is checked and has no effect."""
-
-    model_config = _CONFIG
+class Metadata(RequestModel):
+    """`metadata`, which has no effect."""
 
     user_id: str | None = None
 
 
-class PromptFields(BaseModel):
+class PromptFields(RequestModel):
     """The fields that make the prompt: those of `/v1/messages/count_tokens`."""
-
-    model_config = _CONFIG
 
     model: str = Field(min_length=1, max_length=512)
     messages: Any
@@ -97,12 +104,12 @@ class PromptFields(BaseModel):
 
     @property
     def thinks(self) -> bool:
-        """Whether reasoning was asked for; with Anthropic, silence is no."""
+        """Whether reasoning is requested; as with Anthropic, the default is no."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
     def shows_thinking(self) -> bool:
-        """Whether the answer is to have it."""
+        """Whether the answer contains the reasoning."""
         return self.thinks and self.thinking is not None and self.thinking.display != "omitted"
 
 
@@ -141,45 +148,43 @@ class MessageRequest:
 def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
     """Validate a request; ApiError 400 names the field at fault.
 
-    `max_tokens` must be given and clients give what the largest models take, so it is an upper
-    bound here: where less fits, that is generated and the answer says why it ended.
+    Anthropic requires `max_tokens`, and clients send what the largest models take. It is an upper
+    bound here: if less fits, that much is generated, and the answer says why it ended.
     """
-    try:
-        fields = MessageFields.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
+    fields = MessageFields.read(body)
     tools = read_tools(fields.tools, fields.tool_choice, warnings)
-    check_all_stops(fields.stop_sequences or (), "stop_sequences")
+    stops = fields.stop_sequences or ()
+    check_all_stops(stops, "stop_sequences")
     job = Job(
         model=fields.model,
         prompts=(_prompt(fields, tools, warnings),),
         prompt_field="messages",
-        sampling=_sampling(fields),
+        sampling=SamplingParams(
+            max_tokens=0,  # as many as fit, at most `usual_max_tokens`
+            seed=0 if fields.seed is None else fields.seed & SEED_MASK,
+            temperature=1.0 if fields.temperature is None else float(fields.temperature),
+            top_p=1.0 if fields.top_p is None else float(fields.top_p),
+            top_k=fields.top_k or 0,
+        ),
         has_seed=fields.seed is not None,
         stream=StreamSettings(
-            stop=tuple(dict.fromkeys(fields.stop_sequences or ())),
+            stop=tuple(dict.fromkeys(stops)),
             parse_tools=tools.use is not None,
             parse_reasoning=True,
         ),
-        unset=frozenset(
-            name for name in ("temperature", "top_p", "top_k") if getattr(fields, name) is None
-        )
-        | {"min_p", "repetition_penalty"},
+        unset=frozenset(name for name in MODEL_DEFAULTS if getattr(fields, name, None) is None),
         usual_max_tokens=fields.max_tokens,
-        rules=_rules(fields, tools, warnings),
+        rules=make_rules(_structure(fields), tools, warnings, _thinking_budget(fields)),
     )
     _warn(body, warnings)
-    streaming = bool(fields.stream)
-    return MessageRequest(job, streaming, fields.max_tokens, fields.shows_thinking)
+    return MessageRequest(job, bool(fields.stream), fields.max_tokens, fields.shows_thinking)
 
 
 def parse_prompt(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPrompt]:
     """Validate a count_tokens request; returns the model's name and the prompt."""
-    try:
-        fields = PromptFields.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
-    prompt = _prompt(fields, read_tools(fields.tools, fields.tool_choice, warnings), warnings)
+    fields = PromptFields.read(body)
+    tools = read_tools(fields.tools, fields.tool_choice, warnings)
+    prompt = _prompt(fields, tools, warnings)
     _warn(body, warnings)
     return fields.model, prompt
 
@@ -193,46 +198,98 @@ def _warn(body: dict[str, Any], warnings: Warnings) -> None:
 
 def _prompt(fields: PromptFields, tools: Tools, warnings: Warnings) -> ChatPrompt:
     conversation = read_conversation(fields.system, fields.messages, warnings)
+    continues = conversation.ends_with_assistant
     effort = None if fields.output_config is None else fields.output_config.effort
     prompt = ChatPrompt(
         messages_json=conversation.pack(),
         tools_json=tools.json,
-        add_generation_prompt=not conversation.is_open,
-        continue_final_message=conversation.is_open,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
         template_kwargs_json=thinking_kwargs(fields.thinks, effort),
     )
     return with_schema(prompt, _structure(fields), tools.use)
 
 
-def _sampling(fields: MessageFields) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=0,  # as many as fit, and `usual_max_tokens` at most
-        seed=0 if fields.seed is None else fields.seed & SEED_MASK,
-        temperature=1.0 if fields.temperature is None else float(fields.temperature),
-        top_p=1.0 if fields.top_p is None else float(fields.top_p),
-        top_k=fields.top_k or 0,
-    )
-
-
-def _rules(fields: MessageFields, tools: Tools, warnings: Warnings) -> OutputRules:
+def _thinking_budget(fields: MessageFields) -> int:
+    """Return the most tokens of reasoning; -1 for no limit."""
     thinking = fields.thinking
-    budget = -1
-    if thinking is not None and thinking.type == "enabled":
-        if thinking.budget_tokens is None:
-            raise bad_field("thinking.budget_tokens", "is required", "missing_required_parameter")
-        if thinking.budget_tokens >= fields.max_tokens:
-            raise bad_field(
-                "thinking.budget_tokens",
-                f"must be less than max_tokens, which is {fields.max_tokens}",
-            )
-        budget = thinking.budget_tokens
-    return make_rules(_structure(fields), tools, warnings, budget)
+    if thinking is None or thinking.type != "enabled":
+        return -1
+    where = "thinking.budget_tokens"
+    if thinking.budget_tokens is None:
+        raise bad_field(where, "is required", "missing_required_parameter")
+    if thinking.budget_tokens >= fields.max_tokens:
+        raise bad_field(where, f"must be less than max_tokens, which is {fields.max_tokens}")
+    return thinking.budget_tokens
 
 
 def _structure(fields: PromptFields) -> Structure | None:
-    wanted, field = fields.output_format, "output_format.schema"
-    if fields.output_config is not None and fields.output_config.format is not None:
-        wanted, field = fields.output_config.format, "output_config.format.schema"
-    if wanted is None:
-        return None
-    return schema_structure(wanted.json_schema, field)
+    config = fields.output_config
+    if config is not None and config.format is not None:
+        return schema_structure(config.format.json_schema, "output_config.format.schema")
+    if fields.output_format is not None:
+        return schema_structure(fields.output_format.json_schema, "output_format.schema")
+    return None
+
+
+def read_tools(tools: Any, tool_choice: Any, warnings: Warnings) -> Tools:
+    """Check and translate both fields; ApiError 400 names the tool at fault.
+
+    Tools that Anthropic runs or defines are left out, and so is a choice of one of them.
+    """
+    functions, fields, left_out = [], [], set()
+    expected = f"an array of at most {MAX_TOOLS} tools"
+    for tool, where in objects_at([] if tools is None else tools, "tools", expected, MAX_TOOLS):
+        kind = tool.get("type")
+        if isinstance(kind, str) and _SERVER_TOOLS.fullmatch(kind):
+            warnings.add(where, f"tools of the type {kind} do not run here; left out")
+            left_out.add(str(tool.get("name")))
+        elif kind in (None, "custom"):
+            fields.append(where)
+            functions.append(_function(tool, where))
+        else:
+            message = f"{shown(kind)} is not supported by this server; only custom tools are"
+            raise bad_field(f"{where}.type", message, UNSUPPORTED)
+    check_names(functions, fields)
+    choice, parallel = _choice(tool_choice)
+    if left_out and (not functions or choice.name in left_out):
+        if choice.choice != "none":
+            choice = ToolChoice()
+    elif not functions and choice.choice in ("required", "named"):
+        raise bad_field("tool_choice", "is only allowed together with tools")
+    return make_tools(functions, choice, parallel, "tool_choice.name")
+
+
+def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """Check a tool and translate it into a function as OpenAI defines it."""
+    if tool.get(SCHEMA) is None:
+        raise bad_field(f"{where}.{SCHEMA}", "is required", "missing_required_parameter")
+    check_function(tool, where, SCHEMA)
+    optional = {
+        name: tool[name] for name in ("description", "strict") if tool.get(name) is not None
+    }
+    return {"name": tool["name"], "parameters": tool[SCHEMA], **optional}
+
+
+def _choice(value: Any) -> tuple[ToolChoice, bool]:
+    """Read a choice, and whether parallel calls are allowed."""
+    if value is None:
+        return ToolChoice(), True
+    single = object_at(value, "tool_choice").get("disable_parallel_tool_use")
+    if single is not None and not isinstance(single, bool):
+        raise bad_field(
+            "tool_choice.disable_parallel_tool_use",
+            f"should be true or false (it is {shown(single)})",
+        )
+    match value.get("type"):
+        case "auto":
+            return ToolChoice(), not single
+        case "none":
+            return ToolChoice("none"), True
+        case "any":
+            return ToolChoice("required"), not single
+        case "tool":
+            return ToolChoice("named", tool_name_in(value, "tool_choice")), not single
+        case other:
+            kinds = "auto, any, tool, none"
+            raise bad_field("tool_choice.type", f"should be one of {kinds} (it is {shown(other)})")

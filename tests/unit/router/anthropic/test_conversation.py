@@ -105,8 +105,8 @@ def test_words_of_the_assistant_at_the_end_are_to_be_continued() -> None:
     conversation = read_conversation(
         None, [USER, {"role": "assistant", "content": "The answer"}], Warnings()
     )
-    assert conversation.is_open
-    assert not read_conversation(None, [USER], Warnings()).is_open
+    assert conversation.ends_with_assistant
+    assert not read_conversation(None, [USER], Warnings()).ends_with_assistant
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""What the APIs' request readers share: strict models, checks on open fields, the chat history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from services.router.errors import bad_field, from_validation, shown
+from services.router.json_body import dump
+
+MAX_MESSAGES: Final = 4096
+UNSUPPORTED: Final = "unsupported_parameter"
+
+
+class RequestModel(BaseModel):
+    """The fields of a request, or of an object in it; other fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        """Validate a body; ApiError 400 names the fields at fault."""
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            raise from_validation(error) from None
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Build a content part."""
+    return {"type": "text", "text": text}
+
+
+def object_at(value: Any, where: str) -> dict[str, Any]:
+    """Return an object; ApiError 400 for anything else."""
+    if not isinstance(value, dict):
+        raise bad_field(where, f"should be an object (it is {shown(value)})")
+    return value
+
+
+def objects_at(
+    values: Any, where: str, what: str, most: int | None = None
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each object of an array with its place; `what` says in a 400 what it should be."""
+    if not isinstance(values, list) or (most is not None and len(values) > most):
+        raise bad_field(where, f"should be {what}")
+    for at, value in enumerate(values):
+        yield object_at(value, f"{where}[{at}]"), f"{where}[{at}]"
+
+
+def string_in(fields: dict[str, Any], name: str, where: str) -> str:
+    """Return a field that has to be a string; ApiError 400 otherwise."""
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise bad_field(f"{where}.{name}", f"should be a string (it is {shown(value)})")
+    return value
+
+
+def tool_name_in(fields: dict[str, Any], where: str) -> str:
+    """Return the `name` of a tool; ApiError 400 if it is not a string or empty."""
+    name = fields.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad_field(f"{where}.name", f"should be the name of a tool (it is {shown(name)})")
+    return name
+
+
+class ChatHistory:
+    """Messages of a chat template, built piece by piece.
+
+    Reasoning stays in pieces until it is packed: adding up 8 MB of small pieces took 37 s.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def last_of(self, role: str) -> dict[str, Any]:
+        """Return the last message if it has this role, or a new one without content."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": None})
+        return self.messages[-1]
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a tool call to the assistant's last message."""
+        calls = self.last_of("assistant").setdefault("tool_calls", [])
+        function = {"name": name, "arguments": arguments}
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def result(self, call_id: str, content: Any) -> None:
+        """Add the result of a call."""
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+
+    def pack(self) -> bytes:
+        """Encode the messages for the ring; a content of one part is a plain text."""
+        return dump([_packed(message) for message in self.messages])
+
+
+def _packed(message: dict[str, Any]) -> dict[str, Any]:
+    if "reasoning_content" in message:
+        message = {**message, "reasoning_content": "".join(message["reasoning_content"])}
+    match message["content"]:
+        case [part]:
+            return {**message, "content": part["text"]}
+    return message
