@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from services.router.anthropic.handlers import AnthropicHandlers
+from services.router.anthropic.endpoints import COUNT_TOKENS, MESSAGES
 from services.router.api_keys import ApiKeys
 from services.router.chat_page import PageHandler
 from services.router.config import RouterSettings
@@ -20,7 +20,7 @@ from services.router.embeddings import EMBEDDINGS
 from services.router.endpoint import Backend, Endpoint
 from services.router.generation import Generation
 from services.router.middleware import CrossOrigin, make_guard, origins_of
-from services.router.ollama.handlers import OllamaHandlers
+from services.router.ollama import endpoints as ollama
 from services.router.openai.endpoints import CHAT, COMPLETIONS
 from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.handler import OpenAPIHandler
@@ -38,7 +38,11 @@ MAX_HEADER_BYTES = 8190
 SWEEP_S = 0.5
 LINGER_S = 2.0  # for the rest of a refused request's body
 
-ENDPOINTS: tuple[Endpoint[Any], ...] = (CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE, DETOKENIZE)
+ENDPOINTS: tuple[Endpoint[Any], ...] = (
+    *(CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE, DETOKENIZE),
+    *(MESSAGES, COUNT_TOKENS),
+    *ollama.ENDPOINTS,
+)
 INVOCABLE: dict[str, Endpoint[Any]] = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS}
 
 
@@ -137,8 +141,7 @@ class HttpServer:
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
             *ResponsesHandlers(dispatch, generation, settings).routes(),
-            *AnthropicHandlers(dispatch, generation, settings).routes(),
-            *OllamaHandlers(dispatch, generation, settings).routes(),
+            *ollama.listing_routes(backend),
             *OperatorHandlers(dispatch, settings).routes(),
             *SageMakerHandlers(status.ready, INVOCABLE, backend).routes(),
             web.get("/version", status.version),

@@ -11,7 +11,7 @@ from aiohttp import web
 from common.messages.control import ModelCard, StepReport
 from common.messages.failure import Failure
 from common.messages.sampling import SamplingParams
-from services.router.anthropic.format import model_info, model_list
+from services.router.anthropic.endpoints import model_info, model_list
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
 from services.router.fleet import SERVICES, Group, Worker

@@ -198,6 +198,7 @@ async def test_the_tag_that_programs_add_is_no_part_of_a_name() -> None:
         (CHAT, {"messages": HI, "format": "xml"}, "format: should be json or a JSON schema"),
         (CHAT, {"messages": [{"role": "user", "images": ["aGk="]}]}, "messages[0].images: is not"),
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages: have tool_"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": 4}]}, "messages: have tool_"),
         (CHAT, {"messages": ["Hi"]}, "messages[0]: should be an object"),
         (GENERATE, {"prompt": "a", "suffix": "b"}, "suffix: is not supported"),
         (GENERATE, {"prompt": "a", "template": "{{ .Prompt }}"}, "template: is not supported"),

@@ -11,6 +11,7 @@ from pydantic import Field
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, StreamSettings, Structure
 from services.router.anthropic.conversation import read_conversation
+from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, shown
 from services.router.job import Job
 from services.router.openai.fields import check_unknown
@@ -135,12 +136,10 @@ class MessageFields(PromptFields):
 KNOWN_FIELDS = frozenset(MessageFields.model_fields) | IGNORED | frozenset(WITHOUT_EFFECT)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRequest(ApiRequest):
     """A Messages request: what to generate and how to answer."""
 
-    job: Job
-    streaming: bool
     max_tokens: int
     shows_thinking: bool
 
@@ -177,7 +176,12 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
         rules=make_rules(_structure(fields), tools, warnings, _thinking_budget(fields)),
     )
     _warn(body, warnings)
-    return MessageRequest(job, bool(fields.stream), fields.max_tokens, fields.shows_thinking)
+    return MessageRequest(
+        job=job,
+        streaming=bool(fields.stream),
+        max_tokens=fields.max_tokens,
+        shows_thinking=fields.shows_thinking,
+    )
 
 
 def parse_prompt(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPrompt]:

@@ -1,19 +1,26 @@
-"""Ollama's requests, rewritten as OpenAI's: `/api/chat` and `/api/generate`."""
+"""Ollama's requests, rewritten as OpenAI's chat and completion requests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from common.messages.failure import Failure
-from services.router.errors import ApiError, bad_field, from_validation, shown, unsupported
+from services.router.endpoint import ApiRequest
+from services.router.errors import ApiError, bad_field, shown, unsupported
+from services.router.job import Job
 from services.router.json_body import dump
+from services.router.openai.chat import parse_chat
+from services.router.openai.completions import parse_completion
 from services.router.openai.sampling_fields import ALL_LOGPROBS, MAX_TOP_LOGPROBS
+from services.router.request_fields import RequestModel
+from services.router.request_warnings import Warnings
 
-# Ollama's options by OpenAI's names. The others (num_ctx, num_gpu, mirostat …) say how to run the
-# model, which a request cannot here; they are ignored, as Ollama ignores those it does not know.
+TEXT_ONLY: Final = "this server takes and makes text only"
+# Ollama's options by OpenAI's names. The others (num_ctx, num_gpu, mirostat …) configure how the
+# model runs, which a request cannot do here. They are ignored, as Ollama ignores unknown options.
 OPTIONS: Final[Mapping[str, str]] = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -25,16 +32,14 @@ OPTIONS: Final[Mapping[str, str]] = {
     "frequency_penalty": "frequency_penalty",
     "stop": "stop",
 }
-_OPTION_OF: Final = {field: f"options.{option}" for option, field in OPTIONS.items()} | {
+_OWN_NAMES: Final = {field: f"options.{option}" for option, field in OPTIONS.items()} | {
     "max_tokens": "options.num_predict",
     "response_format": "format",
 }
 
 
-class _Fields(BaseModel):
-    """What both requests have."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+class _Fields(RequestModel):
+    """The fields that both requests have."""
 
     model: str = Field(min_length=1, max_length=512)
     stream: bool | None = None
@@ -44,21 +49,27 @@ class _Fields(BaseModel):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
 
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        fields = super().read(body)
+        _response_format(fields.format)
+        return fields
+
     @property
     def streaming(self) -> bool:
-        """Whether the answer is a line for every piece, Ollama's default."""
+        """Whether to stream, which is Ollama's default."""
         return self.stream is not False
 
 
 class ChatFields(_Fields):
-    """A request of `/api/chat`; without messages it only asks for the model to be there."""
+    """A request of `/api/chat`; without messages it only loads the model."""
 
     messages: list[Any] | None = None
     tools: list[Any] | None = None
 
 
 class GenerateFields(_Fields):
-    """A request of `/api/generate`; with `raw` the prompt goes to the model as it is."""
+    """A request of `/api/generate`; with `raw` the prompt bypasses the chat template."""
 
     prompt: str | None = None
     system: str | None = None
@@ -67,71 +78,77 @@ class GenerateFields(_Fields):
     template: str | None = None
     images: list[Any] | None = None
 
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        fields = super().read(body)
+        if fields.images:
+            raise unsupported("images", TEXT_ONLY)
+        if fields.suffix:
+            raise unsupported("suffix", "write the model's own fill-in-the-middle format, with raw")
+        if fields.template:
+            raise unsupported("template", "the template is the model's own")
+        return fields
 
-class ShowFields(BaseModel):
-    """A request of `/api/show`; `name` is the older word."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+class ShowFields(RequestModel):
+    """A request of `/api/show`; `name` is the older field."""
 
     model: str = Field("", max_length=512)
     name: str = Field("", max_length=512)
 
 
-def parse_chat_fields(body: Mapping[str, Any]) -> ChatFields:
+@dataclass(frozen=True, slots=True)
+class OllamaRequest:
+    """A request to generate, or without a job to load the model; `model` is the client's name."""
+
+    model: str
+    job: Job | None
+    streaming: bool
+
+
+def parse_chat_request(body: Mapping[str, Any], warnings: Warnings) -> OllamaRequest:
     """Validate a chat request; ApiError 400 names the field at fault."""
-    try:
-        fields = ChatFields.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
-    _response_format(fields.format)
-    return fields
+    fields = ChatFields.read(body)
+    job = None
+    if fields.messages:
+        tools = {"tools": fields.tools} if fields.tools else {}
+        chat = {"messages": _messages(fields.messages), **_shared(fields), **tools}
+        job = _job(parse_chat, chat, warnings)
+    return OllamaRequest(fields.model, job, fields.streaming)
 
 
-def parse_generate_fields(body: Mapping[str, Any]) -> GenerateFields:
+def parse_generate_request(body: Mapping[str, Any], warnings: Warnings) -> OllamaRequest:
     """Validate a generate request; ApiError 400 names the field at fault."""
+    fields = GenerateFields.read(body)
+    shared, job = _shared(fields), None
+    if fields.prompt and fields.raw:
+        shared.pop("reasoning_effort", None)
+        top_logprobs, logprobs = shared.pop("top_logprobs", None), shared.pop("logprobs", None)
+        if logprobs:
+            shared["logprobs"] = top_logprobs or 0
+        job = _job(parse_completion, {"prompt": fields.prompt, **shared}, warnings)
+        job = replace(job, usual_max_tokens=0)  # not OpenAI's 16, but as much as fits
+    elif fields.prompt:
+        system = [{"role": "system", "content": fields.system}] if fields.system else []
+        messages = [*system, {"role": "user", "content": fields.prompt}]
+        job = _job(parse_chat, {"messages": messages, **shared}, warnings)
+    return OllamaRequest(fields.model, job, fields.streaming)
+
+
+def _job(
+    parse: Callable[[dict[str, Any], Warnings], ApiRequest],
+    body: dict[str, Any],
+    warnings: Warnings,
+) -> Job:
+    """Parse the rewritten request; an error names the field as the client did."""
     try:
-        fields = GenerateFields.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
-    _response_format(fields.format)
-    if fields.images:
-        raise unsupported("images", "this server takes and makes text only")
-    if fields.suffix:
-        raise unsupported("suffix", "write the model's own fill-in-the-middle format, with raw")
-    if fields.template:
-        raise unsupported("template", "the template is the model's own")
-    return fields
-
-
-def chat_body(fields: ChatFields) -> dict[str, Any]:
-    """Return a chat request in OpenAI's terms."""
-    body = {"messages": _messages(fields.messages or []), **_shared(fields)}
-    return {**body, "tools": fields.tools} if fields.tools else body
-
-
-def generate_body(fields: GenerateFields) -> dict[str, Any]:
-    """Return a generate request as a chat of one question."""
-    system = [{"role": "system", "content": fields.system}] if fields.system else []
-    messages = [*system, {"role": "user", "content": fields.prompt or ""}]
-    return {"messages": messages, **_shared(fields)}
-
-
-def raw_body(fields: GenerateFields) -> dict[str, Any]:
-    """Return a raw generate request as a completion."""
-    body = {"prompt": fields.prompt or "", **_shared(fields)}
-    body.pop("reasoning_effort", None)
-    top, scored = body.pop("top_logprobs", None), body.pop("logprobs", None)
-    return {**body, "logprobs": top or 0} if scored else body
-
-
-def in_own_words(error: ApiError) -> ApiError:
-    """Say what was wrong with a rewritten request by the names that the client used."""
-    failure = error.failure
-    own = _OPTION_OF.get(failure.field or "")
-    if own is None:
-        return error
-    message = failure.message.replace(str(failure.field), own, 1)
-    return ApiError(Failure(failure.status, failure.code, message, own, failure.retryable))
+        return replace(parse(body, warnings).job, max_tokens_field="options.num_predict")
+    except ApiError as error:
+        failure = error.failure
+        if (own := _OWN_NAMES.get(failure.field or "")) is None:
+            raise
+        message = failure.message.replace(str(failure.field), own, 1)
+        raise ApiError(replace(failure, message=message, field=own)) from None
 
 
 def _shared(fields: _Fields) -> dict[str, Any]:
@@ -164,33 +181,34 @@ def _response_format(value: Any) -> dict[str, Any] | None:
 
 
 def _messages(messages: list[Any]) -> list[Any]:
-    """Rewrite messages; calls get the ids by which OpenAI's form ties results to them.
+    """Rewrite messages; calls get ids, by which OpenAI's form ties results to them.
 
-    A result names its tool or nothing at all: it belongs to the first call of that name, or else
-    the first call of all, that has no result yet.
+    A result names its tool or nothing. It belongs to the first pending call of that tool, or else
+    to the first pending call of any tool.
     """
     rewritten: list[Any] = []
-    waiting: list[tuple[str, str]] = []  # name and id of calls without a result
+    pending: list[tuple[str, str]] = []  # name and id of calls without a result
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
-            rewritten.append(message)  # refused with its place, later
+            rewritten.append(message)  # `parse_chat` refuses it with its place
             continue
         if message.get("images"):
-            raise unsupported(f"messages[{at}].images", "this server takes and makes text only")
+            raise unsupported(f"messages[{at}].images", TEXT_ONLY)
         new = {key: value for key, value in message.items() if key in ("role", "content", "name")}
         new.setdefault("content", "")
         if message.get("thinking"):
             new["reasoning_content"] = message["thinking"]
-        calls = message.get("tool_calls")
-        if calls:
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise _bad_calls()
             new["tool_calls"] = [_call(call, f"call_{at}_{n}") for n, call in enumerate(calls)]
-            waiting = [(call["function"]["name"], call["id"]) for call in new["tool_calls"]]
+            pending = [(call["function"]["name"], call["id"]) for call in new["tool_calls"]]
         if message.get("role") == "tool":
             name = message.get("tool_name")
-            found = next((each for each in waiting if each[0] == name), None)
-            found = found or (waiting[0] if waiting else ("", f"call_{at}"))
-            waiting = [each for each in waiting if each is not found]
-            new["tool_call_id"] = message.get("tool_call_id") or found[1]
+            match = next((call for call in pending if call[0] == name), None)
+            match = match or (pending[0] if pending else ("", f"call_{at}"))
+            pending = [call for call in pending if call is not match]
+            new["tool_call_id"] = message.get("tool_call_id") or match[1]
         rewritten.append(new)
     return rewritten
 
@@ -198,8 +216,12 @@ def _messages(messages: list[Any]) -> list[Any]:
 def _call(call: Any, call_id: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise bad_field("messages", "have tool_calls without a function that has a name")
+        raise _bad_calls()
     arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else dump(arguments).decode()
     called = {"name": function["name"], "arguments": text}
     return {"id": call.get("id") or call_id, "type": "function", "function": called}
+
+
+def _bad_calls() -> ApiError:
+    return bad_field("messages", "have tool_calls without a function that has a name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from services.router.ollama.format import NDJSON
+from services.router.ollama.endpoints import NDJSON
 from services.router.openapi import answers, other_answers
 from services.router.openapi.requests import request_schemas
 from services.router.openapi.shapes import BOOLEAN, STRING, Schema, either, one_of, ref

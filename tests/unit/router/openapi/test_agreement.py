@@ -21,7 +21,7 @@ from services.router.anthropic.requests import parse_message, parse_prompt
 from services.router.embeddings import parse_embedding
 from services.router.errors import ApiError
 from services.router.json_body import parse
-from services.router.ollama.requests import parse_chat_fields, parse_generate_fields
+from services.router.ollama.requests import ChatFields, GenerateFields
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.openai.tokens import parse_detokenize, parse_tokenize
@@ -57,8 +57,8 @@ READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     EMBEDDINGS: lambda body: parse_embedding(body, Warnings()),
     TOKENIZE: parse_tokenize,
     DETOKENIZE: parse_detokenize,
-    OLLAMA_CHAT: parse_chat_fields,
-    OLLAMA_GENERATE: parse_generate_fields,
+    OLLAMA_CHAT: ChatFields.read,
+    OLLAMA_GENERATE: GenerateFields.read,
 }
 
 

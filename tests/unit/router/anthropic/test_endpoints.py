@@ -10,7 +10,7 @@ import pytest
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part
 from services.router.answer import Delta
-from services.router.anthropic.format import PING_EVERY, SIGNATURE, MessageFormat
+from services.router.anthropic.endpoints import PING_EVERY, SIGNATURE, MessageFormat
 from services.router.anthropic_errors import AnthropicErrors
 from tests.unit.router.answers import (
     CALLED,

@@ -1,4 +1,4 @@
-"""The events and bodies of `/v1/messages`, and of `/v1/models` in Anthropic's shape."""
+"""Anthropic's endpoints, their bodies and events; `/v1/models` in Anthropic's shape."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any, Final
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened
+from common.messages.tokenize import ChatPrompt
+from common.telemetry import names
 from services.router.answer import Answer, Delta, ResponseHead
+from services.router.anthropic.requests import MessageRequest, parse_message, parse_prompt
 from services.router.anthropic_errors import error_body
+from services.router.dispatch import Dispatch, check_prompt_length
+from services.router.endpoint import Endpoint, generation, query
+from services.router.middleware import REQUEST_ID, WARNINGS
 from services.router.sse import json_bytes, json_string
-
-ID_PREFIX = "msg_"
 
 # Nothing is signed here, but clients expect a string that they send back with the block.
 SIGNATURE: Final = "slipstream"
@@ -209,3 +213,30 @@ def model_list(cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "first_id": cards[0]["id"] if cards else None,
         "last_id": cards[-1]["id"] if cards else None,
     }
+
+
+async def _count_tokens(dispatch: Dispatch, parsed: tuple[str, ChatPrompt]) -> dict[str, Any]:
+    """Count the tokens of the prompt that a message with these fields would have."""
+    model, prompt = parsed
+    group = dispatch.group(model)
+    tokenized = await dispatch.tokenize(group, prompt, "messages", False)
+    check_prompt_length(len(tokenized.ids), group.card, "messages")
+    return {"input_tokens": len(tokenized.ids)}
+
+
+MESSAGES: Endpoint[MessageRequest] = Endpoint(
+    "/v1/messages",
+    lambda body, request: parse_message(body, request[WARNINGS]),
+    generation(
+        "msg_",
+        lambda call, _, head: MessageFormat(
+            head, call.parsed.max_tokens, call.parsed.shows_thinking, call.request[REQUEST_ID]
+        ),
+    ),
+    names.CHAT,
+)
+COUNT_TOKENS: Endpoint[tuple[str, ChatPrompt]] = Endpoint(
+    "/v1/messages/count_tokens",
+    lambda body, request: parse_prompt(body, request[WARNINGS]),
+    query(_count_tokens),
+)

@@ -1,0 +1,270 @@
+"""Ollama's endpoints and answers: a JSON object, or a stream with one on each line (NDJSON)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from aiohttp import web
+
+from common.messages.control import ModelCard
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import Part, TextOpened, TokenLogprob
+from common.telemetry import names
+from services.router.answer import Answer, Delta, ToolCall
+from services.router.dispatch import Dispatch
+from services.router.endpoint import (
+    ApiRequest,
+    Backend,
+    Call,
+    Endpoint,
+    generation,
+    json_response,
+    query,
+)
+from services.router.middleware import WARNINGS
+from services.router.ollama.requests import (
+    OllamaRequest,
+    ShowFields,
+    parse_chat_request,
+    parse_generate_request,
+)
+from services.router.openai.logprobs import chat_logprobs
+from services.router.request_warnings import Warnings
+from services.router.sse import json_bytes
+from services.router.status_handlers import installed_version
+
+NDJSON: Final = "application/x-ndjson"
+TAG: Final = ":latest"  # Ollama's clients append it to names without a tag
+
+Piece = dict[str, Any]  # content, thinking, tool_calls: what is new
+
+
+def as_message(piece: Piece) -> dict[str, Any]:
+    """Lay a piece out as `/api/chat` does."""
+    return {"message": {"role": "assistant", "content": "", **piece}}
+
+
+def as_response(piece: Piece) -> dict[str, Any]:
+    """Lay a piece out as `/api/generate` does."""
+    rest = {key: value for key, value in piece.items() if key != "content"}
+    return {"response": piece.get("content", ""), **rest}
+
+
+class OllamaFormat:
+    """Renders one answer under the model name that the client used.
+
+    While streaming it holds the open call: Ollama's clients want its arguments as one object.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        lay_out: Callable[[Piece], dict[str, Any]],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._model = model
+        self._lay_out = lay_out
+        self._clock_ns = clock_ns
+        self._began_ns = self._opened_ns = clock_ns()
+        self._call: ToolCall | None = None
+        self._reason = "stop"
+
+    def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
+        self._opened_ns = self._clock_ns()  # the prompt's time ends here
+        return b""
+
+    def template(self, choice: int) -> None:
+        return None  # every line has the time at which it was written
+
+    def delta(self, choice: int, delta: Delta) -> bytes:
+        pieces = [piece for part in delta.parts for piece in self._pieces(part)]
+        if delta.text:
+            pieces.append({"content": delta.text})
+        lines = [self._fields(piece) for piece in pieces]
+        if delta.logprobs:
+            lines = lines or [self._fields({})]
+            lines[0]["logprobs"] = _logprobs(delta.logprobs)
+        return b"".join(map(_line, lines))
+
+    def ending(self, choice: int, ended: Ending) -> bytes:
+        self._reason = ended.reason
+        return b"".join(_line(self._fields(piece)) for piece in self._finished_call())
+
+    def closing(self, usage: Usage) -> bytes:
+        return _line({**self._fields({}, True), **self._spent(usage, self._reason)})
+
+    def failed(self, failure: Failure) -> bytes:
+        return _line({"error": failure.message})
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+        (answer,) = answers
+        piece: Piece = {"content": answer.text}
+        if answer.reasoning:
+            piece["thinking"] = answer.reasoning
+        if answer.calls:
+            piece["tool_calls"] = [_tool_call(call) for call in answer.calls]
+        fields = {**self._fields(piece, True), **self._spent(usage, answer.ended.reason)}
+        if answer.logprobs is not None:
+            fields["logprobs"] = _logprobs(answer.logprobs)
+        return fields
+
+    def loaded(self) -> dict[str, Any]:
+        """Build the answer to a request that only loads the model."""
+        return {**self._fields({}, True), "done_reason": "load"}
+
+    def _pieces(self, part: Part) -> list[Piece]:
+        match part.kind:
+            case "call":
+                finished = self._finished_call()
+                self._call = ToolCall(part.id, part.text, "")
+                return finished
+            case "arguments":
+                if self._call is not None:
+                    call = self._call
+                    self._call = ToolCall(call.id, call.name, call.arguments + part.text)
+                return []
+        name = "thinking" if part.kind == "reasoning" else "content"
+        return [*self._finished_call(), {name: part.text}] if part.text else []
+
+    def _finished_call(self) -> list[Piece]:
+        call, self._call = self._call, None
+        return [] if call is None else [{"tool_calls": [_tool_call(call)]}]
+
+    def _fields(self, piece: Piece, done: bool = False) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self._model, "created_at": now, **self._lay_out(piece), "done": done}
+
+    def _spent(self, usage: Usage, reason: str) -> dict[str, Any]:
+        """Build the reason of the end, and the tokens and nanoseconds spent."""
+        now_ns = self._clock_ns()
+        return {
+            "done_reason": reason,
+            "total_duration": now_ns - self._began_ns,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": self._opened_ns - self._began_ns,
+            "eval_count": usage.completion_tokens,
+            "eval_duration": now_ns - self._opened_ns,
+        }
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"name": call.name, "arguments": call.arguments_object()}}
+
+
+def _logprobs(tokens: list[TokenLogprob]) -> Any:
+    return chat_logprobs(tokens)["content"]
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json_bytes(fields) + b"\n"
+
+
+def _generating(
+    path: str,
+    parse: Callable[[dict[str, Any], Warnings], OllamaRequest],
+    lay_out: Callable[[Piece], dict[str, Any]],
+) -> Endpoint[OllamaRequest]:
+    """Make an endpoint that generates, or answers at once that the model is loaded."""
+
+    async def run(call: Call[OllamaRequest]) -> web.StreamResponse:
+        model, job = call.parsed.model, call.parsed.job
+        served = _served_name(call.backend.dispatch, model)
+        if job is None:
+            call.backend.dispatch.group(served)  # ApiError 404
+            return json_response(OllamaFormat(model, lay_out).loaded())
+        request = ApiRequest(job=replace(job, model=served), streaming=call.parsed.streaming)
+        generate = generation("ollama-", lambda *_: OllamaFormat(model, lay_out), NDJSON)
+        return await generate(Call(call.backend, call.request, request, call.span))
+
+    return Endpoint(
+        path,
+        lambda body, request: parse(body, request[WARNINGS]),
+        run,
+        names.CHAT,
+        any_content_type=True,  # in Ollama's own examples curl sends JSON as a form
+    )
+
+
+async def _show(dispatch: Dispatch, fields: ShowFields) -> dict[str, Any]:
+    """Describe a model: its capabilities, context length and chat template."""
+    group = dispatch.group(_served_name(dispatch, fields.model or fields.name))
+    tokenizer = await dispatch.inspect(dispatch.place(group, "tokenizer"), "tokenizer")
+    card = group.card
+    parsed = {"tools": "tool_format", "thinking": "reasoning_format"}
+    capabilities = [
+        name for name, field in parsed.items() if tokenizer.get(field) not in (None, "", "none")
+    ]
+    template = tokenizer.get("chat_template")
+    return {
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value:g}" for name, value in card.sampling_defaults),
+        "template": template if isinstance(template, str) else "",
+        "details": _details(),
+        "model_info": {
+            "general.architecture": "slipstream",
+            "slipstream.context_length": card.max_model_len,
+            "slipstream.vocab_size": card.vocab_size,
+        },
+        "capabilities": ["embedding"] if card.pooling else ["completion", *capabilities],
+        "modified_at": _STARTED,
+    }
+
+
+def _served_name(dispatch: Dispatch, model: str) -> str:
+    """Return a model's name without the default tag, unless it is served under that name."""
+    if any(model in group.card.names for group in dispatch.fleet.groups()):
+        return model
+    return model.removesuffix(TAG)
+
+
+def _entry(card: ModelCard, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _STARTED,
+        "size": 0,  # of a download, and there is none
+        "digest": card.revision,
+        "details": _details(),
+    }
+
+
+def _details() -> dict[str, Any]:
+    """Return what Ollama reports of a model file; the router knows only its format."""
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def listing_routes(backend: Backend) -> list[web.RouteDef]:
+    """Return the routes of the GET requests."""
+
+    async def tags(_: web.Request) -> web.Response:
+        groups = [group for group in backend.dispatch.fleet.groups() if not group.missing]
+        models = [_entry(group.card, name) for group in groups for name in group.card.names]
+        return json_response({"models": models})
+
+    async def version(_: web.Request) -> web.Response:
+        return json_response({"version": installed_version()})
+
+    return [web.get("/api/tags", tags), web.get("/api/version", version)]
+
+
+_STARTED: Final = datetime.now(UTC).isoformat()
+
+ENDPOINTS: tuple[Endpoint[Any], ...] = (
+    _generating("/api/chat", parse_chat_request, as_message),
+    _generating("/api/generate", parse_generate_request, as_response),
+    Endpoint(
+        "/api/show", lambda body, _: ShowFields.read(body), query(_show), any_content_type=True
+    ),
+)
