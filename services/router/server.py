@@ -26,7 +26,7 @@ from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.handler import OpenAPIHandler
 from services.router.operator_handlers import OperatorHandlers
 from services.router.request_warnings import WarningLog
-from services.router.responses.handlers import ResponsesHandlers
+from services.router.responses.endpoints import Responses
 from services.router.sagemaker import SageMakerHandlers
 from services.router.status_handlers import StatusHandlers, installed_version
 from services.router.stream import Flushes
@@ -140,7 +140,7 @@ class HttpServer:
             *(endpoint.route(backend) for endpoint in ENDPOINTS),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
-            *ResponsesHandlers(dispatch, generation, settings).routes(),
+            *Responses(backend).routes(),
             *ollama.listing_routes(backend),
             *OperatorHandlers(dispatch, settings).routes(),
             *SageMakerHandlers(status.ready, INVOCABLE, backend).routes(),

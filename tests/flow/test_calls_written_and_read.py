@@ -16,7 +16,7 @@ from common.messages.guidance import Guidance
 from common.messages.tokenize import OutputRules, ToolInput, ToolUse
 from services.compute.config import ComputeSettings
 from services.router.openai.tools import MAX_TOOLS
-from services.router.responses.custom_input import custom_input
+from services.router.responses.tools import CustomInput
 from services.tokenizer.composition import Speech, compose
 from services.tokenizer.functions import functions_of
 from tests.cases import num_cases
@@ -102,7 +102,7 @@ def test_the_text_of_a_custom_tool_is_read_as_its_grammar_has_it(
         return
     for name, arguments in parse(list(written), tool_format, "", is_open=False).calls:
         assert name == "patch"
-        assert re.fullmatch(r'begin\n(\+[^\n]*\n)*"end"', custom_input(arguments)), written
+        assert re.fullmatch(r'begin\n(\+[^\n]*\n)*"end"', CustomInput().push(arguments)), written
 
 
 def test_one_of_a_thousand_tools_is_written_and_read() -> None:

@@ -1,48 +1,101 @@
-"""The events and bodies of `/v1/responses`."""
+"""The output items, events and bodies of `/v1/responses`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened, TokenLogprob
 from services.router.answer import Answer, Delta, ResponseHead
 from services.router.errors import error_object
-from services.router.responses.custom_input import custom_input
-from services.router.responses.items import (
-    EventCounter,
-    OpenCall,
-    OpenItem,
-    call_item,
-    message_item,
-    reasoning_item,
-    token_logprobs,
-)
-from services.router.responses.spoken import spoken
-from services.router.responses.tools import ToolName
+from services.router.openai.logprobs import chat_logprobs
+from services.router.responses.tools import CustomInput, ToolName
+from services.router.sse import json_bytes, json_string
 
-ID_PREFIX = "resp_"
-CALL_KINDS = ("function_call", "custom_tool_call")
-_ITEM_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-}
-Keep: TypeAlias = Callable[[dict[str, Any]], None]
+ID_PREFIX: Final = "resp_"
 NO_NAMES: Final[Mapping[str, ToolName]] = {}
-_KINDS = {"content": "message", "reasoning": "reasoning"}
+Keep: TypeAlias = Callable[[dict[str, Any]], None]
+
+
+class _Kind(NamedTuple):
+    """What depends on the type of an item; `event` and `field` are those of its text."""
+
+    id_prefix: str
+    event: str
+    field: str
+
+
+_KINDS: Final = {
+    "message": _Kind("msg", "response.output_text", "text"),
+    "reasoning": _Kind("rs", "response.reasoning_text", "text"),
+    "function_call": _Kind("fc", "response.function_call_arguments", "arguments"),
+    "custom_tool_call": _Kind("ctc", "response.custom_tool_call_input", "input"),
+}
+
+
+class OutputItem:
+    """An item of the output with the text that it has so far; of a call, `tool` is called."""
+
+    def __init__(
+        self, kind: str, item_id: str, index: int, call_id: str = "", tool: ToolName | None = None
+    ) -> None:
+        self.kind = kind
+        self.tool = tool
+        self.logprobs: list[Any] = []
+        self.place: dict[str, Any] = {"item_id": item_id, "output_index": index}
+        if tool is None:
+            self.place["content_index"] = 0
+        self._call_id = call_id
+        self._reader = CustomInput() if kind == "custom_tool_call" else None
+        self._texts: list[str] = []
+
+    def push(self, text: str) -> str | None:
+        """Take more text; return what is new, None as long as a custom input holds it back."""
+        if self._reader is not None:
+            text = self._reader.push(text)
+            if not text:
+                return None
+        self._texts.append(text)
+        return text
+
+    def finish(self) -> str:
+        """Take and return the text that was held back."""
+        reader, self._reader = self._reader, None
+        rest = "" if reader is None else reader.finish()
+        self._texts.append(rest)
+        return rest
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def part(self) -> dict[str, Any]:
+        """Build the one content part of a message or of reasoning."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        text = {"annotations": [], "logprobs": self.logprobs, "text": self.text}
+        return {"type": "output_text", **text}
+
+    def object(self, status: str) -> dict[str, Any]:
+        """Build the item as it is now."""
+        item = {"id": self.place["item_id"], "type": self.kind, "status": status}
+        if self.tool is not None:
+            namespace = {"namespace": self.tool.namespace} if self.tool.namespace else {}
+            call = {"call_id": self._call_id, "name": self.tool.name}
+            return {**item, **call, _KINDS[self.kind].field: self.text, **namespace}
+        if self.kind == "reasoning":  # without a summary, which no model here writes
+            return {**item, "summary": [], "content": [self.part()], "encrypted_content": None}
+        return {**item, "role": "assistant", "content": [self.part()]}
 
 
 class ResponsesFormat:
-    """A response as its items; of a stream it is the state, too.
+    """Renders one response as its output items; while streaming it holds the state.
 
-    `echo` has the request's fields that a response repeats, `names` the tools by the names that the
-    model knows. Once the response is complete, or has failed, it is `final`; `keep` gets it before
-    any client does, who may go on from it at once.
+    `echo` has the request's fields that a response repeats, `names` the client's names of tools by
+    the model's. A response that has completed or failed is `final`. `keep` gets it before the
+    client, who may continue from it at once.
     """
 
     def __init__(
@@ -59,149 +112,178 @@ class ResponsesFormat:
         self._echo = echo
         self._names = names
         self._clock = clock
-        self._counter = EventCounter()
+        self._num_events = 0
         self._output: list[dict[str, Any]] = []
-        self._open: OpenItem | None = None
+        self._open: OutputItem | None = None
+        self._delta_prefix = b""  # of the open item's text events
         self._tokens: list[TokenLogprob] = []  # since the last message
-        self._num_said = 0  # of these, in deltas
-        self._thought = ""  # before the message
+        self._num_sent_tokens = 0  # of these, in deltas
+        self._reasoning = ""  # before the message
         self._ended: Ending | None = None
 
     def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
-        """Render the response as it begins."""
-        response = {"response": self._response("in_progress")}
-        created = self._counter.event("response.created", response)
-        return created + self._counter.event("response.in_progress", response)
+        response = {"response": self.response("in_progress")}
+        created = self._event("response.created", response)
+        return created + self._event("response.in_progress", response)
 
     def template(self, choice: int) -> None:
-        """Return none: every event has a number of its own."""
-        return None
+        return None  # every event has a number of its own
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        """Render what is new, item by item."""
         self._tokens += delta.logprobs
         if delta.parts:
             return b"".join(event for part in delta.parts for event in self._part(part))
         return b"".join(self._grow("message", delta.text)) if delta.text else b""
 
     def ending(self, choice: int, ended: Ending) -> bytes:
-        """Render the end of the last item; an answer without any is an empty message."""
+        """Render the end of the last item; an answer without items is an empty message."""
         self._ended = ended
-        events = [] if self._open or self._output else list(self._begin("message"))
-        return b"".join((*events, *self._close(_status(ended))))
+        opened = () if self._open or self._output else self._begin("message")
+        return b"".join((*opened, *self._close(_status(ended))))
 
     def closing(self, usage: Usage) -> bytes:
-        """Render the complete response."""
         assert self._ended is not None
-        status = _status(self._ended)
-        response = self._finished(self._ended, usage, self._output)
-        return self._counter.event(f"response.{status}", {"response": response})
+        response = self._finished(self._ended, usage)
+        return self._event(f"response.{response['status']}", {"response": response})
 
     def failed(self, failure: Failure) -> bytes:
-        """Render the response as it failed, and the error, which clients raise."""
+        """Render the failed response, and the error, which clients raise."""
         self._leave()
         error = error_object(failure)
-        response = self._response("failed", self._output)
+        response = self.response("failed")
         response["error"] = {"code": _error_code(failure), "message": failure.message}
         self._end_as(response)
         flat = {key: error[key] for key in ("code", "message", "param")}
-        return self._counter.event("response.failed", {"response": response}) + self._counter.event(
-            "error", {**flat, "error": error}
-        )
-
-    def begun(self, status: str) -> dict[str, Any]:
-        """Build the response as it is before there is anything of it."""
-        return self._response(status)
+        failed = self._event("response.failed", {"response": response})
+        return failed + self._event("error", {**flat, "error": error})
 
     def cancelled(self) -> None:
-        """End the response with what there is of it."""
+        """End the response with the output that it has."""
         self._leave()
-        self._end_as(self._response("cancelled", self._output))
+        self._end_as(self.response("cancelled"))
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
-        """Build the whole response."""
         (answer,) = answers
-        return self._finished(answer.ended, usage, self._items(answer))
-
-    def _leave(self) -> None:
-        """Take the item that is being written as it is."""
-        item, self._open = self._open, None
-        if item is not None:
-            self._score(item)
-            self._output.append(item.item("incomplete"))
-
-    def _items(self, answer: Answer) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
+        self._tokens = list(answer.logprobs or ())
         if answer.reasoning:
-            items.append(reasoning_item(self._id("reasoning", 0), answer.reasoning, "completed"))
-        if answer.text or not (items or answer.calls):
-            tokens = spoken(answer.logprobs or [], answer.text, after=answer.reasoning)
-            item_id = self._id("message", len(items))
-            items.append(message_item(item_id, answer.text, token_logprobs(tokens), "completed"))
+            self._add(self._new_item("reasoning"), answer.reasoning)
+        if answer.text or not (answer.reasoning or answer.calls):
+            self._add(self._new_item("message"), answer.text)
         for call in answer.calls:
             tool = self._tool(call.name)
-            if tool.is_custom:
-                call = replace(call, arguments=custom_input(call.arguments))
-            item_id = self._id(_call_kind(tool), len(items))
-            items.append(call_item(item_id, call, tool, "completed"))
-        items[-1]["status"] = _status(answer.ended)
-        return items
+            self._add(self._new_item(tool.item_kind, call.id, tool), call.arguments)
+        self._output[-1]["status"] = _status(answer.ended)
+        return self._finished(answer.ended, usage)
+
+    def response(self, status: str) -> dict[str, Any]:
+        """Build the response with the output that it has."""
+        return {
+            "id": self._head.id,
+            "object": "response",
+            "created_at": self._head.created,
+            "status": status,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._head.model,
+            "output": list(self._output),
+            **self._echo,
+            "usage": None,
+        }
 
     def _part(self, part: Part) -> Iterator[bytes]:
-        """Render one part of a parsed answer."""
-        if part.kind == "call":
-            tool = self._tool(part.text)
-            yield from self._begin(_call_kind(tool), OpenCall(part.id, tool))
-        elif part.kind == "arguments":
-            if self._open is not None and self._open.kind in CALL_KINDS:
-                yield self._open.text(part.text)
-        else:
-            yield from self._grow(_KINDS[part.kind], part.text)
+        match part.kind:
+            case "call":
+                tool = self._tool(part.text)
+                yield from self._begin(tool.item_kind, part.id, tool)
+            case "arguments":
+                if self._open is not None and self._open.tool is not None:
+                    text = self._open.push(part.text)
+                    if text is not None:
+                        yield self._text_delta(text)
+            case _:
+                yield from self._grow(
+                    "message" if part.kind == "content" else "reasoning", part.text
+                )
 
     def _grow(self, kind: str, text: str) -> Iterator[bytes]:
         if self._open is None or self._open.kind != kind:
             yield from self._begin(kind)
         assert self._open is not None
-        tokens = self._tokens[self._num_said :] if kind == "message" else []
-        self._num_said += len(tokens)
-        yield self._open.text(text, spoken(tokens, text))
+        self._open.push(text)
+        if kind == "reasoning":
+            yield self._text_delta(text)
+            return
+        tokens = self._tokens[self._num_sent_tokens :]
+        self._num_sent_tokens += len(tokens)
+        logprobs = json_bytes(_logprobs(visible_tokens(tokens, text))) if tokens else b"[]"
+        yield self._text_delta(text, b',"logprobs":%b' % logprobs)
 
-    def _begin(self, kind: str, call: OpenCall | None = None) -> Iterator[bytes]:
+    def _begin(self, kind: str, call_id: str = "", tool: ToolName | None = None) -> Iterator[bytes]:
         yield from self._close("completed")
-        index = len(self._output)
-        self._open = OpenItem(self._counter, kind, self._id(kind, index), index, call)
-        yield from self._open.opening()
+        item = self._open = self._new_item(kind, call_id, tool)
+        name = f"{_KINDS[kind].event}.delta"
+        fields = json_bytes({"type": name, **item.place, "delta": ""}).removesuffix(b'""}')
+        self._delta_prefix = b"event: %b\ndata: %b" % (name.encode(), fields)
+        added = item.object("in_progress")
+        if tool is None:
+            added["content"] = []
+        yield self._item_event("added", added)
+        if tool is None:
+            yield self._part_event("added", item)
 
     def _close(self, status: str) -> Iterator[bytes]:
         item, self._open = self._open, None
         if item is None:
             return
-        if rest := item.rest():
-            yield rest
-        self._score(item)
-        self._output.append(item.item(status))
-        yield from item.closing(self._output[-1])
+        if rest := item.finish():
+            yield self._text_delta(rest)
+        self._take(item, status)
+        kind = _KINDS[item.kind]
+        done: dict[str, Any] = {**item.place, kind.field: item.text}
+        if item.kind == "message":
+            done["logprobs"] = item.logprobs
+        if item.kind == "function_call" and item.tool is not None:
+            done["name"] = item.tool.name
+        yield self._event(f"{kind.event}.done", done)
+        if item.tool is None:
+            yield self._part_event("done", item)
+        yield self._item_event("done", self._output[-1])
 
-    def _score(self, item: OpenItem) -> None:
-        """Find the tokens of a complete message: its deltas may have had some too many."""
+    def _add(self, item: OutputItem, text: str) -> None:
+        """Add a whole item to the output."""
+        item.push(text)
+        item.finish()
+        self._take(item, "completed")
+
+    def _leave(self) -> None:
+        """Take the open item into the output as it is."""
+        item, self._open = self._open, None
+        if item is not None:
+            self._take(item, "incomplete")
+
+    def _take(self, item: OutputItem, status: str) -> None:
+        """Take an item into the output; a message with its tokens, of which deltas had too many."""
         if item.kind == "reasoning":
-            self._thought += item.said
+            self._reasoning += item.text
         elif item.kind == "message" and self._tokens:
-            item.score(spoken(self._tokens, item.said, after=self._thought))
-            self._tokens, self._num_said, self._thought = [], 0, ""
+            tokens = visible_tokens(self._tokens, item.text, after=self._reasoning)
+            item.logprobs = _logprobs(tokens)
+            self._tokens, self._num_sent_tokens, self._reasoning = [], 0, ""
+        self._output.append(item.object(status))
+
+    def _new_item(self, kind: str, call_id: str = "", tool: ToolName | None = None) -> OutputItem:
+        # The ids of a response and of its items are equally unique.
+        index = len(self._output)
+        item_id = f"{_KINDS[kind].id_prefix}_{self._head.id.removeprefix(ID_PREFIX)}{index:02x}"
+        return OutputItem(kind, item_id, index, call_id, tool)
 
     def _tool(self, name: str) -> ToolName:
         return self._names.get(name) or ToolName(name)
 
-    def _id(self, kind: str, index: int) -> str:
-        """Make an item's id of the response's, so that both are unique alike."""
-        return f"{_ITEM_PREFIXES[kind]}_{self._head.id.removeprefix(ID_PREFIX)}{index:02x}"
-
-    def _finished(
-        self, ended: Ending, usage: Usage, output: Sequence[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _finished(self, ended: Ending, usage: Usage) -> dict[str, Any]:
         status = _status(ended)
-        response = self._response(status, output)
+        response = self.response(status)
         response["usage"] = _usage(usage, ended.reasoning_tokens)
         if status == "completed":
             response["completed_at"] = int(self._clock())
@@ -215,24 +297,60 @@ class ResponsesFormat:
         if self._keep is not None:
             self._keep(response)
 
-    def _response(self, status: str, output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        return {
-            "id": self._head.id,
-            "object": "response",
-            "created_at": self._head.created,
-            "status": status,
-            "completed_at": None,
-            "error": None,
-            "incomplete_details": None,
-            "model": self._head.model,
-            "output": list(output),
-            **self._echo,
-            "usage": None,
-        }
+    def _text_delta(self, text: str, more: bytes = b"") -> bytes:
+        return b'%b%b%b,"sequence_number":%d}\n\n' % (
+            self._delta_prefix,
+            json_string(text),
+            more,
+            self._next_number(),
+        )
+
+    def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
+        index = len(self._output) - (kind == "done")
+        return self._event(f"response.output_item.{kind}", {"output_index": index, "item": item})
+
+    def _part_event(self, kind: str, item: OutputItem) -> bytes:
+        fields = {**item.place, "part": item.part()}
+        return self._event(f"response.content_part.{kind}", fields)
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        body = json_bytes({"type": kind, "sequence_number": self._next_number(), **fields})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+
+    def _next_number(self) -> int:
+        number = self._num_events
+        self._num_events += 1
+        return number
 
 
-def _call_kind(tool: ToolName) -> str:
-    return "custom_tool_call" if tool.is_custom else "function_call"
+def visible_tokens(
+    tokens: Sequence[TokenLogprob], text: str, after: str = ""
+) -> list[TokenLogprob]:
+    """Return the tokens of `text`, which comes somewhere behind `after`; others were not shown.
+
+    If the tokens' bytes do not contain the text as it stands, it was changed on its way. Then it
+    gets all tokens: too many are better than the wrong ones.
+    """
+    if not tokens:
+        return []
+    generated = b"".join(token.chosen.data for token in tokens)
+    before, found, _ = generated.partition(after.encode()) if after else (b"", b"", b"")
+    start = generated.find(text.encode(), len(before) + len(found) if found else 0)
+    if start < 0:
+        return list(tokens)
+    end = start + len(text.encode())
+    visible, at = [], 0
+    for token in tokens:
+        size = len(token.chosen.data)
+        if at < end and at + size > start:
+            visible.append(token)
+        at += size
+    return visible
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> list[Any]:
+    logprobs: list[Any] = chat_logprobs(tokens)["content"]
+    return logprobs
 
 
 def _status(ended: Ending) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, Structure
-from services.router.errors import bad_field, from_validation, shown
+from services.router.endpoint import ApiRequest
+from services.router.errors import bad_field, shown
 from services.router.job import TRUNCATE_TO_FIT, Job
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.rules import make_rules
@@ -22,9 +22,10 @@ from services.router.openai.sampling_fields import (
 )
 from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import named_schema
+from services.router.request_fields import UNSUPPORTED, RequestModel
 from services.router.request_warnings import Warnings
-from services.router.responses.history import FORGETFUL, STORE_OFF, History
 from services.router.responses.input_items import pack_input, read_input
+from services.router.responses.store import FORGETFUL, STORE_OFF, History
 from services.router.responses.tools import ResponseTools, read_tools
 from services.router.thinking import thinking_kwargs
 
@@ -48,7 +49,7 @@ REFUSED: Final[Mapping[str, Refused]] = {
 PLAIN: Final = {"type": "text"}
 FORMAT_FIELDS: Final = ("type", "name", "description", "schema", "strict")
 LOGPROBS: Final = "message.output_text.logprobs"
-INCLUDABLE: Final = frozenset(  # of items that there are none of, nothing is left out
+INCLUDABLE: Final = frozenset(  # most are of items that no response here has
     {
         LOGPROBS,
         "code_interpreter_call.outputs",
@@ -61,36 +62,28 @@ INCLUDABLE: Final = frozenset(  # of items that there are none of, nothing is le
     }
 )
 
-_CONFIG = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
-
-class TextConfig(BaseModel):
+class TextConfig(RequestModel):
     """`text`."""
-
-    model_config = _CONFIG
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(BaseModel):
-    """`reasoning`; there are no summaries, so that asking for one is asking for nothing."""
-
-    model_config = _CONFIG
+class Reasoning(RequestModel):
+    """`reasoning`; a `summary` has no effect, since no model here writes summaries."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesFields(BaseModel):
+class ResponsesFields(RequestModel):
     """Fields that only Responses requests have."""
-
-    model_config = _CONFIG
 
     input: Any
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
-    max_tool_calls: int | None = Field(None, ge=1)  # of tools that a server runs: here are none
+    max_tool_calls: int | None = Field(None, ge=1)  # counts tools that the server runs: none here
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -113,11 +106,11 @@ class ResponsesFields(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
-    client_metadata: Any = None  # of Codex: for whoever runs the service
+    client_metadata: Any = None  # of Codex, for the operator
 
     @property
     def num_logprobs(self) -> int:
-        """Return the candidates a token, -1 where no logprobs were asked for."""
+        """The number of candidates per token; -1 if no logprobs are requested."""
         if self.top_logprobs is None and LOGPROBS not in (self.include or ()):
             return -1
         return self.top_logprobs or 0
@@ -131,10 +124,10 @@ KNOWN_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What the model is asked, with which tools, and for what kind of answer.
+class ResponseInput:
+    """The prompt, its items, and the tools and structure of the answer.
 
-    `items` are the whole input; the first `num_before` of them are those of the responses before.
+    The first `num_before` of the items come from previous responses.
     """
 
     prompt: ChatPrompt
@@ -144,19 +137,48 @@ class Question:
     structure: Structure | None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesRequest(ApiRequest):
     """A Responses request: what to generate and how to answer."""
 
-    job: Job
-    streaming: bool
     fields: ResponsesFields
-    question: Question
+    input: ResponseInput
     is_stored: bool = False
 
     def echo(self, job: Job) -> dict[str, Any]:
-        """Build what the response repeats; `job` has what the model's defaults have made of it."""
-        return _echo(self, job.sampling)
+        """Build what the response repeats; `job` has the model's defaults in place.
+
+        `store` tells whether the response is stored, whatever the request asked for.
+        """
+        fields = self.fields
+        text = fields.text or TextConfig()
+        layout = text.format or PLAIN
+        if layout["type"] == "json_schema":
+            text_format = {field: layout.get(field) for field in FORMAT_FIELDS}
+        else:
+            text_format = {"type": layout["type"]}
+        return {
+            "background": bool(fields.background),
+            "instructions": fields.instructions,
+            "max_output_tokens": fields.max_output_tokens,
+            "max_tool_calls": fields.max_tool_calls,
+            "metadata": fields.metadata or {},
+            "parallel_tool_calls": fields.parallel_tool_calls is not False,
+            "previous_response_id": fields.previous_response_id,
+            "prompt_cache_key": fields.prompt_cache_key,
+            "reasoning": {"effort": fields.reasoning and fields.reasoning.effort, "summary": None},
+            "safety_identifier": fields.safety_identifier,
+            "service_tier": "default",
+            "store": self.is_stored,
+            "temperature": job.sampling.temperature,
+            "text": {"format": text_format, "verbosity": text.verbosity or "medium"},
+            "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
+            "tools": list(self.input.tools.echo),
+            "top_logprobs": max(0, fields.num_logprobs),
+            "top_p": job.sampling.top_p,
+            "truncation": fields.truncation or "disabled",
+            "user": fields.user,
+        }
 
 
 def parse_response(
@@ -166,22 +188,22 @@ def parse_response(
     fields = _fields(body)
     shared = parse_sampling(body)
     stream = shared.stream_settings()
-    question = _question(fields, warnings, history)
-    tools = question.tools
+    response_input = _input(fields, warnings, history)
+    tools = response_input.tools.offered
     job = Job(
         model=shared.model or "",
-        prompts=(question.prompt,),
+        prompts=(response_input.prompt,),
         prompt_field="input",
         sampling=shared.sampling(fields.max_output_tokens or 0, fields.num_logprobs),
         has_seed=shared.seed is not None,
-        stream=replace(stream, parse_tools=tools.offered.use is not None, parse_reasoning=True),
+        stream=replace(stream, parse_tools=tools.use is not None, parse_reasoning=True),
         priority=shared.priority or 0,
         cache_salt=shared.cache_salt or "",
         unset=shared.unset,
         max_tokens_field="max_output_tokens",
         rules=make_rules(
-            question.structure,
-            tools.offered,
+            response_input.structure,
+            tools,
             warnings,
             allowed_token_ids=shared.allowed_ids,
             bad_words=shared.banned_words,
@@ -193,10 +215,16 @@ def parse_response(
     is_stored = history.keeps and fields.store is not False
     if fields.background and not is_stored:
         why = "cannot be used together with store false" if history.keeps else STORE_OFF
-        raise bad_field("background", why, "unsupported_parameter")
+        raise bad_field("background", why, UNSUPPORTED)
     if fields.store and not is_stored:
         warnings.add("store", STORE_OFF)
-    return ResponsesRequest(job, bool(shared.stream), fields, question, is_stored)
+    return ResponsesRequest(
+        job=job,
+        streaming=bool(shared.stream),
+        fields=fields,
+        input=response_input,
+        is_stored=is_stored,
+    )
 
 
 def parse_input(
@@ -205,40 +233,35 @@ def parse_input(
     """Validate a request to count its input; returns the model's name and the prompt."""
     fields = _fields(body)
     model = parse_sampling(body).model or ""
-    question = _question(fields, warnings, history)
+    response_input = _input(fields, warnings, history)
     check_unknown(body, KNOWN_FIELDS, warnings)
-    return model, question.prompt
+    return model, response_input.prompt
 
 
 def _fields(body: dict[str, Any]) -> ResponsesFields:
-    try:
-        fields = ResponsesFields.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
+    fields = ResponsesFields.read(body)
     refuse_unsupported(body, REFUSED)
-    for at, each in enumerate(fields.include or ()):
-        if each not in INCLUDABLE:
-            raise bad_field(f"include[{at}]", f"{shown(each)} is nothing that can be included")
+    for at, name in enumerate(fields.include or ()):
+        if name not in INCLUDABLE:
+            raise bad_field(f"include[{at}]", f"{shown(name)} is nothing that can be included")
     return fields
 
 
-def _question(fields: ResponsesFields, warnings: Warnings, history: History) -> Question:
+def _input(fields: ResponsesFields, warnings: Warnings, history: History) -> ResponseInput:
     before = history.before(fields.previous_response_id) if fields.previous_response_id else ()
     items = (*before, *read_input(fields.input, history.item))
-    places = [f"input[{max(0, at - len(before))}]" for at in range(len(items))]
-    placed = list(zip(items, places, strict=True))
+    placed = [(item, f"input[{max(0, at - len(before))}]") for at, item in enumerate(items)]
     parallel = fields.parallel_tool_calls
     tools = read_tools(fields.tools, fields.tool_choice, parallel, warnings, placed)
     structure = _structure(fields.text)
     effort = None if fields.reasoning is None else fields.reasoning.effort
-    thinks = None if effort is None else effort != "none"
     prompt = ChatPrompt(
         messages_json=pack_input(fields.instructions, placed),
         tools_json=tools.offered.json,
-        template_kwargs_json=thinking_kwargs(thinks, effort),
+        template_kwargs_json=thinking_kwargs(None if effort is None else effort != "none", effort),
     )
     prompt = with_schema(prompt, structure, tools.offered.use)
-    return Question(prompt, items, len(before), tools, structure)
+    return ResponseInput(prompt, items, len(before), tools, structure)
 
 
 def _structure(text: TextConfig | None) -> Structure | None:
@@ -253,40 +276,3 @@ def _structure(text: TextConfig | None) -> Structure | None:
         case other:
             kinds = "text, json_object or json_schema"
             raise bad_field("text.format.type", f"should be {kinds} (it is {shown(other)})")
-
-
-def _format_echo(layout: dict[str, Any]) -> dict[str, Any]:
-    if layout["type"] != "json_schema":
-        return {"type": layout["type"]}
-    return {field: layout.get(field) for field in FORMAT_FIELDS}
-
-
-def _echo(request: ResponsesRequest, sampling: SamplingParams) -> dict[str, Any]:
-    """Build what a response repeats; `store` says what is true, whatever was asked for."""
-    fields = request.fields
-    text = fields.text or TextConfig()
-    return {
-        "background": bool(fields.background),
-        "instructions": fields.instructions,
-        "max_output_tokens": fields.max_output_tokens,
-        "max_tool_calls": fields.max_tool_calls,
-        "metadata": fields.metadata or {},
-        "parallel_tool_calls": fields.parallel_tool_calls is not False,
-        "previous_response_id": fields.previous_response_id,
-        "prompt_cache_key": fields.prompt_cache_key,
-        "reasoning": {"effort": fields.reasoning and fields.reasoning.effort, "summary": None},
-        "safety_identifier": fields.safety_identifier,
-        "service_tier": "default",
-        "store": request.is_stored,
-        "temperature": sampling.temperature,
-        "text": {
-            "format": _format_echo(text.format or PLAIN),
-            "verbosity": text.verbosity or "medium",
-        },
-        "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
-        "tools": list(request.question.tools.echo),
-        "top_logprobs": max(0, fields.num_logprobs),
-        "top_p": sampling.top_p,
-        "truncation": fields.truncation or "disabled",
-        "user": fields.user,
-    }

@@ -1,7 +1,9 @@
-"""The `tools` and `tool_choice` of a Responses request: what the model is offered of them."""
+"""The `tools` and `tool_choice` of a Responses request, and the text input of custom tools."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -17,10 +19,11 @@ from services.router.openai.tools import (
     make_tools,
     parse_choice,
 )
+from services.router.request_fields import UNSUPPORTED, object_at, objects_at, tool_name_in
 from services.router.request_warnings import Warnings
 
 _FIELDS = ("name", "description", "parameters", "strict")
-# What runs at OpenAI, or in a client that the model was trained with.
+# Tools that run at OpenAI, or in a client that the model was trained with.
 HOSTED: Final = frozenset(
     {
         "apply_patch",
@@ -39,23 +42,41 @@ HOSTED: Final = frozenset(
         "web_search_preview",
     }
 )
-ADDITIONAL: Final = "additional_tools"  # an item of the input that has tools
-PLAIN_NAMESPACE: Final = "functions"  # of tools that are in no other
-INPUT: Final = "input"  # the one parameter that a custom tool has for the model
-_KINDS: Final = "function, custom and namespace are"
+ADDITIONAL: Final = "additional_tools"  # the type of an input item that adds tools
+PLAIN_NAMESPACE: Final = "functions"  # of tools without a namespace of their own
+INPUT: Final = "input"  # the only parameter of a custom tool, as the model sees it
+
+_HEAD: Final = f'{{"{INPUT}":"'  # with white space between its parts
+# The complete part of a JSON string; the halves of a surrogate pair belong together.
+_COMPLETE = re.compile(
+    r"""
+    (?: [^"\\]
+      | \\[^u]
+      | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
+      | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[0-9a-fA-F]{4} | (?=[^\\]|\\[^u]) )
+    )*
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_LONGEST_ESCAPE: Final = len(r"\ud83d\ude00")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """How a client names one tool."""
+    """A tool's name as the client knows it."""
 
     name: str
     namespace: str = ""
     is_custom: bool = False
 
     @property
+    def item_kind(self) -> str:
+        """The type of the output item of a call."""
+        return "custom_tool_call" if self.is_custom else "function_call"
+
+    @property
     def flat(self) -> str:
-        """The name that the model knows, which has no namespaces."""
+        """The name as the model knows it, without a namespace."""
         if self.namespace in ("", PLAIN_NAMESPACE):
             return self.name
         return f"{self.namespace.removesuffix('__')}__{self.name}"
@@ -65,7 +86,7 @@ class ToolName:
 class ResponseTools:
     """The tools of one request.
 
-    `names` are the clients' by the model's, `echo` is what a response repeats.
+    `names` maps the model's names to the client's, `echo` is what a response repeats.
     """
 
     offered: Tools = Tools()
@@ -75,7 +96,7 @@ class ResponseTools:
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    """One tool as a function of the model; `lark` is the grammar of a custom tool's input."""
+    """A tool as a function; `lark` is the grammar of a custom tool's input."""
 
     name: ToolName
     function: dict[str, Any]
@@ -92,27 +113,27 @@ def read_tools(
 ) -> ResponseTools:
     """Check and translate these fields; ApiError 400 names the tool at fault.
 
-    Tools that cannot run here are left out. Those that `items` of the input add, each with its
-    place, come behind the others; of one name the latest counts.
+    Tools that cannot run here are left out. Tools that `items` of the input add, each with its
+    place, follow the others; they replace tools of the same name.
     """
     kept = list(_runnable(tools, "tools", warnings))
-    found = [each for tool, where in kept for each in _flattened(tool, where)]
-    check_names([each.function for each in found], [each.where for each in found])
-    known = {each.name.flat: each for each in found}
+    offered = [function for tool, where in kept for function in _flattened(tool, where)]
+    check_names([tool.function for tool in offered], [tool.where for tool in offered])
     for item, where in items:
         if item["type"] == ADDITIONAL:
             for tool, place in _runnable(item.get("tools"), f"{where}.tools", warnings):
-                known |= {each.name.flat: each for each in _flattened(tool, place)}
+                offered += _flattened(tool, place)
+    by_name = {tool.name.flat: tool for tool in offered}
     choice = _choice(tool_choice)
-    if tool_choice is not None and not known and choice.choice not in ("none", "auto"):
+    if tool_choice is not None and not by_name and choice.choice not in ("none", "auto"):
         raise bad_field("tool_choice", "is only allowed together with tools that can run")
-    functions = [each.function for each in known.values()]
-    offered = make_tools(functions, choice, parallel is not False)
-    inputs = tuple(ToolInput(name, each.lark) for name, each in known.items() if each.lark)
-    if offered.use is not None and inputs:
-        offered = replace(offered, use=replace(offered.use, inputs=inputs))
-    names = {name: each.name for name, each in known.items()}
-    return ResponseTools(offered, names, tuple(_echo(tool) for tool, _ in kept))
+    functions = [tool.function for tool in by_name.values()]
+    packed = make_tools(functions, choice, parallel is not False)
+    inputs = tuple(ToolInput(name, tool.lark) for name, tool in by_name.items() if tool.lark)
+    if packed.use is not None and inputs:
+        packed = replace(packed, use=replace(packed.use, inputs=inputs))
+    names = {name: tool.name for name, tool in by_name.items()}
+    return ResponseTools(packed, names, tuple(_echo(tool) for tool, _ in kept))
 
 
 def _runnable(tools: Any, where: str, warnings: Warnings) -> Iterator[tuple[dict[str, Any], str]]:
@@ -125,22 +146,15 @@ def _runnable(tools: Any, where: str, warnings: Warnings) -> Iterator[tuple[dict
 
 
 def _listed(tools: Any, where: str) -> list[tuple[dict[str, Any], str]]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise bad_field(where, f"should be an array of at most {MAX_TOOLS} tools")
-    listed = [(tool, f"{where}[{at}]") for at, tool in enumerate(tools)]
-    for tool, place in listed:
-        if not isinstance(tool, dict):
-            raise bad_field(place, f"should be an object (it is {shown(tool)})")
-    return listed
+    expected = f"an array of at most {MAX_TOOLS} tools"
+    return list(objects_at([] if tools is None else tools, where, expected, MAX_TOOLS))
 
 
 def _kind(tool: dict[str, Any]) -> str:
-    """Return a tool's kind, without the date that some have behind it."""
+    """Return a tool's type without its date, if it has one."""
     kind = tool.get("type")
-    name = kind if isinstance(kind, str) else ""
-    return name if name in HOSTED else name.rstrip("0123456789_")
+    kind = kind if isinstance(kind, str) else ""
+    return kind if kind in HOSTED else kind.rstrip("0123456789_")
 
 
 def _flattened(tool: dict[str, Any], where: str, namespace: str = "") -> Iterator[_Tool]:
@@ -150,26 +164,22 @@ def _flattened(tool: dict[str, Any], where: str, namespace: str = "") -> Iterato
         case "custom":
             yield _custom(tool, where, namespace)
         case "namespace" if not namespace:
-            inner = _tool_name(tool, where)
-            for each, place in _listed(tool.get("tools"), f"{where}.tools"):
-                yield from _flattened(each, place, inner)
+            inner = tool_name_in(tool, where)
+            for member, place in _listed(tool.get("tools"), f"{where}.tools"):
+                yield from _flattened(member, place, inner)
         case other:
-            raise bad_field(
-                f"{where}.type",
-                f"{shown(other)} is not supported by this server; {_KINDS}",
-                "unsupported_parameter",
-            )
+            raise _unsupported_type(other, where, "function, custom and namespace")
 
 
 def _function(tool: dict[str, Any], where: str, namespace: str) -> _Tool:
     name = ToolName(check_function(tool, where)["name"], namespace)
-    function = {each: tool[each] for each in _FIELDS if tool.get(each) is not None}
+    function = {field: tool[field] for field in _FIELDS if tool.get(field) is not None}
     return _Tool(name, check_function({**function, "name": name.flat}, where), where)
 
 
 def _custom(tool: dict[str, Any], where: str, namespace: str) -> _Tool:
-    """Make of a tool that takes text a function that takes it as its one argument."""
-    name = ToolName(_tool_name(tool, where), namespace, is_custom=True)
+    """Translate a tool that takes text into a function with the text as its only argument."""
+    name = ToolName(tool_name_in(tool, where), namespace, is_custom=True)
     schema, lark = _input(tool.get("format"), f"{where}.format")
     parameters = {
         "type": "object",
@@ -184,13 +194,14 @@ def _custom(tool: dict[str, Any], where: str, namespace: str) -> _Tool:
 
 
 def _input(layout: Any, where: str) -> tuple[dict[str, Any], str]:
-    """Return the schema of a custom tool's input, and its grammar where that is Lark's."""
+    """Return the schema of a custom tool's input, and its grammar if the syntax is Lark's."""
     text: dict[str, Any] = {"type": "string"}
     kind = layout.get("type") if isinstance(layout, dict) else layout
     if kind in (None, "text"):
         return text, ""
     if kind != "grammar":
         raise bad_field(f"{where}.type", f"should be text or grammar (it is {shown(kind)})")
+    layout = object_at(layout, where)
     definition, syntax = layout.get("definition"), layout.get("syntax")
     if not isinstance(definition, str) or not definition:
         raise bad_field(f"{where}.definition", f"should be a grammar (it is {shown(definition)})")
@@ -202,14 +213,13 @@ def _input(layout: Any, where: str) -> tuple[dict[str, Any], str]:
 
 
 def _echo(tool: dict[str, Any]) -> dict[str, Any]:
-    """Repeat a tool; a function with all of its fields."""
     if tool["type"] != "function":
         return tool
     return {"type": "function", **{name: tool.get(name) for name in _FIELDS}}
 
 
 def _choice(value: Any) -> ToolChoice:
-    """Read a choice, whose objects are flat here while those of a chat request are nested."""
+    """Read a choice; its objects are flat, while those of a chat request are nested."""
     if not isinstance(value, dict):
         return parse_choice(value)
     match value.get("type"):
@@ -218,7 +228,7 @@ def _choice(value: Any) -> ToolChoice:
         case "allowed_tools":
             return _allowed(value)
         case other:
-            raise _not_chosen(other, "tool_choice")
+            raise _unsupported_type(other, "tool_choice", "function, custom and allowed_tools")
 
 
 def _allowed(value: dict[str, Any]) -> ToolChoice:
@@ -236,20 +246,75 @@ def _allowed(value: dict[str, Any]) -> ToolChoice:
 
 
 def _chosen(tool: dict[str, Any], where: str) -> str:
-    namespace = tool.get("namespace")
-    return ToolName(_tool_name(tool, where), namespace if isinstance(namespace, str) else "").flat
+    return flat_name(tool_name_in(tool, where), tool.get("namespace"))
 
 
-def _tool_name(tool: dict[str, Any], where: str) -> str:
-    name = tool.get("name")
-    if not isinstance(name, str) or not name:
-        raise bad_field(f"{where}.name", f"should be the name of a tool (it is {shown(name)})")
-    return name
+def flat_name(name: str, namespace: Any) -> str:
+    """Return the model's name of a tool that a choice or a call names."""
+    return ToolName(name, namespace if isinstance(namespace, str) else "").flat
 
 
-def _not_chosen(kind: Any, where: str) -> ApiError:
-    return bad_field(
-        f"{where}.type",
-        f"{shown(kind)} is not supported by this server; function, custom and allowed_tools are",
-        "unsupported_parameter",
-    )
+def _unsupported_type(kind: Any, where: str, known: str) -> ApiError:
+    message = f"{shown(kind)} is not supported by this server; {known} are"
+    return bad_field(f"{where}.type", message, UNSUPPORTED)
+
+
+class CustomInput:
+    """Reads a custom tool's input out of the JSON object in which models write it.
+
+    Arguments that are not such an object are passed on as they are.
+    """
+
+    __slots__ = ("_held", "_place")
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._place = "head"  # or "text", "end", or "raw" if it is not such an object
+
+    def push(self, text: str) -> str:
+        """Take more of the arguments; return the new text of the input."""
+        self._held += text
+        if self._place == "head":
+            self._read_head()
+        match self._place:
+            case "text":
+                return self._read_text()
+            case "raw":
+                text, self._held = self._held, ""
+                return text
+            case "end":
+                self._held = ""
+        return ""
+
+    def finish(self) -> str:
+        """Return the held-back text, if it turned out not to be such an object."""
+        return self._held if self._place == "head" else ""
+
+    def _read_head(self) -> None:
+        at = 0
+        for number, character in enumerate(self._held):
+            if character.isspace():
+                continue
+            if character != _HEAD[at]:
+                self._place = "raw"
+                return
+            at += 1
+            if at == len(_HEAD):
+                self._held = self._held[number + 1 :]
+                self._place = "text"
+                return
+
+    def _read_text(self) -> str:
+        match = _COMPLETE.match(self._held)
+        assert match is not None
+        raw, rest = match[0], self._held[match.end() :]
+        if rest.startswith('"'):
+            self._place, rest = "end", ""
+        elif len(rest) >= _LONGEST_ESCAPE:  # not an escape of JSON
+            raw, rest = raw + rest, ""
+        self._held = rest
+        try:
+            read: str = json.loads(f'"{raw}"', strict=False)
+        except ValueError:
+            return raw
+        return read.encode("utf-8", "replace").decode()

@@ -27,8 +27,8 @@ from services.router.openai.completions import parse_completion
 from services.router.openai.tokens import parse_detokenize, parse_tokenize
 from services.router.openapi.document import build_document
 from services.router.request_warnings import Warnings
-from services.router.responses.history import ResponseStore
 from services.router.responses.requests import parse_input, parse_response
+from services.router.responses.store import ResponseStore
 from tests.cases import num_cases
 from tests.system.bad_requests import (
     CHAT,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.responses.custom_input import CustomInput, custom_input
+from services.router.responses.tools import CustomInput
 from tests.cases import num_cases
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\té😀{}/') | st.characters(codec="utf-8"), max_size=20)
@@ -53,4 +53,5 @@ def test_it_comes_as_soon_as_it_is_certain() -> None:
     ],
 )
 def test_what_is_no_such_object_is_the_input_as_it_is(arguments: str, text: str) -> None:
-    assert custom_input(arguments) == text
+    reader = CustomInput()
+    assert reader.push(arguments) + reader.finish() == text

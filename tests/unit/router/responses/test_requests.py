@@ -11,8 +11,8 @@ from common.messages.tokenize import ChatPrompt, Structure, ToolInput, ToolUse
 from services.router.errors import ApiError
 from services.router.job import TRUNCATE_TO_FIT
 from services.router.request_warnings import Warnings
-from services.router.responses.history import ResponseStore
 from services.router.responses.requests import ResponsesRequest, parse_input, parse_response
+from services.router.responses.store import ResponseStore
 from services.router.responses.tools import ToolName
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -171,7 +171,7 @@ def test_namespaces_are_flattened_and_their_calls_read_back() -> None:
         "mcp__web__f",
         "g",
     ]
-    assert parsed.question.tools.names["crm__patch"] == ToolName("patch", "crm", is_custom=True)
+    assert parsed.input.tools.names["crm__patch"] == ToolName("patch", "crm", is_custom=True)
     assert parsed.job.rules.tools == ToolUse("named", "crm__f")
     messages = json.loads(prompt_of(parsed).messages_json)
     assert messages[1]["tool_calls"][0]["function"]["name"] == "crm__f"
@@ -191,7 +191,7 @@ def test_items_add_tools_of_which_the_latest_counts() -> None:
     functions = [tool["function"] for tool in json.loads(prompt_of(parsed).tools_json)]
     assert [each["name"] for each in functions] == ["g", "f", "patch"]
     assert functions[1]["strict"] is True
-    assert parsed.question.tools.names["patch"] == ToolName("patch", "functions", is_custom=True)
+    assert parsed.input.tools.names["patch"] == ToolName("patch", "functions", is_custom=True)
     assert parsed.job.rules.tools == ToolUse("auto", inputs=(ToolInput("patch", "start: /a/"),))
     assert len(json.loads(prompt_of(parsed).messages_json)) == 1
 
@@ -290,6 +290,10 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"input": [{"type": 5}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": []}]}]},
+            "input[0].output[0].type",
+        ),
         ({"input": [{"type": "reasoning", "content": "x"}]}, "input[0].content"),
         ({"input": [{"type": "reasoning", "content": ["x"]}]}, "input[0].content[0]"),
         ({"instructions": 5}, "instructions"),
@@ -322,6 +326,7 @@ def test_a_count_is_of_the_prompt_that_would_be_put() -> None:
         ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
         ({"tools": [{"type": "custom"}]}, "tools[0].name"),
         ({"tools": [{**PATCH, "format": {"type": "fish"}}]}, "tools[0].format.type"),
+        ({"tools": [{**PATCH, "format": "grammar"}]}, "tools[0].format"),
         ({"tools": [{**PATCH, "format": {"type": "grammar"}}]}, "tools[0].format.definition"),
         (
             {"tools": [{**PATCH, "format": {"type": "grammar", "definition": "a", "syntax": "b"}}]},

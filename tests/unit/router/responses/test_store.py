@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.router.errors import ApiError
-from services.router.responses.history import ResponseStore, StoredResponse
+from services.router.responses.store import ResponseStore, StoredResponse
 
 
 class Clock:
