@@ -134,8 +134,7 @@ class HttpServer:
             await self._runner.cleanup()
 
     def _api_routes(self, backend: Backend) -> list[web.RouteDef]:
-        status = self.status
-        dispatch, generation, settings = backend.dispatch, backend.generation, backend.settings
+        status, dispatch, settings = self.status, backend.dispatch, backend.settings
         return [
             *(endpoint.route(backend) for endpoint in ENDPOINTS),
             web.get("/v1/models", status.models),
