@@ -1,9 +1,9 @@
 """The exporter: a small process that takes a service's spans from a pipe and passes them on.
 
 `python -m common.telemetry.exporter TARGET RESOURCE` reads frames (see `common.telemetry.spans`)
-from standard input until it ends, which it does with the service. TARGET is `console` or the URL
-of an OTLP/HTTP collector, RESOURCE the service's attributes as JSON. It may wait and retry as long
-as it likes: nobody waits for it.
+from standard input, which ends with the service. TARGET is `console` or the URL of an OTLP/HTTP
+collector, RESOURCE the service's attributes as JSON. It may wait and retry without holding up
+anything else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import BinaryIO
 from urllib.parse import urlsplit, urlunsplit
 
 import msgpack
@@ -25,6 +24,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from common.child_main import read_frames
 from common.telemetry import names
 from common.telemetry.spans import SpanRow
 
@@ -40,7 +40,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # it ends when its input does
     target, resource = sys.argv[1], json.loads(sys.argv[2])
     collector = None if target == "console" else Collector(target)
-    while (frame := read_frame(sys.stdin.buffer)) is not None:
+    for frame in read_frames(sys.stdin.buffer):
         rows = [SpanRow(*row) for row in msgpack.unpackb(frame)]
         if collector is None:
             name = resource.get(names.SERVICE_INSTANCE_ID, "?")
@@ -51,25 +51,15 @@ def main() -> int:
     return 0
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Read one frame; None at the end of the input, also in the middle of a frame."""
-    head = stream.read(4)
-    if len(head) < 4:
-        return None
-    length = int.from_bytes(head, "big")
-    data = stream.read(length)
-    return data if len(data) == length else None
-
-
 def otlp_of(rows: list[SpanRow], resource: dict[str, str]) -> bytes:
     """Encode spans as an OTLP ExportTraceServiceRequest in protobuf."""
-    about = Resource(resource)
-    data: bytes = encode_spans([_span(row, about) for row in rows]).SerializeToString()
+    attributes = Resource(resource)
+    data: bytes = encode_spans([_span(row, attributes) for row in rows]).SerializeToString()
     return data
 
 
 def line_of(row: SpanRow, name: str) -> str:
-    """Say in one line what a span was."""
+    """Describe a span in one line."""
     fields = " ".join(f"{key}={value}" for key, value in row.attributes.items())
     return (
         f"span {name} {row.name} {(row.end_ns - row.start_ns) / 1e6:.2f} ms "
@@ -78,7 +68,7 @@ def line_of(row: SpanRow, name: str) -> str:
 
 
 class Collector:
-    """Posts requests to an OTLP/HTTP collector; what it refuses for good is said and dropped."""
+    """Posts requests to an OTLP/HTTP collector; logs and drops what the collector refuses."""
 
     def __init__(self, url: str, sleep: Callable[[float], None] = time.sleep) -> None:
         parts = urlsplit(url)
@@ -88,7 +78,7 @@ class Collector:
         self._complained_s = -COMPLAIN_EVERY_S
 
     def post(self, body: bytes) -> bool:
-        """Send one request, three times at most; returns whether it was taken."""
+        """Send one request, at most three times; return whether the collector accepted it."""
         why = ""
         for wait_s in (*RETRY_AFTER_S, 0.0):
             request = urllib.request.Request(

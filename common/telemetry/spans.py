@@ -1,7 +1,7 @@
 """Ended spans on their way to the exporter process: a bounded queue and a pipe that never blocks.
 
-A frame in the pipe is its length as four big-endian bytes and a MessagePack list of spans, each a
-list of the fields of `SpanRow`. OTLP is made of them on the other side: encoding a span as
+A frame in the pipe (`common.child_main`) is a list of spans, each a list of the fields of
+`SpanRow`. OTLP is made of them on the other side: encoding a span as
 protobuf takes 45 us, packing it 6, and it is the engine's loop that would wait.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import select
 import subprocess
 import sys
@@ -18,9 +17,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgpack
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+
+from common.child_main import PipeWriter, pack_frame
 
 MAX_WAITING = 4096  # some 4 MB
 MAX_BATCH = 64
@@ -87,7 +87,6 @@ class SpanQueue(SpanProcessor):
     ) -> None:
         self.num_dropped = 0
         self._spans: deque[ReadableSpan] = deque()
-        self._frame = b""  # what the pipe did not take yet
         self._frame_spans = 0
         command = command or (
             sys.executable,
@@ -99,10 +98,10 @@ class SpanQueue(SpanProcessor):
         # A session of its own: Ctrl-C in a terminal must not end it before the last spans.
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert self._child.stdin is not None
-        self._pipe = self._child.stdin.fileno()
-        os.set_blocking(self._pipe, False)
+        self._fd = self._child.stdin.fileno()
+        self._pipe = PipeWriter(self._fd)
         try:
-            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except (AttributeError, OSError):
             pass  # not Linux, or over the user's limit: the default of 64 KiB will do
 
@@ -120,19 +119,15 @@ class SpanQueue(SpanProcessor):
 
     def flush(self) -> bool:
         """Write at most one batch; returns whether nothing is waiting any more."""
-        if not self._frame and self._spans:
+        if not self._pipe.unsent and self._spans:
             self._frame_spans = min(MAX_BATCH, len(self._spans))
             rows = [row_of(self._spans.popleft()) for _ in range(self._frame_spans)]
-            data: bytes = msgpack.packb(rows)
-            self._frame = len(data).to_bytes(4, "big") + data
-        if self._frame:
-            try:
-                self._frame = self._frame[os.write(self._pipe, self._frame) :]
-            except BlockingIOError:
-                return False
-            except OSError:  # the exporter is gone
-                self._drop_all()
-        return not self._frame and not self._spans
+            self._pipe.unsent += pack_frame(rows)
+        try:
+            return self._pipe.flush() and not self._spans
+        except OSError:  # the exporter is gone
+            self._drop_all()
+            return True
 
     def close(self, timeout_s: float) -> None:
         """Write what waits and let the exporter finish, both within `timeout_s`."""
@@ -142,7 +137,7 @@ class SpanQueue(SpanProcessor):
             if left_s <= 0:
                 self._drop_all()
                 break
-            select.select([], [self._pipe], [], left_s)
+            select.select([], [self._fd], [], left_s)
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:
@@ -152,9 +147,9 @@ class SpanQueue(SpanProcessor):
             self._child.wait()
 
     def _drop_all(self) -> None:
-        self.num_dropped += len(self._spans) + (self._frame_spans if self._frame else 0)
+        self.num_dropped += len(self._spans) + (self._frame_spans if self._pipe.unsent else 0)
         self._spans.clear()
-        self._frame = b""
+        self._pipe.unsent.clear()
 
     def shutdown(self) -> None:
         """The SDK's word for the end; `close` has the timeout."""

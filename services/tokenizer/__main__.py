@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.chat_formats import reasoning_format_of, tool_format_of
+from common.child_process import Exited, PipedChild, Received
 from common.config import ServiceConfig
 from common.messages.tokenize import TokenizerInbox
 from common.model_folder import describe, locate, read_json
@@ -17,9 +18,8 @@ from common.registration import Registration
 from common.service import service_main
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.job import EncoderSettings
+from services.tokenizer.jobs import EncoderSettings
 from services.tokenizer.pool import Pool, PoolSettings
-from services.tokenizer.process import Exited, Process, Reported, WorkerProcess
 
 
 def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
@@ -40,8 +40,8 @@ def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
     )
     settings_json = json.dumps(asdict(encoder))
 
-    def spawn(reported: Reported, exited: Exited) -> Process:
-        return WorkerProcess(settings_json, reported, exited)
+    def spawn(received: Received, exited: Exited) -> PipedChild:
+        return PipedChild("services.tokenizer.worker", [settings_json], received, exited)
 
     pool_settings = PoolSettings(
         num_processes=own.pool_size or _default_pool_size(),

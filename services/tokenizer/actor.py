@@ -30,8 +30,7 @@ from common.telemetry import log, names
 from common.telemetry.span_ring import SpanRing, timeline_part
 from common.telemetry.trace import context_from, traceparent_of, tracer
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.forward import generates
-from services.tokenizer.job import Job, Outcome, size_of
+from services.tokenizer.jobs import Job, Outcome, size_of
 from services.tokenizer.limits import (
     check_ids,
     check_prompt_len,
@@ -40,7 +39,7 @@ from services.tokenizer.limits import (
     truncated,
 )
 from services.tokenizer.pool import Pool
-from services.tokenizer.work import Work, WorkTable
+from services.tokenizer.work_table import Work, WorkTable, generate_messages
 
 _STALL_MARGIN_S = 5.0
 
@@ -110,7 +109,7 @@ class TokenizerActor:
         for work in list(self._spans):
             self._work.close(work)
             self._fail(work, failure)
-        await self._pool.stop()
+        self._pool.stop()
 
     def drain(self) -> None:
         """Refuse new prompts from now on."""
@@ -173,8 +172,9 @@ class TokenizerActor:
             self._done(work, Outcome(job.prompt.ids))
             return
         try:
-            about = (work.first, message.traceparent)
-            work.job = self._pool.submit(job, lambda outcome: self._done(work, outcome), about)
+            work.job = self._pool.submit(
+                job, lambda outcome: self._done(work, outcome), work.first, message.traceparent
+            )
         except UnicodeEncodeError as error:
             self._work.close(work)
             self._fail(work, _not_unicode(error))
@@ -234,7 +234,7 @@ class TokenizerActor:
             return
         traceparent = traceparent_of(self._spans[work]) or message.traceparent
         try:
-            for generate in generates(work, message, outcome, sampling, traceparent):
+            for generate in generate_messages(work, message, outcome, sampling, traceparent):
                 self._links.send(message.route.compute, generate)
                 first = generate.attempt.counter
                 work.aborted.update(range(first, first + generate.num_choices))  # not ours now

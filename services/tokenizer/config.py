@@ -6,10 +6,31 @@ from typing import Literal, TypeAlias
 
 from common.chat_formats import ReasoningFormatName, ToolFormatName
 from common.config import Settings
-from services.tokenizer.template_kwargs import WELL_KNOWN
 
 ToolFormatSetting: TypeAlias = Literal["auto", "none"] | ToolFormatName
 ReasoningFormatSetting: TypeAlias = Literal["auto", "none"] | ReasoningFormatName
+
+# What well-known templates read: whether and how much to think, documents, dates, built-in tools.
+WELL_KNOWN_TEMPLATE_KWARGS = (
+    "add_vision_id",
+    "available_tools",
+    "builtin_tools",
+    "citations",
+    "clear_thinking",
+    "controls",
+    "date_string",
+    "documents",
+    "enable_thinking",
+    "force_reasoning",
+    "keep_past_thinking",
+    "length",
+    "model_identity",
+    "preserve_thinking",
+    "reasoning_effort",
+    "thinking",
+    "thinking_budget",
+    "tools_in_user_message",
+)
 
 
 class TokenizerSettings(Settings):
@@ -26,5 +47,6 @@ class TokenizerSettings(Settings):
     chat_template: str = ""  # a file with a template; default: the model folder's own
     tool_format: ToolFormatSetting = "auto"  # auto: read off the model's chat template
     reasoning_format: ReasoningFormatSetting = "auto"
-    template_kwargs: tuple[str, ...] = WELL_KNOWN  # what requests may set of the template's
+    # Variables of the chat template that requests may set.
+    template_kwargs: tuple[str, ...] = WELL_KNOWN_TEMPLATE_KWARGS
     grace_s: float = 30.0

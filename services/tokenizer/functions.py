@@ -1,14 +1,25 @@
-"""The functions that a request offers to the model, as grammars need them."""
+"""The functions that a request offers to the model, as grammars need them.
+
+llguidance reads their schemas here, so that a refusal names the tool at fault, before compute
+compiles all of them at once. It is imported when first needed.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from common.messages.tokenize import ToolInput
+from services.tokenizer.jobs import refused
 from services.tokenizer.lark_input import in_json_string
-from services.tokenizer.refusal import refused
+from services.tokenizer.schemas import closed, prepared
+
+_MAX_MESSAGE = 200
+_WHERE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +79,29 @@ def _input_lark(name: str, lark: str) -> str:
             "invalid_grammar",
             "tools",
         ) from error
+
+
+def check_parameters(functions: Iterable[Function]) -> None:
+    """Raise Refused, naming the tool, for a schema that cannot be enforced."""
+    for function in functions:
+        schema = prepared(closed(function.parameters), lenient=not function.strict)
+        complaint = _complaint(json.dumps(schema))
+        if complaint:
+            raise refused(
+                f"the parameters of {function.name!r} cannot be enforced: {complaint}",
+                "invalid_value",
+                function.field,
+            )
+
+
+@lru_cache(maxsize=1024)
+def _complaint(schema_json: str) -> str:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False)
+    grammar = f"start: %json {schema_json}"
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    if not is_error or not messages:
+        return ""
+    first = messages[0].partition("\n   1 |")[0]  # below that, our own grammar is shown
+    return _WHERE.sub("", first).strip()[:_MAX_MESSAGE]

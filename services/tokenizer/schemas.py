@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from common.json_schema import demands_nothing
-from services.tokenizer.calendar_patterns import CALENDAR_PATTERNS
 
 # Whitespace at each place where JSON allows it: one blank, or a line break with an indent. That is
 # what models write; without a bound a model at high temperature can fill its answer with blanks.
@@ -45,6 +45,25 @@ _OPENING = frozenset(
     {"$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf", "patternProperties"}
 )
 
+# Dates and times as their readers take them: llguidance's own formats let a year 0000, a 29th of
+# February in any year, a second 60 and offsets of a day and more through, which RFC 3339 allows in
+# part and Python's `datetime` does not.
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"  # 04 to 96
+_LEAP_YEAR = f"(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)"
+_DAYS_28 = "(?:0[1-9]|1[0-9]|2[0-8])"
+_DAY_OF_A_YEAR = (
+    f"(?:(?:0[1-9]|1[0-2])-{_DAYS_28}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+)
+_DATE = f"(?:{_YEAR}-{_DAY_OF_A_YEAR}|{_LEAP_YEAR}-02-29)"
+_MINUTES = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_MINUTES}:[0-5][0-9](?:\\.[0-9]{{1,6}})?(?:Z|[+-]{_MINUTES})"
+
+CALENDAR_PATTERNS: Final[Mapping[str, str]] = {
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "time": f"^{_TIME}$",
+}
 
 # One blank behind each comma and colon: what models write on one line, and Python.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from common.messages.tokenize import Structure, StructureKind
+from services.tokenizer.jobs import Refused, refused
 from services.tokenizer.lark import Fragment, escaped, in_order, one_of, optional
-from services.tokenizer.refusal import Refused, refused
 from services.tokenizer.structures import structure_grammar
 from services.tokenizer.vocabulary import Vocabulary
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from common.messages.tokenize import Structure
+from services.tokenizer.jobs import Refused, refused
 from services.tokenizer.lark import Fragment, json_rule, literal
-from services.tokenizer.refusal import Refused, refused
 from services.tokenizer.schemas import prepared
 
 _NAME = "structure"

@@ -105,3 +105,22 @@ def ids_expression(token_ids: Iterable[int]) -> str:
             ranges.append([token_id, token_id])
     spans = (f"{low}" if low == high else f"{low}-{high}" for low, high in ranges)
     return f"<[{','.join(spans)}]>"
+
+
+def bad_word_sequences(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the ids of each of a client's bad words, at the start of a text and behind a blank."""
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        plain = word.strip()
+        alone = _ids(plain, tokenizer)
+        within = _ids(f" {plain}", tokenizer)
+        if not plain or not alone:
+            continue
+        sequences[alone] = None
+        if within[-len(alone) :] != alone:  # otherwise it ends in what is banned already
+            sequences[within] = None
+    return tuple(sequences)
+
+
+def _ids(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False).ids)

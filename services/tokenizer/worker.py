@@ -1,74 +1,141 @@
-"""A process of the pool: reads a job from standard input, works, writes the outcome, repeats.
+"""A process of the pool: makes ids of prompts, and the rules of their answers, one job at a time.
 
-It ends when its standard input does, so it cannot outlive the service. SIGALRM, left to the
-kernel's default, ends it when a template takes too long.
+SIGALRM, left to the kernel's default, ends it when a template takes too long.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import os
-import signal
 import sys
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
+from common.child_main import FrameWriter, ResourceLimits, serve
 from common.errors import ModelError
-from services.tokenizer.confinement import Confinement
-from services.tokenizer.encode import PromptEncoder
-from services.tokenizer.job import (
-    HEADER,
-    Broken,
+from common.messages.guidance import Guidance
+from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, TextPrompt
+from common.tokenizer_folder import load_tokenizer, read_folder
+from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.chat_renderer import ChatRenderer, RenderedChat
+from services.tokenizer.functions import functions_of
+from services.tokenizer.jobs import (
+    Answer,
     EncoderSettings,
+    Job,
     Outcome,
-    Ready,
-    Report,
-    pack_report,
+    Refused,
+    pack_outcome,
+    refused,
     unpack_job,
 )
+from services.tokenizer.vocabulary import Vocabulary, bad_word_sequences
 
 
-def main() -> int:
-    """Serve until the jobs end; the only argument is `EncoderSettings` as JSON."""
-    # The service alone decides when this process ends, be it Ctrl-C in their common terminal.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    jobs = sys.stdin.buffer
-    reports = _take_stdout()
+class PromptEncoder:
+    """One vocabulary and its chat templates."""
+
+    def __init__(
+        self, settings: EncoderSettings, limits: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Load the folder; ModelError when it cannot be used.
+
+        Whatever a template or a client's grammar makes us do happens inside of `limits()`.
+        """
+        self._settings = settings
+        self._limits = limits
+        folder = read_folder(Path(settings.folder), settings.chat_template)
+        self._tokenizer = load_tokenizer(folder)
+        self._vocabulary = Vocabulary(self._tokenizer)
+        self._chats = ChatRenderer(folder, settings, limits)
+
+    def run(self, job: Job) -> Outcome:
+        """Make ids of the job's prompt, or say why not; raises nothing that a client can cause."""
+        try:
+            return self._outcome(job)
+        except Refused as error:
+            return Outcome(array("i"), failure=error.failure, retiring=error.retiring)
+
+    def _outcome(self, job: Job) -> Outcome:
+        chat = RenderedChat()
+        match job.prompt:
+            case ChatPrompt() as prompt:
+                chat = self._chats.render(prompt, job.now_s)
+                # The template writes the special tokens itself.
+                ids = self._encode(chat.text, add_special_tokens=False)
+            case TextPrompt() as prompt:
+                ids = self._encode(prompt.text, prompt.add_special_tokens)
+            case IdsPrompt() as prompt:
+                ids = prompt.ids
+        strs: tuple[str, ...] = ()
+        if job.want_strs:
+            strs = tuple(self._tokenizer.id_to_token(token_id) or "" for token_id in ids)
+        format = chat.answer_format
+        answer = Answer(
+            guidance=self._guidance(job.rules, chat.tools, format),
+            tool_format=format.tool_format,
+            reasoning_format=format.reasoning_format,
+            reasoning_open=format.stage == "inside",
+        )
+        return Outcome(ids, strs, answer=answer)
+
+    def _guidance(
+        self, rules: OutputRules, tools: list[object], format: AnswerFormat
+    ) -> Guidance | None:
+        if rules == OutputRules():
+            return None
+        banned = bad_word_sequences(rules.bad_words, self._tokenizer)
+        try:
+            with self._limits():
+                use = rules.tools
+                functions = [] if use is None else functions_of(tools, use.inputs)
+                return compose(rules, functions, format, self._vocabulary, banned)
+        except (MemoryError, RecursionError) as error:
+            field = "tools" if rules.structure is None else rules.structure.field
+            refusal = refused(f"{field} is too large or too deep", "invalid_value", field)
+            raise Refused(refusal.failure, retiring=isinstance(error, MemoryError)) from error
+
+    def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
+        limit = self._settings.max_prompt_bytes
+        if len(text) > limit:
+            raise refused(
+                f"the prompt is {len(text)} characters long as the chat template renders it; "
+                f"at most {limit} are accepted",
+                code="prompt_too_large",
+                status=413,
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise refused(
+                f"the prompt is not valid Unicode: half of a surrogate pair at {error.start}",
+                code="invalid_unicode",
+            ) from error
+        # `fast` leaves out the offsets, which nothing reads here.
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return array("i", encodings[0].ids)
+
+
+def work(jobs: Iterator[bytes], owner: FrameWriter) -> int:
+    """Serve until the jobs end; the command line has `EncoderSettings` as JSON."""
     try:
         settings = EncoderSettings(**json.loads(sys.argv[1]))
-        confinement = Confinement(settings.template_timeout_s, settings.template_memory_mb << 20)
-        encoder = PromptEncoder(settings, confinement.limits)
+        limits = ResourceLimits(settings.template_timeout_s, settings.template_memory_mb << 20)
+        encoder = PromptEncoder(settings, limits.held)
     except ModelError as error:
-        _write(reports, Broken(str(error)))
+        owner.broken(str(error))
         return 1
     gc.freeze()
-    _write(reports, Ready())
-    while header := jobs.read(HEADER.size):
-        (size,) = HEADER.unpack(header)
-        outcome: Outcome = encoder.run(unpack_job(jobs.read(size)))
-        _write(reports, outcome)
+    owner.ready()
+    for job in jobs:
+        outcome = encoder.run(unpack_job(job))
+        owner.write(pack_outcome(outcome))
         if outcome.retiring:
             break
     return 0
 
 
-def _take_stdout() -> int:
-    """Keep the pipe for reports; what a library prints goes to standard error instead."""
-    reports = os.dup(1)
-    os.dup2(2, 1)
-    return reports
-
-
-def _write(fd: int, report: Report) -> None:
-    data = memoryview(pack_report(report))
-    while data:
-        data = data[os.write(fd, data) :]
-
-
 if __name__ == "__main__":
-    try:
-        status = main()
-    except (BrokenPipeError, KeyboardInterrupt):
-        status = 0  # the service is gone
-    # Dropping a large vocabulary object by object takes 0.1 s that nobody needs.
-    os._exit(status)
+    serve(work)

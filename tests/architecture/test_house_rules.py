@@ -98,11 +98,10 @@ def test_the_environment_is_read_in_one_place() -> None:
         name_of(path) for path in SOURCES if re.search(r"os\.(environ|getenv)\b", text_of(path))
     }
     assert readers <= {
+        "common/child_process.py",  # what a child inherits
         "common/run_dir.py",  # where the session's run-time folder is
         "common/service.py",
         "services/cli.py",
         "services/compute/grammar/process.py",
         "services/compute/runner/registry.py",  # CC, which Triton reads
-        "services/tokenizer/process.py",
-        "services/tokenizer/worker.py",
     }

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from common.messages.tokenize import OutputRules, Structure, ToolUse
 from services.detokenizer.answer.formats import reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import AnswerParser
-from services.tokenizer.composition import Speech, compose
+from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.functions import functions_of
-from services.tokenizer.thinking import Stage
+from services.tokenizer.reasoning import ReasoningStage
 from tests.cases import num_cases
 from tests.unit.tokenizer.test_tool_grammars import FORMATS, SCHEMAS, objects
 from tests.unit.tokenizer.walks import model, tool
@@ -64,7 +64,7 @@ class Read:
 def test_calls_and_structures_come_out_as_they_went_in(
     name: str,
     parameters: list[Any],
-    stage: Stage,
+    stage: ReasoningStage,
     with_structure: bool,
     seed: int,
     num_free: int,
@@ -77,7 +77,7 @@ def test_calls_and_structures_come_out_as_they_went_in(
         structure=structure if with_structure else None,
         tools=ToolUse("auto" if with_structure else "required"),
     )
-    speech = Speech(tool_format, "think", stage, template)
+    speech = AnswerFormat(tool_format, "think", stage, template)
     guidance = compose(rules, functions_of(tools), speech, subject.vocabulary)
     assert guidance is not None
     text = subject.walk(guidance, Random(seed), num_free)
@@ -102,12 +102,12 @@ def test_calls_and_structures_come_out_as_they_went_in(
 )
 @settings(deadline=None)
 def test_an_answer_after_reasoning_matches_alone(
-    kind: str, stage: Stage, budget: int, seed: int, num_free: int
+    kind: str, stage: ReasoningStage, budget: int, seed: int, num_free: int
 ) -> None:
     subject = model(kind)
     structure = Structure("regex", "[a-z]{1,9}", "structured_outputs.regex")
     rules = OutputRules(structure=structure, thinking_budget=budget)
-    guidance = compose(rules, [], Speech("", "think", stage), subject.vocabulary)
+    guidance = compose(rules, [], AnswerFormat("", "think", stage), subject.vocabulary)
     assert guidance is not None
     text = subject.walk(guidance, Random(seed), num_free)
     if text is not None:

@@ -28,7 +28,7 @@ from common.messages.tokenize import (
     TokenizeQuery,
 )
 from common.telemetry import trace
-from services.tokenizer.forward import call_key
+from services.tokenizer.work_table import call_key
 from tests.flow.tokenizer_ring import CARD, PARENT, Ring
 from tests.unit.tokenizer.requests import address, request
 

@@ -18,8 +18,8 @@ from common.messages.tokenize import (
     Structure,
     ToolUse,
 )
-from services.tokenizer.forward import call_key
-from services.tokenizer.job import Answer
+from services.tokenizer.jobs import Answer
+from services.tokenizer.work_table import call_key
 from tests.flow.tokenizer_ring import Ring
 from tests.unit.tokenizer.requests import LIMITS, request
 

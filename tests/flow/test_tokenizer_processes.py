@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from common.child_process import Exited, PipedChild, Received
 from common.errors import ModelError
 from common.messages.tokenize import (
     ChatPrompt,
@@ -25,9 +26,8 @@ from common.messages.tokenize import (
     TextPrompt,
     ToolUse,
 )
-from services.tokenizer.job import EncoderSettings, Job, Outcome
+from services.tokenizer.jobs import EncoderSettings, Job, Outcome
 from services.tokenizer.pool import Pool, PoolSettings
-from services.tokenizer.process import Exited, Reported, WorkerProcess
 from tests.patience import PATIENCE_S
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
@@ -59,11 +59,11 @@ class Workshop:
     def __init__(self, folder: Path, num_processes: int) -> None:
         settings = EncoderSettings(str(folder), 8 << 20, tool_format="hermes", **LIMITS)
         self._settings_json = json.dumps(asdict(settings))
-        self.processes: list[WorkerProcess] = []
+        self.processes: list[PipedChild] = []
         self.pool = Pool(PoolSettings(num_processes, 1.0, 30.0), self._spawn)
 
-    def _spawn(self, reported: Reported, exited: Exited) -> WorkerProcess:
-        process = WorkerProcess(self._settings_json, reported, exited)
+    def _spawn(self, received: Received, exited: Exited) -> PipedChild:
+        process = PipedChild("services.tokenizer.worker", [self._settings_json], received, exited)
         self.processes.append(process)
         return process
 
@@ -74,7 +74,10 @@ class Workshop:
 
     async def __aexit__(self, *_: Any) -> None:
         self._timer.cancel()
-        await self.pool.stop()
+        self.pool.stop()
+        for process in self.processes:
+            with pytest.raises(ProcessLookupError):
+                os.kill(process.pid, 0)
 
     def _tick(self) -> None:
         self.pool.tick()
@@ -165,9 +168,7 @@ def test_the_loop_stays_free_while_a_huge_prompt_is_encoded(play: Callable[..., 
 def test_a_process_killed_from_outside_costs_no_request(play: Callable[..., None]) -> None:
     async def scenario(workshop: Workshop) -> None:
         huge = workshop.submit(TextPrompt("word " * 100_000))
-        transport = workshop.processes[0]._transport
-        assert transport is not None
-        os.kill(transport.get_pid() or 0, signal.SIGKILL)
+        os.kill(workshop.processes[0].pid, signal.SIGKILL)
         assert len((await huge).ids) > 100_000
         assert workshop.pool.num_restarts == 1
 

@@ -12,7 +12,7 @@ from common.messages.tokenize import TokenizerInbox
 from common.registration import Registration
 from services.tokenizer.actor import Clocks, TokenizerActor
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.job import Answer
+from services.tokenizer.jobs import Answer
 from services.tokenizer.pool import Pool, PoolSettings
 from tests.memory_link import Exchange
 from tests.unit.tokenizer.requests import address

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
 from common.actor import Actor
+from common.child_main import HEADER, pack_frame
+from common.child_process import Exited, Received
 from common.messages.address import Address
 from common.messages.control import ModelCard
 from common.messages.generate import ComputeInbox
@@ -37,9 +39,8 @@ from services.router.actor import RouterActor
 from services.router.config import RouterSettings
 from services.tokenizer.actor import Clocks, TokenizerActor
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.job import Outcome, Ready, Report, unpack_job
+from services.tokenizer.jobs import Outcome, pack_outcome, unpack_job
 from services.tokenizer.pool import Pool, PoolSettings
-from services.tokenizer.process import Exited, Reported
 from tests.memory_link import Exchange, MemoryTransport
 
 VOCAB_SIZE = 256
@@ -64,21 +65,23 @@ def save_vocabulary(folder: Path) -> Path:
 class InlineProcess:
     """A process of the tokenizer's pool that needs none: the ids are the text's bytes."""
 
-    def __init__(self, reported: Reported, exited: Exited) -> None:
-        self._reported = reported
+    def __init__(self, received: Received, exited: Exited) -> None:
+        self._received = received
         self._exited = exited
-        self._report(Ready())
+        self._report(pack_frame(["ready"]))
 
     def send(self, frame: bytes) -> None:
-        prompt = unpack_job(frame[4:]).prompt
+        prompt = unpack_job(frame[HEADER.size :]).prompt
         assert isinstance(prompt, TextPrompt)
-        self._report(Outcome(array("i", list(prompt.text.encode()))))
+        self._report(pack_outcome(Outcome(array("i", list(prompt.text.encode())))))
 
     def kill(self) -> None:
-        asyncio.get_running_loop().call_soon(self._exited, self, -9)
+        asyncio.get_running_loop().call_soon(self._exited, -9)
 
-    def _report(self, report: Report) -> None:
-        asyncio.get_running_loop().call_soon(self._reported, self, report)
+    def close(self) -> None: ...
+
+    def _report(self, frame: bytes) -> None:
+        asyncio.get_running_loop().call_soon(self._received, frame[HEADER.size :])
 
 
 class SimDevice:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 
+from common.child_main import HEADER, pack_frame
+from common.child_process import Exited, Received
 from common.messages.failure import Failure
-from services.tokenizer.job import Answer, Broken, Job, Outcome, Ready, unpack_job
-from services.tokenizer.process import Exited, Reported
+from services.tokenizer.jobs import Answer, Job, Outcome, pack_outcome, unpack_job
 
 NO_ANSWER = Answer()
 
@@ -14,11 +15,11 @@ NO_ANSWER = Answer()
 class ScriptedProcess:
     """Keeps the jobs it was given; `answer`, `fail` and `die` are the test's to call."""
 
-    def __init__(self, reported: Reported, exited: Exited) -> None:
-        self._reported = reported
+    def __init__(self, received: Received, exited: Exited) -> None:
+        self._received = received
         self._exited = exited
         self.jobs: list[Job] = []
-        self.killed = False
+        self.killed = self.closed = False
         self.alive = True
         self.is_ready = False
         self.working = False
@@ -26,29 +27,35 @@ class ScriptedProcess:
     def send(self, frame: bytes) -> None:
         assert self.is_ready and not self.working, "one job at a time, and not before it is ready"
         self.working = True
-        self.jobs.append(unpack_job(frame[4:]))
+        self.jobs.append(unpack_job(frame[HEADER.size :]))
 
     def kill(self) -> None:
         self.killed = True
 
+    def close(self) -> None:
+        self.closed = True
+
     def ready(self) -> None:
         self.is_ready = True
-        self._reported(self, Ready())
+        self._report(pack_frame(["ready"]))
 
     def cannot_load(self, why: str) -> None:
-        self._reported(self, Broken(why))
+        self._report(pack_frame(["broken", why]))
 
     def answer(self, *ids: int, strs: tuple[str, ...] = (), answer: Answer = NO_ANSWER) -> None:
         self.working = False
-        self._reported(self, Outcome(array("i", ids), strs, answer=answer))
+        self._report(pack_outcome(Outcome(array("i", ids), strs, answer=answer)))
 
     def fail(self, failure: Failure, retiring: bool = False) -> None:
         self.working = False
-        self._reported(self, Outcome(array("i"), failure=failure, retiring=retiring))
+        self._report(pack_outcome(Outcome(array("i"), failure=failure, retiring=retiring)))
 
     def die(self, status: int = -9) -> None:
         self.alive = self.working = False
-        self._exited(self, status)
+        self._exited(status)
+
+    def _report(self, frame: bytes) -> None:
+        self._received(frame[HEADER.size :])
 
 
 class Processes:
@@ -57,8 +64,8 @@ class Processes:
     def __init__(self) -> None:
         self.started: list[ScriptedProcess] = []
 
-    def spawn(self, reported: Reported, exited: Exited) -> ScriptedProcess:
-        process = ScriptedProcess(reported, exited)
+    def spawn(self, received: Received, exited: Exited) -> ScriptedProcess:
+        process = ScriptedProcess(received, exited)
         self.started.append(process)
         return process
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer
 
-from services.tokenizer.bad_words import sequences_of
+from services.tokenizer.vocabulary import bad_word_sequences
 from tests.unit.tokenizer.vocabularies import KINDS
 
 
@@ -19,7 +19,7 @@ def holds(ids: list[int], sequence: tuple[int, ...]) -> bool:
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_a_word_is_found_at_the_start_and_inside(make: Callable[[], Tokenizer]) -> None:
     tokenizer = make()
-    banned = sequences_of(["dog"], tokenizer)
+    banned = bad_word_sequences(["dog"], tokenizer)
     # Unlike a real model's, the small vocabulary of ▁ has tokens across words.
     for text in ("dog",) if make is KINDS["metaspace"] else ("dog", "the dog", "a dog"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -29,14 +29,14 @@ def test_a_word_is_found_at_the_start_and_inside(make: Callable[[], Tokenizer]) 
 
 def test_blanks_around_a_word_do_not_matter_and_nothing_is_listed_twice() -> None:
     tokenizer = KINDS["byte_level"]()
-    once = sequences_of(["dog"], tokenizer)
-    assert sequences_of([" dog", "dog ", "dog"], tokenizer) == once
+    once = bad_word_sequences(["dog"], tokenizer)
+    assert bad_word_sequences([" dog", "dog ", "dog"], tokenizer) == once
     assert len(once) == 2
-    assert sequences_of([], tokenizer) == () and sequences_of([""], tokenizer) == ()
+    assert bad_word_sequences([], tokenizer) == () and bad_word_sequences([""], tokenizer) == ()
 
 
 def test_what_ends_in_a_banned_sequence_is_not_listed_again() -> None:
     tokenizer = KINDS["byte_level"]()
-    (alone,) = sequences_of(["7"], tokenizer)
+    (alone,) = bad_word_sequences(["7"], tokenizer)
     within = tokenizer.encode(" 7", add_special_tokens=False).ids
     assert tuple(within[-len(alone) :]) == alone

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.guidance import Guidance
-from services.tokenizer.calendar_patterns import CALENDAR_PATTERNS
 from services.tokenizer.lark import Fragment, grammar_of, json_rule
-from services.tokenizer.schemas import prepared
+from services.tokenizer.schemas import CALENDAR_PATTERNS, prepared
 from tests.unit.tokenizer.walks import model
 
 DATE = re.compile(CALENDAR_PATTERNS["date"])

@@ -9,19 +9,23 @@ from typing import Any
 import pytest
 
 from services.tokenizer.chat_template import ChatTemplate
-from services.tokenizer.conversation import UnsupportedContent, for_template
-from services.tokenizer.forms import MessageForms, probe
+from services.tokenizer.template_capabilities import (
+    TemplateCapabilities,
+    UnsupportedContent,
+    adapt_messages,
+    probe_capabilities,
+)
 
-TEXT_ONLY = MessageForms(text=True, parts=False)
-PARTS_ONLY = MessageForms(text=False, parts=True)
-BOTH = MessageForms(text=True, parts=True)
-NEITHER = MessageForms(text=False, parts=False)
+TEXT_ONLY = TemplateCapabilities(text=True, parts=False)
+PARTS_ONLY = TemplateCapabilities(text=False, parts=True)
+BOTH = TemplateCapabilities(text=True, parts=True)
+NEITHER = TemplateCapabilities(text=False, parts=False)
 PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def content(value: Any, forms: MessageForms) -> Any:
-    return for_template([{"role": "user", "content": value}], forms)[0]["content"]
+def content(value: Any, forms: TemplateCapabilities) -> Any:
+    return adapt_messages([{"role": "user", "content": value}], forms)[0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -37,20 +41,22 @@ def content(value: Any, forms: MessageForms) -> Any:
         ("qwen3_thinking", BOTH),
     ],
 )
-def test_a_template_is_asked_which_content_it_renders(name: str, forms: MessageForms) -> None:
+def test_a_template_is_asked_which_content_it_renders(
+    name: str, forms: TemplateCapabilities
+) -> None:
     source = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
     special = {"bos_token": "<s>", "eos_token": "</s>"}
-    found = probe(ChatTemplate(source, special))
-    assert MessageForms(found.text, found.parts) == forms
+    found = probe_capabilities(ChatTemplate(source, special))
+    assert TemplateCapabilities(found.text, found.parts) == forms
 
 
 def test_a_template_for_parts_alone_is_recognised() -> None:
     source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
-    assert probe(ChatTemplate(source, {})) == PARTS_ONLY
+    assert probe_capabilities(ChatTemplate(source, {})) == PARTS_ONLY
 
 
 def test_a_template_that_always_raises_renders_neither() -> None:
-    assert probe(ChatTemplate("{{ raise_exception('no') }}", {})) == NEITHER
+    assert probe_capabilities(ChatTemplate("{{ raise_exception('no') }}", {})) == NEITHER
 
 
 def test_parts_are_joined_for_a_template_that_takes_text() -> None:
@@ -72,14 +78,14 @@ def test_content_that_the_template_can_take_is_left_alone(value: Any) -> None:
 def test_media_are_refused_by_name_and_place(kind: str) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": kind}]}]
     with pytest.raises(UnsupportedContent, match=kind) as refused:
-        for_template(messages, BOTH)
+        adapt_messages(messages, BOTH)
     assert refused.value.field == "messages[1].content[0]"
 
 
 def arguments(text: Any) -> Any:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return for_template([message], TEXT_ONLY)[0]["tool_calls"][0]["function"]["arguments"]
+    return adapt_messages([message], TEXT_ONLY)[0]["tool_calls"][0]["function"]["arguments"]
 
 
 def test_a_calls_arguments_become_an_object() -> None:
@@ -95,14 +101,14 @@ def test_arguments_that_are_no_json_object_are_left_alone(text: Any) -> None:
 @pytest.mark.parametrize("calls", [None, "x", [None], [{}], [{"function": None}]])
 def test_malformed_tool_calls_are_left_to_the_template(calls: Any) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": calls}
-    assert for_template([message], TEXT_ONLY) == [message]
+    assert adapt_messages([message], TEXT_ONLY) == [message]
 
 
 def test_the_clients_messages_are_not_changed() -> None:
     call = {"function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": PARTS, "tool_calls": [call]}
     before = repr(message)
-    for_template([message, "no message"], TEXT_ONLY)
+    adapt_messages([message, "no message"], TEXT_ONLY)
     assert repr(message) == before
 
 
@@ -115,8 +121,8 @@ def test_a_late_system_message_is_the_users_where_the_template_has_no_other_plac
         {"role": "assistant", "content": "Hello."},
         {"role": "system", "content": "It is Tuesday."},
     ]
-    assert for_template(messages, TEXT_ONLY) == messages
-    assert for_template(messages, replace(TEXT_ONLY, late_system=False)) == [
+    assert adapt_messages(messages, TEXT_ONLY) == messages
+    assert adapt_messages(messages, replace(TEXT_ONLY, late_system=False)) == [
         messages[0],
         {"role": "user", "content": "Hi\nIt is Monday.\nSo?"},
         messages[4],

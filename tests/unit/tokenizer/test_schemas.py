@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.tokenizer.calendar_patterns import CALENDAR_PATTERNS
-from services.tokenizer.schemas import closed, prepared
+from services.tokenizer.schemas import CALENDAR_PATTERNS, closed, prepared
 
 
 def without_options(schema: Any) -> Any:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from common.messages.guidance import Guidance
 from common.messages.tokenize import OutputRules, Structure, ToolUse
-from services.tokenizer.composition import Speech, compose
+from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.functions import functions_of
-from services.tokenizer.refusal import Refused
+from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
 from tests.unit.tokenizer.walks import model, tool
 
@@ -29,9 +29,9 @@ NUMBER = {"type": "regex", "pattern": "[0-9]{1,3}"}
 TEXT = {"type": "any_text"}
 
 
-def guidance(layout: Any, speech: Speech | None = None, kind: str = "tokens") -> Guidance:
+def guidance(layout: Any, speech: AnswerFormat | None = None, kind: str = "tokens") -> Guidance:
     structure = Structure("structural_tag", json.dumps(layout), FIELD)
-    composed = compose(OutputRules(structure), [], speech or Speech(), model(kind).vocabulary)
+    composed = compose(OutputRules(structure), [], speech or AnswerFormat(), model(kind).vocabulary)
     assert composed is not None
     return composed
 
@@ -134,7 +134,7 @@ def test_every_format(layout: Any, right: list[str], wrong: list[str]) -> None:
 def test_json_of_a_tag_may_be_compact() -> None:
     layout = tag("x", {"type": "json_schema", "json_schema": CITY})
     structure = Structure("structural_tag", json.dumps(layout), FIELD, compact=True)
-    rules = compose(OutputRules(structure), [], Speech(), model().vocabulary)
+    rules = compose(OutputRules(structure), [], AnswerFormat(), model().vocabulary)
     assert model().takes(rules, '<f=x>{"city": "Oslo"}</f>')
     assert not model().takes(rules, '<f=x>{ "city": "Oslo"}</f>')
 
@@ -164,14 +164,14 @@ def test_tags_may_be_special_tokens(kind: str) -> None:
 
 
 def test_reasoning_and_calls_stand_before_and_beside_it() -> None:
-    rules = guidance(triggered(at_least_one=True), Speech("", "think", "inside"))
+    rules = guidance(triggered(at_least_one=True), AnswerFormat("", "think", "inside"))
     assert model().takes(rules, f"so</think>\n\n{OSLO}")
     assert not model().takes(rules, f"so {OSLO}")
     structure = Structure("structural_tag", json.dumps(tag("x", NUMBER)), FIELD)
     both = compose(
         OutputRules(structure, tools=ToolUse("auto")),
         functions_of([tool("now", {"type": "object"})]),
-        Speech("hermes"),
+        AnswerFormat("hermes"),
         model().vocabulary,
     )
     assert model().takes(both, "<f=x>1</f>")

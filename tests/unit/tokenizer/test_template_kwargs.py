@@ -6,27 +6,28 @@ from typing import Any
 
 import pytest
 
-from services.tokenizer.refusal import Refused
-from services.tokenizer.template_kwargs import RESERVED, WELL_KNOWN, check
+from services.tokenizer.chat_renderer import RESERVED_KWARGS, check_kwargs
+from services.tokenizer.config import WELL_KNOWN_TEMPLATE_KWARGS as WELL_KNOWN
+from services.tokenizer.jobs import Refused
 
 
 def refused(variables: dict[str, Any], template: str = "", allowed: Any = WELL_KNOWN) -> str:
     with pytest.raises(Refused) as caught:
-        check(variables, allowed, template)
+        check_kwargs(variables, allowed, template)
     failure = caught.value.failure
     assert failure.status == 400 and failure.field is not None
     return failure.field
 
 
 def test_what_well_known_templates_read_may_be_set() -> None:
-    check(
+    check_kwargs(
         {"enable_thinking": False, "reasoning_effort": "high", "thinking_budget": 100},
         WELL_KNOWN,
         "",
     )
-    check({"documents": [{"title": "a", "text": "b"}]}, WELL_KNOWN, "{{ documents }}")
-    check({"documents": []}, WELL_KNOWN, "")
-    check({"shout": 1}, ("shout",), "")
+    check_kwargs({"documents": [{"title": "a", "text": "b"}]}, WELL_KNOWN, "{{ documents }}")
+    check_kwargs({"documents": []}, WELL_KNOWN, "")
+    check_kwargs({"shout": 1}, ("shout",), "")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_whatever_else_a_template_can_see_may_not(name: str) -> None:
     assert refused({"enable_thinking": True, name: "x"}) == f"chat_template_kwargs.{name}"
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED))
+@pytest.mark.parametrize("name", sorted(RESERVED_KWARGS))
 def test_arguments_of_the_call_stay_reserved_even_if_listed(name: str) -> None:
     assert refused({name: True}, allowed=(name,)) == f"chat_template_kwargs.{name}"
 
@@ -69,9 +70,9 @@ def test_values_are_bounded_in_depth_and_number() -> None:
         deep = [deep]
     assert refused({"thinking": deep}) == "chat_template_kwargs.thinking"
     assert refused({"thinking": {"a": [0] * 5000}}) == "chat_template_kwargs.thinking"
-    check({"thinking": {"a": [[[{"b": [1]}]]]}}, WELL_KNOWN, "")
+    check_kwargs({"thinking": {"a": [[[{"b": [1]}]]]}}, WELL_KNOWN, "")
 
 
 def test_a_refusal_says_what_may_be_set() -> None:
     with pytest.raises(Refused, match="a, b"):
-        check({"c": 1}, ("b", "a"), "")
+        check_kwargs({"c": 1}, ("b", "a"), "")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from common.messages.guidance import Guidance
 from common.messages.tokenize import OutputRules, ToolUse
-from services.tokenizer.composition import Speech, compose
+from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.functions import functions_of
-from services.tokenizer.refusal import Refused
+from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
 from tests.unit.tokenizer.walks import Model, compact, model, tool
 
@@ -119,7 +119,7 @@ def guidance(name: str, subject: Model, use: ToolUse, tools: Any = TOOLS, **rule
     composed = compose(
         OutputRules(tools=use, **rules),
         functions_of(tools),
-        Speech(tool_format, template=template),
+        AnswerFormat(tool_format, template=template),
         subject.vocabulary,
     )
     assert composed is not None
@@ -187,7 +187,7 @@ def test_mistral_writes_a_blank_or_none_and_maybe_an_id() -> None:
     with_id = compose(
         OutputRules(tools=ToolUse("required")),
         functions_of(TOOLS),
-        Speech("mistral", template="[CALL_ID] [ARGS]"),
+        AnswerFormat("mistral", template="[CALL_ID] [ARGS]"),
         subject.vocabulary,
     )
     assert subject.takes(with_id, "[TOOL_CALLS]now[CALL_ID]abc123XYZ[ARGS]{}")
@@ -273,7 +273,10 @@ def test_what_cannot_be_called_is_refused_by_field(
 ) -> None:
     with pytest.raises(Refused) as caught:
         compose(
-            OutputRules(tools=use), functions_of(tools), Speech(tool_format), model().vocabulary
+            OutputRules(tools=use),
+            functions_of(tools),
+            AnswerFormat(tool_format),
+            model().vocabulary,
         )
     failure = caught.value.failure
     assert (failure.status, failure.field) == (400, field)

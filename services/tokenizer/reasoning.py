@@ -10,19 +10,19 @@ from services.tokenizer.lark import FREE_TEXT, Fragment, escaped, in_order, lite
 from services.tokenizer.vocabulary import Vocabulary
 
 # Where a prompt leaves the model: inside of its reasoning, before it, or behind it.
-Stage: TypeAlias = Literal["inside", "before", "behind"]
+ReasoningStage: TypeAlias = Literal["inside", "before", "behind"]
 
 _BREAKS = '("\\n" | "\\n\\n")?'  # what models write between their reasoning and the answer
 _NO_THOUGHTS = literal("\n\n")  # templates write an empty reasoning in this way
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ReasoningGrammar:
     """How one model reasons: its tags, its tokens, and the most tokens between them (-1: any)."""
 
     markers: ReasoningMarkers
     vocabulary: Vocabulary
-    stage: Stage
+    stage: ReasoningStage
     budget: int = -1
 
     def before(self, answer: Fragment) -> Fragment:
@@ -84,7 +84,7 @@ class Thinking:
         return f"{self.vocabulary.ordinary(lacking=begin[0])} {FREE_TEXT}"
 
 
-def stage_of(prompt_end: str, markers: ReasoningMarkers, continued: str | None) -> Stage:
+def stage_of(prompt_end: str, markers: ReasoningMarkers, continued: str | None) -> ReasoningStage:
     """Tell where a rendered prompt leaves the model.
 
     `continued` is the final message that the model continues, if it does so.

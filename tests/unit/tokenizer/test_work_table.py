@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from common.messages.address import Address, AttemptId
 from common.messages.tokenize import TextPrompt, TokenizeQuery
-from services.tokenizer.work import MAX_TOMBSTONES, TOMBSTONE_S, Work, WorkTable
+from services.tokenizer.work_table import MAX_TOMBSTONES, TOMBSTONE_S, Work, WorkTable
 from tests.unit.tokenizer.requests import request
 
 NOW_S = 50.0

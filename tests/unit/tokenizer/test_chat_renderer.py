@@ -11,9 +11,9 @@ import pytest
 from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import read_folder
-from services.tokenizer.chats import Chats
-from services.tokenizer.job import EncoderSettings
-from services.tokenizer.thinking import Stage
+from services.tokenizer.chat_renderer import ChatRenderer
+from services.tokenizer.jobs import EncoderSettings
+from services.tokenizer.reasoning import ReasoningStage
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
@@ -31,16 +31,16 @@ LEFT_TO_THE_MODEL = TURNS + "{%- if not enable_thinking -%}{{- '<think></think>'
     ],
 )
 def test_a_model_whose_prompts_open_its_reasoning_does_not_reason_unless_they_do(
-    tmp_path: Path, template: str, enable_thinking: bool, stage: Stage
+    tmp_path: Path, template: str, enable_thinking: bool, stage: ReasoningStage
 ) -> None:
     write_folder(tmp_path, byte_level(), chat_template=template)
-    settings = EncoderSettings(str(tmp_path), 4000, 5.0, 64)
-    chats = Chats(read_folder(tmp_path), settings, nullcontext)
+    settings = EncoderSettings(str(tmp_path), 4000, 5.0, 64, template_kwargs=("enable_thinking",))
+    chats = ChatRenderer(read_folder(tmp_path), settings, nullcontext)
     prompt = ChatPrompt(
         b'[{"role": "user", "content": "Hi"}]',
         template_kwargs_json=json.dumps({"enable_thinking": enable_thinking}).encode(),
     )
-    assert chats.render(prompt, 0.0).speech.stage == stage
+    assert chats.render(prompt, 0.0).answer_format.stage == stage
 
 
 def test_a_template_that_the_settings_name_takes_the_place_of_the_folders(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_template_that_the_settings_name_takes_the_place_of_the_folders(tmp_pa
     file = tmp_path / "shout.jinja"
     file.write_text("{{ messages[0].content | upper }}")
     settings = EncoderSettings(str(tmp_path), 4000, 5.0, 64, chat_template=str(file))
-    chats = Chats(read_folder(tmp_path, str(file)), settings, nullcontext)
+    chats = ChatRenderer(read_folder(tmp_path, str(file)), settings, nullcontext)
     assert chats.render(ChatPrompt(b'[{"role": "user", "content": "Hi"}]'), 0.0).text == "HI"
 
 
@@ -58,6 +58,6 @@ def test_a_template_that_the_settings_name_has_to_be_valid(tmp_path: Path) -> No
     file.write_text("{% for message in messages %}")
     settings = EncoderSettings(str(tmp_path), 4000, 5.0, 64, chat_template=str(file))
     with pytest.raises(ModelError, match=r"open\.jinja: the chat template does not compile"):
-        Chats(read_folder(tmp_path, str(file)), settings, nullcontext)
+        ChatRenderer(read_folder(tmp_path, str(file)), settings, nullcontext)
     with pytest.raises(ModelError, match=r"absent\.jinja cannot be read"):
         read_folder(tmp_path, str(tmp_path / "absent.jinja"))

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from services.tokenizer.chat_template import ChatTemplate, Conversation
-from services.tokenizer.conversation import for_template
-from services.tokenizer.forms import MessageForms, probe
+from services.tokenizer.template_capabilities import (
+    TemplateCapabilities,
+    adapt_messages,
+    probe_capabilities,
+)
 
 TEMPLATES = Path(__file__).parent / "templates"
 # What each template renders for a call of `look` at "Oslo".
@@ -47,9 +50,9 @@ def template(name: str) -> ChatTemplate:
 
 def rendered(name: str, messages: list[Any]) -> str:
     subject = template(name)
-    forms = probe(subject)
+    forms = probe_capabilities(subject)
     conversation = Conversation(
-        for_template(messages, forms),
+        adapt_messages(messages, forms),
         tools=[TOOL],
         add_generation_prompt=True,
         keep_null_content=forms.call_content == "null",
@@ -85,29 +88,31 @@ def test_a_call_and_its_result_render_in_every_format(
 @pytest.mark.parametrize(
     ("name", "forms"),
     [
-        ("llama31_tools", MessageForms(True, False, several_calls=False)),
+        ("llama31_tools", TemplateCapabilities(True, False, several_calls=False)),
         (
             "mistral_v3_tools",
-            MessageForms(True, False, nine_character_ids=True, late_system=False),
+            TemplateCapabilities(True, False, nine_character_ids=True, late_system=False),
         ),
         (
             "deepseek_v3_fenced",
-            MessageForms(True, False, arguments_as_text=True, call_content="null"),
+            TemplateCapabilities(True, False, arguments_as_text=True, call_content="null"),
         ),
         (
             "deepseek_v31_switch",
-            MessageForms(True, False, arguments_as_text=True, call_content="empty"),
+            TemplateCapabilities(True, False, arguments_as_text=True, call_content="empty"),
         ),
-        ("hermes_tools", MessageForms(True, False)),
-        ("chatml", MessageForms(True, False)),
+        ("hermes_tools", TemplateCapabilities(True, False)),
+        ("chatml", TemplateCapabilities(True, False)),
     ],
 )
-def test_templates_differ_in_what_calls_must_look_like(name: str, forms: MessageForms) -> None:
-    assert probe(template(name)) == forms
+def test_templates_differ_in_what_calls_must_look_like(
+    name: str, forms: TemplateCapabilities
+) -> None:
+    assert probe_capabilities(template(name)) == forms
 
 
 def test_ids_of_nine_characters_are_made_alike_for_a_call_and_its_result() -> None:
-    forms = MessageForms(True, False, nine_character_ids=True)
+    forms = TemplateCapabilities(True, False, nine_character_ids=True)
     ids = ["call_1", "call_2", "toolu_0123456789", "abcdefghi", "chatcmpl-tool-é"]
     made = []
     for call_id in ids:
@@ -116,7 +121,7 @@ def test_ids_of_nine_characters_are_made_alike_for_a_call_and_its_result() -> No
             {"role": "assistant", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call_id, "content": "x"},
         ]
-        changed = for_template(messages, forms)
+        changed = adapt_messages(messages, forms)
         made.append(changed[0]["tool_calls"][0]["id"])
         assert changed[1]["tool_call_id"] == made[-1]
         assert len(made[-1]) == 9 and made[-1].isalnum() and made[-1].isascii()
@@ -127,8 +132,8 @@ def test_text_beside_calls_is_kept_where_the_template_shows_both() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": {}}}
     message = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
     for call_content, kept in (("absent", "I look."), ("empty", "I look."), ("null", None)):
-        forms = MessageForms(True, False, call_content=call_content)  # type: ignore[arg-type]
-        assert for_template([message], forms)[0]["content"] == kept
+        forms = TemplateCapabilities(True, False, call_content=call_content)  # type: ignore[arg-type]
+        assert adapt_messages([message], forms)[0]["content"] == kept
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))

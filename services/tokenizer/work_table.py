@@ -1,25 +1,33 @@
-"""Which requests this tokenizer has open, for whom, and which were aborted before they came."""
+"""The requests that this tokenizer has open, and the `Generate` messages that come of them."""
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from common.link.codec import pack
 from common.messages.address import AttemptId
 from common.messages.arrays import int64s
 from common.messages.failure import Failure
+from common.messages.generate import Generate
+from common.messages.sampling import SamplingParams
+from common.messages.stream import StreamHeader
 from common.messages.tokenize import Tokenize, TokenizeQuery
+from services.tokenizer.jobs import Outcome
 
+# A character is four bytes at most, so four byte tokens; twice that for a word they may end.
+PROMPT_TAIL = 8
 TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One request in work: the message, its size in bytes, and what of it is not wanted any more.
+    """One open request: its message, its size in bytes, and the counters of aborted attempts.
 
-    A request with several choices is several attempts; `aborted` holds their counters.
+    A request with several choices is several attempts.
     """
 
     message: Tokenize | TokenizeQuery
@@ -145,3 +153,58 @@ class WorkTable:
         self._tombstones[attempt] = now_s + TOMBSTONE_S
         if len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
+
+
+def generate_messages(
+    work: Work, message: Tokenize, outcome: Outcome, sampling: SamplingParams, traceparent: str
+) -> list[Generate]:
+    """Make one `Generate` for each run of choices that were not aborted; mostly there is one."""
+    header = pack(_header(message, outcome, sampling, traceparent))
+    return [
+        Generate(
+            attempt=AttemptId(message.attempt.router, message.attempt.counter + offset),
+            detokenizer=message.route.detokenizer,
+            prompt_ids=outcome.ids.tobytes(),
+            output_ids=message.output_ids,
+            sampling=replace(sampling, guidance=outcome.answer.guidance),
+            header=header,
+            admitted_at_s=message.admitted_at_s,
+            num_choices=num_choices,
+            first_choice=message.first_choice + offset,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            traceparent=traceparent,
+            pooling=message.pooling,
+        )
+        for offset, num_choices in work.live_runs()
+    ]
+
+
+def call_key(seed: int, admitted_at_s: float) -> str:
+    """Derive the key of a request's tool call ids; a retry has the same seed and admission time."""
+    return hashlib.blake2b(f"{seed} {admitted_at_s!r}".encode(), digest_size=12).hexdigest()
+
+
+def _header(
+    message: Tokenize, outcome: Outcome, sampling: SamplingParams, traceparent: str
+) -> StreamHeader:
+    stream, ids, answer = message.stream, outcome.ids, outcome.answer
+    reasoning_format = answer.reasoning_format if stream.parse_reasoning else ""
+    return StreamHeader(
+        reply=message.route.reply,
+        stop=stream.stop,
+        include_stop_str_in_output=stream.include_stop_str_in_output,
+        skip_special_tokens=stream.skip_special_tokens,
+        num_logprobs=sampling.num_logprobs,
+        min_tokens=sampling.min_tokens,
+        prompt_tail_ids=tuple(ids[-PROMPT_TAIL:]),
+        accepted_ids=tuple(message.output_ids),
+        accepted_characters=message.accepted_characters,
+        traceparent=traceparent,
+        tool_format=answer.tool_format if stream.parse_tools else "",
+        reasoning_format=reasoning_format,
+        reasoning_open=bool(reasoning_format) and answer.reasoning_open,
+        call_key=call_key(sampling.seed, message.admitted_at_s),
+        first_counter=message.attempt.counter - message.first_choice,
+        prompt_ids=ids.tobytes() if stream.return_prompt_ids else b"",
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.child_main import HEADER
 from common.messages.arrays import int32s
 from common.messages.failure import Failure
 from common.messages.guidance import Guidance
@@ -17,19 +19,15 @@ from common.messages.tokenize import (
     TextPrompt,
     ToolUse,
 )
-from services.tokenizer.job import (
-    HEADER,
+from services.tokenizer.jobs import (
     Answer,
-    Broken,
     Job,
     Outcome,
-    Ready,
-    Report,
     pack_job,
-    pack_report,
+    pack_outcome,
     size_of,
     unpack_job,
-    unpack_report,
+    unpack_outcome,
 )
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -51,12 +49,8 @@ RULES = st.builds(
 )
 GUIDANCE = st.builds(Guidance, TEXT, NUMBERS, st.lists(NUMBERS).map(tuple), TEXT)
 ANSWERS = st.builds(Answer, st.none() | GUIDANCE, TEXT, TEXT, st.booleans())
-REPORTS = st.one_of(
-    st.just(Ready()),
-    st.builds(Broken, TEXT),
-    st.builds(
-        Outcome, IDS, st.lists(TEXT).map(tuple), st.none() | FAILURES, st.booleans(), ANSWERS
-    ),
+OUTCOMES = st.builds(
+    Outcome, IDS, st.lists(TEXT).map(tuple), st.none() | FAILURES, st.booleans(), ANSWERS
 )
 
 
@@ -67,9 +61,10 @@ def test_a_job_survives_its_frame(job: Job) -> None:
     assert unpack_job(frame[HEADER.size :]) == job
 
 
-@given(REPORTS)
-def test_a_report_survives_its_frame(report: Report) -> None:
-    assert unpack_report(pack_report(report)[HEADER.size :]) == report
+@given(OUTCOMES)
+def test_an_outcome_survives_its_frame(outcome: Outcome) -> None:
+    report = msgpack.unpackb(pack_outcome(outcome)[HEADER.size :])
+    assert unpack_outcome(report) == outcome
 
 
 def test_a_text_that_is_not_unicode_cannot_be_packed() -> None:

@@ -22,8 +22,9 @@ from common.messages.tokenize import (
     TextPrompt,
     ToolUse,
 )
-from services.tokenizer.encode import PromptEncoder
-from services.tokenizer.job import Answer, EncoderSettings, Job
+from services.tokenizer.config import WELL_KNOWN_TEMPLATE_KWARGS
+from services.tokenizer.jobs import Answer, EncoderSettings, Job
+from services.tokenizer.worker import PromptEncoder
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
 TEMPLATE = (
@@ -231,7 +232,10 @@ REQUIRED = OutputRules(tools=ToolUse("required"))
 def speaking(path: Path, template: str, **settings: Any) -> PromptEncoder:
     source = (TEMPLATES / f"{template}.jinja").read_text("utf-8")
     write_folder(path, byte_level(), chat_template=source)
-    return PromptEncoder(EncoderSettings(str(path), 100_000, 5.0, 64, **settings), nullcontext)
+    encoder_settings = EncoderSettings(
+        str(path), 100_000, 5.0, 64, template_kwargs=WELL_KNOWN_TEMPLATE_KWARGS, **settings
+    )
+    return PromptEncoder(encoder_settings, nullcontext)
 
 
 def answer(subject: PromptEncoder, job: Job) -> Answer:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from common.chat_formats import REASONING_FORMATS
 from common.messages.guidance import Guidance
 from common.messages.tokenize import OutputRules, Structure
-from services.tokenizer.composition import Speech, compose
-from services.tokenizer.thinking import Stage, stage_of
+from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.reasoning import ReasoningStage, stage_of
 from tests.unit.tokenizer.walks import Model, model
 
 DIGITS = Structure("regex", "[0-9]+", "structured_outputs.regex")
@@ -22,13 +22,13 @@ EVERY_MODEL = pytest.mark.parametrize("kind", ["tokens", "text"])
 
 def guidance(
     subject: Model,
-    stage: Stage,
+    stage: ReasoningStage,
     budget: int = -1,
     structure: Structure | None = DIGITS,
     reasoning: str = "think",
 ) -> Guidance | None:
     rules = OutputRules(structure=structure, thinking_budget=budget)
-    return compose(rules, [], Speech("", reasoning, stage), subject.vocabulary)
+    return compose(rules, [], AnswerFormat("", reasoning, stage), subject.vocabulary)
 
 
 @EVERY_MODEL
@@ -142,7 +142,7 @@ def test_every_format_is_bounded_by_its_own_tags(name: str, kind: str) -> None:
 )
 @settings(deadline=None)
 def test_whatever_obeys_the_masks_ends_in_an_answer(
-    kind: str, stage: Stage, budget: int, seed: int, num_free: int
+    kind: str, stage: ReasoningStage, budget: int, seed: int, num_free: int
 ) -> None:
     subject = model(kind)
     rules = guidance(subject, stage, budget)
@@ -168,5 +168,7 @@ def test_whatever_obeys_the_masks_ends_in_an_answer(
         ("<|assistant|>", "", "before"),
     ],
 )
-def test_the_stage_is_where_the_prompt_ends(end: str, continued: str | None, stage: Stage) -> None:
+def test_the_stage_is_where_the_prompt_ends(
+    end: str, continued: str | None, stage: ReasoningStage
+) -> None:
     assert stage_of(f"<|user|>Hi<think>{end}", THINK, continued) == stage

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import TemplateError
@@ -19,26 +19,50 @@ from common.chat_formats import (
 from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import TokenizerFolder
-from services.tokenizer import template_kwargs
+from services.tokenizer.answer_grammar import AnswerFormat
 from services.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Conversation
-from services.tokenizer.composition import Speech
-from services.tokenizer.conversation import UnsupportedContent, for_template
-from services.tokenizer.forms import MessageForms, probe
-from services.tokenizer.job import EncoderSettings
-from services.tokenizer.refusal import Refused, refused
-from services.tokenizer.thinking import Stage, stage_of
+from services.tokenizer.jobs import EncoderSettings, Refused, refused
+from services.tokenizer.reasoning import ReasoningStage, stage_of
+from services.tokenizer.template_capabilities import (
+    TemplateCapabilities,
+    UnsupportedContent,
+    adapt_messages,
+    probe_capabilities,
+)
+
+_KWARGS_FIELD = "chat_template_kwargs"
+# Arguments of apply_chat_template, which a request decides by other fields or not at all.
+RESERVED_KWARGS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+_MAX_DEPTH = 8
+_MAX_VALUES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """A conversation as the model reads it, its tools, and how the model's answer will look."""
+class RenderedChat:
+    """A conversation as the model reads it, its tools, and the format of the model's answer."""
 
-    text: str
-    tools: list[Any]
-    speech: Speech
+    text: str = ""
+    tools: list[Any] = field(default_factory=list)
+    answer_format: AnswerFormat = AnswerFormat()
 
 
-class Chats:
+class ChatRenderer:
     """The chat templates of one folder; whatever they do happens inside of `limits()`."""
 
     def __init__(
@@ -55,13 +79,13 @@ class Chats:
         self._settings = settings
         self._limits = limits
         self._templates: dict[str, ChatTemplate | str] = {}  # by source; a text says what is wrong
-        self._forms: dict[str, MessageForms] = {}
+        self._capabilities: dict[str, TemplateCapabilities] = {}
         for source in folder.templates.values():
             self._compile(source)
             if settings.chat_template and isinstance(why := self._templates[source], str):
                 raise ModelError(f"{settings.chat_template}: {why}")
 
-    def render(self, prompt: ChatPrompt, now_s: float) -> Rendered:
+    def render(self, prompt: ChatPrompt, now_s: float) -> RenderedChat:
         """Render at Unix time `now_s`; Refused says why a conversation cannot be."""
         try:
             with self._limits():
@@ -91,7 +115,7 @@ class Chats:
         except (ChatTemplateError, MemoryError, RecursionError) as error:
             self._templates[source] = str(error)
 
-    def _rendered(self, prompt: ChatPrompt, now_s: float) -> Rendered:
+    def _rendered(self, prompt: ChatPrompt, now_s: float) -> RenderedChat:
         messages = _parsed(prompt.messages_json, list, "messages", "a list of messages")
         tools = variables = None
         if prompt.tools_json:
@@ -100,42 +124,43 @@ class Chats:
                 raise refused("every tool must be an object", "invalid_value", "tools")
         template = self._template(has_tools=tools is not None)
         if prompt.template_kwargs_json:
-            field = template_kwargs.FIELD
-            variables = _parsed(prompt.template_kwargs_json, dict, field, "an object")
-            template_kwargs.check(variables, self._settings.template_kwargs, template.source)
-        forms = self._forms_of(template)
+            variables = _parsed(prompt.template_kwargs_json, dict, _KWARGS_FIELD, "an object")
+            check_kwargs(variables, self._settings.template_kwargs, template.source)
+        capabilities = self._capabilities_of(template)
         conversation = Conversation(
-            messages=for_template(messages, forms),
+            messages=adapt_messages(messages, capabilities),
             tools=tools,
             variables=variables,
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
-            keep_null_content=forms.call_content == "null",
+            keep_null_content=capabilities.call_content == "null",
         )
         text = template.render(conversation, now_s)
         continued = _final_text(messages) if prompt.continue_final_message else None
-        return Rendered(text, tools or [], self._speech(template, text, continued))
+        return RenderedChat(text, tools or [], self._answer_format(template, text, continued))
 
-    def _speech(self, template: ChatTemplate, text: str, continued: str | None) -> Speech:
+    def _answer_format(
+        self, template: ChatTemplate, text: str, continued: str | None
+    ) -> AnswerFormat:
         tool_format = self._settings.tool_format
         if tool_format == "auto":
             tool_format = tool_format_of(template.source)
         reasoning_format = self._settings.reasoning_format
         if reasoning_format == "auto":
             reasoning_format = reasoning_format_of(template.source)
-        stage: Stage = "behind"
+        stage: ReasoningStage = "behind"
         if reasoning_format in REASONING_FORMATS:
             stage = stage_of(text, REASONING_FORMATS[reasoning_format], continued)
         # Models of deepseek_r1 may leave the first tag out; the others are asked not to reason.
         is_switched_off = reasoning_format == "think" and opens_reasoning(template.source)
         if stage == "before" and is_switched_off:
             stage = "behind"
-        return Speech(
+        return AnswerFormat(
             tool_format="" if tool_format == "none" else tool_format,
             reasoning_format="" if reasoning_format == "none" else reasoning_format,
             stage=stage,
             template=template.source,
-            makes_several_calls=self._forms_of(template).several_calls,
+            several_calls=self._capabilities_of(template).several_calls,
         )
 
     def _template(self, has_tools: bool) -> ChatTemplate:
@@ -150,11 +175,11 @@ class Chats:
             raise refused(f"this model's chat template is not valid: {template}")
         return template
 
-    def _forms_of(self, template: ChatTemplate) -> MessageForms:
-        forms = self._forms.get(template.source)
-        if forms is None:
-            forms = self._forms[template.source] = probe(template)
-        return forms
+    def _capabilities_of(self, template: ChatTemplate) -> TemplateCapabilities:
+        capabilities = self._capabilities.get(template.source)
+        if capabilities is None:
+            capabilities = self._capabilities[template.source] = probe_capabilities(template)
+        return capabilities
 
 
 def _final_text(messages: list[Any]) -> str:
@@ -174,3 +199,48 @@ def _parsed(data: bytes, kind: type, field: str, what: str) -> Any:
     if not isinstance(value, kind):
         raise refused(f"{field} must be {what}", "invalid_value", field)
     return value
+
+
+def check_kwargs(variables: dict[str, Any], allowed: Collection[str], template: str) -> None:
+    """Raise Refused, by name, for a variable that is not allowed or has too much in it."""
+    for name in sorted(variables):
+        field = f"{_KWARGS_FIELD}.{name}"
+        if name in RESERVED_KWARGS:
+            raise refused(
+                f"{_KWARGS_FIELD} must not set {name}; the request has a field of its own for it, "
+                "or the server decides it",
+                "invalid_value",
+                field,
+            )
+        if name not in allowed:
+            raise refused(
+                f"{_KWARGS_FIELD} must not set {name}; this server lets requests set "
+                f"{', '.join(sorted(allowed)) or 'none'} (its setting tokenizer.template_kwargs)",
+                "invalid_value",
+                field,
+            )
+        if name == "documents" and variables[name] and name not in template:
+            raise refused(
+                "this model's chat template has no place for documents; put them into a message",
+                "unsupported_value",
+                name,  # it is a field of the request, too, and mostly comes from there
+            )
+        _measure(variables[name], field)
+
+
+def _measure(value: Any, field: str) -> None:
+    level, total = [value], 0
+    for _ in range(_MAX_DEPTH):
+        total += len(level)
+        if total > _MAX_VALUES:
+            raise refused(f"{field} holds more than {_MAX_VALUES} values", "invalid_value", field)
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise refused(f"{field} is nested more than {_MAX_DEPTH} deep", "invalid_value", field)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []

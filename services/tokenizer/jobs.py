@@ -1,0 +1,129 @@
+"""Jobs for the pool's processes and their outcomes, and how both are framed."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from common.child_main import framed, pack_frame
+from common.errors import MalformedMessage
+from common.link.codec import pack, unpack
+from common.messages.failure import Failure
+from common.messages.guidance import Guidance
+from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, PromptSource, TextPrompt
+
+
+class Refused(Exception):
+    """A request that cannot be served; `retiring` says that this process should end after it."""
+
+    def __init__(self, failure: Failure, retiring: bool = False) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.retiring = retiring
+
+
+def refused(
+    message: str, code: str = "template_error", field: str | None = None, status: int = 400
+) -> Refused:
+    """Make a refusal; without a field it is the prompt's."""
+    return Refused(Failure(status=status, code=code, message=message, field=field))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt to tokenize, as of Unix time `now_s`; `want_strs` asks for the tokens' texts.
+
+    `rules` are what the client wants of the answer's tokens.
+    """
+
+    prompt: PromptSource
+    now_s: float
+    want_strs: bool = False
+    rules: OutputRules = OutputRules()
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether it runs what is not ours: a template, or a client's schema or grammar."""
+        return isinstance(self.prompt, ChatPrompt) or self.rules != OutputRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of the answer beforehand: its tokens' rules, and the formats it is in.
+
+    `reasoning_open` says that the prompt ends inside of reasoning.
+    """
+
+    guidance: Guidance | None = None
+    tool_format: str = ""
+    reasoning_format: str = ""
+    reasoning_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the job that the process was given; `retiring` says that it ends now."""
+
+    ids: array[int]
+    strs: tuple[str, ...] = ()
+    failure: Failure | None = None
+    retiring: bool = False
+    answer: Answer = Answer()
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """What a process of the pool needs to know; it travels as JSON on its command line."""
+
+    folder: str
+    max_prompt_bytes: int
+    template_timeout_s: float
+    template_memory_mb: int
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
+    template_kwargs: tuple[str, ...] = ()  # that requests may set
+    chat_template: str = ""
+
+
+def size_of(prompt: PromptSource) -> int:
+    """Bytes that a prompt takes in memory and on the way to a process."""
+    match prompt:
+        case ChatPrompt():
+            parts = (prompt.messages_json, prompt.tools_json, prompt.template_kwargs_json)
+            return sum(map(len, parts))
+        case TextPrompt():
+            text = prompt.text
+            return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        case IdsPrompt():
+            return 4 * len(prompt.ids)
+
+
+def pack_job(job: Job) -> bytes:
+    """Frame a job; UnicodeEncodeError when its text holds half a surrogate pair."""
+    try:
+        return framed(pack(job))
+    except MalformedMessage as error:
+        raise error.__cause__ or error from None
+
+
+def unpack_job(data: bytes) -> Job:
+    return unpack(Job, data)
+
+
+def pack_outcome(outcome: Outcome) -> bytes:
+    failure = None if outcome.failure is None else astuple(outcome.failure)
+    answer = pack(outcome.answer)
+    report = ["outcome", outcome.ids.tobytes(), outcome.strs, failure, outcome.retiring, answer]
+    return pack_frame(report)
+
+
+def unpack_outcome(report: list[Any]) -> Outcome:
+    _, ids, strs, failure, retiring, answer = report
+    return Outcome(
+        array("i", ids),
+        tuple(strs),
+        None if failure is None else Failure(*failure),
+        retiring,
+        unpack(Answer, answer),
+    )
