@@ -27,9 +27,8 @@ from common.telemetry.span_ring import timeline_part
 from services.compute.config import ComputeSettings
 from services.compute.egress import step_messages
 from services.compute.engine import Engine
-from services.compute.grammar.client import GuideClient
-from services.compute.grammar.process import WorkerProcess
-from services.compute.grammar.settings import GuideSettings
+from services.compute.grammar.manager import GrammarManager, spawn_mask_worker
+from services.compute.grammar.messages import GrammarSettings
 from services.compute.reception import Reception
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.scheduler.protocol import News, Prompt, Request, Scheduler, SequenceEvent
@@ -47,7 +46,7 @@ class Device(Protocol):
         """Load the model and make its runner, scheduler and card; ModelError if it cannot be."""
         ...
 
-    def guide_settings(self, spec: RunnerSpec) -> GuideSettings:
+    def guide_settings(self, spec: RunnerSpec) -> GrammarSettings:
         """What the process is told that makes the masks of guided requests."""
         ...
 
@@ -80,7 +79,7 @@ class ComputeActor:
         self._runner, self._scheduler, card = self._device.load()
         spec = self._runner.spec()
         guide_settings = self._device.guide_settings(spec)
-        self._guide = GuideClient(guide_settings, WorkerProcess, self._wake, self._clock)
+        self._guide = GrammarManager(guide_settings, spawn_mask_worker, self._wake, self._clock)
         self._reception = Reception(
             self._scheduler, self._guide, self._settings.max_waiting, self._tell, self._clock
         )

@@ -12,7 +12,7 @@ from common.messages.control import ModelCard
 from common.model_folder import describe, locate, sampling_defaults
 from common.pooling_folder import read_matryoshka
 from services.compute.config import ComputeSettings
-from services.compute.grammar.settings import GuideSettings
+from services.compute.grammar.messages import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.runner.registry import load_runner
 from services.compute.scheduler.protocol import Scheduler
@@ -47,16 +47,16 @@ class ModelDevice:
         card = replace(card, sampling_defaults=defaults, matryoshka=matryoshka)
         return runner, scheduler, card
 
-    def guide_settings(self, spec: RunnerSpec) -> GuideSettings:
+    def guide_settings(self, spec: RunnerSpec) -> GrammarSettings:
         """What the process is told that makes the masks."""
         return guide_settings(self._folder, self._settings, spec)
 
 
 def guide_settings(
     folder: Path | str, settings: ComputeSettings, spec: RunnerSpec
-) -> GuideSettings:
+) -> GrammarSettings:
     """Resolve what the process is told that makes the masks of guided requests."""
-    return GuideSettings(
+    return GrammarSettings(
         folder=str(folder),
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,

@@ -15,7 +15,7 @@ from common.errors import FatalError
 from common.messages.address import AttemptId
 from common.messages.control import StepReport
 from common.messages.failure import Failure
-from services.compute.grammar.protocol import Guide
+from services.compute.grammar.masks import MaskSource
 from services.compute.masking import Masking
 from services.compute.runner.protocol import Runner, SlotErrors
 from services.compute.scheduler.protocol import Scheduler
@@ -80,7 +80,7 @@ class Engine:
         in_flight_steps: int,
         clock: Callable[[], float],
         on_step_error: Callable[[Exception, dict[AttemptId, str]], None],
-        guide: Guide | None = None,
+        guide: MaskSource | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner

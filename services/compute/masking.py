@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.compute.grammar.protocol import Guide
+from services.compute.grammar.masks import MaskSource
 from services.compute.scheduler.protocol import Scheduler
 from services.compute.step import BoolArray, StepPlan, TokenMasks
 
@@ -16,7 +16,7 @@ class Masking:
     this step or held back from it, or could join. Else the device just waits.
     """
 
-    def __init__(self, scheduler: Scheduler, guide: Guide) -> None:
+    def __init__(self, scheduler: Scheduler, guide: MaskSource) -> None:
         self._scheduler = scheduler
         self._guide = guide
         self._late: dict[int, tuple[int, int]] = {}  # slot: owner's epoch, index of a late mask

@@ -102,6 +102,5 @@ def test_the_environment_is_read_in_one_place() -> None:
         "common/run_dir.py",  # where the session's run-time folder is
         "common/service.py",
         "services/cli.py",
-        "services/compute/grammar/process.py",
         "services/compute/runner/registry.py",  # CC, which Triton reads
     }

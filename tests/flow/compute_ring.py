@@ -21,7 +21,7 @@ from common.registration import Registration
 from services.compute.actor import ComputeActor
 from services.compute.config import ComputeSettings
 from services.compute.device import guide_settings, scheduler_settings
-from services.compute.grammar.settings import GuideSettings
+from services.compute.grammar.messages import GrammarSettings
 from services.compute.runner.protocol import KVGroup, Runner, RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner
 from services.compute.scheduler.protocol import Scheduler
@@ -65,7 +65,7 @@ class SimDevice:
     def load(self) -> tuple[Runner, Scheduler, ModelCard]:
         return self.runner, self.scheduler, CARD
 
-    def guide_settings(self, spec: RunnerSpec) -> GuideSettings:
+    def guide_settings(self, spec: RunnerSpec) -> GrammarSettings:
         return guide_settings(self._folder, self._settings, spec)
 
 

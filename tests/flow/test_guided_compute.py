@@ -1,4 +1,4 @@
-"""Guided requests through the compute actor, with a real guide process."""
+"""Guided requests through the compute actor, with a real mask worker."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def free(seed: int) -> dict[str, SamplingParams]:
     return {"sampling": SamplingParams(max_tokens=40, seed=seed)}
 
 
-def guide_pid(ring: Ring) -> int:
+def mask_worker_pid(ring: Ring) -> int:
     """The process that makes the masks."""
-    process: Any = ring.actor._guide._process
+    process: Any = ring.actor._guide._worker._process
     return int(process.pid)
 
 
@@ -304,7 +304,7 @@ async def test_an_abort_while_the_grammar_compiles_ends_it_once(tmp_path: Path) 
         check_person(ring, attempts[2])
 
 
-async def test_a_guide_that_is_killed_in_mid_stream_costs_no_token(tmp_path: Path) -> None:
+async def test_a_mask_worker_that_is_killed_in_mid_stream_costs_no_token(tmp_path: Path) -> None:
     async with guided_ring(tmp_path, step_s=0.001) as ring:
         grammar = schema_grammar(PERSON)
         alone = [ring.ask(n, **guided(grammar, seed=n)) for n in range(1, 7)]
@@ -312,9 +312,11 @@ async def test_a_guide_that_is_killed_in_mid_stream_costs_no_token(tmp_path: Pat
         again = [ring.ask(10 + n, **guided(grammar, seed=n)) for n in range(1, 7)]
         for tokens in (3, 20, 30):
             await ring.until(lambda n=tokens: max(len(ring.tokens(a)) for a in again) >= n)
-            pid = guide_pid(ring)
+            pid = mask_worker_pid(ring)
             os.kill(pid, signal.SIGKILL)
-            await ring.until(lambda old=pid: ring.actor._guide._ready and guide_pid(ring) != old)
+            await ring.until(
+                lambda old=pid: ring.actor._guide._worker.is_ready and mask_worker_pid(ring) != old
+            )
         await all_ended(ring, again)
         for first, second in zip(alone, again, strict=True):
             assert ring.tokens(first) == ring.tokens(second)

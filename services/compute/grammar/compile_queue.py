@@ -1,4 +1,4 @@
-"""Grammars that wait to be compiled: one at a time, so that it is clear whose fault a death is."""
+"""Grammars that wait to be compiled, one at a time: so it is clear which one a worker dies of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.messages.failure import Failure
 from common.messages.guidance import Guidance
 
 Done = Callable[[Failure | None], None]
-"""Called once: the grammar can be used, or the failure says why it cannot be."""
+"""Called once: with None when the grammar can be used, or with the reason why it cannot be."""
 
 MAX_DEATHS = 2  # one may be an accident
 PASSING_FACTOR = 4  # a known grammar may have to wait for one that is being compiled
@@ -28,8 +28,7 @@ class _Entry:
 class CompileQueue:
     """First come, first served; grammars that were compiled before do not queue.
 
-    The guide is asked for those, too, since it may have dropped them, but it is known that they
-    do no harm.
+    Those are sent as well, since the worker may have dropped them, but they do no harm.
     """
 
     def __init__(self, timeout_s: float, max_known: int) -> None:
@@ -44,13 +43,13 @@ class CompileQueue:
         return len(self._entries)
 
     def add(self, guidance: Guidance, done: Done) -> int:
-        """Let a grammar wait; return its number."""
+        """Queue a grammar; return its number."""
         self._last_number += 1
         self._entries[self._last_number] = _Entry(self._last_number, guidance, done)
         return self._last_number
 
     def cancel(self, number: int) -> None:
-        """Nobody is to be told of this one any more; once it is being compiled, it goes on."""
+        """Do not call this one's `done`; a grammar that is being compiled goes on to its end."""
         entry = self._entries.get(number)
         if entry is None:
             return
@@ -59,7 +58,7 @@ class CompileQueue:
             del self._entries[number]
 
     def next(self, now_s: float) -> list[tuple[int, str]]:
-        """Number and text of the grammars to be sent to the guide now."""
+        """Return number and text of the grammars to send to the worker now."""
         due = []
         for entry in self._entries.values():
             is_known = entry.guidance.grammar in self._known
@@ -72,7 +71,7 @@ class CompileQueue:
         return due
 
     def finished(self, number: int, error: str) -> None:
-        """The guide has a grammar ready, or says why it cannot be."""
+        """Take the worker's answer: the grammar can be used, or the error says why not."""
         entry = self._entries.get(number)
         if entry is None:
             return
@@ -86,17 +85,17 @@ class CompileQueue:
         self._end(entry, None)
 
     def overdue(self, now_s: float) -> bool:
-        """Refuse what takes too long to compile; True if anything does, and the guide must die."""
+        """Refuse grammars that take too long; True if there are any, and the worker must die."""
         overdue = False
         for entry in list(self._entries.values()):
             factor = 1 if entry is self._running else PASSING_FACTOR
             if entry.sent_s is not None and now_s - entry.sent_s >= factor * self._timeout_s:
                 overdue = True
-                told = f"takes over {self._timeout_s:g} s to compile; make it smaller or simpler"
-                self._refuse(entry, "grammar_timeout", told)
+                message = f"takes over {self._timeout_s:g} s to compile; make it smaller or simpler"
+                self._refuse(entry, "grammar_timeout", message)
         return overdue
 
-    def guide_died(self) -> None:
+    def worker_died(self) -> None:
         """Send everything again, but for a grammar that was being compiled at two deaths."""
         running, self._running = self._running, None
         for entry in list(self._entries.values()):
@@ -106,17 +105,17 @@ class CompileQueue:
         if running is not None and running.number in self._entries:
             running.num_deaths += 1
             if running.num_deaths >= MAX_DEATHS:
-                told = "cannot be used: its compiler dies of it; make it smaller or less deep"
-                self._refuse(running, "invalid_grammar", told)
+                message = "cannot be used: its compiler dies of it; make it smaller or less deep"
+                self._refuse(running, "invalid_grammar", message)
 
     def fail_all(self, failure: Failure) -> None:
-        """There will be no guide."""
+        """Answer every request with a failure."""
         for entry in list(self._entries.values()):
             self._end(entry, failure)
 
-    def _refuse(self, entry: _Entry, code: str, told: str) -> None:
+    def _refuse(self, entry: _Entry, code: str, message: str) -> None:
         field = entry.guidance.field
-        self._end(entry, Failure(400, code, f"The grammar of {field} {told}.", field))
+        self._end(entry, Failure(400, code, f"The grammar of {field} {message}.", field))
 
     def _end(self, entry: _Entry, failure: Failure | None) -> None:
         del self._entries[entry.number]

@@ -1,4 +1,4 @@
-"""The memory that guide and engine share: masks for each slot."""
+"""Masks as the engine gets them, and the memory through which the mask worker hands them over."""
 
 from __future__ import annotations
 
@@ -7,52 +7,84 @@ import mmap
 import os
 import struct
 import tempfile
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from services.compute.step import Int32Array
+from common.messages.failure import Failure
+from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 NUM_PLANES = 2
-NUM_LANES = 4  # two of each plane
+NUM_THREADS = 4  # two of each plane
 _HEAD_BYTES = 64
 _NAME = struct.Struct("=4i")
 _MAX_NAMED_BYTES = 1 << 16  # of one read: what a pipe holds
 
 
+class MaskStatus(NamedTuple):
+    """Which masks of a plan's guided samples are there: ready[g] is that of `plan.guided[g]`.
+
+    `failures` has the samples that will never get one.
+    """
+
+    ready: BoolArray  # [G]
+    failures: dict[int, Failure]  # by sample
+
+
+class MaskSource(Protocol):
+    """Makes the masks of guided samples beside the engine's loop; no method waits for a mask."""
+
+    def place(self, deltas: Sequence[SlotDelta]) -> None:
+        """Sequences take slots; have the first masks of those with guidance made."""
+        ...
+
+    def advance(self, plan: StepPlan, result: StepResult, void: frozenset[int]) -> None:
+        """Take the tokens of a plan's guided samples, but for void ones; make the next masks."""
+        ...
+
+    def look(self, plan: StepPlan) -> MaskStatus:
+        """Say which of the masks that a plan needs are there."""
+        ...
+
+    def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
+        """Copy the masks of those of the plan's guided samples that are ready [G, V / 32]."""
+        ...
+
+
 def mask_words(vocab_size: int) -> int:
-    """W: 32-bit words of a mask."""
+    """Return W, the number of 32-bit words of a mask."""
     return -(-vocab_size // 32)
 
 
 def stamp(epoch: int, index: int) -> int:
-    """Which mask of a slot it is: for this output index of this owner. Above 0."""
+    """Identify a mask of a slot: its owner's epoch and the output index. Above 0."""
     return epoch << 32 | index
 
 
 class MaskMemory:
-    """Anonymous shared memory, seen by both processes under one file descriptor.
+    """Anonymous shared memory, seen by all processes under one file descriptor.
 
-    The guide writes and the engine reads. A plane is what one process of the guide writes, so that
-    none overwrites another's.
+    The worker writes and the engine reads. Each of the worker's two processes writes a plane of its
+    own, so that neither overwrites the other's masks.
 
-    Nothing in here says that a mask is there: a processor may show another's writes in another
-    order (ARM's do), and a mask taken half new, half old would let tokens through that its grammar
-    forbids. A mask is there when it has been named in a pipe, which is written after it and read
-    before it. Pipes hand bytes over under a lock of the kernel, which orders memory on every
-    processor. What was named is not written again before the engine has ordered the next mask of
-    that slot, by a pipe too, and it has copied this one then; a new guide starts when the end of
-    its reports has said that every process of the old one is gone.
+    The memory itself does not say that a mask is there: a processor may show another's writes in
+    another order (ARM's do), and a mask read half new, half old would let tokens through that its
+    grammar forbids. A mask is there when it has been named in a pipe: its name is written after the
+    mask and read before it, and pipes hand bytes over under a lock of the kernel, which orders
+    memory on every processor. The row is not written again before the engine has ordered the next
+    mask of its slot, also by a pipe, and by then it has copied this one. A new worker starts when
+    the end of the reports has shown that both processes of the old one are gone.
 
-    Names have a pipe of their own that wakes nobody: the engine reads it when it looks for masks,
-    and so finds each as soon as it is made. Named by a report a batch instead, late masks were late
-    with all others of their batch: 64 streams had 10 to 17 % less of a step of 1.2 ms.
+    Names have a pipe of their own, which wakes nothing: the engine reads it when it looks for
+    masks, and so finds each as soon as it is written. When a report named the masks of a batch, one
+    late mask made all others of its batch late: 64 streams lost 10 to 17 % of a step of 1.2 ms.
 
-    `lanes[i]` is the stamp of the row that thread i of the guide works on, 0 for none, and
-    `lane_slots[i]` its slot: whose fault it is should the guide die.
+    `thread_stamps[i]` is the stamp of the mask that thread i of the worker makes, 0 for none, and
+    `thread_slots[i]` its slot: that sequence is at fault should the worker die.
     """
 
     def __init__(self, fds: tuple[int, int, int], num_slots: int, vocab_size: int) -> None:
@@ -61,8 +93,8 @@ class MaskMemory:
         fd, self._names_out, self._names_in = fds
         size = _bytes(num_slots, words)
         self._map = mmap.mmap(fd, size)
-        self.lane_slots: Int32Array = np.frombuffer(self._map, np.int32, NUM_LANES)
-        self.lanes: Int64Array = np.frombuffer(self._map, np.int64, NUM_LANES, 16)
+        self.thread_slots: Int32Array = np.frombuffer(self._map, np.int32, NUM_THREADS)
+        self.thread_stamps: Int64Array = np.frombuffer(self._map, np.int64, NUM_THREADS, 16)
         count = NUM_PLANES * num_slots
         self.masks_PNW: Int32Array = np.frombuffer(
             self._map, np.int32, count * words, _HEAD_BYTES
@@ -70,7 +102,7 @@ class MaskMemory:
 
     @staticmethod
     def create(num_slots: int, vocab_size: int) -> MaskMemory:
-        """Make it, empty, in a file without a name."""
+        """Make an empty memory, in a file without a name."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("slipstream-masks")
         else:
@@ -82,18 +114,18 @@ class MaskMemory:
         return MaskMemory((fd, names_out, names_in), num_slots, vocab_size)
 
     def name(self, slot: int, plane: int, epoch: int, index: int) -> None:
-        """Say that a mask is written; a pipe keeps what is this short in one."""
+        """Report a mask as written; a pipe keeps what is this short in one piece."""
         os.write(self._names_in, _NAME.pack(slot, plane, epoch, index))
 
     def named(self) -> Int32Array:
-        """Take what was named since the last call: slot, plane, epoch and output index of each."""
+        """Return slot, plane, epoch and output index of the masks named since the last call."""
         data = b""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._names_out, _MAX_NAMED_BYTES)
         return np.frombuffer(data, np.int32).reshape(-1, 4)
 
     def close(self) -> None:
-        """Give the descriptors back; the memory goes with its last user."""
+        """Close the descriptors; the memory goes with its last user."""
         for fd in self.fds:
             os.close(fd)
         self.fds = ()

@@ -13,7 +13,7 @@ from common.messages.failure import Failure
 from common.messages.guidance import Guidance
 from common.messages.sampling import SamplingParams
 from services.compute.engine import Engine
-from services.compute.grammar.protocol import Look
+from services.compute.grammar.masks import MaskStatus
 from services.compute.masking import Masking
 from services.compute.runner.sim import LatencyModel, SimRunner, SimTicket
 from services.compute.scheduler.decode_first import DecodeFirst
@@ -53,14 +53,16 @@ class HandGuide:
                 index = int(plan.sample_index[sample])
                 self.taken.append((index, int(result.tokens[sample, 0])))
 
-    def look(self, plan: StepPlan) -> Look:
+    def look(self, plan: StepPlan) -> MaskStatus:
         slots = plan.row_slot[plan.sample_row[list(plan.guided)]].tolist()
         failures = {
             s: self.failing[slot]
             for s, slot in zip(plan.guided, slots, strict=True)
             if slot in self.failing
         }
-        return Look(np.array([slot in self.ready for slot in slots], dtype=np.bool_), failures)
+        return MaskStatus(
+            np.array([slot in self.ready for slot in slots], dtype=np.bool_), failures
+        )
 
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
         return np.full((int(ready.sum()), 1), 1 << ALLOWED, dtype=np.int32)

@@ -62,26 +62,26 @@ def test_what_is_not_used_is_forgotten(queue: CompileQueue) -> None:
     assert sent(queue) == ["a", "b", "c"]  # a as an unknown one, b and c as known ones
 
 
-def test_what_takes_too_long_is_refused_and_the_guide_must_die(queue: CompileQueue) -> None:
+def test_what_takes_too_long_is_refused_and_the_worker_must_die(queue: CompileQueue) -> None:
     slow, other = Asked(queue, "slow"), Asked(queue, "other")
     sent(queue, 1.0)
     assert queue.overdue(5.9) is False
     assert queue.overdue(6.0) is True
     assert slow.code == "grammar_timeout"
-    queue.guide_died()
+    queue.worker_died()
     assert other.told == []
     assert sent(queue, 7.0) == ["other"]
 
 
-def test_a_grammar_at_whose_compilation_the_guide_dies_twice_is_refused(
+def test_a_grammar_at_whose_compilation_the_worker_dies_twice_is_refused(
     queue: CompileQueue,
 ) -> None:
     deadly, other = Asked(queue, "deadly"), Asked(queue, "other")
     sent(queue)
-    queue.guide_died()
+    queue.worker_died()
     assert deadly.told == []
     assert sent(queue) == ["deadly"]
-    queue.guide_died()
+    queue.worker_died()
     assert deadly.code == "invalid_grammar"
     assert sent(queue) == ["other"]
     queue.finished(other.number, "")
@@ -104,12 +104,12 @@ def test_a_cancelled_grammar_is_not_compiled_again(queue: CompileQueue) -> None:
     running = Asked(queue, "a")
     sent(queue)
     queue.cancel(running.number)
-    queue.guide_died()
+    queue.worker_died()
     assert len(queue) == 0
     assert sent(queue) == []
 
 
-def test_without_a_guide_everybody_is_told(queue: CompileQueue) -> None:
+def test_without_a_worker_every_request_fails(queue: CompileQueue) -> None:
     asked = [Asked(queue, "a"), Asked(queue, "b")]
     sent(queue)
     queue.fail_all(Failure(500, "guide_failed", "It cannot start."))

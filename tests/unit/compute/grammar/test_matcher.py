@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 
 from common.messages.guidance import Guidance
-from services.compute.grammar.compiler import Compiler
+from services.compute.grammar.backend import GrammarBackend
 from services.compute.grammar.masks import mask_words
-from services.compute.grammar.matcher import GrammarError, SequenceMatcher, TokenRefused
-from services.compute.grammar.rules import bits_of
-from services.compute.grammar.settings import GuideSettings
+from services.compute.grammar.matcher import GrammarError, SequenceMatcher, TokenRefused, bits_of
+from services.compute.grammar.messages import GrammarSettings
 from tests.flow.guided_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
-from tests.unit.compute.grammar.test_rules import make_place, tokens_in
+from tests.unit.compute.grammar.test_token_rules import make_start, tokens_in
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+def backend(tmp_path_factory: pytest.TempPathFactory) -> GrammarBackend:
     folder: Path = save_tokenizer(tmp_path_factory.mktemp("model"))
-    settings = GuideSettings(
+    settings = GrammarSettings(
         folder=str(folder),
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(EOS,),
@@ -30,15 +29,15 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
         cache_entries=3,
         cache_bytes=100,
     )
-    return Compiler(settings)
+    return GrammarBackend(settings)
 
 
 def make_matcher(
-    compiler: Compiler, grammar: str, *output_ids: int, **changes: Any
+    backend: GrammarBackend, grammar: str, *output_ids: int, **changes: Any
 ) -> SequenceMatcher:
-    place = make_place(Guidance(grammar), output_ids=output_ids, **changes)
+    place = make_start(Guidance(grammar), output_ids=output_ids, **changes)
     matcher = SequenceMatcher(
-        place, compiler.compile(grammar), bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
+        place, backend.compile(grammar), bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
     )
     for _ in matcher.replay():
         pass
@@ -55,8 +54,8 @@ def ids_of(text: str) -> tuple[int, ...]:
     return tuple(tokenizer().encode(text).ids)
 
 
-def test_the_end_is_allowed_exactly_where_the_grammar_accepts(compiler: Compiler) -> None:
-    matcher = make_matcher(compiler, 'start: "a" ("b" "c")?\n')
+def test_the_end_is_allowed_exactly_where_the_grammar_accepts(backend: GrammarBackend) -> None:
+    matcher = make_matcher(backend, 'start: "a" ("b" "c")?\n')
     a, b, c = ids_of("abc")
     assert allowed(matcher) == {a}
     assert matcher.consume(0, a)
@@ -68,23 +67,23 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts(compiler: Compiler
     assert matcher.consume(3, EOS) is False
 
 
-def test_a_stop_token_may_cut_the_text_where_the_grammar_has_it(compiler: Compiler) -> None:
+def test_a_stop_token_may_cut_the_text_where_the_grammar_has_it(backend: GrammarBackend) -> None:
     a, b, c = ids_of("abc")
-    matcher = make_matcher(compiler, 'start: "a" "b" "c"?\n', stop_ids=(b, 5))
+    matcher = make_matcher(backend, 'start: "a" "b" "c"?\n', stop_ids=(b, 5))
     assert allowed(matcher) == {a}, "a stop token is no text of its own"
     assert matcher.consume(0, a)
     assert allowed(matcher) == {b}
     assert matcher.consume(1, b) is False
-    whole = make_matcher(compiler, 'start: "a" "b" "c"?\n', a, b, stop_ids=(5,))
+    whole = make_matcher(backend, 'start: "a" "b" "c"?\n', a, b, stop_ids=(5,))
     assert allowed(whole) == {c, 5, EOS}, "where it accepts it may end by any of them"
 
 
 @pytest.mark.parametrize("held_back", [{"min_tokens": 9}, {"ignore_eos": True}])
 def test_the_end_is_held_back_until_there_is_nothing_else(
-    compiler: Compiler, held_back: dict[str, Any]
+    backend: GrammarBackend, held_back: dict[str, Any]
 ) -> None:
     a, b = ids_of("ab")
-    matcher = make_matcher(compiler, 'start: "a" "b"?\n', **held_back)
+    matcher = make_matcher(backend, 'start: "a" "b"?\n', **held_back)
     assert matcher.consume(0, a)
     assert allowed(matcher) == {b}
     assert matcher.consume(1, b)
@@ -92,92 +91,96 @@ def test_the_end_is_held_back_until_there_is_nothing_else(
     assert matcher.consume(2, EOS) is False
 
 
-def test_min_tokens_hold_a_stop_token_back_where_the_text_can_go_on(compiler: Compiler) -> None:
+def test_min_tokens_hold_a_stop_token_back_where_the_text_can_go_on(
+    backend: GrammarBackend,
+) -> None:
     a, b, c = ids_of("abc")
-    matcher = make_matcher(compiler, 'start: "a" ("b" | "c")\n', a, stop_ids=(b,), min_tokens=3)
+    matcher = make_matcher(backend, 'start: "a" ("b" | "c")\n', a, stop_ids=(b,), min_tokens=3)
     assert allowed(matcher) == {c}
 
 
-def test_outputs_produced_before_lead_to_the_same_place(compiler: Compiler) -> None:
+def test_outputs_produced_before_lead_to_the_same_place(backend: GrammarBackend) -> None:
     grammar = 'start: /[a-z]{30}/ "x"\n'
     outputs = ids_of("abcdefghijklmnopqrstuvwxyzabcd")
-    matcher = make_matcher(compiler, grammar)
+    matcher = make_matcher(backend, grammar)
     for index, token in enumerate(outputs):
         assert matcher.consume(index, token)
-    again = make_matcher(compiler, grammar, *outputs)
+    again = make_matcher(backend, grammar, *outputs)
     assert allowed(matcher) == allowed(again) == set(ids_of("x"))
     assert matcher.index == again.index == 30
-    assert matcher.place == again.place
+    assert matcher.start == again.start
 
 
-def test_outputs_that_the_grammar_forbids_are_an_error(compiler: Compiler) -> None:
+def test_outputs_that_the_grammar_forbids_are_an_error(backend: GrammarBackend) -> None:
     with pytest.raises(TokenRefused, match="grammar"):
-        make_matcher(compiler, 'start: "a"\n', *ids_of("b"))
+        make_matcher(backend, 'start: "a"\n', *ids_of("b"))
 
 
-def test_a_token_out_of_turn_is_an_error(compiler: Compiler) -> None:
-    matcher = make_matcher(compiler, 'start: "ab"\n')
+def test_a_token_out_of_turn_is_an_error(backend: GrammarBackend) -> None:
+    matcher = make_matcher(backend, 'start: "ab"\n')
     with pytest.raises(TokenRefused, match="output 1 came where output 0 was due"):
         matcher.consume(1, ids_of("a")[0])
 
 
-def test_rules_that_leave_no_token_are_an_error(compiler: Compiler) -> None:
+def test_rules_that_leave_no_token_are_an_error(backend: GrammarBackend) -> None:
     grammar = 'start: "a"\n'
-    place = make_place(Guidance(grammar, allowed_token_ids=ids_of("b")))
+    place = make_start(Guidance(grammar, allowed_token_ids=ids_of("b")))
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
-    matcher = SequenceMatcher(place, compiler.compile(grammar), everything)
+    matcher = SequenceMatcher(place, backend.compile(grammar), everything)
     with pytest.raises(GrammarError, match="no token"):
         allowed(matcher)
 
 
-def test_nothing_is_made_after_the_last_token(compiler: Compiler) -> None:
-    place = make_place(Guidance(allowed_token_ids=(5,)), max_tokens=2)
+def test_nothing_is_made_after_the_last_token(backend: GrammarBackend) -> None:
+    place = make_start(Guidance(allowed_token_ids=(5,)), max_tokens=2)
     matcher = SequenceMatcher(place, None, bits_of(range(VOCAB_SIZE), VOCAB_SIZE))
     assert matcher.consume(0, 5) is True
     assert matcher.consume(1, 5) is False
 
 
-def test_copies_of_one_grammar_go_their_own_ways(compiler: Compiler) -> None:
+def test_copies_of_one_grammar_go_their_own_ways(backend: GrammarBackend) -> None:
     grammar = 'start: "ab" | "cd"\n'
-    first, second = make_matcher(compiler, grammar), make_matcher(compiler, grammar)
+    first, second = make_matcher(backend, grammar), make_matcher(backend, grammar)
     a, b, c, d = ids_of("abcd")
     first.consume(0, a)
     second.consume(0, c)
     assert (allowed(first), allowed(second)) == ({b}, {d})
 
 
-def test_a_string_may_hold_any_token_that_keeps_it_one(compiler: Compiler) -> None:
+def test_a_string_may_hold_any_token_that_keeps_it_one(backend: GrammarBackend) -> None:
     schema = json.dumps({"grammars": [{"json_schema": {"type": "string"}}]})
-    matcher = make_matcher(compiler, schema, *ids_of('"'))
+    matcher = make_matcher(backend, schema, *ids_of('"'))
     tokens = allowed(matcher)
     assert set(ids_of("true")) <= tokens and set(ids_of('"')) <= tokens
     assert EOS not in tokens and not tokens & set(ids_of("\n"))
 
 
-def test_the_grammars_used_last_are_kept_within_both_bounds(compiler: Compiler) -> None:
+def test_the_grammars_used_last_are_kept_within_both_bounds(backend: GrammarBackend) -> None:
     grammars = [f'start: "{letter}"\n' for letter in "abcde"]
     for grammar in grammars:
-        compiler.compile(grammar)
-    assert [compiler.kept(grammar) is not None for grammar in grammars] == [0, 0, 1, 1, 1]
+        backend.compile(grammar)
+    assert [backend.kept(grammar) is not None for grammar in grammars] == [0, 0, 1, 1, 1]
     long = 'start: "' + "a" * 200 + '"\n'
-    compiler.compile(long)
-    assert compiler.kept(long) is not None
-    assert all(compiler.kept(grammar) is None for grammar in grammars)
+    backend.compile(long)
+    assert backend.kept(long) is not None
+    assert all(backend.kept(grammar) is None for grammar in grammars)
 
 
 @pytest.mark.parametrize("grammar", ["start: foo\n", "{", "start: /(?=a)b/\n", "\0"])
-def test_a_bad_grammar_is_explained_without_inner_state(compiler: Compiler, grammar: str) -> None:
+def test_a_bad_grammar_is_explained_without_inner_state(
+    backend: GrammarBackend, grammar: str
+) -> None:
     with pytest.raises(GrammarError) as caught:
-        compiler.compile(grammar)
+        backend.compile(grammar)
     assert 0 < len(str(caught.value)) < 450
     assert "<" not in str(caught.value).splitlines()[-1]
 
 
-def test_a_grammar_that_no_text_satisfies_is_refused(compiler: Compiler) -> None:
+def test_a_grammar_that_no_text_satisfies_is_refused(backend: GrammarBackend) -> None:
     cyclic = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
     schema = json.dumps({"grammars": [{"json_schema": {**cyclic, "$ref": "#/$defs/a"}}]})
     with pytest.raises(GrammarError):
-        compiler.compile(schema)
+        backend.compile(schema)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +193,9 @@ def test_a_grammar_that_no_text_satisfies_is_refused(compiler: Compiler) -> None
     ],
 )
 def test_what_is_wrong_is_told_without_lines_that_the_client_never_wrote(
-    compiler: Compiler, grammar: str, told: str
+    backend: GrammarBackend, grammar: str, told: str
 ) -> None:
     with pytest.raises(GrammarError) as caught:
-        compiler.compile(grammar)
+        backend.compile(grammar)
     assert str(caught.value).startswith(told)
     assert " | start" not in str(caught.value)

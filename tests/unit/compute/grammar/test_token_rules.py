@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.guidance import Guidance
-from services.compute.grammar.frames import Place
-from services.compute.grammar.rules import TokenRules, bits_of
+from services.compute.grammar.matcher import TokenRules, bits_of
+from services.compute.grammar.messages import StartSequence
 
 VOCAB_SIZE = 70  # not a multiple of 32
 ids = st.integers(0, 12)
 
 
-def make_place(guidance: Guidance, **changes: Any) -> Place:
+def make_start(guidance: Guidance, **changes: Any) -> StartSequence:
     fields: dict[str, Any] = {
         "slot": 0,
         "epoch": 1,
@@ -28,7 +28,7 @@ def make_place(guidance: Guidance, **changes: Any) -> Place:
         "max_tokens": 100,
         "output_ids": (),
     }
-    return Place(**{**fields, **changes})
+    return StartSequence(**{**fields, **changes})
 
 
 def tokens_in(mask_W: np.ndarray[Any, np.dtype[np.int32]]) -> set[int]:
@@ -36,7 +36,7 @@ def tokens_in(mask_W: np.ndarray[Any, np.dtype[np.int32]]) -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
-def expected(place: Place, outputs: list[int], accepting: bool) -> set[int]:
+def expected(place: StartSequence, outputs: list[int], accepting: bool) -> set[int]:
     guidance = place.guidance
     allowed = set(guidance.allowed_token_ids or range(VOCAB_SIZE))
     for banned in guidance.banned_sequences:
@@ -73,7 +73,7 @@ def test_a_mask_has_exactly_what_no_rule_forbids(
     ending: dict[str, Any],
 ) -> None:
     guidance = Guidance("", tuple(allowed), tuple(map(tuple, banned)))
-    place = make_place(guidance, output_ids=tuple(before), **ending)
+    place = make_start(guidance, output_ids=tuple(before), **ending)
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
     rules = TokenRules(place, everything)
     for token in after:
@@ -91,7 +91,7 @@ def test_ids_beyond_the_vocabulary_have_no_bit() -> None:
 def test_the_bits_beyond_the_vocabulary_stay_empty() -> None:
     guidance = Guidance("", allowed_token_ids=(69, 70, 95), banned_sequences=((95,),))
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
-    rules = TokenRules(make_place(guidance, eos_ids=(90,)), everything)
+    rules = TokenRules(make_start(guidance, eos_ids=(90,)), everything)
     mask_W = everything.copy()
     rules.apply(mask_W, True, 0)
     assert tokens_in(mask_W) == {69}

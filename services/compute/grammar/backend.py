@@ -1,7 +1,8 @@
-"""From a grammar's text to something that can be copied for each sequence; what is used is kept."""
+"""The grammar backend, llguidance: compiles grammars for one tokenizer and keeps the last used."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -10,18 +11,31 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.compute.grammar.masks import mask_words
-from services.compute.grammar.matcher import UNSATISFIABLE, GrammarError, error_of
-from services.compute.grammar.settings import GuideSettings
+from services.compute.grammar.messages import GrammarSettings
+
+MAX_ERROR_CHARACTERS = 400
+UNSATISFIABLE = "no text of this model's tokens can satisfy it"
+
+_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
+_OUR_PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))")
 
 
-class Compiler:
-    """Compiles grammars for one tokenizer, and keeps the last used ones.
+class GrammarError(Exception):
+    """A grammar that cannot be used or followed any further; the message is for its author."""
+
+
+class TokenRefused(Exception):
+    """A token that its mask should have forbidden, which is no fault of the grammar's author."""
+
+
+class GrammarBackend:
+    """Compiles grammars and copies them for each sequence.
 
     A kept grammar has made its first mask already, so that copies begin with a lexer that knows
     the vocabulary (1.3 ms the first time, 10 us afterwards, 128k tokens).
     """
 
-    def __init__(self, settings: GuideSettings) -> None:
+    def __init__(self, settings: GrammarSettings) -> None:
         self._settings = settings
         path = Path(settings.folder, "tokenizer.json")
         self._tokenizer: LLTokenizer | None = None
@@ -37,7 +51,7 @@ class Compiler:
         self._lock = threading.Lock()
 
     def kept(self, grammar: str) -> LLMatcher | None:
-        """A copy of this grammar if it is there."""
+        """Return a copy of this grammar if it is kept."""
         with self._lock:
             matcher = self._kept.get(grammar)
             if matcher is None:
@@ -46,10 +60,10 @@ class Compiler:
             return matcher.deep_copy()
 
     def compile(self, grammar: str) -> LLMatcher:
-        """A copy of this grammar; GrammarError says why there is none. May take long."""
-        found = self.kept(grammar)
-        if found is not None:
-            return found
+        """Return a copy of this grammar; GrammarError says why there is none. May take long."""
+        kept = self.kept(grammar)
+        if kept is not None:
+            return kept
         if self._tokenizer is None:
             raise GrammarError("this model's folder has no tokenizer.json to apply a grammar with")
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
@@ -77,11 +91,12 @@ class Compiler:
 
 
 def parser_limits() -> LLParserLimits:
-    """Bounds of what one grammar and one mask may cost; beyond them its request alone fails.
+    """Bound what one grammar and one mask may cost; beyond that only its request fails.
 
     Most are llguidance's own: an object of 500 optional properties comes to 2,007 items in a row,
     and the worst grammar found (`s: s s | s s s | "a"`) takes 0.7 s for its last mask within 2,000.
-    Of a lexer's states, 1 to 2 kB each, a fifth is allowed: 50 MB or 100 for one sequence.
+    A fifth of the default number of lexer states is allowed, 1 to 2 kB each: 50 to 100 MB for one
+    sequence.
     """
     return LLParserLimits(
         max_items_in_row=2_000,
@@ -90,5 +105,19 @@ def parser_limits() -> LLParserLimits:
         initial_lexer_fuel=1_000_000,
         max_lexer_states=50_000,
         max_grammar_size=500_000,
-        verbose_errors=False,  # it would tell of its own state
+        verbose_errors=False,  # these would show its internal state
     )
+
+
+def error_of(grammar: LLMatcher) -> str:
+    """Word llguidance's error for the grammar's author, short and without its internal state.
+
+    Most grammars are composed of what clients sent, so an excerpt shows lines that they never saw.
+    """
+    text: str = grammar.get_error().partition("\n<")[0]
+    text = _OUR_PLACE.sub("", _EXCERPT.sub("", text)).strip()
+    if len(text) > MAX_ERROR_CHARACTERS:
+        text = text[:MAX_ERROR_CHARACTERS] + " …"
+    if text == "NoExtensionBias":  # llguidance's name for a grammar that nothing goes on with
+        return UNSATISFIABLE
+    return text or "the grammar cannot be followed any further"

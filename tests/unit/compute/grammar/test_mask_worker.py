@@ -1,4 +1,4 @@
-"""The maker names masks, and names none that is not whole."""
+"""The worker names masks, and names none that is not whole."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ import numpy as np
 import pytest
 
 from common.messages.guidance import Guidance
-from services.compute.grammar.compiler import Compiler
-from services.compute.grammar.frames import Advance, Failed, Made, Report
-from services.compute.grammar.maker import Maker
+from services.compute.grammar.backend import GrammarBackend
+from services.compute.grammar.mask_worker import MaskWorker
 from services.compute.grammar.masks import MaskMemory
-from services.compute.grammar.settings import GuideSettings
+from services.compute.grammar.messages import (
+    AcceptTokens,
+    GrammarSettings,
+    MasksWritten,
+    Report,
+    SequenceFailed,
+)
 from tests.flow.guided_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
-from tests.unit.compute.grammar.test_rules import make_place, tokens_in
+from tests.unit.compute.grammar.test_token_rules import make_start, tokens_in
 
 NUM_SLOTS = 200
 
 
 class Desk:
-    """A maker on its own, and what every mask was when it was named."""
+    """A worker on its own, and what every mask was when it was named."""
 
     def __init__(self, folder: Path) -> None:
-        settings = GuideSettings(
+        settings = GrammarSettings(
             folder=str(save_tokenizer(folder)),
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS,),
@@ -33,23 +38,25 @@ class Desk:
         self.memory.masks_PNW[:] = -1
         self.named: dict[tuple[int, int, int], set[int]] = {}
         self.failed: list[int] = []
-        self.maker = Maker(settings, Compiler(settings), self.memory, self._reported, 1, None)
+        self.worker = MaskWorker(
+            settings, GrammarBackend(settings), self.memory, self._reported, 1, None
+        )
 
     def _reported(self, report: Report) -> None:
-        if isinstance(report, Made):
+        if isinstance(report, MasksWritten):
             for slot, plane, epoch, index in self.memory.named().tolist():
                 assert plane == 1
                 mask_W = self.memory.masks_PNW[plane, slot]
                 self.named[slot, epoch, index] = tokens_in(mask_W)
-        elif isinstance(report, Failed):
+        elif isinstance(report, SequenceFailed):
             self.failed.append(report.slot)
 
     def place(self, slot: int, grammar: str) -> None:
-        self.maker.take(make_place(Guidance(grammar), slot=slot))
+        self.worker.take(make_start(Guidance(grammar), slot=slot))
 
     def advance(self, index: int, *drawn: tuple[int, int]) -> None:
         rows = [(slot, 1, index, token) for slot, token in drawn]
-        self.maker.take(Advance(np.array(rows, dtype=np.int32)))
+        self.worker.take(AcceptTokens(np.array(rows, dtype=np.int32)))
 
 
 @pytest.fixture
@@ -63,7 +70,7 @@ def ids_of(text: str) -> tuple[int, ...]:
 
 def settle(desk: Desk, grammar: str) -> None:
     """Compile, so that placing needs no other thread."""
-    desk.maker._compiler.compile(grammar)
+    desk.worker._backend.compile(grammar)
 
 
 def test_masks_are_named_when_they_are_whole_and_each_once(desk: Desk) -> None:
