@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 import tests.cases  # noqa: F401  (before any test module reads the settings of generated cases)
 
@@ -23,6 +25,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The tests of a folder share its servers, so of several test processes one runs them all. They take
 # longest, so they begin: else one process waits for the other's servers at the end.
 GROUPS = ("system", "browser")
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_logs() -> Iterator[None]:
+    """End what a program that a test ran in this process has set up for its logs."""
+    yield
+    structlog.reset_defaults()
 
 
 class Folder(pytest.Package):
