@@ -25,7 +25,7 @@ def test_a_retry_gives_exactly_the_tokens_that_were_missing(produced: int) -> No
 
 def test_penalties_and_min_tokens_count_from_the_start_of_the_request() -> None:
     loop = Loop(make_spec())
-    more = {"presence_penalty": 0.5, "min_tokens": 6, "stops": (9, 10, 11, 12, 13)}
+    more = {"presence_penalty": 0.5, "min_tokens": 6, "stop_token_ids": (9, 10, 11, 12, 13)}
     whole = generate(PROMPT, make_request(0, max_tokens=20, **more).sampling, 0)
     loop.add(make_request(0, PROMPT, 20, tuple(whole[:3]), **more))
     loop.run()
@@ -45,7 +45,7 @@ def test_a_retry_with_all_its_tokens_ends_at_once_for_length() -> None:
 @pytest.mark.parametrize(("last", "named"), [(EOS, None), (9, 9)])
 def test_a_retry_that_had_stopped_already_ends_at_once(last: int, named: int | None) -> None:
     loop = Loop(make_spec())
-    loop.add(make_request(0, PROMPT, 30, (7, last), ignore_eos=False, stops=(9,)))
+    loop.add(make_request(0, PROMPT, 30, (7, last), ignore_eos=False, stop_token_ids=(9,)))
     loop.hear()
     ending = loop.streams[0].ending
     assert ending is not None

@@ -15,7 +15,7 @@ PROMPT = (2, 3, 4, 5, 6)
 def seed_that_stops(stop: int, low: int, high: int) -> int:
     """A seed whose output has `stop` for the first time between two indices."""
     for seed in range(10_000):
-        request = make_request(0, PROMPT, 40, seed=seed, stops=(stop,))
+        request = make_request(0, PROMPT, 40, seed=seed, stop_token_ids=(stop,))
         if low <= len(generate(PROMPT, request.sampling, 0)) - 1 <= high:
             return seed
     raise AssertionError("no such seed")
@@ -57,7 +57,7 @@ def test_the_tokens_launched_after_a_late_eos_are_discarded(depth: int) -> None:
 
 def test_a_stop_token_of_the_request_is_named_in_its_ending() -> None:
     loop = Loop(make_spec())
-    loop.add(make_request(0, PROMPT, 40, seed=seed_that_stops(9, 2, 20), stops=(9,)))
+    loop.add(make_request(0, PROMPT, 40, seed=seed_that_stops(9, 2, 20), stop_token_ids=(9,)))
     loop.run()
     loop.check_finished()
     ending = loop.streams[0].ending
@@ -67,7 +67,7 @@ def test_a_stop_token_of_the_request_is_named_in_its_ending() -> None:
 
 def test_the_stop_token_counts_as_a_completion_token() -> None:
     loop = Loop(make_spec())
-    loop.add(make_request(0, PROMPT, 40, seed=seed_that_stops(9, 2, 20), stops=(9,)))
+    loop.add(make_request(0, PROMPT, 40, seed=seed_that_stops(9, 2, 20), stop_token_ids=(9,)))
     loop.run()
     stream = loop.streams[0]
     assert stream.ending is not None
@@ -108,7 +108,7 @@ def test_pages_of_a_late_eos_can_be_taken_by_the_next_plan() -> None:
 def test_min_tokens_keep_stop_tokens_away() -> None:
     loop = Loop(make_spec())
     seed = seed_that_stops(9, 0, 3)
-    loop.add(make_request(0, PROMPT, 40, seed=seed, stops=(9,), min_tokens=10))
+    loop.add(make_request(0, PROMPT, 40, seed=seed, stop_token_ids=(9,), min_tokens=10))
     loop.run()
     loop.check_finished()
     assert len(loop.streams[0].tokens) >= 10
