@@ -23,10 +23,8 @@ from common.messages.text import TextGenerated
 from common.messages.tokens import TokenRow, TokensGenerated
 from common.telemetry import names
 from common.telemetry.trace import context_from, tracer
-from services.detokenizer.logprobs import LogprobTexts
-from services.detokenizer.parsed_stream import parsed_stream
-from services.detokenizer.stream import Stream, TextChunk, TextStream
-from services.detokenizer.vocabulary import Vocabulary
+from services.detokenizer.stream import Stream, TextChunk, TextStream, parsed_stream
+from services.detokenizer.vocabulary import LogprobTexts, Vocabulary
 
 TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 65_536

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from hashlib import blake2b
+from typing import Final, TypeAlias
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningMarkers, ToolMarkers
 from common.messages.stream import StreamHeader
-from services.detokenizer.answer.call_ids import CallIds, hex_ids, mistral_ids
-from services.detokenizer.answer.reasoning.protocol import ReasoningParser
-from services.detokenizer.answer.reasoning.tags import TagsParser
-from services.detokenizer.answer.tools.deepseek import DeepSeekParser
-from services.detokenizer.answer.tools.hermes import HermesParser
-from services.detokenizer.answer.tools.llama_json import LlamaJsonParser
-from services.detokenizer.answer.tools.llama_pythonic import LlamaPythonicParser
-from services.detokenizer.answer.tools.mistral import MistralParser
-from services.detokenizer.answer.tools.protocol import ToolParser
+from services.detokenizer.answer.deepseek import DeepSeekParser
+from services.detokenizer.answer.hermes import HermesParser
+from services.detokenizer.answer.llama_json import LlamaJsonParser
+from services.detokenizer.answer.llama_pythonic import LlamaPythonicParser
+from services.detokenizer.answer.mistral import MistralParser
+from services.detokenizer.answer.parser import ReasoningParser, ToolParser
+from services.detokenizer.answer.reasoning import TagsParser
+
+CallIds: TypeAlias = Callable[[str, int, int], str]
+"""Makes an id of a request's key, the number of the choice and the number of the call."""
+
+ALPHABET = string.digits + string.ascii_letters
+MISTRAL_LENGTH = 9  # Mistral's templates refuse ids of any other form
+
+
+def hex_ids(key: str, choice: int, index: int) -> str:
+    """Make an id as OpenAI's look: `call_` and 24 hexadecimal digits."""
+    return f"call_{_digest(key, choice, index).hex()}"
+
+
+def mistral_ids(key: str, choice: int, index: int) -> str:
+    """Make an id of nine letters and digits."""
+    number = int.from_bytes(_digest(key, choice, index), "big")
+    characters = []
+    for _ in range(MISTRAL_LENGTH):
+        number, place = divmod(number, len(ALPHABET))
+        characters.append(ALPHABET[place])
+    return "".join(characters)
+
+
+def _digest(key: str, choice: int, index: int) -> bytes:
+    text = f"{choice}/{index}/{key}"
+    return blake2b(text.encode("utf-8", "replace"), digest_size=12).digest()
 
 
 @dataclass(frozen=True, slots=True)

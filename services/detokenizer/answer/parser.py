@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
+from common.chat_formats import ToolMarkers
 from common.messages.text import Part
 from services.detokenizer.answer.parts import PartSink
 from services.detokenizer.answer.reader import Reading, TextReader
-from services.detokenizer.answer.reasoning.protocol import ReasoningParser
-from services.detokenizer.answer.tools.protocol import ToolParser
+
+
+class ReasoningParser(Protocol):
+    """Finds the reasoning that an answer begins with; it loses nothing but its markers."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the text read last was reasoning, and its end has not come."""
+        ...
+
+    def parse(
+        self,
+        reader: TextReader,
+        reasoning: Callable[[str], object],
+        content: Callable[[str], object],
+    ) -> Reading[None]:
+        """Read until nothing that follows can be reasoning; the rest is content."""
+        ...
+
+
+class ToolParser(Protocol):
+    """Finds the calls in the text of one answer.
+
+    It loses nothing: text that looks like a call and turns out to be none comes out as content, as
+    it is; of a call that breaks off or is not well formed what was sent is passed on as arguments.
+    It never looks back, so its cost is linear in the text.
+    """
+
+    def __init__(self, markers: ToolMarkers) -> None:
+        """Take what the format has around its calls."""
+        ...
+
+    def parse(self, reader: TextReader, out: PartSink) -> Reading[None]:
+        """Read the text to its end and hand on what is in it."""
+        ...
 
 
 class AnswerParser:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from typing import TypeAlias
 
-from services.detokenizer.decoding.unfinished import num_completing, unfinished
+from services.detokenizer.decoding.protocol import num_completing, unfinished
 
 Piece: TypeAlias = str | int
 """A piece of text, or the value of a byte token."""

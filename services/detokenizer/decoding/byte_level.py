@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from services.detokenizer.decoding.unfinished import new_utf8_decoder, num_completing
+from services.detokenizer.decoding.protocol import new_utf8_decoder, num_completing
 
 
 def printable_alphabet() -> dict[str, int]:

@@ -1,7 +1,8 @@
-"""Ids to text, piece by piece, for one stream."""
+"""Ids to text, piece by piece, for one stream, and characters that the ids leave unfinished."""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -42,3 +43,29 @@ class Decoding(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that this token stands for, alone and inside a text."""
         ...
+
+
+new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def unfinished(data: bytes) -> bytes:
+    """Return the bytes at the end that begin a character and do not finish it."""
+    decoder = new_utf8_decoder("replace")
+    decoder.decode(data)
+    return decoder.getstate()[0]
+
+
+def num_completing(begun: bytes, data: bytes) -> int | None:
+    """Say how many bytes of `data` complete the character that was begun: 0 if they do not.
+
+    None says that more bytes are needed to know.
+    """
+    decoder = new_utf8_decoder("strict")
+    decoder.decode(begun)
+    for size in range(1, len(data) + 1):
+        try:
+            if decoder.decode(data[size - 1 : size]):
+                return size
+        except UnicodeDecodeError:
+            return 0
+    return None

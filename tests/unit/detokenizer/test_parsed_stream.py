@@ -11,8 +11,7 @@ from common.messages.address import Address
 from common.messages.failure import EndReason
 from common.messages.stream import StreamHeader
 from common.messages.text import Part
-from services.detokenizer.parsed_stream import ParsedStream, parsed_stream
-from services.detokenizer.stream import TextChunk
+from services.detokenizer.stream import ParsedStream, TextChunk, parsed_stream
 from services.detokenizer.vocabulary import Vocabulary
 from tests.unit.detokenizer.vocabularies import marked
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
-from services.detokenizer.decoding.protocol import Decoding
-from services.detokenizer.decoding.unfinished import num_completing, unfinished
+from services.detokenizer.decoding.protocol import Decoding, num_completing, unfinished
 from services.detokenizer.decoding.window import WindowDecoding
 from services.detokenizer.vocabulary import Vocabulary
 from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of

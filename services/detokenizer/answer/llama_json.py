@@ -20,7 +20,6 @@ class LlamaJsonParser:
         self._separator = markers.separator
 
     def parse(self, reader: TextReader, out: PartSink) -> Reading[None]:
-        """Read the text to its end and hand on what is in it."""
         line_starts = True
         while True:
             if line_starts and (yield from reader.run(SPACE, out.content)) == "{":

@@ -32,7 +32,6 @@ class TagsParser:
         reasoning: Callable[[str], object],
         content: Callable[[str], object],
     ) -> Reading[None]:
-        """Read until nothing that follows can be reasoning; the rest is content."""
         reader.keep()
         yield from reader.skip_space()
         found = yield from reader.match(self._begin)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from common.chat_formats import ToolMarkers
-from services.detokenizer.answer.call_object import CallObject
-from services.detokenizer.answer.json_text import read_value
+from services.detokenizer.answer.call_object import CallObject, read_value
 from services.detokenizer.answer.parts import PartSink
 from services.detokenizer.answer.reader import Reading, TextReader, ignore
 
@@ -28,7 +27,6 @@ class MistralParser:
         self._separator = markers.separator
 
     def parse(self, reader: TextReader, out: PartSink) -> Reading[None]:
-        """Read the text to its end and hand on what is in it."""
         while (yield from reader.run(_TEXT, out.content)):
             word = yield from reader.match(self._begin)
             if not word:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from common.chat_formats import ToolMarkers
-from services.detokenizer.answer.json_text import read_value
+from services.detokenizer.answer.call_object import read_value
 from services.detokenizer.answer.parts import PartSink
 from services.detokenizer.answer.reader import Reading, TextReader
 
@@ -32,7 +32,6 @@ class DeepSeekParser:
         self._separator = markers.arguments
 
     def parse(self, reader: TextReader, out: PartSink) -> Reading[None]:
-        """Read the text to its end and hand on what is in it."""
         to_come: set[str] = set()  # the last markers of what has begun
         begins, ends = (self._all_begin, self._begin), (self._end, self._all_end)
         while (yield from reader.run(_TEXT, out.content)):

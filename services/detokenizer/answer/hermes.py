@@ -20,7 +20,6 @@ class HermesParser:
         self._end = markers.end
 
     def parse(self, reader: TextReader, out: PartSink) -> Reading[None]:
-        """Read the text to its end and hand on what is in it."""
         is_open = False  # a call has begun, and its last tag is still to come
         while (yield from reader.run(_TEXT, out.content)):
             word = yield from reader.match(self._begin, self._end)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.detokenizer.answer.python_text import json_of
+from services.detokenizer.answer.llama_pythonic import json_of
 
 LITERALS = [
     ("1", "1"),

@@ -1,1 +1,0 @@
-"""Parsers of reasoning: one Protocol, one file for each way of marking it."""

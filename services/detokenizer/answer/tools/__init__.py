@@ -1,1 +1,0 @@
-"""Parsers of tool calls: one Protocol, one file for each way of writing them."""
