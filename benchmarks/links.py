@@ -202,13 +202,21 @@ def codec_rows(num_rows: int) -> list[tuple[str, float]]:
 
 def measure(num_messages: int, num_steps: int, num_rows: int) -> dict[str, list[float]]:
     """Return messages a second of each kind, the kinds in turn, several rounds."""
-    found: dict[str, list[float]] = {"raw": [], "asyncio": [], "fed": [], "mail": [], "steps": []}
+    found: dict[str, list[float]] = {
+        "raw": [],
+        "asyncio": [],
+        "fed": [],
+        "messages": [],
+        "steps": [],
+    }
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory(prefix="links-") as run_dir:
             found["raw"].append(receive_raw(run_dir, num_messages))
             found["asyncio"].append(uvloop.run(receive_asyncio(run_dir, num_messages)))
             found["fed"].append(uvloop.run(receive_messages("fed", run_dir, num_messages, 0)))
-            found["mail"].append(uvloop.run(receive_messages("mail", run_dir, num_messages, 0)))
+            found["messages"].append(
+                uvloop.run(receive_messages("messages", run_dir, num_messages, 0))
+            )
             found["steps"].append(
                 uvloop.run(receive_messages("steps", run_dir, num_steps, num_rows))
             )
@@ -229,7 +237,7 @@ def main() -> None:
     found = measure(arguments.messages, arguments.steps, arguments.rows)
     best = {kind: max(rates) for kind, rates in found.items()}
     median = {kind: sorted(rates)[len(rates) // 2] for kind, rates in found.items()}
-    report = Report("links", "Links", "Mail from one process to another over ipc.")
+    report = Report("links", "Links", "Messages from one process to another over ipc.")
     report.text(
         f"Messages a second; an Abort of {len(abort_frame())} bytes, {arguments.messages:,} of "
         f"them, {ROUNDS} rounds with the kinds in turn. The last column is against raw pyzmq in "
@@ -239,7 +247,7 @@ def main() -> None:
         "raw": "raw pyzmq, blocking, nothing decoded",
         "asyncio": "zmq.asyncio, nothing decoded",
         "fed": "raw pyzmq to ZmqTransport, validated, delivered",
-        "mail": "ZmqTransport to ZmqTransport, encoded, validated, delivered",
+        "messages": "ZmqTransport to ZmqTransport, encoded, validated, delivered",
     }
     report.table(
         ("link", "median", "best", "of raw"),

@@ -1,6 +1,6 @@
 """Links without sockets, for tests: nothing is delivered before the test says so.
 
-Mail is encoded and decoded by the same codec and let in by the same rules as over ZeroMQ. Time is
+Messages are encoded, decoded and checked as over ZeroMQ. Time is
 the exchange's own and moves when the test moves it.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from common.errors import InboxTaken, MessageTooLarge
 from common.link.codec import Codec
-from common.link.outbox import Outbox
-from common.link.receiver import LinkStats, MessageReceiver
+from common.link.inbox import LinkStats, MessageReceiver
+from common.link.peer import Outbox
 from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address
 
@@ -31,7 +31,7 @@ class _Loss:
 
 
 class Exchange:
-    """Where all mail of a test passes through, in the order in which it was sent.
+    """Carries all messages of a test, in the order in which they were sent.
 
     With `auto`, what was sent is delivered in the next turn of the running loop.
     """
@@ -107,11 +107,11 @@ class Exchange:
             self._put(endpoint_of(name), frames)
 
     def refuse(self, name: str) -> None:
-        """Let an actor take no more mail: what is sent to it waits in outboxes."""
+        """Let an actor take no more messages: they wait in their senders' outboxes."""
         self._refusing.add(endpoint_of(name))
 
     def accept(self, name: str) -> None:
-        """Let an actor take mail again; outboxes are emptied at once."""
+        """Let an actor take messages again; outboxes are emptied at once."""
         self._refusing.discard(endpoint_of(name))
         for owner in list(self._owners.values()):
             owner.flush()
@@ -131,7 +131,7 @@ class Exchange:
             owner.end()
 
     def takes(self, endpoint: str) -> bool:
-        """Whether somebody is there and takes mail."""
+        """Whether the endpoint has an owner that takes messages."""
         return endpoint in self._owners and endpoint not in self._refusing
 
     def push(self, to: Address, message: Any, frames: list[bytes]) -> None:
@@ -200,7 +200,7 @@ class MemoryTransport:
         return (endpoint,)
 
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
-        """Start handing over mail, first what came before."""
+        """Start delivering messages, first those that came before."""
         self._deliver = deliver
         self._peer_lost = peer_lost
         unread, self._unread = self._unread, []
@@ -238,7 +238,7 @@ class MemoryTransport:
             self._exchange.kill(self._address.endpoint.removeprefix("mem://"))
 
     def receive(self, frames: list[bytes]) -> None:
-        """Take mail off the wire; for the exchange."""
+        """Take a message off the wire; for the exchange."""
         if self._deliver is None:
             self._unread.append(frames)
             return
@@ -257,7 +257,7 @@ class MemoryTransport:
                 self._stats.num_sent += 1
 
     def sweep(self) -> None:
-        """Give up peers whose mail does not leave; for the exchange."""
+        """Give up peers whose messages do not leave; for the exchange."""
         self.flush()
         for to in [to for to, o in self._outboxes.items() if o.overdue(self._exchange.now_s)]:
             self.forget(to)

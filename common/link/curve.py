@@ -37,7 +37,7 @@ class Keys:
     clients: frozenset[bytes]
 
     def protect_inbox(self, inbox: zmq.Socket[bytes]) -> None:
-        """Make an inbox a CURVE server that lets nobody in unasked; before it is bound."""
+        """Make an inbox, before it is bound, a CURVE server that asks about each client."""
         inbox.setsockopt(zmq.CURVE_SERVER, 1)
         inbox.setsockopt(zmq.CURVE_SECRETKEY, self.server_secret)
         inbox.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
@@ -147,7 +147,7 @@ class Authenticator:
         self._loop.call_soon(self._answer_all)
 
     def close(self) -> None:
-        """Stop answering; whoever asks now is let in by nobody."""
+        """Stop answering; clients that connect from now on are refused."""
         self._loop.remove_reader(self._fd)
         self.socket.close(0)
 

@@ -1,7 +1,8 @@
 """The links of one actor over ZeroMQ: its bound inbox and a PUSH to each peer, on its own loop.
 
-A ZeroMQ descriptor is edge-triggered: it tells of a change once, and any call on its socket may
-use the telling up. So whoever reads goes on, or comes back, until EVENTS says that nothing is left.
+A ZeroMQ descriptor is edge-triggered: it signals a change once, and any call on its socket may
+consume the signal. A reader must therefore continue, or come back, until EVENTS says that nothing
+is left.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ import zmq
 from common.config import LinkSettings
 from common.errors import ConfigError, MessageTooLarge
 from common.link import curve
-from common.link.binding import BoundInbox, bind_inbox, check_routers, require_keys, router_endpoint
 from common.link.codec import MAX_FRAMES, Codec
-from common.link.outbox import PATIENCE_S, Outbox
-from common.link.peer import Peer, connect
-from common.link.receiver import LinkStats, MessageReceiver
+from common.link.inbox import (
+    BoundInbox,
+    LinkStats,
+    MessageReceiver,
+    bind_inbox,
+    check_routers,
+    require_keys,
+    router_endpoint,
+)
+from common.link.peer import PATIENCE_S, Outbox, Peer, connect
 from common.link.resolve import Resolver, sendable, tcp_place
 from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address, new_instance_id
@@ -32,7 +39,7 @@ _BUDGET = 512  # messages a turn: beyond, timers and outboxes have their go
 _BUDGET_S = 0.002
 _SWEEP_S = 0.1
 _HANG_UP_S = 0.1
-_IDLE_S = 300.0  # a link unused for so long is closed; the next mail opens it anew
+_IDLE_S = 300.0  # a link unused for so long is closed; the next message opens it anew
 
 
 class ZmqTransport:
@@ -87,7 +94,7 @@ class ZmqTransport:
         """Bind the inbox of the instance `name`, whose messages are the union `inbox`.
 
         Raises `ConfigError` for settings that cannot work and `InboxTaken` where another process
-        has this inbox. To be called on the running loop that the mail is for.
+        has this inbox. Call it on the running loop of the inbox's owner.
         """
         return cls(settings, name, inbox)
 
@@ -117,7 +124,7 @@ class ZmqTransport:
         return self._resolver.endpoints(router_endpoint(endpoint, self._settings.run_dir))
 
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
-        """Start handing over mail."""
+        """Start delivering messages."""
         self._deliver = deliver
         self._peer_lost = peer_lost
         self._loop.add_reader(self._inbox_fd, self._drain)
@@ -175,8 +182,8 @@ class ZmqTransport:
     def send(self, to: Address, message: Any) -> None:
         """Send without ever blocking; what a peer cannot take yet waits in its outbox, merged.
 
-        Raises `MessageTooLarge`, and `MalformedMessage` for what the wire cannot carry. Mail to an
-        address that no link can be opened to counts as mail to a peer that is lost.
+        Raises `MessageTooLarge`, and `MalformedMessage` for what the wire cannot carry. A
+        peer that no link can be opened to counts as lost.
         """
         frames = self._codec.encode(message, to, self._address)
         num_bytes = sum(map(len, frames))
@@ -258,7 +265,7 @@ class ZmqTransport:
             self._sweep_handle = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Give up peers whose mail does not leave, and close links that are not used."""
+        """Give up peers whose messages do not leave, and close links that are not used."""
         self._sweep_handle = None
         now_s = time.monotonic()
         for peer in list(self._peers.values()):
@@ -266,7 +273,7 @@ class ZmqTransport:
                 self._flush(peer)  # it may be we who stood still, not the peer
             if peer.outbox.overdue(now_s, self.patience_s):
                 self._log.warning(
-                    "peer lost: its mail does not leave",
+                    "peer lost: its messages do not leave",
                     peer=peer.address.endpoint,
                     num_waiting=len(peer.outbox),
                 )
@@ -281,8 +288,9 @@ class ZmqTransport:
     def _idle_s(self, peer: Peer) -> float:
         """How long a link stays open unused.
 
-        One to an earlier life goes early, or each restart would cost a socket for minutes; not at
-        once, for late mail to that life opens it anew, which looks as if it succeeded the live one.
+        One to an earlier life goes early, or each restart would cost a socket for minutes. It does
+        not go at once: a late message to that life would open it anew, and the new link would look
+        like the successor of the live one.
         """
         return self.patience_s if peer.succeeded else _IDLE_S
 

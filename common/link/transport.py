@@ -18,7 +18,7 @@ Deliver = Callable[[Any, Address], None]
 """Called on the loop with each message of the inbox's union and the address of its sender."""
 
 PeerLost = Callable[[Address], None]
-"""Called on the loop when an outbox stayed undrained for too long; its mail has been dropped."""
+"""Called on the loop when an outbox stayed undrained for too long; its messages are dropped."""
 
 
 class Transport(Protocol):
@@ -31,7 +31,7 @@ class Transport(Protocol):
 
     @property
     def inbox_empty(self) -> bool:
-        """Whether all mail that had come was handed over; only then is it fair to judge leases."""
+        """Whether all messages that had arrived were delivered; leases may be judged only then."""
         ...
 
     def resolve(self, endpoint: str) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Transport(Protocol):
         ...
 
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
-        """Start handing over mail; before this nothing is read."""
+        """Start delivering messages; before this nothing is read."""
         ...
 
     def send(self, to: Address, message: Any) -> None:

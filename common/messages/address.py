@@ -1,4 +1,4 @@
-"""Who mail is for, and which way a request goes round the ring."""
+"""Addresses of inboxes, names of attempts, and the route of a request round the ring."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def new_instance_id() -> str:
 class Address:
     """An inbox endpoint and the instance id of its owner, new at every start.
 
-    An empty instance id means "whoever is there": only a worker's first heartbeat to a router may
-    be addressed so.
+    An empty instance id stands for any instance: only the heartbeats by which workers and routers
+    find each other may be addressed so.
     """
 
     endpoint: str

@@ -1,4 +1,4 @@
-"""Mail that any station may get: aborts, and the heartbeat that is also the registration."""
+"""Messages that any stage may get: aborts, and the heartbeat that is also the registration."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class WorkerAlive:
 
     `progress` grows whenever work is done; a worker with open attempts whose progress stands
     still for longer than `stall_after_s` counts as hung. `open_counters` are this router's
-    attempts that the worker has state for. `caught_up` says that no mail waited to be
-    read: only then is what `open_counters` lacks really not there.
+    attempts that the worker has state for. `caught_up` says that no message
+    waited to be read: only then is an attempt that `open_counters` lacks really not there.
     """
 
     TAG: ClassVar[str] = "worker_alive"

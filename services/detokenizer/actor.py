@@ -54,7 +54,7 @@ class DetokenizerActor:
         self._registration.start(transport, self._card)
 
     def receive(self, message: DetokenizerInbox, sender: Address) -> None:
-        """Handle one message; any mail of a router renews its lease."""
+        """Handle one message; any message of a router renews its lease."""
         now_s = self._clock()
         self._registration.heard(sender, now_s)
         match message:
@@ -71,7 +71,7 @@ class DetokenizerActor:
                 self._send(message.reply, timeline_part(message, self._clock, (track,)))
 
     def peer_lost(self, peer: Address) -> None:
-        """A router that takes no mail loses its streams; a compute's end with its terminals."""
+        """End the streams of a router that takes no messages; a compute's end by their routers."""
         self._registration.lost(peer)
         self._drop_router(peer.instance_id, self._clock())
 

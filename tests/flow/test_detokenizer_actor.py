@@ -28,7 +28,7 @@ CARD = ModelCard("tekken", "r1", 131_072)
 
 
 class Ring:
-    """One detokenizer with a compute service and two routers whose mail the test reads."""
+    """One detokenizer with a compute service and two routers whose messages the test reads."""
 
     def __init__(self, folder: Path) -> None:
         self.exchange = Exchange()

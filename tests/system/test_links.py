@@ -131,7 +131,7 @@ def test_large_columns_travel_whole(ipc: LinkSettings) -> None:
 @pytest.fixture
 def small_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """High-water marks that a few messages reach, long before heartbeats go unread."""
-    monkeypatch.setattr("common.link.binding._MERGING_HIGH_WATER_MARK", 10)
+    monkeypatch.setattr("common.link.inbox._MERGING_HIGH_WATER_MARK", 10)
     monkeypatch.setattr("common.link.peer._HIGH_WATER_MARK", 10)
 
 

@@ -1,18 +1,22 @@
-"""An inbox being bound: where it is, that nobody else has it, and what others must call it."""
+"""An actor's inbox: binding it, so that no other process has it, and checking what arrives."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import structlog
 import zmq
 
 from common.config import LinkSettings
-from common.errors import ConfigError, InboxTaken
+from common.errors import ConfigError, InboxTaken, MalformedMessage
+from common.link.codec import Codec, Envelope
 from common.link.curve import Keys
 from common.link.resolve import (
     MAX_IPC_PATH_BYTES,
@@ -26,13 +30,15 @@ from common.link.resolve import (
     sendable,
     tcp_place,
 )
+from common.messages.address import Address
+from common.messages.control import RouterAlive, WorkerAlive
 from common.run_dir import LOCK_SUFFIX, private_run_dir
 
-# Messages. libzmq gives its sender credit when half of them are read, so mail that merges should
-# meet a low mark and wait, merged, in the sender's outbox: with 500 streams and the detokenizer
-# behind, a mark of 64 moved 200,000 tokens a second where 4000 moved 100,000, its memory stayed at
-# 60 MiB instead of 115, and no outbox stood still for long enough to be given up. Other mail is
-# there at once, and a busy engine may read it only seconds later.
+# In messages. libzmq gives its sender credit when half of them are read, so messages that merge
+# should meet a low mark and wait, merged, in the sender's outbox: with 500 streams and the
+# detokenizer behind, a mark of 64 moved 200,000 tokens a second where 4000 moved 100,000, its
+# memory stayed at 60 MiB instead of 115, and no outbox stood still for long enough to be given up.
+# Other messages come at once, and a busy engine may read them only seconds later.
 _MERGING_HIGH_WATER_MARK = 64
 _HIGH_WATER_MARK = 4000
 
@@ -83,7 +89,7 @@ def expand(endpoint: str, run_dir: str, name: str) -> str:
 
 
 def check_routers(settings: LinkSettings, keys: Keys | None) -> None:
-    """Raise `ConfigError` for a `routers` entry that no mail could ever go to."""
+    """Raise `ConfigError` for a `routers` entry that no message could ever go to."""
     for entry in settings.routers:
         endpoint = router_endpoint(entry, settings.run_dir)
         try:
@@ -190,3 +196,65 @@ def _advertised(bound: TcpPlace, settings: LinkSettings) -> str:
     if not sendable(endpoint):
         raise ConfigError(f"[links] {endpoint} is no address that peers can connect to")
     return endpoint
+
+
+_CONTROL = (WorkerAlive, RouterAlive)
+"""May come without an instance id: their senders are looking for one another."""
+
+_LOG_INTERVAL_S = 1.0  # a broken or hostile peer must not fill the disk
+
+
+@dataclass(slots=True)
+class LinkStats:
+    """Counters of one actor's links since its start; the last two are of this moment."""
+
+    num_sent: int = 0
+    num_received: int = 0
+    num_malformed: int = 0
+    num_misaddressed: int = 0
+    num_merged: int = 0
+    num_dropped: int = 0  # waited for a peer that was lost or forgotten
+    num_peers_lost: int = 0
+    num_refused_keys: int = 0
+    num_waiting: int = 0
+    num_links: int = 0  # over sockets
+
+    def count_refused_key(self) -> None:
+        """Count a client that was not let in."""
+        self.num_refused_keys += 1
+
+    def copy(self) -> LinkStats:
+        """Return the counters as they are now."""
+        return replace(self)
+
+
+class MessageReceiver:
+    """Accepts messages that parse and are for this instance; counts and drops the others."""
+
+    def __init__(self, codec: Codec, owner: Address, stats: LinkStats) -> None:
+        self._codec = codec
+        self._owner = owner
+        self._stats = stats
+        self._log = structlog.get_logger()
+        self._logged_s = 0.0
+
+    def accept(self, frames: Sequence[bytes]) -> Envelope | None:
+        """Return the message, or None if it does not parse or is for another instance."""
+        try:
+            envelope = self._codec.decode(frames)
+        except MalformedMessage as error:
+            self._stats.num_malformed += 1
+            self._warn("message dropped: it does not parse", error=str(error))
+            return None
+        to = envelope.to_instance_id
+        if to == self._owner.instance_id or (not to and isinstance(envelope.message, _CONTROL)):
+            self._stats.num_received += 1
+            return envelope
+        self._stats.num_misaddressed += 1
+        return None
+
+    def _warn(self, event: str, **details: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= _LOG_INTERVAL_S:
+            self._logged_s = now_s
+            self._log.warning(event, num_malformed=self._stats.num_malformed, **details)

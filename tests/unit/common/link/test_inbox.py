@@ -6,7 +6,7 @@ import pytest
 
 from common.config import LinkSettings
 from common.errors import ConfigError
-from common.link.binding import check_routers, expand, require_keys
+from common.link.inbox import check_routers, expand, require_keys
 from common.link.resolve import TcpPlace
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.link.outbox import Outbox
+from common.link.peer import Outbox
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, RouterAlive
 from common.messages.tokens import TokensGenerated
