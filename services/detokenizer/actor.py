@@ -21,7 +21,7 @@ from common.telemetry import log
 from common.telemetry.span_ring import SpanRing, timeline_part
 from services.detokenizer.config import DetokenizerSettings
 from services.detokenizer.streams import AbortOrder, Streams
-from services.detokenizer.vocabulary import Vocabulary
+from services.detokenizer.vocabulary import TokenVocabulary
 
 CAPACITY = 1 << 16  # streams; compute's limits bound them long before
 
@@ -48,7 +48,7 @@ class DetokenizerActor:
 
     async def start(self, transport: Transport) -> None:
         """Load the vocabulary; ModelError when the model folder cannot be used."""
-        self._vocabulary = Vocabulary.load(self._folder)
+        self._vocabulary = TokenVocabulary.load(self._folder)
         self._streams = Streams(self._vocabulary)
         self._transport = transport
         self._registration.start(transport, self._card)

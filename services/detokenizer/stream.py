@@ -15,7 +15,7 @@ from services.detokenizer.answer.parser import AnswerParser
 from services.detokenizer.answer.parts import NO_PARTS
 from services.detokenizer.decoding.protocol import Decoding
 from services.detokenizer.stops import StopMatch, StopMatcher
-from services.detokenizer.vocabulary import Vocabulary
+from services.detokenizer.vocabulary import TokenVocabulary
 
 
 class TextChunk(NamedTuple):
@@ -33,7 +33,7 @@ class TextChunk(NamedTuple):
     reasoning_tokens: int = 0
 
 
-class Stream(Protocol):
+class AttemptStream(Protocol):
     """One attempt's output: ids in, what the client gets out."""
 
     @property
@@ -232,7 +232,9 @@ class ParsedStream:
         return TextChunk("".join(texts), 0, parts=tuple(parts))
 
 
-def parsed_stream(header: StreamHeader, choice: int, vocabulary: Vocabulary) -> ParsedStream | None:
+def parsed_stream(
+    header: StreamHeader, choice: int, vocabulary: TokenVocabulary
+) -> ParsedStream | None:
     """Open the stream of this choice, if its answer is to be parsed."""
     tools = tool_parser(header.tool_format)
     reasoning = reasoning_parser(header.reasoning_format, header.reasoning_open)

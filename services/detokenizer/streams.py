@@ -23,8 +23,8 @@ from common.messages.text import TextGenerated
 from common.messages.tokens import TokenRow, TokensGenerated
 from common.telemetry import names
 from common.telemetry.trace import context_from, tracer
-from services.detokenizer.stream import Stream, TextChunk, TextStream, parsed_stream
-from services.detokenizer.vocabulary import LogprobTexts, Vocabulary
+from services.detokenizer.stream import AttemptStream, TextChunk, TextStream, parsed_stream
+from services.detokenizer.vocabulary import LogprobTexts, TokenVocabulary
 
 TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 65_536
@@ -56,13 +56,13 @@ class StepOutcome:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _OpenStream:
     """One attempt's state; without a stream it has ended here and waits for compute's ending.
 
     `opened` says that the router knows, or learns with the row at hand, what the prompt took.
     """
 
-    stream: Stream | None
+    stream: AttemptStream | None
     compute: Address
     prompt_tokens: int
     cached_tokens: int
@@ -73,10 +73,10 @@ class _Entry:
 class Streams:
     """The table of attempts, and what to do with each row that arrives."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
         self._vocabulary = vocabulary
         self._logprob_texts = LogprobTexts(vocabulary.decoding)
-        self._entries: dict[str, dict[int, _Entry]] = {}  # by router and counter
+        self._entries: dict[str, dict[int, _OpenStream]] = {}  # by router and counter
         self._replies: dict[str, Address] = {}  # by router
         self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()  # dropped, until when
 
@@ -144,7 +144,7 @@ class Streams:
 
     def _open(
         self, row: TokenRow, compute: Address, now_s: float, outcome: StepOutcome
-    ) -> _Entry | None:
+    ) -> _OpenStream | None:
         """Make the state of an attempt that is new here; None if there can be none."""
         attempt = AttemptId(row.router, row.counter)
         if attempt in self._tombstones:
@@ -161,19 +161,21 @@ class Streams:
         counts = opened or (row.ended and row.ended.usage)
         prompt = (counts.prompt_tokens, counts.cached_tokens) if counts else (0, 0)
         span = None if opened is None else _start_span(attempt, header.traceparent)
-        entry = _Entry(stream, compute, *prompt, opened is not None, span)
+        entry = _OpenStream(stream, compute, *prompt, opened is not None, span)
         self._replies[row.router] = header.reply
         self._entries.setdefault(row.router, {})[row.counter] = entry
         return entry
 
-    def _stream(self, header: StreamHeader, counter: int) -> Stream:
+    def _stream(self, header: StreamHeader, counter: int) -> AttemptStream:
         """Make the stream that this header asks for."""
         if len(header.prompt_ids) % int32s().itemsize:
             raise MalformedMessage("prompt_ids of a stream header are no 32-bit integers")
         parsed = parsed_stream(header, counter - header.first_counter, self._vocabulary)
         return parsed or TextStream(header, self._vocabulary.decoding)
 
-    def _stop(self, row: TokenRow, entry: _Entry, chunk: TextChunk, outcome: StepOutcome) -> None:
+    def _stop(
+        self, row: TokenRow, entry: _OpenStream, chunk: TextChunk, outcome: StepOutcome
+    ) -> None:
         """End an attempt with a stop string, here and at compute."""
         entry.stream = None
         usage = Usage(entry.prompt_tokens, entry.cached_tokens, row.first_index + chunk.num_ids)
@@ -182,7 +184,12 @@ class Streams:
         outcome.aborts.append(AbortOrder(entry.compute, attempt, "stop_string"))
 
     def _finish(
-        self, row: TokenRow, entry: _Entry, stream: Stream, ending: Ending, outcome: StepOutcome
+        self,
+        row: TokenRow,
+        entry: _OpenStream,
+        stream: AttemptStream,
+        ending: Ending,
+        outcome: StepOutcome,
     ) -> None:
         """End an attempt as compute does, or with a stop string in its last tokens."""
         del self._entries[row.router][row.counter]
@@ -202,7 +209,12 @@ class Streams:
         self._end(row, entry, ending, outcome)
 
     def _lose(
-        self, row: TokenRow, entry: _Entry, stream: Stream, now_s: float, outcome: StepOutcome
+        self,
+        row: TokenRow,
+        entry: _OpenStream,
+        stream: AttemptStream,
+        now_s: float,
+        outcome: StepOutcome,
     ) -> None:
         """Tokens before this row never came: end the attempt, on both sides of here."""
         attempt = AttemptId(row.router, row.counter)
@@ -214,7 +226,7 @@ class Streams:
             outcome.aborts.append(AbortOrder(entry.compute, attempt, "lost"))
 
     def _write(
-        self, row: TokenRow, stream: Stream, chunk: TextChunk, outcome: StepOutcome
+        self, row: TokenRow, stream: AttemptStream, chunk: TextChunk, outcome: StepOutcome
     ) -> TextGenerated:
         """Add what a row came to to its router's text."""
         text = outcome.text_for(row.router)
@@ -231,7 +243,7 @@ class Streams:
             text.score(scores.first, self._logprob_texts.of_prompt(scores))
         return text
 
-    def _end(self, row: TokenRow, entry: _Entry, ending: Ending, outcome: StepOutcome) -> None:
+    def _end(self, row: TokenRow, entry: _OpenStream, ending: Ending, outcome: StepOutcome) -> None:
         outcome.texts[row.router].end(ending)
         _end_span(entry, ending.reason, ending.usage.completion_tokens)
 
@@ -263,7 +275,7 @@ def _start_span(attempt: AttemptId, traceparent: str) -> Span | None:
     return span
 
 
-def _end_span(entry: _Entry, reason: str, num_tokens: int = 0) -> None:
+def _end_span(entry: _OpenStream, reason: str, num_tokens: int = 0) -> None:
     span, entry.span = entry.span, None
     if span is not None:
         span.set_attribute(names.RESPONSE_FINISH_REASONS, [reason])

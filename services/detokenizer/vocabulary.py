@@ -19,7 +19,7 @@ from services.detokenizer.decoding.protocol import Decoding
 from services.detokenizer.decoding.window import WindowDecoding
 
 
-class Vocabulary:
+class TokenVocabulary:
     """The tokenizer of one model, for turning ids into text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -32,7 +32,7 @@ class Vocabulary:
         self.decoding = choose_decoding(tokenizer, self.special_ids)
 
     @classmethod
-    def load(cls, folder: Path) -> Vocabulary:
+    def load(cls, folder: Path) -> TokenVocabulary:
         """Read a model folder's tokenizer; ModelError when it is missing or not one."""
         return cls(load_tokenizer(read_folder(folder)))
 

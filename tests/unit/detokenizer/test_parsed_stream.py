@@ -12,10 +12,10 @@ from common.messages.failure import EndReason
 from common.messages.stream import StreamHeader
 from common.messages.text import Part
 from services.detokenizer.stream import ParsedStream, TextChunk, parsed_stream
-from services.detokenizer.vocabulary import Vocabulary
+from services.detokenizer.vocabulary import TokenVocabulary
 from tests.unit.detokenizer.vocabularies import marked
 
-VOCABULARY = Vocabulary(marked())
+VOCABULARY = TokenVocabulary(marked())
 REPLY = Address("ipc:///router", "r")
 HERMES = StreamHeader(
     REPLY, tool_format="hermes", reasoning_format="think", call_key="key", stop=("STOP",)

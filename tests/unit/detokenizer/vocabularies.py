@@ -19,7 +19,7 @@ from tokenizers.models import BPE
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
 from services.detokenizer.decoding.byte_level import printable_alphabet
-from services.detokenizer.vocabulary import Vocabulary
+from services.detokenizer.vocabulary import TokenVocabulary
 
 DATA = "mistral_common/data"
 MARKERS = tuple(
@@ -83,6 +83,6 @@ def mistral_v1() -> Tokenizer:
 
 
 @cache
-def vocabulary_of(make: Callable[[], Tokenizer]) -> Vocabulary:
+def vocabulary_of(make: Callable[[], Tokenizer]) -> TokenVocabulary:
     """Return one that all tests read; of 130,000 tokens it takes a third of a second to make."""
-    return Vocabulary(make())
+    return TokenVocabulary(make())

@@ -12,7 +12,7 @@ from services.detokenizer.decoding.byte_fallback import ByteFallbackDecoding
 from services.detokenizer.decoding.byte_level import ByteLevelDecoding
 from services.detokenizer.decoding.protocol import Decoding
 from services.detokenizer.decoding.window import WindowDecoding
-from services.detokenizer.vocabulary import Vocabulary
+from services.detokenizer.vocabulary import TokenVocabulary
 from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of
 
 TEKKEN, MISTRAL = vocabulary_of(tekken), vocabulary_of(mistral_v1)
@@ -59,7 +59,7 @@ def test_any_text_in_bytes_survives_the_byte_level(text: str) -> None:
 def test_each_kind_of_decoder_gets_its_decoding() -> None:
     assert isinstance(TEKKEN.decoding, ByteLevelDecoding)
     assert isinstance(MISTRAL.decoding, ByteFallbackDecoding)
-    assert isinstance(Vocabulary(metaspace()).decoding, WindowDecoding)
+    assert isinstance(TokenVocabulary(metaspace()).decoding, WindowDecoding)
 
 
 def metaspace() -> Tokenizer:
@@ -84,7 +84,7 @@ def word_piece() -> Tokenizer:
 @example(ids=[0, 6, 6, 6, 6, 6, 0], skip=False, cut=0)
 @given(ids=st.lists(st.integers(0, 7), max_size=20), skip=st.booleans(), cut=st.integers(0, 20))
 def test_other_decoders_go_through_a_window(make, ids, skip, cut) -> None:
-    vocabulary = Vocabulary(make())
+    vocabulary = TokenVocabulary(make())
     assert streamed(vocabulary.decoding, ids, skip, cut) == vocabulary.decode(ids, skip)
 
 
@@ -132,6 +132,6 @@ def test_ids_outside_the_vocabulary_are_no_text() -> None:
 @pytest.mark.parametrize("make", [metaspace, word_piece])
 @pytest.mark.parametrize("token_id", [-1, 10**6, 1 << 40])
 def test_ids_that_no_vocabulary_can_have_are_no_text_in_a_window_either(make, token_id) -> None:
-    decoding = Vocabulary(make()).decoding
+    decoding = TokenVocabulary(make()).decoding
     assert streamed(decoding, [1, token_id, 2], False, 0) == streamed(decoding, [1, 2], False, 0)
     assert decoding.token_bytes(token_id) == b""

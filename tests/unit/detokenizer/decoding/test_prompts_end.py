@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 
 from services.detokenizer.decoding.protocol import Decoding, num_completing, unfinished
 from services.detokenizer.decoding.window import WindowDecoding
-from services.detokenizer.vocabulary import Vocabulary
+from services.detokenizer.vocabulary import TokenVocabulary
 from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of
 
 TEKKEN, MISTRAL = vocabulary_of(tekken), vocabulary_of(mistral_v1)
@@ -125,7 +125,7 @@ def test_a_token_that_ends_inside_a_character_leaves_its_text_to_the_prompt() ->
     tokens = {"abâĤ": 0, "¬": 1, "x": 2}
     tokenizer = Tokenizer(BPE(tokens, []))
     tokenizer.decoder = decoders.ByteLevel()
-    for decoding in (WindowDecoding(tokenizer, frozenset()), Vocabulary(tokenizer).decoding):
+    for decoding in (WindowDecoding(tokenizer, frozenset()), TokenVocabulary(tokenizer).decoding):
         for answer, text in (([1, 2], "€x"), ([2], "x")):
             stream = decoding.stream(True)
             assert stream.follow([0]) == "ab"
