@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.gpu_figures import GpuFigures, gpu_figures_of
 from benchmarks.gpu_timeline import cut, device_times
 from benchmarks.stack import Stack, StackError, cpu_s, rss_mib
-from common.messages.timeline import Timeline
+from common.messages.queries import Timeline
 from services.bench.client import Clients, Endpoint, Load, Outcome
 from services.bench.workloads import Ask, completion
 from services.timeline import TimelineError, chrome_trace, fetch

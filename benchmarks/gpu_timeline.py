@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.messages.timeline import StagePart, Timeline, Track, TrackArg
+from common.messages.queries import StagePart, Timeline, Track, TrackArg
 
 HOST_PHASES = ("plan", "launch", "commit", "send")  # what is left out is `wait`
 

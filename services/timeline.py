@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from common.errors import MalformedMessage
 from common.link.codec import unpack
-from common.messages.timeline import StagePart, Timeline, Track
+from common.messages.queries import StagePart, Timeline, Track
 
 TIMEOUT_S = 30.0
 SAME_HOST_S = 0.05  # clocks nearer than this are one clock, read a little apart

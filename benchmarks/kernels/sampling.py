@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.case import Case
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.kernels.logits_processors import ProcessorTables, process_logits
 from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
 from services.compute.kernels.sample import ProcessedLogits, SampleScratch, sample_tokens

@@ -23,8 +23,7 @@ from common.messages.arrays import (
 )
 from common.messages.control import WorkerAlive
 from common.messages.failure import Ending, Failure
-from common.messages.inspection import Inspection
-from common.messages.timeline import TimelinePart
+from common.messages.queries import Inspection, TimelinePart
 
 T = TypeVar("T")
 

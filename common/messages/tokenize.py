@@ -8,9 +8,8 @@ from typing import ClassVar, Literal, TypeAlias
 from common.messages.address import Address, AttemptId, Route
 from common.messages.arrays import Int32s, require_choices
 from common.messages.control import Abort, RouterAlive
-from common.messages.inspection import InspectionQuery
+from common.messages.queries import InspectionQuery, TimelineQuery
 from common.messages.sampling import SamplingParams
-from common.messages.timeline import TimelineQuery
 
 
 @dataclass(frozen=True, slots=True)

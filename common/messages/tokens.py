@@ -23,7 +23,7 @@ from common.messages.arrays import (
 )
 from common.messages.control import Abort, RouterAlive
 from common.messages.failure import Ending
-from common.messages.timeline import TimelineQuery
+from common.messages.queries import TimelineQuery
 
 _FIRST_ROUTER = uint32s((0,))
 _ONE_TOKEN = uint32s((1,))

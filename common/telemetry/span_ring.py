@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from math import nan
 
-from common.messages.timeline import TimelinePart, TimelineQuery, Track, TrackArg
+from common.messages.queries import TimelinePart, TimelineQuery, Track, TrackArg
 
 CAPACITY = 8192
 

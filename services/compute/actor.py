@@ -19,8 +19,7 @@ from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.generate import ComputeInbox, Generate
-from common.messages.inspection import Inspection, InspectionQuery
-from common.messages.timeline import TimelineQuery
+from common.messages.queries import Inspection, InspectionQuery, TimelineQuery
 from common.registration import Registration, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import timeline_part

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from common.messages.address import AttemptId
 from common.messages.failure import EndReason, Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.scheduler.door import MAX_CHOICES
 from services.compute.scheduler.events import EventLog
 from services.compute.scheduler.protocol import News, Request, Scheduler

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.messages.timeline import Track, TrackArg
+from common.messages.queries import Track, TrackArg
 from services.compute.step import StepPlan
 
 CAPACITY = 8192  # steps: 1 MiB, and more than five seconds of the shortest steps

@@ -12,8 +12,8 @@ from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
+from common.messages.queries import TimelineQuery
 from common.messages.text import Detokenized, TextGenerated
-from common.messages.timeline import TimelineQuery
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from common.model_folder import describe
 from common.registration import Registration, WorkerState

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from common.messages.failure import EndReason
-from common.messages.stream import StreamHeader
+from common.messages.generate import StreamHeader
 from common.messages.text import Part
 from services.detokenizer.answer.formats import call_ids, markers, reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import AnswerParser

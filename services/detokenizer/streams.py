@@ -18,7 +18,7 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import AbortReason
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.stream import StreamHeader
+from common.messages.generate import StreamHeader
 from common.messages.text import TextGenerated
 from common.messages.tokens import TokenRow, TokensGenerated
 from common.telemetry import names

@@ -13,9 +13,8 @@ from structlog.typing import FilteringBoundLogger
 from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive, WorkerAlive
-from common.messages.inspection import Inspection
+from common.messages.queries import Inspection, TimelinePart
 from common.messages.text import AttemptRefused, Detokenized, TextGenerated, Tokenized
-from common.messages.timeline import TimelinePart
 from common.telemetry import log
 from common.telemetry.span_ring import SpanRing
 from services.router.admission import AdmissionController, AdmissionLimits, ClientLimits

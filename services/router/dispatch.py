@@ -18,10 +18,15 @@ from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, AbortReason, ModelCard, ServiceName
 from common.messages.failure import Failure
-from common.messages.inspection import Inspection, InspectionQuery, Subject
+from common.messages.queries import (
+    Inspection,
+    InspectionQuery,
+    Subject,
+    TimelinePart,
+    TimelineQuery,
+)
 from common.messages.sampling import SamplingParams
 from common.messages.text import Detokenized, Tokenized
-from common.messages.timeline import TimelinePart, TimelineQuery
 from common.messages.tokenize import (
     IdsPrompt,
     PromptSource,

@@ -6,9 +6,8 @@ import asyncio
 from typing import Any
 
 from common.messages.failure import Failure
-from common.messages.inspection import Inspection
+from common.messages.queries import Inspection, TimelinePart
 from common.messages.text import Detokenized, Tokenized
-from common.messages.timeline import TimelinePart
 from services.router.errors import FULL, ApiError
 from services.router.inflight import WORKER_LOST
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from common.errors import LinkError
 from common.link.codec import pack
 from common.messages.address import Address
-from common.messages.timeline import StagePart, Timeline
+from common.messages.queries import StagePart, Timeline
 from common.telemetry.span_ring import SpanRing
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, bad_field

@@ -14,10 +14,9 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Failure
-from common.messages.inspection import Inspection, InspectionQuery
+from common.messages.queries import Inspection, InspectionQuery, TimelineQuery
 from common.messages.sampling import SamplingParams
 from common.messages.text import AttemptRefused, Tokenized
-from common.messages.timeline import TimelineQuery
 from common.messages.tokenize import (
     IdsPrompt,
     OutputRules,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.functions import Function, check_parameters
 from services.tokenizer.jobs import refused

@@ -10,7 +10,7 @@ from common.child_main import framed, pack_frame
 from common.errors import MalformedMessage
 from common.link.codec import pack, unpack
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, PromptSource, TextPrompt
 
 

@@ -11,9 +11,8 @@ from common.link.codec import pack
 from common.messages.address import AttemptId
 from common.messages.arrays import int64s
 from common.messages.failure import Failure
-from common.messages.generate import Generate
+from common.messages.generate import Generate, StreamHeader
 from common.messages.sampling import SamplingParams
-from common.messages.stream import StreamHeader
 from common.messages.tokenize import Tokenize, TokenizeQuery
 from services.tokenizer.jobs import Outcome
 

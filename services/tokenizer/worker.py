@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.child_main import FrameWriter, ResourceLimits, serve
 from common.errors import ModelError
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, TextPrompt
 from common.tokenizer_folder import load_tokenizer, read_folder
 from services.tokenizer.answer_grammar import AnswerFormat, compose

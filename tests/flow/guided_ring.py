@@ -15,8 +15,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner, closing_ids
 from tests.flow import compute_ring

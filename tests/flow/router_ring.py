@@ -24,7 +24,7 @@ from common.messages.control import (
 )
 from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import ComputeInbox
-from common.messages.inspection import Inspection, InspectionQuery
+from common.messages.queries import Inspection, InspectionQuery
 from common.messages.text import (
     AttemptRefused,
     Detokenized,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from common.messages.tokenize import OutputRules, ToolInput, ToolUse
 from services.compute.config import ComputeSettings
 from services.router.openai.tools import MAX_TOOLS

@@ -13,8 +13,7 @@ from common.messages.address import AttemptId
 from common.messages.arrays import float32s, int32s
 from common.messages.control import ModelCard
 from common.messages.failure import Ending, Usage
-from common.messages.generate import ComputeInbox
-from common.messages.stream import StreamHeader
+from common.messages.generate import ComputeInbox, StreamHeader
 from common.messages.text import RouterInbox, TextGenerated
 from common.messages.tokens import DetokenizerInbox, PromptScores, TokensGenerated
 from common.registration import Registration

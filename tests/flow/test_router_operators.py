@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.messages.control import ModelCard
-from common.messages.inspection import InspectionQuery
+from common.messages.queries import InspectionQuery
 from tests.flow.router_ring import CHAT, TEXT, chat, error_of, running_router, waiting
 
 KEY = {"Authorization": "Bearer secret-key-1"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.link.codec import unpack
-from common.messages.timeline import Timeline, Track
+from common.messages.queries import Timeline, Track
 from tests.flow.whole_ring import WholeRing, save_vocabulary, whole_ring
 
 

@@ -16,9 +16,8 @@ from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, RouterAlive
 from common.messages.failure import Failure
-from common.messages.generate import Generate
+from common.messages.generate import Generate, StreamHeader
 from common.messages.sampling import SamplingParams
-from common.messages.stream import StreamHeader
 from common.messages.text import Tokenized
 from common.messages.tokenize import (
     ChatPrompt,

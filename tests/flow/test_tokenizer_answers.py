@@ -9,8 +9,8 @@ import pytest
 
 from common.link.codec import unpack
 from common.messages.arrays import int32s
-from common.messages.guidance import Guidance
-from common.messages.stream import StreamHeader
+from common.messages.generate import StreamHeader
+from common.messages.sampling import Guidance
 from common.messages.tokenize import (
     IdsPrompt,
     OutputRules,

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.kernels.logits_processors import (
     SEEN_IN_PROMPT,
     ProcessorTables,

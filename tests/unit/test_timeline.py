@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common.messages.timeline import StagePart, Timeline, Track, TrackArg
+from common.messages.queries import StagePart, Timeline, Track, TrackArg
 from services.timeline import Span, TimelineError, chrome_trace, fetch, share_during, summary
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 
 Done = Callable[[Failure | None], None]
 """Called once: with None when the grammar can be used, or with the reason why it cannot be."""

@@ -17,7 +17,7 @@ from common.child_process import (
     RestartingChild,
 )
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.grammar.compile_queue import CompileQueue, Done
 from services.compute.grammar.masks import MaskMemory, MaskStatus
 from services.compute.grammar.messages import (

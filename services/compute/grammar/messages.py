@@ -14,7 +14,7 @@ from pydantic import Field
 
 from common.child_main import pack_frame
 from common.config import Settings
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.step import Int32Array
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.protocol import Request
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS, Int32Array

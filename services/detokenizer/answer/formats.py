@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningMarkers, ToolMarkers
-from common.messages.stream import StreamHeader
+from common.messages.generate import StreamHeader
 from services.detokenizer.answer.deepseek import DeepSeekParser
 from services.detokenizer.answer.hermes import HermesParser
 from services.detokenizer.answer.llama_json import LlamaJsonParser

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from benchmarks.gpu_timeline import cut, device_times, open_times
-from common.messages.timeline import StagePart, Timeline, Track, TrackArg
+from common.messages.queries import StagePart, Timeline, Track, TrackArg
 
 PLANNED = (1.0, 2.0, 3.0, 9.0)
 

@@ -15,8 +15,8 @@ from common.messages.address import AttemptId
 from common.messages.arrays import MAX_CHOICES, MAX_COUNTER
 from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import ComputeInbox
+from common.messages.queries import Track, TrackArg
 from common.messages.text import Candidate, RouterInbox, TextGenerated, TokenLogprob
-from common.messages.timeline import Track, TrackArg
 from common.messages.tokenize import TokenizerInbox
 from common.messages.tokens import DetokenizerInbox, TokenLogprobs, TokensGenerated
 

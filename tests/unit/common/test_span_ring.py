@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.link.codec import pack, unpack
 from common.messages.address import Address, AttemptId
-from common.messages.timeline import StagePart, Timeline, TimelineQuery
+from common.messages.queries import StagePart, Timeline, TimelineQuery
 from common.telemetry.span_ring import SpanRing, timeline_part
 
 

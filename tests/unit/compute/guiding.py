@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.step import Int32Array, StepPlan, StepResult, TokenMasks
 
 GUIDANCE = Guidance(grammar="start: /a/")

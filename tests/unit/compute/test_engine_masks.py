@@ -10,8 +10,7 @@ import pytest
 
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.engine import Engine
 from services.compute.grammar.masks import MaskStatus
 from services.compute.masking import Masking

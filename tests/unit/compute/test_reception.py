@@ -8,7 +8,7 @@ import pytest
 
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.reception import Reception
 from services.compute.scheduler.decode_first import DecodeFirst
 from services.compute.scheduler.events import sequence_events

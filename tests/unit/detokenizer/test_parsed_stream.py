@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.messages.address import Address
 from common.messages.failure import EndReason
-from common.messages.stream import StreamHeader
+from common.messages.generate import StreamHeader
 from common.messages.text import Part
 from services.detokenizer.stream import ParsedStream, TextChunk, parsed_stream
 from services.detokenizer.vocabulary import TokenVocabulary

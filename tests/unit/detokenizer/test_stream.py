@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.address import Address
-from common.messages.stream import StreamHeader
+from common.messages.generate import StreamHeader
 from services.detokenizer.stream import TextStream
 from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of
 

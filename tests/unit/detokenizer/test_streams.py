@@ -6,7 +6,7 @@ from common.link.codec import pack
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import float32s, int32s
 from common.messages.failure import Ending, EndReason, Usage
-from common.messages.stream import StreamHeader
+from common.messages.generate import StreamHeader
 from common.messages.text import TextOpened
 from common.messages.tokens import PromptScores, TokenLogprobs, TokensGenerated
 from services.detokenizer.streams import LOST, AbortOrder, Streams

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.tokenizer.lark import Fragment, grammar_of, json_rule
 from services.tokenizer.schemas import CALENDAR_PATTERNS, prepared
 from tests.unit.tokenizer.walks import model

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from common.child_main import HEADER
 from common.messages.arrays import int32s
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from common.messages.tokenize import (
     ChatPrompt,
     IdsPrompt,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.chat_formats import REASONING_FORMATS
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from common.messages.tokenize import OutputRules, Structure
 from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.reasoning import ReasoningStage, stage_of

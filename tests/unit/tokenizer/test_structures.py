@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from common.messages.tokenize import OutputRules, Structure, StructureKind, ToolUse
 from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.functions import functions_of

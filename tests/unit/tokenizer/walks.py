@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.tokenizer.vocabulary import Vocabulary
 from tests.unit.tokenizer.vocabularies import byte_level
 

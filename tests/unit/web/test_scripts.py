@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.link.codec import pack
-from common.messages.timeline import StagePart, Timeline, Track, TrackArg
+from common.messages.queries import StagePart, Timeline, Track, TrackArg
 
 HERE = Path(__file__).parent
 STATIC = Path(__file__).resolve().parents[3] / "web"

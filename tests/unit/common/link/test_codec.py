@@ -16,9 +16,8 @@ from common.link.codec import Codec, pack, unpack
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import Float32s, Int32s, float32s, int32s
 from common.messages.control import PROTOCOL_VERSION, Abort, Load
-from common.messages.generate import ComputeInbox, Generate
+from common.messages.generate import ComputeInbox, Generate, StreamHeader
 from common.messages.sampling import SamplingParams
-from common.messages.stream import StreamHeader
 from common.messages.text import RouterInbox, TextGenerated
 from common.messages.tokenize import TokenizerInbox
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated

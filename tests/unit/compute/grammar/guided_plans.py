@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.step import SlotDelta, StepPlan, StepResult
 
 GUIDANCE = Guidance("start: /a*/", field="tools")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.grammar.compile_queue import CompileQueue
 
 

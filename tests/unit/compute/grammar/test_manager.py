@@ -10,7 +10,7 @@ import pytest
 from common.child_main import HEADER
 from common.child_process import Exited, Received
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.grammar.manager import (
     MAX_FAILED_STARTS,
     RETRY_S,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.grammar.backend import GrammarBackend
 from services.compute.grammar.mask_worker import MaskWorker
 from services.compute.grammar.masks import MaskMemory

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.grammar.backend import GrammarBackend
 from services.compute.grammar.masks import mask_words
 from services.compute.grammar.matcher import GrammarError, SequenceMatcher, TokenRefused, bits_of

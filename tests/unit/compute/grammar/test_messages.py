@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.child_main import HEADER
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.grammar.messages import (
     AcceptTokens,
     CompileGrammar,

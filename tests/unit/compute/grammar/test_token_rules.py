@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.grammar.matcher import TokenRules, bits_of
 from services.compute.grammar.messages import StartSequence
 

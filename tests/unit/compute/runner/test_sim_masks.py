@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.runner.sim import SimRunner, TokenScript, closing_ids
 from services.compute.step import SlotDelta, TokenMasks
 from tests.flow.guided_ring import save_tokenizer, tokenizer

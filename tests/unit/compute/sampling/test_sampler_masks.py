@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.sampling.sampler import Sampler
 from services.compute.step import SlotDelta, TokenMasks
 from tests.unit.compute.guiding import bits_of

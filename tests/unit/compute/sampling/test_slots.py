@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.guidance import Guidance
-from common.messages.sampling import SamplingParams
+from common.messages.sampling import Guidance, SamplingParams
 from services.compute.kernels import slot_words as words
 from services.compute.sampling.slots import NUM_WORDS, known_bias, slot_words
 from services.compute.step import SlotDelta

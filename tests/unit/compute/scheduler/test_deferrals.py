@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import DEVICE_TOKEN, StepPlan
 from tests.unit.compute.fake_device import make_spec

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.schools import School, make_policy
 from services.compute.scheduler.settings import SchedulerSettings

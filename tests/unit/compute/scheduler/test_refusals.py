@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.scheduler.protocol import Request
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import MAX_STOP_IDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages.failure import Failure
-from common.messages.guidance import Guidance
+from common.messages.sampling import Guidance
 from services.compute.scheduler.settings import SchedulerSettings
 from services.compute.step import StepPlan
 from tests.unit.compute.fake_device import make_spec

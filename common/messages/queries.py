@@ -1,13 +1,34 @@
-"""What the stages did and when, asked for by a router: the parts of a timeline."""
+"""Questions of a router to a worker, and their answers: what it did and when, and how it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 from common.errors import MalformedMessage
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import Float64s
+
+Subject: TypeAlias = Literal["tokenizer", "prefix_cache_reset"]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionQuery:
+    """Router to worker: describe your tokenizer, or empty your prefix cache and say how it went."""
+
+    TAG: ClassVar[str] = "inspection_query"
+    query: AttemptId
+    reply: Address
+    subject: Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Worker to router: the answer to an `InspectionQuery`, a JSON object."""
+
+    TAG: ClassVar[str] = "inspection"
+    query: AttemptId
+    found_json: bytes
 
 
 @dataclass(frozen=True, slots=True)
