@@ -296,7 +296,7 @@ class TokenizerActor:
             self._links.send(to, message)
         except LinkError as error:
             log.for_attempts((work.first,), (work.message.traceparent,)).error(
-                "mail not sent", tag=getattr(message, "TAG", ""), error=str(error)
+                "message not sent", tag=getattr(message, "TAG", ""), error=str(error)
             )
 
     @property
