@@ -52,7 +52,6 @@ class BoundInbox:
     lock: int | None
 
     def close(self) -> None:
-        """Close the socket and let go of the lock."""
         self.socket.close(0)
         if self.lock is not None:
             os.close(self.lock)
@@ -220,11 +219,9 @@ class LinkStats:
     num_links: int = 0  # over sockets
 
     def count_refused_key(self) -> None:
-        """Count a client that was not let in."""
         self.num_refused_keys += 1
 
     def copy(self) -> LinkStats:
-        """Return the counters as they are now."""
         return replace(self)
 
 

@@ -72,7 +72,6 @@ class Outbox:
         self._queue.append(Waiting(message, num_bytes, frames))
 
     def sent(self, now_s: float) -> None:
-        """Remove the first: it has left."""
         self._num_bytes -= self._queue.popleft().num_bytes
         self._moved_s = now_s
 

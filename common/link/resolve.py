@@ -39,7 +39,6 @@ def tcp_place(endpoint: str) -> TcpPlace | None:
 
 
 def is_literal(host: str) -> bool:
-    """Whether a host is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -148,7 +147,6 @@ class Resolver:
         return self._endpoints.get(endpoint, ())
 
     def close(self) -> None:
-        """Stop waiting for answers."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

@@ -32,7 +32,6 @@ _SCALARS = (int, float, str, bytes, bool)
 
 
 def wrong(wanted: str, got: Any) -> MalformedMessage:
-    """Make the error that says what was expected and what came."""
     return MalformedMessage(f"{wanted} expected, got {type(got).__name__} {got!r:.40}")
 
 

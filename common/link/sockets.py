@@ -46,7 +46,6 @@ class ZmqTransport:
     """`common.link.transport.Transport` over ZeroMQ; made, used and closed on one running loop."""
 
     def __init__(self, settings: LinkSettings, name: str, union: Any) -> None:
-        """As `bind`."""
         self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger()
         self._settings = settings
@@ -100,16 +99,13 @@ class ZmqTransport:
 
     @property
     def address(self) -> Address:
-        """The endpoint that peers connect to, and this life's instance id."""
         return self._address
 
     @property
     def inbox_empty(self) -> bool:
-        """Whether the last look at the inbox found nothing left in it."""
         return self._inbox_empty
 
     def stats(self) -> LinkStats:
-        """Return the counters as they are now."""
         stats = self._stats.copy()
         stats.num_waiting = self._num_waiting()
         stats.num_links = len(self._peers)
@@ -124,7 +120,6 @@ class ZmqTransport:
         return self._resolver.endpoints(router_endpoint(endpoint, self._settings.run_dir))
 
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
-        """Start delivering messages."""
         self._deliver = deliver
         self._peer_lost = peer_lost
         self._loop.add_reader(self._inbox_fd, self._drain)
@@ -299,7 +294,6 @@ class ZmqTransport:
             self._peer_lost(peer)
 
     def forget(self, peer: Address) -> None:
-        """Close the link to a peer at once and drop what waits for it."""
         link = self._peers.pop(peer, None)
         if link is not None:
             self._unwatch(link)

@@ -18,7 +18,7 @@ Uint64s: TypeAlias = Annotated["array[int]", "Q"]
 Float32s: TypeAlias = Annotated["array[float]", "f"]
 Float64s: TypeAlias = Annotated["array[float]", "d"]
 PackedInt32s: TypeAlias = Annotated[bytes, "i"]
-"""A column that stays the frame's bytes, for who makes an array of another kind of it. A copy of
+"""A column that stays bytes, for a receiver that makes another kind of array of it. A copy of
 100,000 ids takes 10 us, or 400 where the allocator has to get the memory."""
 
 MAX_COUNTER = 1 << 62
@@ -36,27 +36,22 @@ def int32s(values: Iterable[int] = ()) -> array[int]:
 
 
 def int64s(values: Iterable[int] = ()) -> array[int]:
-    """Pack integers into a 64-bit column; OverflowError when one does not fit."""
     return array("q", values)
 
 
 def uint32s(values: Iterable[int] = ()) -> array[int]:
-    """Pack integers into an unsigned 32-bit column; OverflowError when one does not fit."""
     return array("I", values)
 
 
 def uint64s(values: Iterable[int] = ()) -> array[int]:
-    """Pack integers into an unsigned 64-bit column; OverflowError when one does not fit."""
     return array("Q", values)
 
 
 def float32s(values: Iterable[float] = ()) -> array[float]:
-    """Pack floats into a 32-bit column."""
     return array("f", values)
 
 
 def float64s(values: Iterable[float] = ()) -> array[float]:
-    """Pack floats into a 64-bit column."""
     return array("d", values)
 
 
@@ -70,7 +65,7 @@ def require(condition: bool, fault: str) -> None:
 
 
 def require_choices(num_choices: int, first_choice: int = 0) -> None:
-    """Raise `MalformedMessage` unless the number of choices is one to loop over."""
+    """Raise `MalformedMessage` unless a loop over the choices is short."""
     require(1 <= num_choices <= MAX_CHOICES, "num_choices is out of range")
     require(0 <= first_choice <= MAX_CHOICES, "first_choice is out of range")
 

@@ -16,7 +16,7 @@ AbortReason: TypeAlias = Literal["client_gone", "stop_string", "lost", "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End this attempt; idempotent, and right also for an attempt that has not arrived yet."""
+    """End this attempt; idempotent, and valid also before the attempt has arrived."""
 
     TAG: ClassVar[str] = "abort"
     attempt: AttemptId
@@ -25,9 +25,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Matryoshka:
-    """Which first numbers of an embedding are one by themselves: any, or as many as `sizes` say.
+    """The lengths to which an embedding may be cut: any, or those of `sizes`.
 
-    Where the model's embeddings have the length 1, shorter ones get it with `normalize`.
+    With `normalize`, a cut embedding is scaled to the norm 1, as the model's own have.
     """
 
     sizes: tuple[int, ...] = ()
@@ -36,13 +36,13 @@ class Matryoshka:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The model that a worker serves; an itinerary stays within one revision.
+    """The model that a worker serves; a route stays within one revision.
 
-    Answers name it `name`; requests may call it by one of its `aliases`, too.
+    Answers name it `name`; requests may also use one of its `aliases`.
     Lengths are 0 where the worker does not decide them (tokenizer and detokenizer).
-    `sampling_defaults` are the model's own, by the name of the field in `SamplingParams`, for what
-    a client leaves out; only compute says them. `pooling` is how compute makes an embedding of a
-    text, empty where the model is not made for that; with `matryoshka` they may be cut short.
+    `sampling_defaults` are the model's own values of fields of `SamplingParams` that a client
+    leaves out; only compute sends them. `pooling` is how compute makes an embedding of a text,
+    empty for a model without embeddings; with `matryoshka` they may be cut.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ModelCard:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that requests may call it."""
+        """The names that requests may use."""
         return (self.name, *self.aliases)
 
 
@@ -69,7 +69,7 @@ class StepReport:
     `times` has (name, median, 99th percentile) in seconds for the host's `plan`, `launch`, `wait`,
     `commit` and `send`, for `host`, its whole cycle less what it waited, and for `device`.
     `device_idle_ratio` is the share of the device's time that went by between two steps while
-    there was work. What the device does not tell is left out.
+    there was work. Times that the device does not report are left out.
     """
 
     num_steps: int
@@ -120,8 +120,8 @@ class WorkerAlive:
 class RouterAlive:
     """Router to worker: the answer to a heartbeat, which renews the router's lease there.
 
-    `num_open` tells a draining worker what of this router may still come to it or is there.
-    `leaving` is the last word of a router that stops: all that it had open has ended.
+    `num_open` tells a draining worker how many of this router's attempts are there or on their way.
+    `leaving` is the last message of a router that stops: all its attempts have ended.
     """
 
     TAG: ClassVar[str] = "router_alive"

@@ -14,7 +14,7 @@ Subject: TypeAlias = Literal["tokenizer", "prefix_cache_reset"]
 
 @dataclass(frozen=True, slots=True)
 class InspectionQuery:
-    """Router to worker: describe your tokenizer, or empty your prefix cache and say how it went."""
+    """Router to worker: describe the tokenizer, or reset the prefix cache and report the result."""
 
     TAG: ClassVar[str] = "inspection_query"
     query: AttemptId
@@ -33,7 +33,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class TimelineQuery:
-    """Router to worker: say what you did in the last seconds."""
+    """Router to worker: send the spans of the last seconds."""
 
     TAG: ClassVar[str] = "timeline_query"
     LINGERS: ClassVar[bool] = False

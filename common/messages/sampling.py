@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """Rules for every token of one answer; a token must please all of them.
+    """Rules for every token of one answer; a token must satisfy all of them.
 
     `grammar` is a grammar as llguidance takes it: Lark text, or its JSON form beginning with `{`;
     empty for none. `allowed_token_ids` are the only ones allowed, if there are any; what ends a

@@ -1,4 +1,4 @@
-"""The tokenizer's inbox: prompts in the client's words."""
+"""The tokenizer's inbox: prompts as clients send them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PromptSource: TypeAlias = ChatPrompt | TextPrompt | IdsPrompt
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """How many tokens one request may have, as the compute service of its itinerary says."""
+    """How many tokens one request may have, as the compute service of its route declares."""
 
     max_model_len: int
     max_input_length: int
@@ -133,7 +133,7 @@ class Tokenize:
 
     `num_choices` attempts start at `attempt.counter`. `output_ids` and `accepted_characters` are
     a retry's journal and empty at first. Times are Unix seconds, fixed at admission. A prompt of
-    more than `truncate_to` tokens (if that is not 0) loses what is over, at its `truncate_side`.
+    more than `truncate_to` tokens (if that is not 0) is cut at its `truncate_side`.
     With `pooling` the answer is the prompt's embedding.
     """
 

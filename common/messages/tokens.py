@@ -99,7 +99,6 @@ class TokenRow(NamedTuple):
 
     @property
     def attempt(self) -> AttemptId:
-        """The attempt that the tokens are of."""
         return AttemptId(self.router, self.counter)
 
 

@@ -81,7 +81,7 @@ class DetokenizerActor:
         state = WorkerState(
             load=Load(len(self._streams), 0, CAPACITY),
             progress=self._progress,
-            stall_after_s=0.0,  # silence is no sign of trouble here: tokens come when they come
+            stall_after_s=0.0,  # silence is no sign of trouble here: tokens may pause for any time
             draining=self._draining,
             open_counters=self._streams.open_counters,
         )
@@ -95,7 +95,7 @@ class DetokenizerActor:
 
     @property
     def drained(self) -> bool:
-        """Whether every stream has ended, and no router has one on its way here."""
+        """Whether every stream has ended and no router has another on its way here."""
         return len(self._streams) == 0 and self._registration.released
 
     @property
@@ -105,7 +105,6 @@ class DetokenizerActor:
 
     @property
     def num_open(self) -> int:
-        """Streams with state here."""
         return len(self._streams)
 
     async def stop(self) -> None:
@@ -159,7 +158,7 @@ class DetokenizerActor:
 
 
 def _attempts(message: object, to: Address) -> list[AttemptId]:
-    """Return what a message is about; text is for the router whose attempts its rows are."""
+    """Return the attempts that a message is about; a text's rows are attempts of its router."""
     match message:
         case TextGenerated(counters=counters):
             return [AttemptId(to.instance_id, counter) for counter in counters]
@@ -171,5 +170,5 @@ def _attempts(message: object, to: Address) -> list[AttemptId]:
 
 
 def load_card(folder: Path, served_names: Sequence[str]) -> ModelCard:
-    """Describe the model folder; the detokenizer decides no lengths, so it names none."""
+    """Describe the model folder, without lengths: the detokenizer does not decide them."""
     return replace(describe(folder, served_names), max_model_len=0)

@@ -1,4 +1,4 @@
-"""Stop strings: found wherever they end, across any token boundaries, and never shown."""
+"""Stop strings: found across token boundaries, and not shown."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class StopMatch:
 class StopMatcher:
     """Looks for the stop string that ends first; where two end together, for the longer.
 
-    One Knuth-Morris-Pratt automaton per stop string, and a step only of those that have begun or
-    begin with the character: most characters of most texts cost one look into a dict. Held back is
-    the longest end of the text that begins a stop string, and nothing more.
+    Each stop string has a Knuth-Morris-Pratt automaton. Only automata that have begun, or begin
+    with the character, take a step, so most characters cost one lookup in a dict. The matcher holds
+    back the longest suffix of the text that begins a stop string, and nothing more.
     """
 
     __slots__ = ("_begun", "_borders", "_by_first", "_held", "_include", "_matched", "_stops")

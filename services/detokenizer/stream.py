@@ -21,8 +21,8 @@ from services.detokenizer.vocabulary import TokenVocabulary
 class TextChunk(NamedTuple):
     """Text of the first `num_ids` of the ids given; `stop` is the stop string that was found.
 
-    `parts` are what a parsed answer's text came to; the counts of its calls and of its tokens of
-    reasoning come with its last chunk.
+    `parts` are those of a parsed answer. Its last chunk has the counts of its calls and of its
+    reasoning tokens.
     """
 
     text: str
@@ -37,14 +37,10 @@ class AttemptStream(Protocol):
     """One attempt's output: ids in, what the client gets out."""
 
     @property
-    def header(self) -> StreamHeader:
-        """What the request asks of its text."""
-        ...
+    def header(self) -> StreamHeader: ...
 
     @property
-    def next_index(self) -> int:
-        """The output index of the token to come."""
-        ...
+    def next_index(self) -> int: ...
 
     def push(self, ids: Sequence[int]) -> TextChunk:
         """Take the ids that follow and return their text, up to a stop string if one is found."""
@@ -56,15 +52,15 @@ class AttemptStream(Protocol):
 
 
 def is_whole(reason: EndReason) -> bool:
-    """Whether an answer that ends so is complete, and not only one attempt at it."""
+    """Whether this ends the answer, and not only one attempt at it."""
     return reason in ("stop", "length")
 
 
 class TextStream:
     """Decodes one attempt's output in the context of its prompt and watches for stop strings.
 
-    A retry's accepted ids are replayed first; of their text only what the client has not got yet
-    comes out, with the first chunk.
+    A retry's accepted ids are replayed first. The first chunk has the part of their text that the
+    client does not have yet.
     """
 
     __slots__ = ("_decoder", "_min_tokens", "_replayed", "_stops", "header", "next_index")
@@ -84,7 +80,6 @@ class TextStream:
             self._replayed = replayed[header.accepted_characters :]
 
     def push(self, ids: Sequence[int]) -> TextChunk:
-        """Take the ids that follow and return their text, up to a stop string if one is found."""
         if not self.header.stop:
             self.next_index += len(ids)
             return self._chunk(self._decoder.push(ids), len(ids))
@@ -130,10 +125,10 @@ class TextStream:
 
 
 class ParsedStream:
-    """Takes a stream's text, in which stop strings have been looked for, through the parsers.
+    """Passes a stream's text, cut at its stop string, through the parsers.
 
-    A retry's accepted ids are replayed through decoder and parsers both: parts of the text that
-    the client has are left out, the others come with the first chunk.
+    A retry's accepted ids are replayed through the decoder and the parsers. Parts that the client
+    has are left out; the others come with the first chunk.
     """
 
     __slots__ = ("_parser", "_reasoning_tokens", "_replayed", "_text", "header")
@@ -150,11 +145,9 @@ class ParsedStream:
 
     @property
     def next_index(self) -> int:
-        """The output index of the token to come."""
         return self._text.next_index
 
     def push(self, ids: Sequence[int]) -> TextChunk:
-        """Take the ids that follow and return their text, up to a stop string if one is found."""
         if len(ids) < 2 or not self._parser.may_reason:
             chunk = self._take(ids)
             return chunk if self._replayed is None else self._joined((chunk,))
@@ -166,7 +159,6 @@ class ParsedStream:
         return self._joined(done)
 
     def finish(self, ids: Sequence[int], reason: EndReason) -> TextChunk:
-        """Take the last ids and return the rest of the text."""
         done = [self.push(ids[:-1])]
         if done[0].stop is None:
             chunk = self._text.finish(ids[-1:], reason)
@@ -197,7 +189,7 @@ class ParsedStream:
         )
 
     def _joined(self, chunks: Sequence[TextChunk]) -> TextChunk:
-        """Make one chunk of several, behind what a retry has left over of its journal."""
+        """Join chunks into one, after the rest of a retry's journal."""
         texts: list[str] = []
         parts: list[Part] = []
         if self._replayed is not None:

@@ -42,7 +42,7 @@ class AbortOrder(NamedTuple):
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What the rows of one step came to: text by router (its instance), and aborts."""
+    """The text of one step by router (its instance), and the attempts to abort."""
 
     texts: dict[str, TextGenerated] = field(default_factory=dict)
     aborts: list[AbortOrder] = field(default_factory=list)
@@ -59,7 +59,7 @@ class StepOutcome:
 class _OpenStream:
     """One attempt's state; without a stream it has ended here and waits for compute's ending.
 
-    `opened` says that the router knows, or learns with the row at hand, what the prompt took.
+    `opened` says that the router has the prompt's counts, or gets them with the current row.
     """
 
     stream: AttemptStream | None
@@ -84,7 +84,7 @@ class Streams:
         return sum(map(len, self._entries.values()))
 
     def reply_to(self, router: str) -> Address:
-        """Return where the text for a router goes, of which there was a stream."""
+        """Return the inbox of a router that has had a stream here."""
         return self._replies[router]
 
     def take(self, message: TokensGenerated, compute: Address, now_s: float) -> StepOutcome:
@@ -138,14 +138,13 @@ class Streams:
         return list(self._entries.get(router, ()))
 
     def expire(self, now_s: float) -> None:
-        """Let go of old tombstones."""
         while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
             self._tombstones.popitem(last=False)
 
     def _open(
         self, row: TokenRow, compute: Address, now_s: float, outcome: StepOutcome
     ) -> _OpenStream | None:
-        """Make the state of an attempt that is new here; None if there can be none."""
+        """Make the state of an attempt that is new here; None if it cannot have one."""
         attempt = AttemptId(row.router, row.counter)
         if attempt in self._tombstones:
             return None
@@ -196,7 +195,7 @@ class Streams:
         usage = ending.usage
         chunk = stream.finish(row.token_ids, ending.reason)
         text = self._write(row, stream, chunk, outcome)
-        if not entry.opened and ending.reason != "refused":  # it had nothing to tell before
+        if not entry.opened and ending.reason != "refused":  # its only row
             text.open(usage.prompt_tokens, usage.cached_tokens, _prompt_ids(stream.header))
         if chunk.stop is not None:
             completion_tokens = row.first_index + chunk.num_ids
@@ -216,7 +215,7 @@ class Streams:
         now_s: float,
         outcome: StepOutcome,
     ) -> None:
-        """Tokens before this row never came: end the attempt, on both sides of here."""
+        """Tokens before this row are lost: end the attempt at the router and at compute."""
         attempt = AttemptId(row.router, row.counter)
         usage = Usage(entry.prompt_tokens, entry.cached_tokens, stream.next_index)
         outcome.text_for(row.router).add(row.counter, stream.next_index, (), "")
@@ -228,7 +227,7 @@ class Streams:
     def _write(
         self, row: TokenRow, stream: AttemptStream, chunk: TextChunk, outcome: StepOutcome
     ) -> TextGenerated:
-        """Add what a row came to to its router's text."""
+        """Add a row's text to that of its router."""
         text = outcome.text_for(row.router)
         ids = row.token_ids[: chunk.num_ids]
         logprobs = row.logprobs
@@ -249,7 +248,6 @@ class Streams:
 
 
 def _stopped(chunk: TextChunk, usage: Usage) -> Ending:
-    """Return the ending of a text that a stop string ended."""
     return Ending(
         "stop",
         usage,

@@ -44,7 +44,6 @@ class TokenVocabulary:
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """Decode a whole text at once."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -98,7 +97,6 @@ class LogprobTexts:
         self._decoding = decoding
 
     def of(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenLogprob, ...]:
-        """Return an entry for each token."""
         return tuple(
             TokenLogprob(
                 self._candidate(token_id, scores.chosen),
@@ -111,7 +109,6 @@ class LogprobTexts:
         )
 
     def of_prompt(self, scores: PromptScores) -> tuple[TokenLogprob, ...]:
-        """Return the same for tokens of a prompt."""
         return tuple(self._prompt_tokens(scores))
 
     def _prompt_tokens(self, scores: PromptScores) -> Iterator[TokenLogprob]:

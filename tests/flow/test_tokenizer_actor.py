@@ -269,7 +269,9 @@ async def test_the_log_names_the_request_whose_process_died_or_whose_answer_was_
         ring.processes.started[1].die()
         ring.pass_time(0.0)
     told = [line for line in lines if "attempt" in line]
-    assert [line["event"] for line in told] == ["tokenizer process ended"] * 2 + ["message not sent"]
+    assert [line["event"] for line in told] == ["tokenizer process ended"] * 2 + [
+        "message not sent"
+    ]
     for line in told:
         assert line["attempt"] == f"{ring.router.address.instance_id[:8]}:4"
         assert line["trace_id"] == PARENT[3:35]

@@ -113,8 +113,8 @@ class CallObject:
     def read(self) -> Reading[bool]:
         """Read the object; false if it is no call: then nothing was handed on.
 
-        The caller has made the reader keep what is read, and has what was kept in that case. Of a
-        call that turns out broken, what was sent is passed on.
+        The caller has made the reader keep what it reads, and in that case uses what was kept. The
+        arguments of a broken call are passed on as they are.
         """
         reader = self._in
         reader.one()

@@ -1,4 +1,4 @@
-"""The formats of answers by name: which parser reads each, and what it has to see."""
+"""The formats of answers by name: the parser of each, its markers, and its call ids."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def call_ids(name: str) -> CallIds:
 
 
 def markers(header: StreamHeader) -> tuple[str, ...]:
-    """Name what the parsers of an answer look for, so that special tokens of it are written out."""
+    """Return the markers of an answer's parsers, which are written out even if they are special."""
     words: tuple[str, ...] = ()
     if header.tool_format in TOOL_PARSERS:
         words = TOOL_FORMATS[header.tool_format].all

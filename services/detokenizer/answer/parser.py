@@ -37,9 +37,7 @@ class ToolParser(Protocol):
     It never looks back, so its cost is linear in the text.
     """
 
-    def __init__(self, markers: ToolMarkers) -> None:
-        """Take what the format has around its calls."""
-        ...
+    def __init__(self, markers: ToolMarkers) -> None: ...
 
     def parse(self, reader: TextReader, out: PartSink) -> Reading[None]:
         """Read the text to its end and hand on what is in it."""
@@ -49,7 +47,7 @@ class ToolParser(Protocol):
 class AnswerParser:
     """Makes parts of an answer's text, as it comes; either parser may be missing.
 
-    What has come out for some text, joined, is the same however the text was cut.
+    The parts of a text, joined, do not depend on how the text was cut.
     """
 
     __slots__ = ("_content", "_reasoning", "_reasoning_stage", "_sink", "_tool_stage")
@@ -77,12 +75,10 @@ class AnswerParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
         return self._sink.num_calls
 
     @property
     def may_reason(self) -> bool:
-        """Whether what follows can be reasoning."""
         return self._reasoning_stage is not None
 
     @property
@@ -126,7 +122,6 @@ class _Stage:
         return next(self._reading, True) is True
 
     def rest(self) -> str:
-        """Return what the reading has left over."""
         return self._reader.rest()
 
     def finish(self) -> str:

@@ -1,4 +1,4 @@
-"""Where the pieces of a parsed answer are put together into `Part`s."""
+"""Joins the pieces of a parsed answer into `Part`s."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class PartSink:
         self._parts_content = False  # nor white space before it
 
     def reasoning(self, text: str) -> None:
-        """Add reasoning."""
         self._add("reasoning", text)
 
     def plain(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Text that is still coming, for parsers that are written as if it were all there."""
+"""Streamed text, for parsers that are written as if all of it were there."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def ignore(text: str) -> None:
 
 
 class TextReader:
-    """Reads a text in pieces, each as early as it is certain.
+    """Reads a text in pieces, each as soon as it is certain.
 
-    What a reading has handed out at the end of some text never depends on how the text was cut:
-    it takes all there is before it waits, and waits only for what could be the rest of a word. The
-    text not read yet is shorter than a word, so the cost is linear in the text.
+    The output for a text does not depend on how the text was cut: a reading takes all there is
+    before it waits, and waits only for the possible rest of a word. The unread text is shorter
+    than a word, so the cost is linear in the text.
     """
 
     __slots__ = ("_at", "_kept", "_keeps", "_text", "ended")
@@ -36,12 +36,10 @@ class TextReader:
         self._keeps = False
 
     def feed(self, text: str) -> None:
-        """Add text at the end."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def rest(self) -> str:
-        """Read all that is here."""
         return self._take(len(self._text))
 
     def peek(self) -> Reading[str]:
@@ -53,7 +51,7 @@ class TextReader:
         return self._text[self._at]
 
     def one(self) -> str:
-        """Read a character that was seen to be there."""
+        """Read the next character, which must be there."""
         return self._take(self._at + 1)
 
     def run(self, characters: re.Pattern[str], emit: Callable[[str], object]) -> Reading[str]:

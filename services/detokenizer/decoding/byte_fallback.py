@@ -44,14 +44,12 @@ class ByteFallbackDecoding:
     def stream(
         self, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
     ) -> ByteFallbackStream:
-        """Start a stream; special tokens but those shown are left out of it, or all written out."""
         skipped = frozenset[int]()
         if skip_special_tokens:
             skipped = self._special_ids - shown if shown else self._special_ids
         return ByteFallbackStream(self._all, skipped, self._stripped)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the token's bytes; none for an id outside the vocabulary."""
         if not 0 <= token_id < len(self._all):
             return b""
         piece = self._all[token_id]
@@ -105,7 +103,6 @@ class ByteFallbackStream:
         return self._without_leading_space("".join(parts))
 
     def flush(self) -> str:
-        """End the last run."""
         return self._without_leading_space(self._end_run())
 
     def _end_run(self) -> str:

@@ -42,7 +42,6 @@ class ByteLevelDecoding:
     def stream(
         self, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
     ) -> ByteLevelStream:
-        """Start a stream; special tokens but those shown are left out of it, or all written out."""
         if not skip_special_tokens:
             return ByteLevelStream(self._all)
         table = self._tables.get(shown)
@@ -51,7 +50,6 @@ class ByteLevelDecoding:
         return ByteLevelStream(table)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the token's bytes; none for an id outside the vocabulary."""
         return self._all[token_id] if 0 <= token_id < len(self._all) else b""
 
     def _without(self, ids: Set[int]) -> list[bytes]:
@@ -74,14 +72,12 @@ class ByteLevelStream:
         self._own = b""
 
     def follow(self, prompt_ids: Iterable[int]) -> str:
-        """Start behind a prompt; return its complete characters."""
         text = self.push(prompt_ids)
         self._begun, _ = self._decoder.getstate()
         self._decoder.reset()
         return text
 
     def push(self, ids: Iterable[int]) -> str:
-        """Take more ids and return the characters that are complete."""
         table = self._table
         size = len(table)
         data = b"".join([table[i] for i in ids if 0 <= i < size])

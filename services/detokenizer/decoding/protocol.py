@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class TextDecoder(Protocol):
-    """The state of one stream of ids; text that later ids could still change is kept back.
+    """The state of one stream of ids; text that later ids could change is held back.
 
     What `push` and `flush` return, joined, is what decoding all the ids at once gives. Behind a
     prompt it is what they add to its text.
@@ -17,7 +17,7 @@ class TextDecoder(Protocol):
     def follow(self, prompt_ids: Iterable[int]) -> str:
         """Start behind the end of a prompt; return its text up to an unfinished character.
 
-        If the ids to come complete that character, all of it is theirs; if not, nothing of it is.
+        If later ids complete that character, their text has all of it; otherwise nothing of it.
         """
         ...
 

@@ -21,7 +21,6 @@ class WindowDecoding:
     def stream(
         self, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
     ) -> WindowStream:
-        """Start a stream; special tokens but those shown are left out of it, or all written out."""
         if not skip_special_tokens:
             return WindowStream(self._tokenizer, self._all)
         taken = self._taken.get(shown)
@@ -55,14 +54,12 @@ class WindowStream:
         self._pending: list[int] = []
 
     def follow(self, prompt_ids: Iterable[int]) -> str:
-        """Start behind a prompt; return its text up to an unfinished character."""
         text = self.push(prompt_ids)
         self._begun, self._pending = self._pending, []
         settled = self._decode(self._context + self._begun).rstrip(REPLACEMENT)
         return text + settled[len(self._decode(self._context)) :]
 
     def push(self, ids: Iterable[int]) -> str:
-        """Take more ids and return the text that is certain now."""
         parts = []
         for token_id in ids:
             if token_id in self._taken:  # others are no text, and would push the context out
