@@ -41,13 +41,15 @@ def object_at(value: Any, where: str) -> dict[str, Any]:
 
 
 def objects_at(
-    values: Any, where: str, what: str, most: int | None = None
+    values: Any, where: str, expected: str, most: int = 0
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each object of an array with its place; `what` says in a 400 what it should be."""
-    if not isinstance(values, list) or (most is not None and len(values) > most):
-        raise bad_field(where, f"should be {what}")
+    """Yield the objects of an array with their places; ApiError 400 says what was `expected`."""
+    if not isinstance(values, list) or 0 < most < len(values):
+        given = "" if most else f" (it is {shown(values)})"
+        raise bad_field(where, f"should be {expected}{given}")
     for at, value in enumerate(values):
-        yield object_at(value, f"{where}[{at}]"), f"{where}[{at}]"
+        place = f"{where}[{at}]"
+        yield object_at(value, place), place
 
 
 def string_in(fields: dict[str, Any], name: str, where: str) -> str:

@@ -24,7 +24,6 @@ ROLES: Final = ("user", "assistant", "system")
 # every request, so no prompt would share cached pages with the one before.
 BILLING: Final = "x-anthropic-billing-header:"
 
-_STRING_OR_BLOCKS: Final = "a string or an array of blocks"
 _MEDIA: Final = frozenset({"image", "document", "container_upload"})
 _READABLE_KINDS: Final = frozenset({"search_result", "tool_reference", "compaction"})
 _RUN_ELSEWHERE = re.compile(r"(?:server|mcp)_tool_use|\w{1,48}_tool_result")
@@ -50,10 +49,6 @@ class Conversation(ChatHistory):
         """Whether the answer continues the assistant's last message."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
-    def last_of(self, role: str) -> dict[str, Any]:
-        self._has_answer |= role == "assistant"
-        return super().last_of(role)
-
     def text(self, role: str, text: str) -> None:
         message = self.last_of(role)
         if message["content"] is None:
@@ -75,10 +70,15 @@ class Conversation(ChatHistory):
             raise _unsupported_block(kind, where)
         text, is_complete = _placeholder(block)
         if not is_complete:
-            if is_media and not self._has_answer:
+            if is_media and not self._is_history():
                 raise _unsupported_block(kind, where)
             self._warnings.add(where, f"{kind} blocks are not read; a placeholder stands there")
         return text
+
+    def _is_history(self) -> bool:
+        if not self._has_answer:
+            self._has_answer = any(message["role"] == "assistant" for message in self.messages)
+        return self._has_answer
 
 
 def read_conversation(system: Any, messages: Any, warnings: Warnings) -> Conversation:
@@ -168,8 +168,7 @@ def _system_texts(system: Any) -> Iterator[str]:
 
 def _blocks(content: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the blocks of a content that is not a string, each with its place."""
-    expected = f"{_STRING_OR_BLOCKS} (it is {shown(content)})"
-    for block, place in objects_at(content, where, expected):
+    for block, place in objects_at(content, where, "a string or an array of blocks"):
         string_in(block, "type", place)
         yield block, place
 

@@ -224,9 +224,8 @@ def _content(content: Any, where: str, notes_media: bool = False) -> Any:
         return content
     if content is None:
         raise bad_field(where, "is required", "missing_required_parameter")
-    expected = f"a string or an array of parts (it is {shown(content)})"
     parts = []
-    for part, place in objects_at(content, where, expected):
+    for part, place in objects_at(content, where, "a string or an array of parts"):
         kind = part.get("type") if isinstance(part.get("type"), str) else None
         if notes_media and kind in _MEDIA_PARTS:
             parts.append(text_part(f"[{_MEDIA_PARTS[kind]}, which this model cannot read]"))
@@ -243,8 +242,7 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
     for field in ("content", "summary"):
         if (parts := item.get(field)) is None:
             continue
-        expected = f"an array (it is {shown(parts)})"
-        places = objects_at(parts, f"{where}.{field}", expected)
+        places = objects_at(parts, f"{where}.{field}", "an array")
         if text := "\n".join(string_in(part, "text", place) for part, place in places):
             return text
     return ""
