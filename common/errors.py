@@ -12,6 +12,10 @@ SlipstreamError
 
 from __future__ import annotations
 
+EXIT_FATAL = 1
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting it again would change nothing
+EXIT_SIGNALLED = 128  # and the signal's number: a second signal cut the drain short
+
 
 class SlipstreamError(Exception):
     """Root of every exception that Slipstream raises on purpose."""

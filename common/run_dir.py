@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 
 from common.errors import ConfigError
@@ -20,6 +21,8 @@ LOCK_SUFFIX = ".lock"  # of the locks beside inboxes
 ABANDONED_S = 60.0
 _MADE = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")  # as tempfile names it
 MAX_SOCKET_PATH = 103  # sun_path holds 104 bytes on macOS and 108 on Linux, with the final zero
+REFRESH_S = 1.0
+FRESH_S = 10.0  # a CPU engine can sit in one long step for seconds without being ill
 
 
 @contextlib.contextmanager
@@ -101,3 +104,44 @@ def _check(path: str) -> None:
             f"[links] run_dir: {path} is open to others; it must belong to this user alone "
             f"(chmod 700 {path})"
         )
+
+
+class ReadinessFile:
+    """Writes `{run_dir}/{name}.ready` while its owner is ready."""
+
+    def __init__(self, run_dir: str, name: str) -> None:
+        self.path = path_of(run_dir, name)
+        self._lit = False
+        self._touched_s = 0.0
+
+    def show(self, ready: bool, now_s: float) -> None:
+        """Light, refresh or put out; costs a comparison between two refreshes."""
+        if not ready:
+            self.put_out()
+        elif not self._lit or now_s - self._touched_s >= REFRESH_S:
+            with open(self.path, "w", encoding="ascii") as file:
+                file.write(f"{os.getpid()}\n")
+            self._lit = True
+            self._touched_s = now_s
+
+    def put_out(self) -> None:
+        """Remove the file, if it is this process that lit it."""
+        if self._lit:
+            self._lit = False
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass  # the folder is gone already: not ready either
+
+
+def path_of(run_dir: str, name: str) -> str:
+    """Where the beacon of a service is."""
+    return os.path.join(run_dir, f"{name}.ready")
+
+
+def is_fresh(run_dir: str, name: str) -> bool:
+    """Whether the service said within the last ten seconds that it is ready."""
+    try:
+        return time.time() - os.stat(path_of(run_dir, name)).st_mtime <= FRESH_S
+    except OSError:
+        return False

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from common.actor import Actor
 from common.config import ServiceConfig, Settings, load
-from common.errors import ConfigError, InboxTaken, ModelError
-from common.exit_status import EXIT_CONFIG, EXIT_FATAL
-from common.lifecycle import Watch, run_service
+from common.errors import EXIT_CONFIG, EXIT_FATAL, ConfigError, InboxTaken, ModelError
+from common.lifecycle import Actor, Watch, run_service
 from common.link.transport import Transport
 from common.run_dir import private_run_dir
 from common.telemetry import log, trace

@@ -25,7 +25,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Look at the service's beacon."""
-    from common.readiness_file import is_fresh
+    from common.run_dir import is_fresh
 
     run_dir = options.run_dir or _run_dir(options.config, env)
     if not run_dir:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from common.config import API_KEY_VARIABLE, DEMO_MODEL, LAUNCHER_FD_VARIABLE
-from common.exit_status import EXIT_SIGNALLED
+from common.errors import EXIT_SIGNALLED
 from services.commands.api import Api, ApiError
 from services.commands.command import Parser
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from common.config import ModelSettings
 from common.errors import ConfigError
 from common.messages.control import ModelCard
-from common.model_folder import describe, locate, sampling_defaults
-from common.pooling_folder import read_matryoshka
+from common.model_folder import describe, locate, read_matryoshka, sampling_defaults
 from services.compute.config import ComputeSettings
 from services.compute.grammar.messages import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec

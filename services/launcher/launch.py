@@ -19,20 +19,23 @@ from common.config import (
     LISTEN_FD_VARIABLE,
     SERVICE_TABLES,
 )
-from common.errors import ConfigError
-from common.exit_status import EXIT_CONFIG
+from common.errors import EXIT_CONFIG, ConfigError
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
-from services.launcher.child import Child, service_command
-from services.launcher.cores import Cores
 from services.launcher.front import Front
-from services.launcher.machine import look
+from services.launcher.machine import Cores, look
 from services.launcher.model import find_model
 from services.launcher.options import DEFAULT_HOST, DEFAULT_PORT
-from services.launcher.plan import Plan, cores_of, environment_of, tables_of_run
+from services.launcher.plan import (
+    Plan,
+    cores_of,
+    environment_of,
+    tables_of_run,
+    toml_text,
+    write_private,
+)
 from services.launcher.preflight import check, device_of
-from services.launcher.ring import Ring
-from services.launcher.settings_file import toml_text, write_private
+from services.launcher.supervisor import Child, Supervisor, service_command
 from services.launcher.terminal import Terminal
 
 QUESTION = "What is the capital of France?"
@@ -84,8 +87,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             sys.stdout.flush()
 
         async def supervise() -> int:
-            ring = Ring(children, run_dir, plan.grace_s, write, _starter_fd(env))
-            return await ring.run(front, announce)
+            supervisor = Supervisor(children, run_dir, plan.grace_s, write, _starter_fd(env))
+            return await supervisor.run(front, announce)
 
         status = asyncio.run(supervise())
         if status == EXIT_CONFIG:  # said above, with the ends of the others below it

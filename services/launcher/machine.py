@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from common.host import available_memory, is_fast_at_bf16
 
@@ -16,6 +18,9 @@ DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvmap")
 ASK = ("--query-gpu=index,uuid,memory.total,memory.used", "--format=csv,noheader,nounits")
 ASK_WITHIN_S = 1.2  # a driver that nobody has in use takes a while to wake
 MIB = 1 << 20
+MIN_CPUS = 8  # with fewer, a core is worth more to the other services
+MIN_COMMON_CPUS = 4  # router, tokenizer, detokenizer, and what else runs on the machine
+COMMON_CPUS_PER_COMPUTE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +83,58 @@ def _gpus(env: Mapping[str, str]) -> tuple[Gpu, ...]:
     visible = env.get("CUDA_VISIBLE_DEVICES")
     chosen = indices if visible is None else [name.strip() for name in visible.split(",")]
     return tuple(gpus[name] for name in chosen if name in gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """A CPU for each compute replica, in order, and those for everything else."""
+
+    own: tuple[int, ...]
+    common: frozenset[int]
+
+
+def place(cores: Sequence[Sequence[int]], num_computes: int, forced: bool = False) -> Cores | None:
+    """Give each compute replica a whole core; None where that would leave too few for the rest.
+
+    `cores` are the CPUs that may be used, core by core. The last ones are given away, since
+    interrupts tend to go to the first, and of each only its first CPU is used: the one beside it
+    has the same execution units. `forced` is content with one core for the rest.
+    """
+    kept = len(cores) - num_computes
+    if kept < 1:
+        return None
+    common = frozenset(cpu for core in cores[:kept] for cpu in core)
+    enough = max(MIN_COMMON_CPUS, COMMON_CPUS_PER_COMPUTE * num_computes)
+    too_few = sum(map(len, cores)) < MIN_CPUS or len(common) < enough
+    if too_few and not forced:
+        return None
+    return Cores(tuple(core[0] for core in cores[kept:]), common)
+
+
+def available_cores(
+    siblings_of: Callable[[int], str] | None = None, cpus: Iterable[int] | None = None
+) -> list[tuple[int, ...]]:
+    """Return the CPUs that this process may use, core by core; none where the system cannot say."""
+    if cpus is None:
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    allowed = set(cpus)
+    siblings_of = siblings_of or _siblings_of
+    cores = {tuple(sorted({cpu, *cpus_in(siblings_of(cpu))} & allowed)) for cpu in allowed}
+    return sorted(cores)
+
+
+def cpus_in(text: str) -> set[int]:
+    """Read a list of CPUs as Linux writes it, such as `0-3,8`."""
+    cpus: set[int] = set()
+    for piece in filter(None, text.strip().split(",")):
+        first, _, last = piece.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def _siblings_of(cpu: int) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

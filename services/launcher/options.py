@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.config import MAX_NUM_SEQS, MAX_STEP_TOKENS, Tables
-from services.launcher.counts import Counts
+from services.launcher.plan import Counts
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000

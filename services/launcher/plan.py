@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from common.config import (
     ENV_PREFIX,
@@ -16,10 +18,23 @@ from common.config import (
     validated,
 )
 from common.errors import ConfigError
-from services.launcher.cores import Cores, available_cores, place
-from services.launcher.counts import Counts
+from services.launcher.machine import Cores, available_cores, place
 
 DEFAULT_GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many processes of each service."""
+
+    router: int = 1
+    tokenizer: int = 1
+    compute: int = 1
+    detokenizer: int = 1
+
+    def names(self, service: str) -> tuple[str, ...]:
+        """Return the names of one service's instances."""
+        return tuple(f"{service}-{index}" for index in range(getattr(self, service)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +150,32 @@ def gpus_in(env: Mapping[str, str]) -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in env:
         return [gpu for gpu in env["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
     return [str(index) for index in range(len(glob.glob("/dev/nvidia[0-9]*")))]
+
+
+def toml_text(tables: Tables) -> str:
+    """Return the text of a settings file that reads back as these tables."""
+    parts = []
+    for table, values in tables.items():
+        lines = [f"{_value(str(key))} = {_value(value)}\n" for key, value in values.items()]
+        parts.append(f"[{table}]\n" + "".join(lines))
+    return "\n".join(parts)
+
+
+def write_private(path: str, text: str) -> None:
+    """Write a file that only this user can read: API keys may stand in it."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        items = ", ".join(f"{_value(str(key))} = {_value(item)}" for key, item in value.items())
+        return "{" + items + "}"
+    return str(value)  # numbers and dates, as TOML writes them

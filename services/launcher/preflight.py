@@ -12,8 +12,8 @@ from typing import Literal
 from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ConfigError, ModelError
 from common.model_folder import read_json, sampling_defaults
-from services.launcher.checkpoint import num_weights
 from services.launcher.machine import Machine
+from services.launcher.model import num_weights
 from services.launcher.options import DEVICES
 from services.launcher.plan import Plan
 

@@ -14,9 +14,9 @@ import aiohttp
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
-from common.actor import Actor
 from common.child_main import HEADER, pack_frame
 from common.child_process import Exited, Received
+from common.lifecycle import Actor
 from common.messages.address import Address
 from common.messages.control import ModelCard
 from common.messages.generate import ComputeInbox

@@ -14,9 +14,8 @@ import pytest
 import structlog
 
 from common.errors import ConfigError
-from services.launcher.child import Child
 from services.launcher.front import Front
-from services.launcher.ring import Ring
+from services.launcher.supervisor import Child, Supervisor
 from tests.patience import PATIENCE_S
 
 STUB = Path(__file__).with_name("stub_service.py")
@@ -59,13 +58,13 @@ class Launch:
             when_ready(self)
 
         async def supervise() -> int:
-            ring = Ring(
+            supervisor = Supervisor(
                 self.children,
                 str(self.run_dir),
                 self.grace_s,
                 lambda name, line: self.lines.append((name, line)),
             )
-            return await ring.run(front, announce)
+            return await supervisor.run(front, announce)
 
         return asyncio.run(supervise())
 

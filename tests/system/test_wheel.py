@@ -26,7 +26,7 @@ def test_the_wheel_holds_the_packages_and_the_demo_model(tmp_path: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(installed)
-    assert {"services/cli.py", "services/launcher/ring.py", "common/py.typed"} <= names
+    assert {"services/cli.py", "services/launcher/supervisor.py", "common/py.typed"} <= names
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         assert f"models/demo/{name}" in names
     page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "web").rglob("*.*")}

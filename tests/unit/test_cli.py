@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.readiness_file import ReadinessFile
+from common.run_dir import ReadinessFile
 from services.cli import COMMANDS, main
 from services.commands.command import parser_of
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.errors import ModelError
 from common.model_folder import read_json
-from common.telemetry.progress import Progress
+from common.telemetry.log import Progress
 
 
 class WeightSource(Protocol):

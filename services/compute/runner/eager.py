@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.model_folder import eos_token_ids, read_json
-from common.pooling_folder import Pooling
+from common.model_folder import Pooling, eos_token_ids, read_json
 from services.compute.config import ComputeSettings
 from services.compute.layers.attention import Attention, Geometry, Workspace, plan_attention
 from services.compute.layers.paged_cache import PagedCache

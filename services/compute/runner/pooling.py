@@ -13,7 +13,7 @@ import numpy as np
 
 from common.decoder_shape import architecture_of, is_headless
 from common.errors import ModelError
-from common.pooling_folder import Pooling, read_pooling
+from common.model_folder import Pooling, read_pooling
 from services.compute.step import Float32Array, StepPlan
 
 SMALLEST_NORM = 1e-12  # as torch's normalize

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from common.messages.tokens import TokenLogprobs
-from common.model_folder import describe, eos_token_ids, read_json
-from common.pooling_folder import read_pooling
+from common.model_folder import describe, eos_token_ids, read_json, read_pooling
 from services.compute.config import ComputeSettings
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.step import (

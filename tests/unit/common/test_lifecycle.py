@@ -16,7 +16,7 @@ from common.errors import FatalError
 from common.lifecycle import Watch, run_service
 from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address
-from common.readiness_file import is_fresh
+from common.run_dir import is_fresh
 
 HERE = Address("here", "1")
 

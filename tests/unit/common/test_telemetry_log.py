@@ -14,8 +14,10 @@ from common.config import TelemetrySettings
 from common.errors import ConfigError
 from common.messages.address import AttemptId
 from common.telemetry import log
+from common.telemetry.log import Progress
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+GIB = 1 << 30
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +25,7 @@ def restored() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
+    log.configure("", "", TelemetrySettings(log_format="json"), io.StringIO())
     structlog.reset_defaults()
     logging.captureWarnings(False)
     root.handlers[:], root.level = handlers, level
@@ -125,3 +128,32 @@ def test_a_reader_that_is_gone_is_no_reason_to_fail() -> None:
 def test_unknown_words_are_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="should be one of"):
         configured(**settings)
+
+
+def load(log_format: str, step_s: float, count: int = 10) -> list[str]:
+    """Count to the end with so much time between two tensors; returns what was written."""
+    stream = io.StringIO()
+    log.configure("compute-0", "compute", TelemetrySettings(log_format=log_format), stream)
+    now = [0.0]
+    progress = Progress("loading weights", count, count * GIB, lambda: now[0])
+    for _ in range(count):
+        now[0] += step_s
+        progress.advance(GIB)
+    return stream.getvalue().split("\n")[:-1]
+
+
+def test_people_see_tensors_bytes_and_speed() -> None:
+    lines = load("console", step_s=1.0)
+    assert len(lines) == 10
+    assert lines[3] == "\rloading weights: 4 of 10 tensors, 4.00 of 10.00 GiB, 1.00 GiB/s"
+
+
+def test_machines_get_a_log_line_now_and_then() -> None:
+    lines = load("json", step_s=4.0)
+    assert len(lines) == 3
+    assert '"tensors": 3, "of": 10, "gib": 3.0, "gib_per_s": 0.25' in lines[0]
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_nothing_is_said_of_what_is_over_at_once(log_format: str) -> None:
+    assert load(log_format, step_s=0.001) == []

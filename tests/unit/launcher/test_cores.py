@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from services.launcher.cores import available_cores, cpus_in, place
-from services.launcher.counts import Counts
-from services.launcher.plan import cores_of, make_plan
+from services.launcher.machine import available_cores, cpus_in, place
+from services.launcher.plan import Counts, cores_of, make_plan
 
 EIGHT = [(cpu,) for cpu in range(8)]
 HYPERTHREADS = [(cpu, cpu + 8) for cpu in range(8)]

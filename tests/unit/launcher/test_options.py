@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from services.launcher.counts import Counts
 from services.launcher.options import add_serve_options, tables_of
+from services.launcher.plan import Counts
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

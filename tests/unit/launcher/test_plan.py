@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from common.config import ModelSettings, Tables
+from common.config import TABLES, ModelSettings, Tables
 from common.errors import ConfigError
-from services.launcher.counts import Counts
-from services.launcher.plan import Plan, environment_of, gpus_in, make_plan, tables_of_run
+from services.launcher.plan import (
+    Counts,
+    Plan,
+    environment_of,
+    gpus_in,
+    make_plan,
+    tables_of_run,
+    toml_text,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+plain: st.SearchStrategy[Any] = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | texts
+    | st.lists(texts, max_size=3)
+    | st.dictionaries(texts, st.integers(0, 9), max_size=3)
+)
 
 
 def plan_of(
@@ -93,3 +114,8 @@ def test_weights_are_needed_unless_nothing_reads_them(
 def test_the_launcher_waits_as_long_as_the_most_patient_service() -> None:
     assert plan_of({"compute": {"grace_s": 90}, "router": {"grace_s": "5"}}).grace_s == 90
     assert plan_of({"router": {"grace_s": "soon"}}).grace_s == 30
+
+
+@given(st.dictionaries(st.sampled_from(TABLES), st.dictionaries(texts, plain, max_size=4)))
+def test_tables_read_back_as_they_were(tables: dict[str, dict[str, Any]]) -> None:
+    assert tomllib.loads(toml_text(tables)) == tables

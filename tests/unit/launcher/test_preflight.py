@@ -14,10 +14,9 @@ from common.decoder_shape import ARCHITECTURES, read_shape
 from common.errors import ConfigError, ModelError, SlipstreamError
 from services.compute.config import ComputeSettings
 from services.compute.models.registry import FAMILIES
-from services.launcher.counts import Counts
 from services.launcher.machine import Gpu, Machine
 from services.launcher.options import DEVICES
-from services.launcher.plan import Plan, make_plan
+from services.launcher.plan import Counts, Plan, make_plan
 from services.launcher.preflight import GPU_SHARE, ITEM_BYTES, PAGE_TOKENS, check, device_of
 
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from common.pooling_folder import Pooling
+from common.model_folder import Pooling
 from services.compute.kernels.pool import ROW_WORDS, pool
 from services.compute.models.fused_decoder import FusedDecoder
 from services.compute.runner.cuda.staging import Results, Staging

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from common.pooling_folder import Pooling
+from common.model_folder import Pooling
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.runner.cuda.packing import (

@@ -7,8 +7,15 @@ import signal
 
 import pytest
 
-from services.launcher.child import MAX_LINE_BYTES, Lines, describe_status
 from services.launcher.launch import banner
+from services.launcher.supervisor import (
+    HEALTHY_AFTER_S,
+    LONGEST_DELAY_S,
+    MAX_LINE_BYTES,
+    Lines,
+    RestartPolicy,
+    describe_status,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +69,23 @@ def test_the_banner_has_a_command_that_can_be_copied() -> None:
     assert '"model": "demo"' in text
     assert "Authorization" not in text
     assert "Bearer YOUR_KEY" in banner("http://h:1", "demo", 1.0, needs_key=True)
+
+
+def test_each_death_in_a_row_doubles_the_wait_up_to_half_a_minute() -> None:
+    policy, delays, now_s = RestartPolicy(), [], 0.0
+    for _ in range(9):
+        policy.started(now_s)
+        now_s += 1.0
+        delays.append(policy.died(now_s))
+    assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert policy.num_deaths == 9
+
+
+def test_a_healthy_minute_is_a_new_beginning() -> None:
+    policy = RestartPolicy()
+    for _ in range(20):
+        policy.started(0.0)
+        assert policy.died(HEALTHY_AFTER_S - 0.1) <= LONGEST_DELAY_S
+    policy.started(0.0)
+    assert policy.died(HEALTHY_AFTER_S) == 0.5
+    assert policy.num_deaths == 1

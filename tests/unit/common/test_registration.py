@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from common.heartbeat import Beat, Heartbeats
 from common.messages.address import Address
 from common.messages.control import RouterAlive
+from common.registration import Beat, Heartbeats
 
 ONE, TWO = "tcp://10.0.0.1:5000", "tcp://10.0.0.2:5000"
 ROUTER = Address(ONE, "r1")
