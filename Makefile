@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-gpu fuzz pictures check fix bench clients constraints clean
+.PHONY: help serve test test-gpu fuzz reference pictures check fix bench clients constraints clean
 
 help:
 	@echo "make serve      start the server with the demo model, on http://127.0.0.1:8000/v1"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-gpu   run the tests that need a GPU"
 	@echo "make fuzz       run the tests with generated cases on new ones, for 20 minutes"
 	@echo "                  MINUTES=5 SEED=7  other minutes; the rounds of a seed again"
+	@echo "make reference  write docs/configuration.md and docs/supported-models.md from the code"
 	@echo "make pictures   take the pictures of the chat page for the documentation"
 	@echo "make check      formatting, lint, types, import contracts"
 	@echo "make fix        repair what the first two of these can"
@@ -48,6 +49,9 @@ test-gpu: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	@$(BIN)/python tools/fuzz.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+reference: $(VENV)/.installed
+	$(BIN)/python -m tools.reference
 
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python -m tools.page_pictures $(ARGS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:  # only the processes that load a vocabulary import the library
@@ -40,6 +40,7 @@ class ToolMarkers:
     call_id: str = ""
     name_key: str = "name"
     arguments_key: str = "arguments"
+    models: str = field(default="", compare=False)  # for people
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -61,6 +62,7 @@ class ReasoningMarkers:
 
     begin: str
     end: str
+    models: str = field(default="", compare=False)  # for people
 
 
 # hermes          <tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>, once per call
@@ -71,11 +73,30 @@ class ReasoningMarkers:
 # deepseek        <calls begin><call begin>function<sep>f\n```json\n{…}\n```<call end>…<calls end>
 #                 or, from V3.1 on, <calls begin><call begin>f<sep>{…}<call end>…<calls end>
 TOOL_FORMATS: Final[Mapping[str, ToolMarkers]] = {
-    "hermes": ToolMarkers(begin="<tool_call>", end="</tool_call>", per_call=True),
-    "llama_json": ToolMarkers(begin="<|python_tag|>", separator=";", arguments_key="parameters"),
-    "llama_pythonic": ToolMarkers(begin="<|python_start|>", end="<|python_end|>", separator=","),
+    "hermes": ToolMarkers(
+        begin="<tool_call>",
+        end="</tool_call>",
+        per_call=True,
+        models="Hermes 2 and 3, Qwen 2.5 and 3, the demo",
+    ),
+    "llama_json": ToolMarkers(
+        begin="<|python_tag|>",
+        separator=";",
+        arguments_key="parameters",
+        models="Llama 3.1 to 3.3, Llama 4",
+    ),
+    "llama_pythonic": ToolMarkers(
+        begin="<|python_start|>",
+        end="<|python_end|>",
+        separator=",",
+        models="Llama 3.2 and 4 with a pythonic template",
+    ),
     "mistral": ToolMarkers(
-        begin="[TOOL_CALLS]", separator=",", arguments="[ARGS]", call_id="[CALL_ID]"
+        begin="[TOOL_CALLS]",
+        separator=",",
+        arguments="[ARGS]",
+        call_id="[CALL_ID]",
+        models="Mistral",
     ),
     "deepseek": ToolMarkers(
         begin="<｜tool▁calls▁begin｜>",
@@ -83,20 +104,23 @@ TOOL_FORMATS: Final[Mapping[str, ToolMarkers]] = {
         call_begin="<｜tool▁call▁begin｜>",
         call_end="<｜tool▁call▁end｜>",
         arguments="<｜tool▁sep｜>",
+        models="DeepSeek V3, R1, V3.1",
     ),
 }
 
 # deepseek_r1 has the tags of think; its prompts end inside of the reasoning, or the model is so
 # used to reasoning that it may leave the first tag out.
 REASONING_FORMATS: Final[Mapping[str, ReasoningMarkers]] = {
-    "think": ReasoningMarkers("<think>", "</think>"),
-    "deepseek_r1": ReasoningMarkers("<think>", "</think>"),
-    "magistral": ReasoningMarkers("[THINK]", "[/THINK]"),
-    "granite": ReasoningMarkers("Here is my thought process:", "Here is my response:"),
-    "exaone": ReasoningMarkers("<thought>", "</thought>"),
-    "seed": ReasoningMarkers("<seed:think>", "</seed:think>"),
-    "kimi": ReasoningMarkers("◁think▷", "◁/think▷"),
-    "cohere": ReasoningMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
+    "think": ReasoningMarkers("<think>", "</think>", "Qwen3, the demo"),
+    "deepseek_r1": ReasoningMarkers("<think>", "</think>", "DeepSeek R1, QwQ"),
+    "magistral": ReasoningMarkers("[THINK]", "[/THINK]", "Magistral"),
+    "granite": ReasoningMarkers(
+        "Here is my thought process:", "Here is my response:", "Granite 3.2"
+    ),
+    "exaone": ReasoningMarkers("<thought>", "</thought>", "EXAONE Deep"),
+    "seed": ReasoningMarkers("<seed:think>", "</seed:think>", "Seed-OSS"),
+    "kimi": ReasoningMarkers("◁think▷", "◁/think▷", "Kimi-VL Thinking"),
+    "cohere": ReasoningMarkers("<|START_THINKING|>", "<|END_THINKING|>", "Command A Reasoning"),
 }
 
 # Formats that share <tool_call> with Hermes, but write no JSON inside (Qwen3-Coder, GLM 4.5).

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from common.errors import ConfigError
 
@@ -23,14 +24,14 @@ ENV_PREFIX = "SLIPSTREAM_"
 CONFIG_VARIABLE = "SLIPSTREAM_CONFIG"  # path of the file, where no --config is given
 LAUNCHER_FD_VARIABLE = "SLIPSTREAM_LAUNCHER_FD"  # a pipe that ends with the launcher
 LISTEN_FD_VARIABLE = "SLIPSTREAM_LISTEN_FD"  # the listening HTTP socket, for routers
-API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"  # of the commands that ask a server; no setting of one
-_NO_SETTINGS = (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, API_KEY_VARIABLE)
+_NO_SETTINGS = (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, "SLIPSTREAM_API_KEY")
 SHARED_TABLES = ("model", "links", "telemetry")
 SERVICE_TABLES = ("router", "tokenizer", "compute", "detokenizer")
 TABLES = SHARED_TABLES + SERVICE_TABLES
 MAX_NUM_SEQS = 1 << 16  # beyond what any device holds: a slip of the finger
 MAX_STEP_TOKENS = 1 << 22
 DEMO_MODEL = "models/demo"
+GRACE = "seconds to end in after SIGTERM; what still runs then is ended"
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
 """Values as written, by table and field."""
@@ -60,29 +61,56 @@ class Settings(BaseModel):
 class ModelSettings(Settings):
     """The `[model]` table: which model all services serve."""
 
-    path: str = DEMO_MODEL  # a Hugging Face folder or a hub id
-    served_name: tuple[str, ...] = ()  # the first one in answers; default: the folder's or hub id
-    revision: str = ""
+    path: str = Field(
+        DEMO_MODEL,
+        description="a folder in Hugging Face's layout, or the id of a model on its hub, which is "
+        "downloaded (default: the embedded demo)",
+    )
+    served_name: tuple[str, ...] = Field(
+        (),
+        description="what clients call it; of several names answers have the first "
+        "(default: the hub id or the folder's name)",
+    )
+    revision: str = Field("", description="a branch, tag or commit on the hub (default: main)")
 
 
 class LinkSettings(Settings):
     """The `[links]` table: where inboxes are and how they are protected."""
 
-    bind: str = "ipc://{run_dir}/{name}.sock"  # or tcp://ADDRESS:PORT, port 0 picks a free one
-    advertise: str = ""  # default: the bound endpoint, or this host's address towards a router
-    routers: tuple[str, ...] = ()  # inboxes of the routers; names are resolved every second
-    run_dir: str = ""  # default: a private folder made for this run
-    max_message_bytes: int = 64 << 20
-    curve_dir: str = ""  # keys for links that leave the host
+    bind: str = Field(
+        "ipc://{run_dir}/{name}.sock",
+        description="the inbox; also tcp://ADDRESS:PORT, where port 0 picks a free one",
+    )
+    advertise: str = Field(
+        "",
+        description="how others reach it (default: where it is bound, or this host's address "
+        "towards a router)",
+    )
+    routers: tuple[str, ...] = Field(
+        (), description="inboxes of the routers; host names are resolved every second"
+    )
+    run_dir: str = Field(
+        "",
+        description="where inboxes and readiness files are (default: a private folder for this "
+        "run)",
+    )
+    max_message_bytes: int = Field(64 << 20, description="size of one message")
+    curve_dir: str = Field(
+        "", description="keys for links that leave the host, made by slipstream keys"
+    )
 
 
 class TelemetrySettings(Settings):
     """The `[telemetry]` table."""
 
-    log_level: str = "info"
-    log_format: str = "auto"  # auto: console on a terminal, JSON in a pipe
-    traces: str = "none"  # none, console, or the URL of an OTLP/HTTP collector
-    trace_sample_ratio: float = Field(1.0, ge=0.0, le=1.0)  # of the traces that begin here
+    log_level: str = Field("info", description="debug, info, warning, error or critical")
+    log_format: str = Field(
+        "auto", description="console, json, or auto: console on a terminal and json in a pipe"
+    )
+    traces: str = Field("none", description="none, console, or the URL of an OTLP/HTTP collector")
+    trace_sample_ratio: float = Field(
+        1.0, ge=0.0, le=1.0, description="share of traces kept, of those that begin here"
+    )
 
 
 S = TypeVar("S", bound=Settings)
@@ -240,23 +268,21 @@ def _group(kind: type[S], table: str, layers: list[Layer], complaints: list[str]
             field = str(problem["loc"][0]) if problem["loc"] else ""
             where = origin.get(field, f"[{table}] {field}".rstrip())
             if problem["type"] == "extra_forbidden":
-                said = f"no such setting{_near(field, list(kind.model_fields))}"
-            elif problem["type"] == "missing":
-                said = "must be set"
+                complaint = f"no such setting{_near(field, list(kind.model_fields))}"
             else:
-                said = f"{_plain(problem['msg'])} (it is {_short(problem['input'])})"
-            complaints.append(f"{where}: {said}")
+                complaint = complaint_about(problem)
+            complaints.append(f"{where}: {complaint}")
         return None
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _plain(message: str) -> str:
-    text = message.removeprefix("Value error, ").replace("Input should be", "should be")
-    return " ".join(text.split())
+def complaint_about(problem: ErrorDetails) -> str:
+    """Word one of the errors that pydantic found."""
+    value = repr(problem["input"])
+    if len(value) > 60:
+        value = value[:57] + "..."
+    message = problem["msg"].removeprefix("Value error, ")
+    message = " ".join(message.replace("Input should be", "should be").split())
+    return f"{message} (it is {value})"
 
 
 def _near(name: str, known: list[str] | tuple[str, ...]) -> str:

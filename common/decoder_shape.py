@@ -15,17 +15,18 @@ from common.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A family as transformers names it; `head_dim` where config.json may leave it out."""
+    """A family as transformers names it; `head_dim` for a config.json that leaves it out."""
 
     model_type: str
+    models: str  # for people
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM": Architecture("llama"),
-    "MistralForCausalLM": Architecture("mistral"),
-    "Qwen2ForCausalLM": Architecture("qwen2"),
-    "Qwen3ForCausalLM": Architecture("qwen3", head_dim=128),
+    "LlamaForCausalLM": Architecture("llama", "Llama 2, 3, 3.1, 3.2, 3.3"),
+    "MistralForCausalLM": Architecture("mistral", "Mistral 7B and its dense successors"),
+    "Qwen2ForCausalLM": Architecture("qwen2", "Qwen2, Qwen2.5"),
+    "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3, dense", head_dim=128),
 }
 
 # Several times what any model has; beyond it a file is damaged, or made to exhaust a machine.

@@ -1,19 +1,19 @@
-"""Our own exceptions, in one tree; what travels to a client is a `Failure` message instead.
+"""Our own exceptions in one tree, and exit statuses; a client is told by a `Failure` message.
 
 SlipstreamError
 ├── ConfigError              the operator's settings cannot work: what, where, what to do
-├── ModelError               a model folder is missing, broken or of an unknown kind
-├── FatalError               this process cannot go on; its supervisor starts it anew
-└── LinkError                something about mail between processes
-    ├── MalformedMessage     mail that does not parse or contradicts itself
-    ├── MessageTooLarge      mail over the receiver's size limit
+├── ModelError               a model folder is missing, broken or of an unsupported kind
+├── FatalError               this process cannot go on; its supervisor starts it again
+└── LinkError                a message between processes cannot be sent or read
+    ├── MalformedMessage     it does not parse or contradicts itself
+    ├── MessageTooLarge      it is over the receiver's size limit
     └── InboxTaken           another live process owns this inbox
 """
 
 from __future__ import annotations
 
 EXIT_FATAL = 1
-EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting it again would change nothing
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: to start it again would change nothing
 EXIT_SIGNALLED = 128  # and the signal's number: a second signal cut the drain short
 
 
@@ -30,19 +30,19 @@ class ModelError(SlipstreamError):
 
 
 class FatalError(SlipstreamError):
-    """This process cannot go on (a lost device): raised in a handler, it ends it with status 1."""
+    """Raised in a handler, it ends the process with status 1 (the device is lost)."""
 
 
 class LinkError(SlipstreamError):
-    """Something about mail between processes."""
+    """A message between processes cannot be sent or read."""
 
 
 class MalformedMessage(LinkError):
-    """Mail that does not parse or contradicts itself; the text says what and where."""
+    """A message that does not parse or contradicts itself; the text says what and where."""
 
 
 class MessageTooLarge(LinkError):
-    """Mail over the size limit of the inbox that it is for."""
+    """A message over the size limit of the inbox that it is for."""
 
 
 class InboxTaken(LinkError):

@@ -1,18 +1,14 @@
-"""The life of a service process: start, readiness, signals, drain, stop.
-
-It owns the event loop and the order of things; what the actor does with its mail it does not know.
-"""
+"""The life of a service process: start, readiness, signals, drain, stop."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import structlog
 import uvloop
@@ -23,24 +19,24 @@ from common.messages.address import Address
 from common.run_dir import ReadinessFile
 
 TICK_S = 0.1
-LINGER_S = 5.0  # for mail that still waits, on an orderly exit
-STOP_S = 10.0  # for an actor's own clearing up
+LINGER_S = 5.0  # for messages that still wait, on an orderly exit
+STOP_S = 10.0  # for an actor's own clean-up
 
 
 class Actor(Protocol):
-    """A service's actor: it only translates messages; pure domain objects decide.
+    """A service's actor: private state, one inbox, messages handled one at a time, no blocking.
 
-    Handlers run on the loop, one at a time, to completion. The runner
-    (`common.lifecycle.run_service`) calls them in this order: start, then receive/peer_lost/tick
-    in any order, drain once, receive/peer_lost/tick until `drained`, stop.
+    It only translates messages; pure domain objects decide. `run_service` calls the handlers on
+    the loop, one at a time and to completion: start, then receive, peer_lost and tick in any
+    order, drain once, again receive, peer_lost and tick until `drained`, stop.
 
-    An exception out of a handler is logged and ends only that handling; `FatalError` ends the
-    process. A task that the actor started itself is its own: what it raises is to be raised again
-    from the next `tick`. `now_s` is `time.monotonic()`.
+    An exception from a handler is logged and ends only that call; `FatalError` ends the process.
+    What a task of the actor raises, the actor raises again from its next `tick`. `now_s` is
+    `time.monotonic()`.
     """
 
     async def start(self, transport: Transport) -> None:
-        """Take the links and load what the service needs; mail is delivered after this returns."""
+        """Load what the service needs; messages are delivered after this returns."""
         ...
 
     def receive(self, message: Any, sender: Address) -> None:
@@ -48,47 +44,38 @@ class Actor(Protocol):
         ...
 
     def peer_lost(self, peer: Address) -> None:
-        """End whatever concerns this peer: its outbox stayed undrained for too long."""
+        """End whatever concerns this peer: its outbox was not drained for too long."""
         ...
 
     def tick(self, now_s: float) -> None:
-        """Do what the passing of time demands (heartbeats, leases); called ten times a second."""
+        """Do what is due (heartbeats, leases); called ten times a second."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can serve now; asked on every tick once it has started."""
         ...
 
     def drain(self) -> None:
-        """Become unready and refuse new work from now on; what runs goes on."""
+        """Become unready and refuse new work from now on; running work goes on."""
         ...
 
     @property
     def drained(self) -> bool:
-        """Whether all work has come to its end, so that the process may stop."""
+        """Whether all work has ended, so that the process may stop."""
         ...
 
     async def stop(self) -> None:
-        """End what still runs (with `moved` terminals where they apply) and release resources."""
-        ...
-
-
-@runtime_checkable
-class ReportsReady(Protocol):
-    """An actor that is not ready as soon as it has started: it waits for others."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can serve now: registered with a router or, for a router, serving.
-
-        Asked on every tick; the beacon that health checks read is lit as long as it is true.
-        """
+        """End what still runs (as `moved` where that applies) and release resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a service's life is tied to.
+    """What a service's life depends on.
 
-    `run_dir` is where the beacon goes (empty: none). `grace_s` bounds the drain. EOF on
-    `launcher_fd` says that the launcher is gone. `on_tick` is called with every tick, after the
-    actor's own.
+    The readiness file goes into `run_dir` (empty: none). `grace_s` bounds the drain. EOF on
+    `launcher_fd` means that the launcher is gone. `on_tick` is called after each tick of the actor.
     """
 
     run_dir: str = ""
@@ -100,7 +87,7 @@ class Watch:
 def run_service(name: str, actor: Actor, transport: Callable[[], Transport], watch: Watch) -> int:
     """Run one actor in this process until it is told to end; returns the exit status.
 
-    `mail` is called on the loop. The status is 0 after SIGTERM, SIGINT or the launcher's end,
+    `transport` is called on the loop. The status is 0 after SIGTERM, SIGINT or the launcher's end,
     128 + the signal's number when a second signal cut the drain short, and 1 after a FatalError.
     """
     return uvloop.run(_Life(name, actor, watch).run(transport))
@@ -114,8 +101,6 @@ class _Life:
         self._watch = watch
         self._log = structlog.get_logger()
         self._readiness_file = ReadinessFile(watch.run_dir, name) if watch.run_dir else None
-        # Not by isinstance: until 3.12 that reads the property, which may not work before `start`.
-        self._reports_ready = inspect.getattr_static(actor, "ready", None) is not None
         self._wake = asyncio.Event()  # something below changed
         self._starting: asyncio.Task[None] | None = None
         self._draining = False
@@ -136,14 +121,14 @@ class _Life:
                 await self._serve()
         finally:
             if self._readiness_file is not None:
-                self._readiness_file.put_out()
+                self._readiness_file.remove()
             await self._stop(transport)
         if self._fatal is not None:
             return EXIT_FATAL
         return EXIT_SIGNALLED + self._urgent if self._urgent else 0
 
     async def _start(self, transport: Transport) -> bool:
-        """Start the actor; False when a signal or a fatal error came first."""
+        """Start the actor; returns False if a signal or a fatal error came first."""
         started_s = time.monotonic()
         self._starting = asyncio.ensure_future(self._actor.start(transport))
         try:
@@ -167,10 +152,10 @@ class _Life:
         if self._fatal is not None:
             return
         if self._readiness_file is not None:
-            self._readiness_file.put_out()
+            self._readiness_file.remove()
         self._log.info("draining", grace_s=self._watch.grace_s)
         self._guarded("drain", self._actor.drain)
-        self._tick(time.monotonic())  # to tell others of it, also where nothing is left to do
+        self._tick(time.monotonic())  # tells the others, even if nothing is left to do
         deadline_s = time.monotonic() + self._watch.grace_s
         await self._tick_until(lambda: bool(self._urgent) or self._actor.drained, deadline_s)
 
@@ -194,8 +179,7 @@ class _Life:
         if self._watch.on_tick is not None:
             self._guarded("on_tick", self._watch.on_tick)
         if self._readiness_file is not None and not self._draining:
-            ready = not self._reports_ready or bool(getattr(self._actor, "ready", True))
-            self._guarded("beacon", self._readiness_file.show, ready, now_s)
+            self._guarded("readiness", self._readiness_file.update, self._actor.ready, now_s)
 
     async def _stop(self, transport: Transport) -> None:
         hurry = bool(self._urgent) or self._fatal is not None

@@ -1,4 +1,7 @@
-"""The folder of one run: inboxes, beacons and settings, for its owner alone."""
+"""The folder of one run, for its owner alone: inboxes, settings and readiness files.
+
+`slipstream health` imports this every few seconds, so it loads little.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 
@@ -16,7 +18,7 @@ from common.errors import ConfigError
 
 LONGEST_NAME = "/detokenizer-9999.sock"
 PREFIX = "slipstream-"
-OWNER = ".owner"  # in a folder that was made for one run; locked as long as its maker lives
+OWNER = ".owner"  # in a folder made for one run; locked while its maker lives
 LOCK_SUFFIX = ".lock"  # of the locks beside inboxes
 ABANDONED_S = 60.0
 _MADE = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")  # as tempfile names it
@@ -27,15 +29,17 @@ FRESH_S = 10.0  # a CPU engine can sit in one long step for seconds without bein
 
 @contextlib.contextmanager
 def private_run_dir(path: str = "") -> Iterator[str]:
-    """Yield a folder that nobody else can enter: this one, or a new one that goes at the end.
+    """Yield a folder that only this user can enter: `path`, or one that is removed at the end.
 
-    Raises ConfigError where the folder cannot be made, belongs to somebody else, or is open to
-    others, who could then take over an inbox.
+    Raises ConfigError if the folder cannot be made, belongs to another user, or is open to others,
+    who could then take over an inbox.
     """
     if path:
         _check(path)
         yield path
         return
+    import tempfile
+
     made = tempfile.mkdtemp(prefix=PREFIX, dir=_parent())
     owner = os.open(os.path.join(made, OWNER), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -47,11 +51,11 @@ def private_run_dir(path: str = "") -> Iterator[str]:
 
 
 def remove_abandoned(now_s: float) -> list[str]:
-    """Remove the folders that killed runs of this user have left; returns their paths.
+    """Remove the folders left by killed runs of this user; returns their paths.
 
-    `now_s` is Unix time. Only a folder that `private_run_dir` made is ever touched, and only if
-    nobody holds a lock in it, neither its maker nor the owner of an inbox, and nothing in it has
-    changed for a minute: processes end after their launcher, and start one after the other.
+    `now_s` is Unix time. Removes only folders that `private_run_dir` made, and only if no process
+    holds a lock in it, neither its maker nor the owner of an inbox, and nothing in it has changed
+    for a minute: processes end after their launcher, and start one after the other.
     """
     parent = _parent()
     try:
@@ -62,7 +66,7 @@ def remove_abandoned(now_s: float) -> list[str]:
 
 
 def _removed(path: str, now_s: float) -> bool:
-    """Remove one folder, if it is abandoned, while holding its locks; whether it was."""
+    """Remove one folder if it is abandoned, while holding its locks; returns whether it was."""
     with contextlib.ExitStack() as stack:
         try:
             status = os.lstat(path)
@@ -78,14 +82,16 @@ def _removed(path: str, now_s: float) -> bool:
                     lock = os.open(entries[name].path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
                     stack.callback(os.close, lock)
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # a lock that is held, or somebody else is removing it
+        except OSError:  # a lock is held, or another process is removing the folder
             return False
         shutil.rmtree(path, ignore_errors=True)
     return not os.path.exists(path)
 
 
 def _parent() -> str:
-    """Choose where to make the folder: the user's run-time folder if it is usable and short."""
+    """Return where to make the folder: the user's run-time folder if it is usable and short."""
+    import tempfile
+
     for parent in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir()):
         room = MAX_SOCKET_PATH - len("/slipstream-12345678" + LONGEST_NAME)
         if parent and len(parent) <= room and os.access(parent, os.W_OK | os.X_OK):
@@ -107,41 +113,38 @@ def _check(path: str) -> None:
 
 
 class ReadinessFile:
-    """Writes `{run_dir}/{name}.ready` while its owner is ready."""
+    """The file `{run_dir}/{name}.ready`, which a service keeps fresh while it can serve."""
 
     def __init__(self, run_dir: str, name: str) -> None:
-        self.path = path_of(run_dir, name)
-        self._lit = False
-        self._touched_s = 0.0
+        self.path = readiness_path(run_dir, name)
+        self._exists = False
+        self._refreshed_s = 0.0
 
-    def show(self, ready: bool, now_s: float) -> None:
-        """Light, refresh or put out; costs a comparison between two refreshes."""
+    def update(self, ready: bool, now_s: float) -> None:
+        """Write, refresh or remove the file; between two refreshes it costs a comparison."""
         if not ready:
-            self.put_out()
-        elif not self._lit or now_s - self._touched_s >= REFRESH_S:
+            self.remove()
+        elif not self._exists or now_s - self._refreshed_s >= REFRESH_S:
             with open(self.path, "w", encoding="ascii") as file:
                 file.write(f"{os.getpid()}\n")
-            self._lit = True
-            self._touched_s = now_s
+            self._exists = True
+            self._refreshed_s = now_s
 
-    def put_out(self) -> None:
-        """Remove the file, if it is this process that lit it."""
-        if self._lit:
-            self._lit = False
-            try:
+    def remove(self) -> None:
+        """Remove the file, if this process wrote it."""
+        if self._exists:
+            self._exists = False
+            with contextlib.suppress(OSError):  # the folder is gone already: not ready either
                 os.unlink(self.path)
-            except OSError:
-                pass  # the folder is gone already: not ready either
 
 
-def path_of(run_dir: str, name: str) -> str:
-    """Where the beacon of a service is."""
+def readiness_path(run_dir: str, name: str) -> str:
     return os.path.join(run_dir, f"{name}.ready")
 
 
 def is_fresh(run_dir: str, name: str) -> bool:
-    """Whether the service said within the last ten seconds that it is ready."""
+    """Whether the service has said within the last ten seconds that it is ready."""
     try:
-        return time.time() - os.stat(path_of(run_dir, name)).st_mtime <= FRESH_S
+        return time.time() - os.stat(readiness_path(run_dir, name)).st_mtime <= FRESH_S
     except OSError:
         return False

@@ -1,7 +1,6 @@
-"""The command `slipstream`: finds the command that is meant and runs it.
+"""The command `slipstream`: finds one of its commands and runs it.
 
-Each is a module of services/commands, and only the one that is run is loaded: a health check runs
-every few seconds.
+Only the module of that command is loaded: a health check runs every few seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import importlib
 import os
 import sys
 
-from services.commands.command import near, parser_of
+from services.commands.command import Command, near
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
@@ -25,6 +24,10 @@ COMMANDS = {
     "keys": "make the keys for links between hosts",
     "version": "print the version",
 }
+# The modules of services/commands that hold several of them.
+MODULES = dict.fromkeys(("pull", "list", "rm"), "models") | dict.fromkeys(
+    ("health", "keys", "timeline", "version"), "operations"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,8 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
         hint = near(name, list(COMMANDS))
         sys.stderr.write(f"slipstream: there is no {what} {name}{hint}\nSee `slipstream --help`.\n")
         return 2
-    parser, command = parser_of(name, importlib.import_module(f"services.commands.{name}"))
-    return command.run(parser.parse(words[1:]), os.environ)
+    command = command_of(name)
+    return command.run(command.parser(name).parse(words[1:]), os.environ)
+
+
+def command_of(name: str) -> Command:
+    module = importlib.import_module(f"services.commands.{MODULES.get(name, name)}")
+    command: Command = module.COMMANDS[name]
+    return command
 
 
 def overview() -> str:

@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from common.config import API_KEY_VARIABLE
-from services.commands.command import Parser
-from services.commands.target import DEFAULT_URL
+from services.commands.command import Command, Parser, api_key_of
+from services.commands.server import DEFAULT_URL
 
 if TYPE_CHECKING:
     from services.bench.client import Endpoint, Outcome
     from services.bench.figures import Figures, Spread
     from services.bench.workloads import Ask, Workload
-    from services.commands.api import Api
+    from services.commands.server import Api
 
 DESCRIPTION = """\
 Measure a server of OpenAI's API under load: many streamed completions of random
@@ -54,8 +53,6 @@ SPREADS = (
 
 
 def add_options(parser: Parser) -> None:
-    """Declare which server is measured and how."""
-    parser.epilog = EXAMPLES
     add = parser.add_argument
     add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="(default: %(default)s)")
     add("-w", "--workload", default="B", metavar="NAMES", help="A, B, C or several (default: B)")
@@ -70,11 +67,7 @@ def add_options(parser: Parser) -> None:
     add("--prompt-tokens", type=int, metavar="N", help="prompts of exactly so many tokens")
     add("--output-tokens", type=int, metavar="N", help="answers of exactly so many tokens")
     add("--model", metavar="NAME", help="which model, where the server has several")
-    add(
-        "--api-key",
-        metavar="KEY",
-        help=f"where the server needs one (default: ${API_KEY_VARIABLE})",
-    )
+    parser.add_api_key()
     add(
         "--seed",
         type=int,
@@ -97,11 +90,11 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Measure each workload and print what it came to; 1 if a request failed."""
     from services.bench.client import ClientError
-    from services.commands.api import Api, ApiError
+    from services.commands.server import Api, ApiError
 
     try:
         workloads = [_workload(name, options) for name in options.workload.split(",")]
-        bench = Bench(Api(options.url, options.api_key or env.get(API_KEY_VARIABLE, "")), options)
+        bench = Bench(Api(options.url, api_key_of(options, env)), options)
         failed = 0
         for workload in workloads:
             figures = bench.measure(workload)
@@ -142,7 +135,7 @@ class Bench:
     """Workloads against one model of one server."""
 
     def __init__(self, api: Api, options: argparse.Namespace) -> None:
-        from services.commands.api import ApiError
+        from services.commands.server import ApiError
 
         served = api.models()
         self._api = api
@@ -185,7 +178,7 @@ class Bench:
 
         Prompts are ids, so that they are exactly as long as they should be.
         """
-        from services.commands.api import ApiError
+        from services.commands.server import ApiError
 
         body = {"model": self.model, "prompt": SAMPLE, "add_special_tokens": False}
         try:
@@ -279,3 +272,6 @@ def report(figures: Figures) -> str:
             "--processes."
         )
     return "\n".join([*lines, *figures.problems])
+
+
+COMMANDS = {"bench": Command(DESCRIPTION, run, add_options, EXAMPLES)}

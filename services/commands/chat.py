@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
-from services.commands.api import ApiError
-from services.commands.command import Parser, near
+from services.commands.command import Command, Parser, near
 from services.commands.conversation import Answer, Conversation, read_tools
-from services.commands.target import (
+from services.commands.server import (
+    ApiError,
     NoServer,
     add_answer_options,
     add_target_options,
@@ -44,7 +44,7 @@ HELP = """\
 Enter sends. A line that begins with \"\"\" begins a text of many lines, which
 ends with the next \"\"\". Ctrl-C stops an answer. Arrow keys bring back old lines.
 """
-COMMANDS = ("/help", "/system", "/clear", "/exit")
+SLASH_COMMANDS = ("/help", "/system", "/clear", "/exit")
 FENCE = '"""'
 HISTORY = Path("~/.local/state/slipstream/chat_history")
 KEPT_LINES = 1000
@@ -52,8 +52,6 @@ DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
 def add_options(parser: Parser) -> None:
-    """Declare whom to talk with and how."""
-    parser.epilog = EXAMPLES
     add_target_options(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="how the model is to behave")
     parser.add_argument("--tools", metavar="FILE", help="tools that it may call, as JSON")
@@ -225,7 +223,7 @@ class Chat:
             self._conversation.system = rest.strip() or self._conversation.system
             self._screen.remark(f"system: {self._conversation.system or '(nothing)'}")
         else:
-            sys.stdout.write(f"there is no {name}{near(name, COMMANDS)}; see /help\n")
+            sys.stdout.write(f"there is no {name}{near(name, SLASH_COMMANDS)}; see /help\n")
         return True
 
     def _read(self) -> str | None:
@@ -308,3 +306,6 @@ def _edited_lines() -> Callable[[], None]:
             readline.write_history_file(path)
 
     return save
+
+
+COMMANDS = {"chat": Command(DESCRIPTION, run, add_options, EXAMPLES)}

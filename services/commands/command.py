@@ -1,38 +1,46 @@
-"""What a command of `slipstream` is made of, and a parser that helps with mistyped options."""
+"""A command of `slipstream`, and a parser that helps with mistyped options."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import NoReturn, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"  # for commands that ask a server; it is no setting
 
 
-class Command(Protocol):
-    """A module of this package, named after its command; it imports what is heavy in `run`."""
+class Command(NamedTuple):
+    """One command; `hints` say what to use instead of options of other programs.
 
-    DESCRIPTION: str
+    Its module is imported for its options alone: `run` imports what is heavy.
+    """
 
-    def add_options(self, parser: Parser) -> None:
-        """Declare what may be typed after the command."""
-        ...
+    description: str
+    run: Callable[[argparse.Namespace, Mapping[str, str]], int]
+    add_options: Callable[[Parser], None] = lambda parser: None
+    examples: str = ""
+    hints: Mapping[str, str] = {}
 
-    def run(self, options: argparse.Namespace, env: Mapping[str, str]) -> int:
-        """Run the command; returns the exit status."""
-        ...
+    def parser(self, name: str) -> Parser:
+        parser = Parser(f"slipstream {name}", self.description, self.examples, self.hints)
+        self.add_options(parser)
+        return parser
+
+
+def api_key_of(options: argparse.Namespace, env: Mapping[str, str]) -> str:
+    return options.api_key or env.get(API_KEY_VARIABLE, "")
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake in two lines; `hints` say for foreign options what there is instead."""
+    """Answers a mistake in two lines, with a suggestion where there is one."""
 
-    hints: Mapping[str, str] = {}
-
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    def __init__(
+        self, prog: str, description: str, examples: str, hints: Mapping[str, str]
+    ) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, None, description, examples or None, formatter_class=formatter)
+        self.hints = hints
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Read the words after the command; ends the program at a mistake, with status 2."""
@@ -40,6 +48,13 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(self._about(unknown[0]))
         return options
+
+    def add_api_key(self) -> None:
+        self.add_argument(
+            "--api-key",
+            metavar="KEY",
+            help=f"where the server needs one (default: ${API_KEY_VARIABLE})",
+        )
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where to read more."""
@@ -59,11 +74,3 @@ def near(word: str, known: Sequence[str]) -> str:
     """Return a suggestion to append to a complaint, empty where nothing is alike."""
     matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {matches[0]}?" if matches else ""
-
-
-def parser_of(name: str, module: object) -> tuple[Parser, Command]:
-    """Make the parser of a command, with its options."""
-    command = cast(Command, module)
-    parser = Parser(f"slipstream {name}", command.DESCRIPTION)
-    command.add_options(parser)
-    return parser, command

@@ -7,9 +7,9 @@ import contextlib
 import sys
 from collections.abc import Mapping
 
-from services.commands.api import ApiError
-from services.commands.command import Parser
-from services.commands.target import (
+from services.commands.command import Command, Parser
+from services.commands.server import (
+    ApiError,
     NoServer,
     add_answer_options,
     add_target_options,
@@ -29,8 +29,6 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    """Declare what is continued, by whom and how far."""
-    parser.epilog = EXAMPLES
     add_target_options(parser)
     add_answer_options(parser)
 
@@ -61,3 +59,6 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         sys.stdout.write("\n")
         return 130
     return 0
+
+
+COMMANDS = {"complete": Command(DESCRIPTION, run, add_options, EXAMPLES)}

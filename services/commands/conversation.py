@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.commands.target import Target
+from services.commands.server import Target
 
 
 class Display(Protocol):

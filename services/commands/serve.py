@@ -1,35 +1,212 @@
-"""`slipstream serve`: a model over HTTP."""
+"""`slipstream serve`: a model over HTTP.
+
+Most options are settings: the field gives the type, the bounds, the default and the help.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args, get_origin
 
-from services.commands.command import Parser
-from services.launcher.options import (
-    DESCRIPTION,
-    EXAMPLES,
-    INSTEAD,
-    add_serve_options,
-    tables_of,
-)
+from pydantic import ValidationError
 
-__all__ = ["DESCRIPTION", "add_options", "run"]
+from common.config import Settings, Tables, complaint_about
+from services.commands.command import Command, Parser
+from services.launcher.plan import SETTINGS, Counts, make_plan
+
+DESCRIPTION = """\
+Serve a model over an OpenAI-compatible API. Without MODEL the small embedded
+demo model is served, which needs no GPU and no network.
+"""
+
+EXAMPLES = """\
+examples:
+  slipstream serve                              the demo, on port 8000
+  slipstream serve Qwen/Qwen3-0.6B              a model of the Hugging Face hub
+  slipstream serve ./my-model --port 9000       a folder with config.json and
+                                                *.safetensors
+  slipstream serve --computes 2 --tokenizers 2  several processes of a service
+  slipstream serve --host 0.0.0.0               for other machines; set keys:
+                                         SLIPSTREAM_ROUTER__API_KEYS=key1,key2
+
+Each option is also a setting in a file (--config) and a variable in the
+environment: --max-num-seqs 64 is max_num_seqs = 64 below [compute], and
+SLIPSTREAM_COMPUTE__MAX_NUM_SEQS=64. An option goes over a variable, and a
+variable over the file.
+"""
+
+# What to use instead of options of vLLM, SGLang and llama.cpp that do not exist here.
+INSTEAD = {
+    "--model": "give the model without an option: slipstream serve MODEL",
+    "--model-path": "give the model without an option: slipstream serve MODEL",
+    "--quantization": "quantised weights are not served yet. A model too large for the memory "
+    "may fit in fewer bits a number, --dtype bfloat16, or take a smaller one",
+    "--pipeline-parallel-size": "several GPUs for one model are not supported yet; --computes N "
+    "runs N copies of it, each on a GPU of its own",
+    "--data-parallel-size": "use --computes N: so many copies, each on a GPU of its own",
+    "--max-num-batched-tokens": "use --max-prefill-tokens for the prompt tokens of one step",
+    "--chunked-prefill-size": "use --max-prefill-tokens for the prompt tokens of one step",
+    "--enable-chunked-prefill": "long prompts are always computed in chunks",
+    "--enable-prefix-caching": "prefixes are always shared; [compute] prefix_cache = false in a "
+    "--config file ends it",
+    "--no-enable-prefix-caching": "write prefix_cache = false below [compute] in a --config file",
+    "--mem-fraction-static": "use --gpu-memory-utilization",
+    "--context-length": "use --max-model-len",
+    "--ctx-size": "use --max-model-len",
+    "--max-running-requests": "use --max-num-seqs",
+    "--block-size": "write page_tokens below [compute] in a --config file",
+    "--enforce-eager": "a GPU's steps are always recorded as graphs",
+    "--trust-remote-code": "code that comes with a model is never run",
+    "--tokenizer": "the tokenizer is read from the model's folder",
+    "--enable-auto-tool-choice": "tool calls need no option; their format is read off the model's "
+    "chat template",
+    "--tool-call-parser": "the format is read off the model's chat template; tool_format below "
+    "[tokenizer] in a --config file sets it",
+    "--reasoning-parser": "the format is read off the model's chat template; reasoning_format "
+    "below [tokenizer] in a --config file sets it",
+    "--enable-lora": "LoRA adapters are not served yet",
+    "--speculative-config": "speculative decoding is not there yet",
+}
 
 
 def add_options(parser: Parser) -> None:
-    """Declare the launcher's options."""
-    parser.epilog = EXAMPLES
-    parser.hints = INSTEAD
-    add_serve_options(parser)
+    parser.usage = "slipstream serve [MODEL] [options]"
+    group = parser.add_argument_group("what to serve")
+    add_setting(group, "model.path", "model.path", nargs="?", metavar="MODEL")
+    _add_general(parser)
+    _add_model(parser)
+    _add_capacity(parser)
+    group = parser.add_argument_group("how many processes", "each service scales on its own")
+    for service in Counts.model_fields:
+        add_setting(group, f"count.{service}", f"--{service}s", metavar="N")
+
+
+def _add_general(parser: Parser) -> None:
+    group = parser.add_argument_group("where and how")
+    add_setting(group, "router.host", metavar="ADDRESS")
+    add_setting(group, "router.port", metavar="PORT")
+    add_setting(
+        group,
+        "router.api_keys",
+        "--api-key",
+        action="append",
+        type=api_key,
+        metavar="KEY",
+        help="clients have to send it; may be given several times. It can be seen in the "
+        "machine's list of processes, where SLIPSTREAM_ROUTER__API_KEYS cannot",
+    )
+    group.add_argument("--config", metavar="FILE", help="settings as TOML")
+    levels = ("debug", "info", "warning", "error")
+    add_setting(group, "telemetry.log_level", choices=levels, help="(default: info)")
+    add_setting(group, "telemetry.traces", metavar="TARGET")
+
+
+def _add_model(parser: Parser) -> None:
+    group = parser.add_argument_group("the model and where it runs")
+    add_setting(
+        group, "model.served_name", "--served-model-name", nargs="+", type=str, metavar="NAME"
+    )
+    add_setting(group, "tokenizer.chat_template", type=readable, metavar="FILE")
+    for name in ("device", "dtype", "pin", "load_format"):
+        add_setting(group, f"compute.{name}")
+    group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=one_gpu,
+        metavar="1",
+        help="GPUs for one model: 1, as long as there is no more (see --computes)",
+    )
+
+
+def _add_capacity(parser: Parser) -> None:
+    group = parser.add_argument_group("limits and memory")
+    for name, metavar in (
+        ("max_model_len", "TOKENS"),
+        ("max_input_length", "TOKENS"),
+        ("max_output_length", "TOKENS"),
+        ("max_num_seqs", "N"),
+        ("max_prefill_tokens", "TOKENS"),
+        ("max_batched_token_mem", "TOKENS"),
+        ("gpu_memory_utilization", "SHARE"),
+        ("swap_space", "GIB"),
+    ):
+        add_setting(group, f"compute.{name}", metavar=metavar)
+
+
+def add_setting(group: Any, setting: str, option: str = "", **more: Any) -> None:
+    """Add the option for a setting, `table.field`, which becomes its `dest`."""
+    table, _, name = setting.partition(".")
+    kind = Counts if table == "count" else SETTINGS[table]
+    field = kind.model_fields[name]
+    if get_origin(field.annotation) is Literal:
+        more["choices"] = get_args(field.annotation)
+    elif "choices" not in more:
+        more.setdefault("type", reader_of(kind, name))
+    about = field.description or ""
+    if "(default: " not in about and field.default != "":
+        about += f" (default: {field.default})"
+    more.setdefault("help", about)
+    if option != setting:  # a positional argument has no other name
+        more["dest"] = setting
+    group.add_argument(option or f"--{name.replace('_', '-')}", **more)
+
+
+def reader_of(kind: type[Settings], name: str) -> Callable[[str], Any]:
+    """Return a function that reads a field's value as in a settings file."""
+
+    def read(text: str) -> Any:
+        try:
+            return getattr(kind.model_validate({name: text}), name)
+        except ValidationError as error:
+            (problem,) = error.errors()
+            raise argparse.ArgumentTypeError(complaint_about(problem)) from None
+
+    return read
+
+
+def api_key(text: str) -> str:
+    """Read a key that a client can send."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; no client could send it")
+    return text.strip()
+
+
+def readable(text: str) -> str:
+    """Read the path of a file that can be opened."""
+    try:
+        with open(text, "rb"):
+            return os.path.abspath(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror}") from error
+
+
+def one_gpu(text: str) -> int:
+    """Read the number of GPUs for one model, which can only be 1."""
+    if text != "1":
+        raise argparse.ArgumentTypeError(
+            "several GPUs for one model are not supported yet; --computes N runs N copies of it, "
+            "each on a GPU of its own"
+        )
+    return 1
+
+
+def tables_of(options: argparse.Namespace) -> tuple[Tables, Counts]:
+    """Return the settings and the counts that were given as options."""
+    tables: Tables = {}
+    for dest, value in vars(options).items():
+        table, separator, field = dest.partition(".")
+        if separator and value is not None:
+            tables.setdefault(table, {})[field] = value
+    return tables, Counts(**tables.pop("count", {}))
 
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Serve until told to end."""
     from common.errors import ConfigError, ModelError
     from services.launcher.launch import launch
-    from services.launcher.plan import make_plan
 
     try:
         return launch(make_plan(options.config, env, *tables_of(options)), env)
@@ -38,3 +215,6 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         return 2
     except KeyboardInterrupt:  # during a download
         return 130
+
+
+COMMANDS = {"serve": Command(DESCRIPTION, run, add_options, EXAMPLES, INSTEAD)}

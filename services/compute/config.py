@@ -6,47 +6,100 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.config import MAX_NUM_SEQS, MAX_STEP_TOKENS, Settings
+from common.config import GRACE, MAX_NUM_SEQS, MAX_STEP_TOKENS, Settings
 
 
 class ComputeSettings(Settings):
     """The `[compute]` table; names are the ones people know from other servers.
 
-    Zero means "chosen from the model and the device" wherever zero makes no sense itself.
+    Where 0 makes no sense, it means "chosen from the model and the device".
     """
 
-    device: Literal["auto", "cpu", "cuda", "sim"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    load_format: Literal["auto", "dummy"] = "auto"
-    max_model_len: int = 0  # default: the model's own
-    max_num_seqs: int = Field(256, ge=1, le=MAX_NUM_SEQS)  # sequences running at once
-    max_waiting: int = 1024  # requests queued before refusing
-    # prompt tokens per step; default 512 on cpu, 8192 elsewhere
-    max_prefill_tokens: int = Field(0, ge=0, le=MAX_STEP_TOKENS)
-    max_batched_token_mem: int = 0  # KV capacity in tokens; default: from free memory
-    swap_space: float = 0.0  # GiB of host memory for preemption by swap (cuda: up to twice that)
-    gpu_memory_utilization: float = 0.9
-    max_input_length: int = 0  # default: max_model_len - 1
-    max_output_length: int = 0  # default: max_model_len - 1
-    page_tokens: int = Field(16, ge=1)
-    prefix_cache: bool = True
-    schedule: Literal["decode_first", "prefill_first", "static_batch"] = "decode_first"
-    static_batch_window_s: float = 0.05
-    in_flight_steps: int = 1  # steps launched ahead of the last result
-    batch_invariant: bool = False  # on cuda: equal text whatever runs beside it, at a price
-    num_threads: int = 0  # torch threads on the CPU; default: by model size, at most cores - 1
-    max_threads: int = 0  # bounds that default; set by the launcher where replicas share a host
-    pin: Literal["auto", "on", "off"] = "auto"  # `slipstream serve` chooses a `core`, if it can
-    core: int = Field(-1, ge=-1)  # of its own for the thread that drives the device; -1: any
-    warmup: bool = True
-    # Masks of guided requests are made by a process of their own: it starts in the background when
-    # the service does, or else with the first request that needs it.
-    guide_at_startup: bool = True
-    grammar_timeout_s: float = Field(5.0, gt=0.0)  # to compile one; longer is refused
-    grammar_step_timeout_s: float = Field(10.0, gt=0.0)  # for one mask; longer fails the request
-    grammar_memory_mb: int = Field(1024, ge=64)  # of that process, beside the tokenizer's
-    max_grammar_bytes: int = Field(1 << 20, ge=1)  # of a thousand tools, as routers let them in
-    grace_s: float = 30.0
-    sim_step_base_s: float = 0.005  # the virtual device's step: this much at least,
-    sim_step_per_row_s: float = 0.0  # this much for each decode row
-    sim_step_per_token_s: float = 0.0  # and this much for each prompt token
+    device: Literal["auto", "cpu", "cuda", "sim"] = Field(
+        "auto",
+        description="auto takes a GPU if there is one; sim has no model at all, to test the rest "
+        "under load",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="number format of weights and activations (default: auto, the model's own "
+        "where the device is fast at it)",
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="auto reads *.safetensors; dummy makes random weights"
+    )
+    max_model_len: int = Field(
+        0, ge=0, description="longest prompt and answer (default: the model's)"
+    )
+    max_num_seqs: int = Field(256, ge=1, le=MAX_NUM_SEQS, description="sequences computed at once")
+    max_waiting: int = Field(1024, description="requests that wait; more are refused")
+    max_prefill_tokens: int = Field(
+        0,
+        ge=0,
+        le=MAX_STEP_TOKENS,
+        description="prompt tokens of one step (default: 512 on the CPU, 8192 elsewhere)",
+    )
+    max_batched_token_mem: int = Field(
+        0, ge=0, description="tokens that the KV cache holds (default: what memory is left for)"
+    )
+    swap_space: float = Field(
+        0.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="GiB of host memory for preempted sequences, on a GPU up to twice that "
+        "(default: 0, they are recomputed)",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0.0, le=1.0, description="share of the GPU's memory to use"
+    )
+    max_input_length: int = Field(
+        0, ge=0, description="longest prompt (default: max-model-len - 1)"
+    )
+    max_output_length: int = Field(
+        0, ge=0, description="longest answer (default: max-model-len - 1)"
+    )
+    page_tokens: int = Field(16, ge=1, description="tokens in a page of the KV cache")
+    prefix_cache: bool = Field(True, description="share the KV cache of common prefixes")
+    schedule: Literal["decode_first", "prefill_first", "static_batch"] = Field(
+        "decode_first",
+        description="which tokens a step takes first; the other two policies are for comparison",
+    )
+    static_batch_window_s: float = Field(0.05, description="how long static_batch collects")
+    in_flight_steps: int = Field(1, description="steps launched ahead of the last result")
+    batch_invariant: bool = Field(
+        False, description="on a GPU: the same text whatever else runs, at a price in speed"
+    )
+    num_threads: int = Field(
+        0, description="torch threads on the CPU (default: by model size, at most cores - 1)"
+    )
+    max_threads: int = Field(
+        0, description="bounds that default; the launcher sets it where replicas share a host"
+    )
+    pin: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="give each thread that drives a GPU a processor core of its own, which all "
+        "other threads and processes keep off; auto does where there are enough cores",
+    )
+    core: int = Field(
+        -1, ge=-1, description="the core for the thread that drives the device; -1 is any"
+    )
+    warmup: bool = Field(True, description="run steps of all sizes before the first request")
+    guide_at_startup: bool = Field(
+        True,
+        description="start the process that makes masks for structured output with the service, "
+        "not with the first request that needs it",
+    )
+    grammar_timeout_s: float = Field(
+        5.0, gt=0.0, description="to compile a grammar; one that takes longer is refused"
+    )
+    grammar_step_timeout_s: float = Field(
+        10.0, gt=0.0, description="to make a mask; a request whose mask takes longer fails"
+    )
+    grammar_memory_mb: int = Field(
+        1024, ge=64, description="memory of the process that makes masks, without the tokenizer's"
+    )
+    max_grammar_bytes: int = Field(1 << 20, ge=1, description="longest grammar")
+    grace_s: float = Field(30.0, description=GRACE)
+    sim_step_base_s: float = Field(0.005, description="a step of the device sim, at least")
+    sim_step_per_row_s: float = Field(0.0, description="what each decode row adds to it")
+    sim_step_per_token_s: float = Field(0.0, description="what each prompt token adds to it")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from common.config import Settings
+from pydantic import Field
+
+from common.config import GRACE, Settings
 
 
 class DetokenizerSettings(Settings):
     """The `[detokenizer]` table."""
 
-    max_query_ids: int = 262_144  # ids of one /detokenize; decoding them takes some 30 ms
-    grace_s: float = 30.0
+    # Decoding so many takes some 30 ms.
+    max_query_ids: int = Field(262_144, description="token ids of one /detokenize")
+    grace_s: float = Field(30.0, description=GRACE)

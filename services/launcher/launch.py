@@ -25,8 +25,8 @@ from common.telemetry import log
 from services.launcher.front import Front
 from services.launcher.machine import Cores, look
 from services.launcher.model import find_model
-from services.launcher.options import DEFAULT_HOST, DEFAULT_PORT
 from services.launcher.plan import (
+    SETTINGS,
     Plan,
     cores_of,
     environment_of,
@@ -54,7 +54,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     telemetry = plan.telemetry.model_copy(update={"log_format": log_format})
     log.configure("launcher", "launcher", telemetry, terminal)
     with contextlib.ExitStack() as stack:
-        front = Front(plan.value("router", "host", DEFAULT_HOST), _port(plan))
+        front = Front(plan.value("router", "host"), _port(plan))
         stack.callback(front.close)
         machine = look(env)
         device_of(plan, machine)
@@ -101,7 +101,8 @@ def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
     """Say where the API is, with commands that work."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
-    chat = "slipstream chat" if url.endswith(f":{DEFAULT_PORT}") else f"slipstream chat {url}"
+    default_port = SETTINGS["router"].model_fields["port"].default
+    chat = "slipstream chat" if url.endswith(f":{default_port}") else f"slipstream chat {url}"
     return (
         f"\nSlipstream serves {model} at {url}/v1 (ready after {seconds:.1f} s).\n"
         f"In a browser: {url}/\nIn a terminal: {chat}\nIn a program:\n"
@@ -118,7 +119,7 @@ def _starter_fd(env: Mapping[str, str]) -> int | None:
 
 
 def _port(plan: Plan) -> int:
-    text = plan.value("router", "port", str(DEFAULT_PORT))
+    text = plan.value("router", "port")
     if not text.isdigit() or int(text) > 65535:
         raise ConfigError(f"[router] port: should be a number from 0 to 65535 (it is {text})")
     return int(text)

@@ -9,28 +9,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from common.config import (
     ENV_PREFIX,
+    SERVICE_TABLES,
+    LinkSettings,
     ModelSettings,
+    Settings,
     Tables,
     TelemetrySettings,
     layers_of,
     validated,
 )
 from common.errors import ConfigError
+from services.compute.config import ComputeSettings
+from services.detokenizer.config import DetokenizerSettings
 from services.launcher.machine import Cores, available_cores, place
+from services.router.config import RouterSettings
+from services.tokenizer.config import TokenizerSettings
 
+# The types alone: what is wrong in a service's own table, the service finds and says.
+SETTINGS: Mapping[str, type[Settings]] = {
+    "model": ModelSettings,
+    "links": LinkSettings,
+    "telemetry": TelemetrySettings,
+    "router": RouterSettings,
+    "tokenizer": TokenizerSettings,
+    "compute": ComputeSettings,
+    "detokenizer": DetokenizerSettings,
+}
 DEFAULT_GRACE_S = 30.0
+MAX_PROCESSES = 256  # of one service on one host
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many processes of each service."""
+def _count(about: str) -> Any:
+    return Field(1, ge=1, le=MAX_PROCESSES, description=f"processes that {about}")
 
-    router: int = 1
-    tokenizer: int = 1
-    compute: int = 1
-    detokenizer: int = 1
+
+class Counts(Settings):
+    """How many processes of each service run."""
+
+    tokenizer: int = _count("turn prompts into tokens")
+    compute: int = _count("run the model; on a machine with several GPUs each takes one, in turn")
+    detokenizer: int = _count("turn tokens into text")
+    router: int = _count("speak HTTP; all share one port")
 
     def names(self, service: str) -> tuple[str, ...]:
         """Return the names of one service's instances."""
@@ -39,25 +62,25 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings as the user gave them, and counts; nothing has been started."""
+    """Settings as the user gave them, and how many processes are to run."""
 
     tables: Tables
     counts: Counts
     model: ModelSettings
     telemetry: TelemetrySettings
 
-    def value(self, table: str, field: str, default: str = "") -> str:
-        """Return a setting as text, or the default where the user gave none."""
+    def value(self, table: str, field: str) -> str:
+        """Return a setting as text."""
+        default = SETTINGS[table].model_fields[field].default
         return str(self.tables.get(table, {}).get(field, default))
 
     @property
     def grace_s(self) -> float:
         """The longest grace time of any service."""
-        given = [values["grace_s"] for values in self.tables.values() if "grace_s" in values]
         try:
-            return max([DEFAULT_GRACE_S, *(float(value) for value in given)])
+            return max(float(self.value(service, "grace_s")) for service in SERVICE_TABLES)
         except ValueError:
-            return DEFAULT_GRACE_S  # the service itself will say what is wrong with it
+            return DEFAULT_GRACE_S  # the service itself says what is wrong with it
 
     @property
     def needs_weights(self) -> bool:
@@ -115,7 +138,7 @@ def environment_of(name: str, plan: Plan, env: Mapping[str, str], root: str) -> 
     if os.path.basename(root) not in ("site-packages", "dist-packages"):
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH", ""))))
     service, _, index = name.rpartition("-")
-    on_gpu = plan.value("compute", "device", "auto") in ("auto", "cuda")
+    on_gpu = plan.value("compute", "device") in ("auto", "cuda")
     if service == "compute" and plan.counts.compute > 1 and on_gpu:
         gpus = gpus_in(env)
         if gpus:
@@ -128,10 +151,10 @@ def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
 
     Raises ConfigError where the user insists and there are too few cores.
     """
-    pin = plan.value("compute", "pin", "auto")
-    if pin == "off" or plan.value("compute", "core"):  # the user has chosen
+    pin = plan.value("compute", "pin")
+    if pin == "off" or "core" in plan.tables.get("compute", {}):  # the user has chosen
         return None
-    device = plan.value("compute", "device", "auto")
+    device = plan.value("compute", "device")
     on_gpu = device == "cuda" or (device == "auto" and bool(gpus_in(env)))
     if pin != "on" and not on_gpu:
         return None
@@ -156,7 +179,7 @@ def toml_text(tables: Tables) -> str:
     """Return the text of a settings file that reads back as these tables."""
     parts = []
     for table, values in tables.items():
-        lines = [f"{_value(str(key))} = {_value(value)}\n" for key, value in values.items()]
+        lines = [f"{toml_value(str(key))} = {toml_value(value)}\n" for key, value in values.items()]
         parts.append(f"[{table}]\n" + "".join(lines))
     return "\n".join(parts)
 
@@ -167,15 +190,17 @@ def write_private(path: str, text: str) -> None:
         file.write(text)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        items = ", ".join(f"{_value(str(key))} = {_value(item)}" for key, item in value.items())
+        items = ", ".join(
+            f"{toml_value(str(key))} = {toml_value(item)}" for key, item in value.items()
+        )
         return "{" + items + "}"
     return str(value)  # numbers and dates, as TOML writes them

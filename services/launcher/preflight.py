@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ConfigError, ModelError
 from common.model_folder import read_json, sampling_defaults
 from services.launcher.machine import Machine
 from services.launcher.model import num_weights
-from services.launcher.options import DEVICES
-from services.launcher.plan import Plan
+from services.launcher.plan import SETTINGS, Plan
 
 GIB = 1 << 30
+DEVICES = get_args(SETTINGS["compute"].model_fields["device"].annotation)
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-PAGE_TOKENS = 16
-GPU_SHARE = 0.9  # compute's defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Need:
 
 def device_of(plan: Plan, machine: Machine) -> Literal["cpu", "cuda", "sim"]:
     """Return the device that compute is going to take; ConfigError where it cannot."""
-    name = plan.value("compute", "device", "auto")
+    name = plan.value("compute", "device")
     if name not in DEVICES:
         raise ConfigError(f"[compute] device: there is no {name}; there are {', '.join(DEVICES)}")
     if name == "cuda" and machine.why_no_gpu:
@@ -70,7 +68,7 @@ def check(plan: Plan, folder: Path, machine: Machine) -> None:
             f"--max-model-len {max_model_len}: the model's positions end at {longest} "
             "(max_position_embeddings in its config.json); lower it"
         )
-    dtype = plan.value("compute", "dtype", "auto")
+    dtype = plan.value("compute", "dtype")
     if dtype not in ITEM_BYTES:
         dtype = "bfloat16" if device == "cuda" or machine.fast_bf16 else "float32"
     need = _need(plan, folder, shape, dtype)
@@ -87,7 +85,7 @@ def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str) -> Need:
     if plan.value("compute", "load_format") != "dummy" and any(folder.glob("*.safetensors")):
         count = num_weights(folder)
     tokens = _whole(plan, "max_batched_token_mem") or _whole(plan, "max_model_len")
-    tokens = tokens or min(PAGE_TOKENS, shape.max_position_embeddings)
+    tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)
     positions = _whole(plan, "max_model_len") or shape.max_position_embeddings
     item_bytes = ITEM_BYTES[dtype]
     return Need(
@@ -100,7 +98,7 @@ def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str) -> Need:
 
 
 def _check_gpus(plan: Plan, machine: Machine, need: Need) -> None:
-    share = _number(plan, "gpu_memory_utilization") or GPU_SHARE
+    share = _number(plan, "gpu_memory_utilization")
     for number, gpu in enumerate(machine.gpus[: plan.counts.compute]):
         room = int(gpu.total_bytes * share) - gpu.used_bytes
         if need.weights + need.cache > room:
@@ -147,7 +145,7 @@ def _whole(plan: Plan, field: str) -> int:
 def _number(plan: Plan, field: str) -> float:
     """Read a number of compute's; 0 for none, and for what compute itself is going to refuse."""
     try:
-        value = float(plan.value("compute", field, "0"))
+        value = float(plan.value("compute", field))
     except ValueError:
         return 0.0
     return value if 0 < value < 1e18 else 0.0

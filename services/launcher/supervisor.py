@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED
-from common.run_dir import is_fresh, path_of
+from common.run_dir import is_fresh, readiness_path
 from services.launcher.front import Front
 
 POLL_S = 0.05
@@ -259,7 +259,7 @@ class Supervisor:
             status = child.reap()
             if status is not None:
                 with contextlib.suppress(OSError):
-                    os.unlink(path_of(self._run_dir, child.name))
+                    os.unlink(readiness_path(self._run_dir, child.name))
                 self._changed.set()
                 if not self._ending:
                     self._died(child, status)

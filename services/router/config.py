@@ -6,40 +6,62 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from common.config import Settings
+from common.config import GRACE, Settings
 
 AUTO_ORIGINS: Final = ("auto",)
 
 
 class RouterSettings(Settings):
-    """The `[router]` table. Zero switches a per-client limit off."""
+    """The `[router]` table; 0 switches a limit per client off."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)  # 0 picks a free one
-    api_keys: tuple[str, ...] = ()  # none, and no file of them: everybody may ask
-    api_keys_file: str = ""  # more keys, with limits of their own; read again when it changes
-    allowed_origins: tuple[str, ...] = AUTO_ORIGINS  # of pages; auto: all on loopback without keys
-    placement: Literal["round_robin", "least_load"] = "least_load"
-    unknown_fields: Literal["warn", "refuse"] = "warn"  # what a request has that nobody reads
+    host: str = Field("127.0.0.1", description="where to listen; 0.0.0.0 is every address")
+    port: int = Field(8000, ge=0, le=65535, description="port of the API; 0 picks a free one")
+    api_keys: tuple[str, ...] = Field(
+        (), description="clients have to send one of them; without any, everybody may ask"
+    )
+    api_keys_file: str = Field(
+        "", description="a file with more keys and their limits; it is read again when it changes"
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        AUTO_ORIGINS,
+        description="origins of pages that may ask; auto is all on loopback without keys",
+    )
+    placement: Literal["round_robin", "least_load"] = Field(
+        "least_load", description="which worker gets the next request"
+    )
+    unknown_fields: Literal["warn", "refuse"] = Field(
+        "warn", description="what to do about a field of a request that does not exist"
+    )
 
-    max_body_bytes: int = Field(8 << 20, ge=1024)  # 8 MiB parse in 80 ms, which stops the loop
-    body_timeout_s: float = Field(30.0, gt=0)  # for a client to send its request
-    keep_alive_s: float = Field(75.0, gt=0)
-    query_timeout_s: float = Field(30.0, gt=0)  # for /tokenize and /detokenize
+    # 8 MiB parse in 80 ms, which stops the loop.
+    max_body_bytes: int = Field(8 << 20, ge=1024, description="size of one request")
+    body_timeout_s: float = Field(30.0, gt=0, description="for a client to send its request")
+    keep_alive_s: float = Field(75.0, gt=0, description="until an idle connection is closed")
+    query_timeout_s: float = Field(30.0, gt=0, description="for /tokenize and /detokenize")
 
-    max_in_flight: int = Field(1024, ge=1)  # requests
-    max_in_flight_tokens: int = Field(16 << 20, ge=1)  # prompts (estimated) and what they may make
-    max_in_flight_per_client: int = Field(0, ge=0)
-    requests_per_s_per_client: float = Field(0.0, ge=0)
-    tokens_per_minute_per_client: int = Field(0, ge=0)
+    max_in_flight: int = Field(1024, ge=1, description="open requests; more are refused")
+    max_in_flight_tokens: int = Field(
+        16 << 20, ge=1, description="tokens of open requests: prompts (estimated) and max_tokens"
+    )
+    max_in_flight_per_client: int = Field(0, ge=0, description="open requests of one client")
+    requests_per_s_per_client: float = Field(0.0, ge=0, description="requests a second of one")
+    tokens_per_minute_per_client: int = Field(0, ge=0, description="tokens a minute of one")
 
-    slow_client_buffer_bytes: int = Field(256 << 10, ge=4096)  # unsent; beyond it deltas merge
-    slow_client_max_bytes: int = Field(4 << 20, ge=4096)  # merged; beyond it the client is dropped
-    slow_client_timeout_s: float = Field(30.0, gt=0)  # behind for longer, the client is dropped
+    slow_client_buffer_bytes: int = Field(
+        256 << 10, ge=4096, description="unsent bytes from which on deltas are merged"
+    )
+    slow_client_max_bytes: int = Field(
+        4 << 20, ge=4096, description="merged bytes from which on a client is dropped"
+    )
+    slow_client_timeout_s: float = Field(
+        30.0, gt=0, description="until a client that does not keep up is dropped"
+    )
 
-    responses_max: int = Field(1000, ge=0)  # that are kept for previous_response_id; 0: none
-    responses_max_bytes: int = Field(64 << 20, ge=1 << 20)  # of them all, about
-    responses_ttl_s: float = Field(3600.0, gt=0)
+    responses_max: int = Field(1000, ge=0, description="responses kept for previous_response_id")
+    responses_max_bytes: int = Field(64 << 20, ge=1 << 20, description="size of all of them")
+    responses_ttl_s: float = Field(3600.0, gt=0, description="how long each is kept")
 
-    lease_s: float = Field(2.0, gt=0)  # a worker that was not heard of for longer is gone
-    grace_s: float = Field(30.0, ge=0)
+    lease_s: float = Field(
+        2.0, gt=0, description="a worker that has been silent for longer is taken for dead"
+    )
+    grace_s: float = Field(30.0, ge=0, description=GRACE)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from pydantic import Field
+
 from common.chat_formats import ReasoningFormatName, ToolFormatName
-from common.config import Settings
+from common.config import GRACE, Settings
 
 ToolFormatSetting: TypeAlias = Literal["auto", "none"] | ToolFormatName
 ReasoningFormatSetting: TypeAlias = Literal["auto", "none"] | ReasoningFormatName
@@ -36,17 +38,39 @@ WELL_KNOWN_TEMPLATE_KWARGS = (
 class TokenizerSettings(Settings):
     """The `[tokenizer]` table."""
 
-    pool_size: int = 0  # processes that render and encode; default: 2, or 4 from 16 cores on
-    max_prompt_bytes: int = 8 << 20  # of one prompt, as it comes in and as it is rendered
-    max_structure_bytes: int = 256 << 10  # of a schema or grammar, before anything reads it
-    max_pending_requests: int = 1024  # in work or waiting for a process, before refusing
-    max_pending_bytes: int = 64 << 20  # of all prompts in work or waiting
-    template_timeout_s: float = 5.0  # rendering of one chat template, before its process is killed
-    template_memory_mb: int = 256  # that rendering may allocate
-    encode_timeout_s: float = 30.0  # encoding of one prompt, before its process is killed
-    chat_template: str = ""  # a file with a template; default: the model folder's own
-    tool_format: ToolFormatSetting = "auto"  # auto: read off the model's chat template
-    reasoning_format: ReasoningFormatSetting = "auto"
-    # Variables of the chat template that requests may set.
-    template_kwargs: tuple[str, ...] = WELL_KNOWN_TEMPLATE_KWARGS
-    grace_s: float = 30.0
+    pool_size: int = Field(
+        0, description="processes that render and encode (default: 2, or 4 from 16 cores on)"
+    )
+    max_prompt_bytes: int = Field(
+        8 << 20, description="size of one prompt, both as it comes in and as it is rendered"
+    )
+    max_structure_bytes: int = Field(256 << 10, description="size of one schema or grammar")
+    max_pending_requests: int = Field(
+        1024, description="requests in work or waiting; more are refused"
+    )
+    max_pending_bytes: int = Field(
+        64 << 20, description="size of all prompts in work or waiting; more are refused"
+    )
+    template_timeout_s: float = Field(
+        5.0, description="to render a chat template, before its process is killed"
+    )
+    template_memory_mb: int = Field(256, description="memory that rendering may take")
+    encode_timeout_s: float = Field(
+        30.0, description="to encode a prompt, before its process is killed"
+    )
+    chat_template: str = Field(
+        "", description="a Jinja template to use in place of the model's own"
+    )
+    tool_format: ToolFormatSetting = Field(
+        "auto",
+        description="how the model writes tool calls; auto reads it off the model's chat template",
+    )
+    reasoning_format: ReasoningFormatSetting = Field(
+        "auto",
+        description="how the model writes reasoning; auto reads it off the model's chat template",
+    )
+    template_kwargs: tuple[str, ...] = Field(
+        WELL_KNOWN_TEMPLATE_KWARGS,
+        description="variables of the chat template that requests may set",
+    )
+    grace_s: float = Field(30.0, description=GRACE)

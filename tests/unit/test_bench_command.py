@@ -8,10 +8,8 @@ import pytest
 
 from services.bench.figures import Figures, Spread
 from services.bench.workloads import WORKLOADS, Ask
-from services.cli import parser_of
-from services.commands import bench
-from services.commands.api import Api, ApiError
-from services.commands.bench import Bench, report
+from services.commands.bench import COMMANDS, Bench, report
+from services.commands.server import Api, ApiError
 
 
 class Server(Api):
@@ -30,7 +28,7 @@ class Server(Api):
 
 
 def asks_of(server: Server, *words: str) -> list[Ask]:
-    options = parser_of("bench", bench)[0].parse(words)
+    options = COMMANDS["bench"].parser("bench").parse(words)
     return Bench(server, options)._asks(WORKLOADS["A"])
 
 
@@ -51,7 +49,7 @@ def test_lengths_are_cut_to_a_short_context() -> None:
 
 
 def test_requests_go_to_the_address_with_its_path_and_key() -> None:
-    options = parser_of("bench", bench)[0].parse([])
+    options = COMMANDS["bench"].parser("bench").parse([])
     request = Bench(Server(None, "sesame"), options)._endpoint().post("/v1/completions", {})
     head = request.decode().split("\r\n")
     assert head[0] == "POST /llm/v1/completions HTTP/1.1"

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from common.run_dir import ReadinessFile
-from services.cli import COMMANDS, main
-from services.commands.command import parser_of
+from services.cli import COMMANDS, command_of, main
 
 COMMANDS_FOLDER = Path(__file__).resolve().parents[2] / "services" / "commands"
-HELPERS = {"api", "command", "conversation", "hub_cache", "target"}  # modules that are no command
+HELPERS = {"command", "conversation", "server"}  # modules without commands
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +25,10 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(variable)
 
 
-def test_health_follows_the_beacon(tmp_path: Path) -> None:
+def test_health_follows_the_readiness_file(tmp_path: Path) -> None:
     readiness_file = ReadinessFile(str(tmp_path), "compute-0")
     assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 1
-    readiness_file.show(True, 0.0)
+    readiness_file.update(True, 0.0)
     assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 0
     os.utime(readiness_file.path, (1, 1))  # its owner hangs
     assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 1
@@ -38,7 +37,7 @@ def test_health_follows_the_beacon(tmp_path: Path) -> None:
 def test_health_finds_the_run_dir_in_the_file_and_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ReadinessFile(str(tmp_path), "x").show(True, 0.0)
+    ReadinessFile(str(tmp_path), "x").update(True, 0.0)
     config = tmp_path / "c.toml"
     config.write_text(f'[links]\nrun_dir = "{tmp_path}"\n')
     assert main(["health", "x", "--config", str(config)]) == 0
@@ -92,9 +91,10 @@ def test_the_help_names_every_command_in_80_columns(
 ) -> None:
     assert main(words) == 0
     text = capsys.readouterr().out
-    commands = {path.stem for path in COMMANDS_FOLDER.glob("*.py")} - {"__init__", *HELPERS}
-    assert set(COMMANDS) == commands
-    assert all(f"\n  {command} " in text for command in commands)
+    modules = {path.stem for path in COMMANDS_FOLDER.glob("*.py")} - {"__init__", *HELPERS}
+    found = [importlib.import_module(f"services.commands.{name}").COMMANDS for name in modules]
+    assert sorted(COMMANDS) == sorted(name for commands in found for name in commands)
+    assert all(f"\n  {command} " in text for command in COMMANDS)
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -135,7 +135,7 @@ def test_a_mistyped_word_gets_a_suggestion(
 
 
 def test_options_that_are_here_are_not_said_to_be_elsewhere() -> None:
-    parser, _ = parser_of("serve", importlib.import_module("services.commands.serve"))
+    parser = command_of("serve").parser("serve")
     known = {name for action in parser._actions for name in action.option_strings}
     assert not known & set(parser.hints)
     named = {word.strip(",;.)") for text in parser.hints.values() for word in text.split()}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.commands.hub_cache import age_text, size_text
+from services.commands.models import age_text, size_text
 from tests.patience import PATIENCE_S
 from tests.system.terminal import ROOT, Terminal
 

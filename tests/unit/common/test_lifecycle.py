@@ -178,7 +178,9 @@ def test_the_end_of_the_launcher_drains_the_service() -> None:
     os.close(read_fd)
 
 
-def test_the_beacon_is_lit_while_the_actor_is_ready_and_out_afterwards(tmp_path: Path) -> None:
+def test_the_readiness_file_is_there_while_the_actor_is_ready(
+    tmp_path: Path,
+) -> None:
     seen = []
 
     def step(actor: Recorder) -> None:

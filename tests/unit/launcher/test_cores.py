@@ -77,6 +77,6 @@ def test_nothing_is_pinned_without_a_gpu_or_where_the_user_says_so() -> None:
 
 
 def test_to_insist_on_more_cores_than_there_are_is_an_error() -> None:
-    plan = make_plan(None, {}, {"compute": {"pin": "on"}}, Counts(compute=100_000))
+    plan = make_plan(None, {}, {"compute": {"pin": "on"}}, Counts.model_construct(compute=100_000))
     with pytest.raises(ConfigError, match=r"\[compute\] pin is on: 100000 compute processes"):
         cores_of(plan, {})

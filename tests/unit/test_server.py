@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.commands import target
-from services.commands.api import Api, ApiError
-from services.commands.target import open_target
+from services.commands import server
+from services.commands.server import Api, ApiError, open_target
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -46,8 +45,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answers]]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Here)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(target, "DEFAULT_URL", f"http://127.0.0.1:{server.server_address[1]}")
-    monkeypatch.setattr(target, "_started", start)
+    monkeypatch.setattr(
+        "services.commands.server.DEFAULT_URL", f"http://127.0.0.1:{server.server_address[1]}"
+    )
+    monkeypatch.setattr("services.commands.server._started", start)
     yield Here
     server.shutdown()
     server.server_close()
@@ -56,7 +57,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answers]]:
 def model_at(wanted: str | None = None, model: str | None = None) -> str:
     options = argparse.Namespace(target=wanted, model=model, api_key=None)
     with open_target(options, {}) as found:
-        assert found.api.url == target.DEFAULT_URL
+        assert found.api.url == server.DEFAULT_URL
         return found.model
 
 

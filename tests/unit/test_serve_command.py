@@ -6,14 +6,19 @@ import argparse
 
 import pytest
 
-from services.launcher.options import add_serve_options, tables_of
+from services.commands.command import Parser
+from services.commands.serve import add_options, tables_of
 from services.launcher.plan import Counts
 
 
+def serve_parser() -> Parser:
+    parser = Parser("slipstream serve", "", "", {})
+    add_options(parser)
+    return parser
+
+
 def parsed(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_serve_options(parser)
-    return parser.parse_args(arguments)
+    return serve_parser().parse_args(arguments)
 
 
 def test_without_options_nothing_is_set() -> None:
@@ -53,9 +58,7 @@ def test_the_options_of_the_issue_are_all_there() -> None:
         "--gpu-memory-utilization --max-input-length --max-output-length --tokenizers --computes "
         "--detokenizers --routers --config"
     ).split()
-    parser = argparse.ArgumentParser()
-    add_serve_options(parser)
-    assert set(options) <= set(parser.format_help().replace("[", " ").split())
+    assert set(options) <= set(serve_parser().format_help().replace("[", " ").split())
 
 
 @pytest.mark.parametrize(

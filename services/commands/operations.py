@@ -1,0 +1,133 @@
+"""`slipstream health`, `keys`, `timeline` and `version`: for whoever runs the services."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+from services.commands.command import Command, Parser, api_key_of
+
+HEALTH = "Exit with 0 if a service of this host is ready, with 1 if not."
+KEYS = """\
+Make the keys of one deployment, for links that leave the host: copy the folder
+to every host and name it in [links] curve_dir. Existing keys are kept."""
+TIMELINE = """\
+Write what every process of a running server did in the last seconds as a trace
+for Perfetto or Chrome: plan, launch, wait, commit and send of each step, the
+device's steps and the gaps between them, and the text being made of them
+meanwhile."""
+VERSION = "Print the version."
+INSTALLED_CONFIG = "/etc/slipstream/slipstream.toml"
+
+
+def add_health_options(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="its --name, such as compute or compute-0")
+    parser.add_argument("--run-dir", metavar="DIR", help="its [links] run_dir")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"its settings (default: $SLIPSTREAM_CONFIG or {INSTALLED_CONFIG})",
+    )
+
+
+def health(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Look at the service's readiness file."""
+    from common.run_dir import is_fresh
+
+    run_dir = options.run_dir or _run_dir(options.config, env)
+    if not run_dir:
+        sys.stderr.write("slipstream health: no run_dir is known; give --run-dir or --config\n")
+        return 2
+    return 0 if is_fresh(run_dir, options.name) else 1
+
+
+def _run_dir(config: str | None, env: Mapping[str, str]) -> str:
+    """Find `[links] run_dir` as a service would, without loading pydantic."""
+    import tomllib
+
+    if run_dir := env.get("SLIPSTREAM_LINKS__RUN_DIR"):
+        return run_dir
+    path = config or env.get("SLIPSTREAM_CONFIG") or INSTALLED_CONFIG
+    try:
+        with open(path, "rb") as file:
+            return str(tomllib.load(file).get("links", {}).get("run_dir", ""))
+    except (OSError, ValueError, AttributeError) as error:
+        if config:
+            sys.stderr.write(f"slipstream health: {path}: {error}\n")
+        return ""
+
+
+def add_keys_options(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="where to put them")
+
+
+def keys(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Make the keys, or check those that are there."""
+    from common.errors import ConfigError
+    from common.link.curve import SERVICES, create_keys, load_keys
+
+    try:
+        if os.path.isdir(options.folder) and os.listdir(options.folder):
+            for service in SERVICES:
+                load_keys(options.folder, service)
+            print(f"{options.folder}: the keys are there already and stay as they are")
+            return 0
+        for path in create_keys(options.folder):
+            print(path)
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"slipstream keys: {error}\n")
+        return 2
+    return 0
+
+
+def add_timeline_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="where its API is (default: %(default)s)")
+    add("--seconds", type=float, default=5.0, help="how far back (default: %(default)s)")
+    parser.add_api_key()
+    add(
+        "-o",
+        "--output",
+        default="trace.json",
+        metavar="FILE",
+        help="where to write it (default: %(default)s)",
+    )
+
+
+def timeline(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Fetch the times, write the trace, print a summary."""
+    from services.timeline import TimelineError, chrome_trace, fetch, summary
+
+    api_key = api_key_of(options, env)
+    try:
+        answer = fetch(options.url, options.seconds, api_key)
+        with open(options.output, "w", encoding="ascii") as file:
+            json.dump(chrome_trace(answer), file)
+    except (TimelineError, OSError) as error:
+        sys.stderr.write(f"slipstream timeline: {error}\n")
+        return 1
+    print("\n".join(summary(answer)))
+    print(f"{options.output}: open it at https://ui.perfetto.dev or in chrome://tracing")
+    return 0
+
+
+def version(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Print the version of the installed package."""
+    import importlib.metadata
+
+    try:
+        print(f"slipstream {importlib.metadata.version('slipstream')}")
+    except importlib.metadata.PackageNotFoundError:
+        print("slipstream (not installed)")
+    return 0
+
+
+COMMANDS = {
+    "health": Command(HEALTH, health, add_health_options),
+    "keys": Command(KEYS, keys, add_keys_options),
+    "timeline": Command(TIMELINE, timeline, add_timeline_options),
+    "version": Command(VERSION, version),
+}

@@ -1,0 +1,170 @@
+"""Writes docs/configuration.md and docs/supported-models.md from the code: `make reference`.
+
+A test compares both files with what this makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+
+from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
+from common.config import ENV_PREFIX
+from common.decoder_shape import ARCHITECTURES
+from services.cli import command_of
+from services.launcher.plan import SETTINGS, toml_value
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+GENERATED = "<!-- Made by tools/reference.py; do not edit. -->\n\n"
+CONFIGURATION = """\
+# Configuration
+
+Every setting has a default. A settings file changes it, a variable of the environment goes over the
+file, and an option of `slipstream serve` over both. These three do the same:
+
+```
+slipstream serve --max-num-seqs 64
+SLIPSTREAM_COMPUTE__MAX_NUM_SEQS=64 slipstream serve
+slipstream serve --config my.toml           # with: [compute]  max_num_seqs = 64
+```
+
+The file is TOML, named by `--config` or `SLIPSTREAM_CONFIG`. A variable is called
+`SLIPSTREAM_TABLE__FIELD`; a list is written with commas there. A table, field or variable that does
+not exist is an error. `slipstream serve` sets the whole of `[links]` by itself, except
+`max_message_bytes`.
+
+"""
+COUNTS = """\
+## Processes
+
+How many processes of each service `slipstream serve` starts is no setting but an option:
+`--tokenizers`, `--computes`, `--detokenizers` and `--routers`, 1 by default.
+"""
+MODELS = """\
+# Supported models
+
+A model is a folder in Hugging Face's layout, here or on the hub: `config.json`, `tokenizer.json`
+and `*.safetensors`. Weights in pickle formats are never read, code that comes with a model is never
+run, and quantised checkpoints are not supported yet.
+
+## Architectures
+
+`architectures` in `config.json` decides. The same without its head (`LlamaModel` for
+`LlamaForCausalLM`), with the pooling of sentence-transformers beside it, is an embedding model.
+
+"""
+TOOL_CALLS = """
+## Tool calls
+
+The format is read off the chat template; [`tool_format`](configuration.md#tokenizer) overrides it.
+A model whose template has none of these answers in plain text and cannot be required to call a
+tool.
+
+"""
+REASONING = """
+## Reasoning
+
+The format is read off the chat template too, unless `reasoning_format` is set. Text between the
+markers comes as `reasoning`.
+
+"""
+
+
+def configuration() -> str:
+    options = options_of_serve()
+    sections = []
+    for table, kind in SETTINGS.items():
+        rows = [
+            (
+                f"`{name}`",
+                type_text(field.annotation, field.metadata),
+                f"`{toml_value(field.default)}`",
+                f"`{ENV_PREFIX}{table.upper()}__{name.upper()}`",
+                options.get(f"{table}.{name}", ""),
+                field.description or "",
+            )
+            for name, field in kind.model_fields.items()
+        ]
+        head = ("setting", "type", "default", "variable", "option", "what it is")
+        sections.append(f"## {table}\n\n{table_text(head, rows)}\n")
+    return GENERATED + CONFIGURATION + "".join(sections) + COUNTS
+
+
+def supported_models() -> str:
+    architectures = [
+        (f"`{name}`", f"`{family.model_type}`", family.models)
+        for name, family in ARCHITECTURES.items()
+    ]
+    calls = [
+        (f"`{name}`", markers.models, codes((markers.begin, markers.end)))
+        for name, markers in TOOL_FORMATS.items()
+    ]
+    thoughts = [
+        (f"`{name}`", markers.models, codes((markers.begin, markers.end)))
+        for name, markers in REASONING_FORMATS.items()
+    ]
+    return (
+        GENERATED
+        + MODELS
+        + table_text(("architecture", "`model_type`", "models"), architectures)
+        + TOOL_CALLS
+        + table_text(("format", "models", "around calls"), calls)
+        + REASONING
+        + table_text(("format", "models", "around reasoning"), thoughts)
+    )
+
+
+def options_of_serve() -> Mapping[str, str]:
+    """Return the options by the setting that they are for."""
+    actions = command_of("serve").parser("serve")._actions
+    return {action.dest: codes(action.option_strings) or "`MODEL`" for action in actions}
+
+
+def type_text(annotation: Any, metadata: Iterable[Any]) -> str:
+    if get_origin(annotation) is Union or get_origin(annotation) is Literal:
+        return codes(literals_in(annotation))
+    if get_origin(annotation) is tuple:
+        return "list of text"
+    text = {bool: "`true`, `false`", int: "integer", float: "number", str: "text"}[annotation]
+    for bound in metadata:
+        match bound:
+            case Ge(ge=limit):
+                text += f", at least {limit}"
+            case Gt(gt=limit):
+                text += f", above {limit}"
+            case Le(le=limit):
+                text += f", at most {limit}"
+    return text
+
+
+def literals_in(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [value for member in get_args(annotation) for value in literals_in(member)]
+
+
+def table_text(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    cells = [tuple(head)]
+    cells += [("---",) * len(cells[0]), *(tuple(row) for row in rows)]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in cells
+    )
+
+
+def codes(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words if word)
+
+
+def main() -> None:
+    for name, text in (
+        ("configuration.md", configuration()),
+        ("supported-models.md", supported_models()),
+    ):
+        (DOCS / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
