@@ -20,20 +20,10 @@ from services.launcher.plan import SETTINGS, toml_value
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GENERATED = "<!-- Made by tools/reference.py; do not edit. -->\n\n"
 CONFIGURATION = """\
-# Configuration
+# Configuration reference
 
-Every setting has a default. A settings file changes it, a variable of the environment goes over the
-file, and an option of `slipstream serve` over both. These three do the same:
-
-```
-slipstream serve --max-num-seqs 64
-SLIPSTREAM_COMPUTE__MAX_NUM_SEQS=64 slipstream serve
-slipstream serve --config my.toml           # with: [compute]  max_num_seqs = 64
-```
-
-The file is TOML, named by `--config` or `SLIPSTREAM_CONFIG`. A variable is called
-`SLIPSTREAM_TABLE__FIELD`; a list is written with commas there. A table, field or variable that does
-not exist is an error. `slipstream serve` sets the whole of `[links]` by itself, except
+Every setting of every table; [settings.md](settings.md) says where they can be given. A list is
+written with commas in the environment. `slipstream serve` sets `[links]` by itself, except
 `max_message_bytes`.
 
 """
