@@ -20,7 +20,7 @@ from common.messages.control import Abort, Load, ModelCard, RouterAlive
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.queries import Inspection, InspectionQuery, TimelineQuery
-from common.registration import Registration, WorkerState
+from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import timeline_part
 from services.compute.config import ComputeSettings
@@ -50,7 +50,7 @@ class Device(Protocol):
         ...
 
 
-class ComputeActor:
+class ComputeActor(Worker):
     """One device's actor: mail to scheduler, events to mail, and its place in the fleet."""
 
     def __init__(
@@ -60,12 +60,11 @@ class ComputeActor:
         registration: Registration,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(registration)
         self._settings = settings
         self._device = device
-        self._registration = registration
         self._clock = clock
         self._spans = GenerateSpans()
-        self._draining = False
         self._step_id = 0
         self._num_waits = 0  # beats at which everything waited for the guide
         self._task: asyncio.Task[None] | None = None
@@ -141,7 +140,7 @@ class ComputeActor:
     def peer_lost(self, peer: Address) -> None:
         """End the attempts of a router or towards a detokenizer that takes no mail."""
         self._registration.lost(peer)
-        self._drop_router(peer.instance_id, self._clock())
+        self.drop_router(peer.instance_id, self._clock())
         self._reception.end_all(
             lambda request: request.detokenizer == peer, "aborted", self._clock()
         )
@@ -150,12 +149,15 @@ class ComputeActor:
     def tick(self, now_s: float) -> None:
         """Beat, and end the attempts of routers whose lease ran out."""
         self._guide.tick(now_s)
+        self.beat(now_s)
+
+    def state(self, now_s: float) -> WorkerState:
         stats = self._scheduler.stats()
         used = stats.pages_total - stats.pages_free
         # The guide has bounds of its own and is killed beyond them: waiting for it is no hang.
         held_alone = self._reception.num_held and not self._engine.num_in_flight
         self._num_waits += bool(self._engine.waits_for_masks() or held_alone)
-        state = WorkerState(
+        return WorkerState(
             load=Load(
                 num_running=stats.num_running,
                 num_waiting=stats.num_waiting + stats.num_swapped + self._reception.num_held,
@@ -165,27 +167,12 @@ class ComputeActor:
             ),
             progress=self._engine.stats.num_steps + self._num_waits,
             stall_after_s=self._runner.spec().stall_after_s,
-            draining=self._draining,
             open_counters=self._reception.open_attempts,
         )
-        for router in self._registration.tick(now_s, state):
-            self._drop_router(router, now_s)
-
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self._draining = True
-        self._registration.drain()
 
     @property
-    def drained(self) -> bool:
-        """Whether every sequence has ended, and no router has one on its way here."""
-        is_idle = not self._scheduler.has_work() and not self._reception.num_held
-        return is_idle and self._registration.released
-
-    @property
-    def ready(self) -> bool:
-        """Whether a router knows of this replica."""
-        return self._registration.registered
+    def idle(self) -> bool:
+        return not self._scheduler.has_work() and not self._reception.num_held
 
     @property
     def num_open(self) -> int:
@@ -242,7 +229,7 @@ class ComputeActor:
 
     def _generate(self, message: Generate, now_s: float) -> None:
         request = request_of(message)
-        if self._draining:
+        if self._registration.draining:
             self._send([_refused(request, choice) for choice in range(request.num_choices)])
             return
         self._registration.expect(message.attempt.router, now_s)
@@ -273,7 +260,7 @@ class ComputeActor:
         tracks = self._engine.records.tracks(now_s - query.seconds)
         self._transport.send(query.reply, timeline_part(query, self._clock, tracks))
 
-    def _drop_router(self, router: str, now_s: float) -> None:
+    def drop_router(self, router: str, now_s: float) -> None:
         for counter in self._reception.open_attempts(router):
             self._reception.abort(AttemptId(router, counter), now_s)
         self._steps.wake()

@@ -16,7 +16,7 @@ from common.messages.queries import TimelineQuery
 from common.messages.text import Detokenized, TextGenerated
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from common.model_folder import describe
-from common.registration import Registration, WorkerState
+from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import SpanRing, timeline_part
 from services.detokenizer.config import DetokenizerSettings
@@ -26,7 +26,7 @@ from services.detokenizer.vocabulary import TokenVocabulary
 CAPACITY = 1 << 16  # streams; compute's limits bound them long before
 
 
-class DetokenizerActor:
+class DetokenizerActor(Worker):
     """One detokenizer: the streams it has state for, and its place in the fleet."""
 
     def __init__(
@@ -40,10 +40,9 @@ class DetokenizerActor:
         self._settings = settings
         self._folder = folder
         self._card = card
-        self._registration = registration
+        super().__init__(registration)
         self._clock = clock
         self._steps = SpanRing("text", "detokenize", "rows")
-        self._draining = False
         self._progress = 0
 
     async def start(self, transport: Transport) -> None:
@@ -73,35 +72,24 @@ class DetokenizerActor:
     def peer_lost(self, peer: Address) -> None:
         """End the streams of a router that takes no messages; a compute's end by their routers."""
         self._registration.lost(peer)
-        self._drop_router(peer.instance_id, self._clock())
+        self.drop_router(peer.instance_id, self._clock())
 
     def tick(self, now_s: float) -> None:
         """Beat, and end the streams of routers whose lease ran out."""
         self._streams.expire(now_s)
-        state = WorkerState(
+        self.beat(now_s)
+
+    def state(self, now_s: float) -> WorkerState:
+        return WorkerState(
             load=Load(len(self._streams), 0, CAPACITY),
             progress=self._progress,
             stall_after_s=0.0,  # silence is no sign of trouble here: tokens may pause for any time
-            draining=self._draining,
             open_counters=self._streams.open_counters,
         )
-        for router in self._registration.tick(now_s, state):
-            self._drop_router(router, now_s)
-
-    def drain(self) -> None:
-        """Routers learn of it from the next heartbeat and place no more requests here."""
-        self._draining = True
-        self._registration.drain()
 
     @property
-    def drained(self) -> bool:
-        """Whether every stream has ended and no router has another on its way here."""
-        return len(self._streams) == 0 and self._registration.released
-
-    @property
-    def ready(self) -> bool:
-        """Whether a router knows of this detokenizer."""
-        return self._registration.registered
+    def idle(self) -> bool:
+        return len(self._streams) == 0
 
     @property
     def num_open(self) -> int:
@@ -145,7 +133,7 @@ class DetokenizerActor:
             text = self._vocabulary.decode(list(query.ids), query.skip_special_tokens)
         self._send(query.reply, Detokenized(query.query, text))
 
-    def _drop_router(self, router: str, now_s: float) -> None:
+    def drop_router(self, router: str, now_s: float) -> None:
         self._abort(self._streams.drop_router(router, now_s))
 
     def _send(self, to: Address, message: object) -> None:

@@ -24,7 +24,7 @@ from common.messages.tokenize import (
     TokenizeQuery,
     TokenizerInbox,
 )
-from common.registration import Registration, WorkerState
+from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log, names
 from common.telemetry.span_ring import SpanRing, timeline_part
 from common.telemetry.trace import context_from, traceparent_of, tracer
@@ -51,7 +51,7 @@ class Clocks:
     monotonic_s: Callable[[], float] = time.monotonic
 
 
-class TokenizerActor:
+class TokenizerActor(Worker):
     """One tokenizer: a table of open requests, a pool that works on them, leases of the routers."""
 
     def __init__(
@@ -64,27 +64,20 @@ class TokenizerActor:
         about: bytes = b"{}",
     ) -> None:
         """`about` describes the tokenizer to operators, a JSON object."""
+        super().__init__(registration)
         self._settings = settings
         self._card = card
         self._pool = pool
-        self._registration = registration
         self._about = about
         self._clocks = clocks or Clocks()
         self._work = WorkTable(settings.max_pending_requests, settings.max_pending_bytes)
         self._spans: dict[Work, Span] = {}
         self._encoded = SpanRing("prompts", "tokenize", "tokens")
         self._transport: Transport | None = None
-        self._draining = False
 
     @property
-    def ready(self) -> bool:
-        """Whether a router knows of this tokenizer."""
-        return self._registration.registered
-
-    @property
-    def drained(self) -> bool:
-        """Whether no request is in work, and no router has one on its way here."""
-        return not self._work and self._registration.released
+    def idle(self) -> bool:
+        return not self._work
 
     @property
     def num_open(self) -> int:
@@ -110,11 +103,6 @@ class TokenizerActor:
             self._fail(work, failure)
         self._pool.stop()
 
-    def drain(self) -> None:
-        """Refuse new prompts from now on."""
-        self._draining = True
-        self._registration.drain()
-
     def receive(self, message: TokenizerInbox, sender: Address) -> None:
         """Handle one message; any mail renews its sender's lease."""
         now_s = self._clocks.monotonic_s()
@@ -139,14 +127,13 @@ class TokenizerActor:
         Compute's are the router's to notice: this tokenizer has no state left for them.
         """
         self._registration.lost(peer)
-        self._lose(peer.instance_id)
+        self.drop_router(peer.instance_id, self._clocks.monotonic_s())
 
     def tick(self, now_s: float) -> None:
         """Watch the pool, end the requests of routers whose lease ran out, and beat."""
         self._pool.tick()
         self._work.expire(now_s)
-        for router in self._registration.tick(now_s, self._state()):
-            self._lose(router)
+        self.beat(now_s)
 
     def _take(self, message: Tokenize | TokenizeQuery, now_s: float) -> None:
         size = size_of(message.prompt)
@@ -179,7 +166,7 @@ class TokenizerActor:
             self._fail(work, _not_unicode(error))
 
     def _refusal(self, message: Tokenize | TokenizeQuery, size: int) -> Failure | None:
-        if self._draining:
+        if self._registration.draining:
             return Failure(
                 status=503,
                 code="draining",
@@ -263,7 +250,7 @@ class TokenizerActor:
             self._pool.cancel(work.job)
         self._spans.pop(work).end()
 
-    def _lose(self, router: str) -> None:
+    def drop_router(self, router: str, now_s: float) -> None:
         for work in self._work.lose_router(router):
             self._drop(work)
 
@@ -272,7 +259,7 @@ class TokenizerActor:
         span.set_attribute(names.USAGE_INPUT_TOKENS, num_tokens)
         span.end()
 
-    def _state(self) -> WorkerState:
+    def state(self, now_s: float) -> WorkerState:
         settings = self._settings
         num_running = self._pool.num_running
         return WorkerState(
@@ -283,7 +270,6 @@ class TokenizerActor:
             ),
             progress=self._pool.num_finished,
             stall_after_s=settings.template_timeout_s + settings.encode_timeout_s + _STALL_MARGIN_S,
-            draining=self._draining,
             open_counters=self._work.open_counters,
         )
 

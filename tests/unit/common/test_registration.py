@@ -77,7 +77,7 @@ def test_after_a_routers_end_its_place_is_beaten_for_whoever_is_there() -> None:
 def test_any_mail_of_a_router_renews_its_lease() -> None:
     beats = registered()
     tick(beats, 0.0, 1.5)
-    beats.heard("r1", 1.5)
+    beats.heard(ROUTER, 1.5)
     assert tick(beats, 1.6, 3.5) == []
     assert beats.live(3.5) == [ROUTER]
 
