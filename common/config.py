@@ -1,8 +1,8 @@
-"""Settings: one TOML file and the environment, read once into frozen structures.
+"""Settings: one TOML file and the environment, read once into frozen models.
 
-What is set comes, later over earlier, from the defaults in the code, the file, the environment
-(`SLIPSTREAM_<TABLE>__<FIELD>`) and the overrides of the caller. It knows no service: each keeps
-its own settings beside its code and gives their type to `load`.
+Values come, later over earlier, from the defaults in the code, the file, the environment
+(`SLIPSTREAM_<TABLE>__<FIELD>`) and the caller's overrides. This module knows no service: each
+keeps its settings beside its code and passes their type to `load`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_SETTINGS = (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, "SLIP
 SHARED_TABLES = ("model", "links", "telemetry")
 SERVICE_TABLES = ("router", "tokenizer", "compute", "detokenizer")
 TABLES = SHARED_TABLES + SERVICE_TABLES
-MAX_NUM_SEQS = 1 << 16  # beyond what any device holds: a slip of the finger
+MAX_NUM_SEQS = 1 << 16  # more than any device holds: a typing error
 MAX_STEP_TOKENS = 1 << 22
 DEMO_MODEL = "models/demo"
 GRACE = "seconds to end in after SIGTERM; what still runs then is ended"
@@ -38,9 +38,9 @@ Tables: TypeAlias = dict[str, dict[str, Any]]
 
 
 class Settings(BaseModel):
-    """A frozen group of settings that belongs to one owner; unknown keys are errors.
+    """A frozen table of settings; unknown keys are errors.
 
-    Where a field is a tuple, one string with commas is taken for its items.
+    A field that is a tuple may be given as one string with commas.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -118,11 +118,11 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig(Generic[S]):
-    """All that one service is told: the shared tables, its own, and which of its kind it is.
+    """The settings of one service: the shared tables and its own.
 
-    `name` is unique on its host (`compute-0`). `listen_fd` is an inherited listening socket.
-    `launcher_fd` a pipe that ends with the launcher. In `model`, `served_name` is never empty here
-    and the demo's path is where it really lies; `links.run_dir` exists and is private.
+    `name` is unique on its host (`compute-0`), `listen_fd` an inherited listening socket,
+    `launcher_fd` a pipe that ends with the launcher. `model` is resolved: `served_name` is not
+    empty, and the path of the demo is where it is installed.
     """
 
     service: str
@@ -143,9 +143,9 @@ def load(
     name: str = "",
     overrides: Tables | None = None,
 ) -> ServiceConfig[S]:
-    """Read what concerns one service; ConfigError says everything that is wrong.
+    """Read the settings of one service; ConfigError names all mistakes.
 
-    `path` None stands for the file that SLIPSTREAM_CONFIG names, if any.
+    Without `path` the file is the one that SLIPSTREAM_CONFIG names, if any.
     """
     layers = layers_of(path, env, overrides)
     complaints: list[str] = []
@@ -169,13 +169,13 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Values from one place; `prefix` names it in complaints, empty for the environment."""
+    """Values from one place; `prefix` names it in errors and is empty for the environment."""
 
     prefix: str
     tables: Tables
 
     def name_of(self, table: str, field: str) -> str:
-        """Say where a value was written."""
+        """Return where a value was written."""
         if not self.prefix:
             return f"{ENV_PREFIX}{table}__{field}".upper()
         return f"{self.prefix}[{table}] {field}"
@@ -194,7 +194,7 @@ def layers_of(
 
 
 def validated(kind: type[S], table: str, layers: list[Layer]) -> S:
-    """Make the settings of one table; ConfigError says everything that is wrong in it."""
+    """Make the settings of one table; ConfigError names all mistakes in it."""
     complaints: list[str] = []
     group = _group(kind, table, layers, complaints)
     if group is None:
@@ -203,7 +203,7 @@ def validated(kind: type[S], table: str, layers: list[Layer]) -> S:
 
 
 def read_file(path: str | Path) -> Tables:
-    """Read a settings file; ConfigError if it is missing, no TOML, or has an unknown table."""
+    """Read a settings file; ConfigError if it is missing or not TOML or has an unknown table."""
     try:
         with open(path, "rb") as file:
             tables = tomllib.load(file)
@@ -220,7 +220,7 @@ def read_file(path: str | Path) -> Tables:
 
 
 def read_environment(env: Mapping[str, str]) -> Tables:
-    """Take our variables out of an environment; ConfigError for a name that means nothing."""
+    """Read our variables from an environment; ConfigError for one that is no setting."""
     tables: Tables = {}
     for variable, value in env.items():
         if not variable.startswith(ENV_PREFIX):
@@ -240,7 +240,7 @@ def read_environment(env: Mapping[str, str]) -> Tables:
 
 
 def resolved_model(model: ModelSettings) -> ModelSettings:
-    """Find the embedded demo wherever it is installed, and give the model its served name."""
+    """Find the demo where it is installed, and fill in the served name."""
     path = model.path
     if path == DEMO_MODEL and not Path(path).is_dir():
         path = str(Path(__file__).resolve().parents[1] / DEMO_MODEL)
@@ -254,7 +254,7 @@ def _is_hub_id(path: str) -> bool:
 
 
 def _group(kind: type[S], table: str, layers: list[Layer], complaints: list[str]) -> S | None:
-    """Validate one table; complaints are added, and name where each bad value was written."""
+    """Validate one table; adds complaints that say where each bad value was written."""
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for layer in layers:
@@ -276,7 +276,7 @@ def _group(kind: type[S], table: str, layers: list[Layer], complaints: list[str]
 
 
 def complaint_about(problem: ErrorDetails) -> str:
-    """Word one of the errors that pydantic found."""
+    """Word one of pydantic's errors."""
     value = repr(problem["input"])
     if len(value) > 60:
         value = value[:57] + "..."

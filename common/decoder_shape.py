@@ -1,7 +1,7 @@
-"""Which models can be served, and the sizes that their config.json names.
+"""Which architectures are supported, and the sizes in config.json.
 
-Plain data, for all who have to know it before weights are read: compute builds the model from it,
-and the launcher refuses what cannot be served before it starts anything.
+Compute builds the model from this; the launcher refuses what cannot be served before it starts
+anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3, dense", head_dim=128),
 }
 
-# Several times what any model has; beyond it a file is damaged, or made to exhaust a machine.
+# Several times what any model has: beyond it a file is damaged, or made to exhaust a machine.
 _LARGEST = {
     "vocab_size": 1 << 23,
     "hidden_size": 1 << 18,
@@ -59,40 +59,40 @@ class DecoderShape:
 
     @property
     def num_step_weights(self) -> int:
-        """Weights that every step reads: all but the embedding's."""
+        """The weights that every step reads: all but the embedding's."""
         attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
         mlp = 3 * self.hidden_size * self.intermediate_size
         return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
 
     @property
     def num_weights(self) -> int:
-        """All weights, but for norms and biases."""
+        """All weights except norms and biases."""
         embedding = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.num_step_weights + embedding
 
     def cache_bytes(self, num_tokens: int, itemsize: int) -> int:
-        """Return what the keys and values of so many tokens take."""
+        """Return the size of the keys and values of this many tokens."""
         return num_tokens * self.num_layers * 2 * self.num_kv_heads * self.head_dim * itemsize
 
     def position_bytes(self, num_positions: int) -> int:
-        """Return what the rotary tables of so many positions take of the host."""
+        """Return the host memory for the rotary tables of this many positions."""
         return num_positions * self.head_dim * _POSITION_BYTES
 
 
 def architecture_of(raw: Mapping[str, Any]) -> str:
-    """The architecture that config.json names, or its model_type where it names none."""
+    """Return the architecture in config.json, or its model_type if there is none."""
     names = raw.get("architectures")
     first = names[0] if isinstance(names, list) and names else raw.get("model_type", "unknown")
     return str(first)
 
 
 def is_headless(raw: Mapping[str, Any]) -> bool:
-    """Whether config.json names the inside of a language model, as those of embedding models do."""
+    """Whether config.json names a model without its head, as those of embedding models do."""
     return architecture_of(raw).endswith("Model")
 
 
 def family_of(raw: Mapping[str, Any]) -> str:
-    """Return which of ARCHITECTURES config.json describes; ModelError where it is none of them."""
+    """Return which of ARCHITECTURES config.json describes; ModelError if it is none of them."""
     name = architecture_of(raw)
     by_type = {family.model_type: key for key, family in ARCHITECTURES.items()}
     whole = name.removesuffix("Model") + "ForCausalLM" if is_headless(raw) else name

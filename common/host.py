@@ -1,4 +1,4 @@
-"""What this host offers a model: memory that is free, and number formats that are fast."""
+"""What this host offers a model: free memory and fast number formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def available_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> int:
-    """Return the bytes that this process may still take, within its container's limit."""
+    """Return the bytes that this process may still allocate, within its container's limit."""
     try:
         for line in meminfo.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -25,10 +25,10 @@ def available_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> int:
 
 
 def _room_in(group: Path, otherwise: int) -> int:
-    """What the container may still use, where there is one with a limit.
+    """Return what the container may still use, or `otherwise` if it has no limit.
 
-    Files that were read count as used and are given up when memory is needed: after a download
-    they are as large as the model.
+    Cached files count as used but are dropped when memory is needed: after a download they are as
+    large as the model.
     """
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()

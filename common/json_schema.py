@@ -1,6 +1,6 @@
-"""The keywords of JSON Schema that no grammar holds a text to.
+"""The keywords of JSON Schema that no grammar enforces.
 
-They are those that llguidance refuses, or passes over where it is told to be lenient.
+llguidance refuses them, or ignores them when it is told to be lenient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNHELD: Final = frozenset(
         "uniqueItems",
     }
 )
-# Without their first they say nothing; llguidance refuses them nevertheless.
+# Without their keyword they have no effect; llguidance refuses them nevertheless.
 ATTENDANTS: Final = {
     "then": "if",
     "else": "if",
@@ -40,16 +40,16 @@ _MAX_NAME: Final = 64
 
 
 def demands_nothing(schema: dict[str, Any], keyword: str) -> bool:
-    """Whether an unheld keyword of a schema allows everything."""
+    """Whether an unenforced keyword of a schema allows everything."""
     if keyword in ATTENDANTS:
         return ATTENDANTS[keyword] not in schema
     return keyword in _NO_DEMAND and schema[keyword] is _NO_DEMAND[keyword]
 
 
 def unheld_keywords(schema: Any) -> Iterator[str]:
-    """Yield where in a schema keywords are that no grammar holds, such as `.properties.a.not`.
+    """Yield the places of keywords that no grammar enforces, such as `.properties.a.not`.
 
-    `oneOf` is one of them unless its branches have types apart: else it is held as `anyOf`.
+    `oneOf` is enforced, as `anyOf`, if no two of its branches have a type in common.
     """
     waiting: list[tuple[str, Any]] = [("", schema)]
     while waiting:
@@ -74,12 +74,12 @@ def unheld_keywords(schema: Any) -> Iterator[str]:
 
 
 def _are_apart(branches: list[Any]) -> bool:
-    """Whether no two schemas have a type in common, as far as they say so."""
+    """Whether all schemas name their types, and no two have one in common."""
     types = [_types(branch) for branch in branches]
     return all(one and other and not one & other for one, other in combinations(types, 2))
 
 
 def _types(schema: Any) -> frozenset[str]:
-    found = schema.get("type") if isinstance(schema, dict) else None
-    names = found if isinstance(found, list) else [found]
+    value = schema.get("type") if isinstance(schema, dict) else None
+    names = value if isinstance(value, list) else [value]
     return frozenset("number" if name == "integer" else str(name) for name in names if name)

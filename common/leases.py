@@ -1,6 +1,6 @@
-"""Who is alive: leases that any mail renews, judged by a clock that the caller brings.
+"""Which peers are alive: leases that any message renews, judged by the caller's clock.
 
-Knows no sockets and no messages; routers keep one for their workers, workers for their routers.
+Routers keep them for their workers, and workers for their routers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ P = TypeVar("P", bound=Hashable)
 
 
 class ExpiredLease(NamedTuple, Generic[P]):
-    """A peer that was given up: `dead` was silent for its lease, `hung` made no progress."""
+    """A peer that was given up: `dead` if it was silent for its lease, `hung` without progress."""
 
     peer: P
     reason: Literal["dead", "hung"]
@@ -32,10 +32,10 @@ class _Lease:
 
 
 class Leases(Generic[P]):
-    """The peers that are believed to live.
+    """The peers that are taken to be alive.
 
-    Judging is only fair right after the inbox was read empty, and not at all when the judge's own
-    loop stood still: after a lag of `max_lag_s` between two judgements all leases start again.
+    A judgement is only fair right after the inbox was read empty, and not if this process stood
+    still itself: after a lag of `max_lag_s` between two judgements all leases start again.
     """
 
     def __init__(self, lease_s: float = LEASE_S, max_lag_s: float = MAX_LAG_S) -> None:
@@ -54,7 +54,7 @@ class Leases(Generic[P]):
         return len(self._leases)
 
     def grant(self, peer: P, now_s: float, lease_s: float = 0.0) -> None:
-        """Begin a peer's lease or renew it; `lease_s` is its own length, 0 leaves it as it is."""
+        """Begin or renew a peer's lease; `lease_s` sets its length, 0 leaves it as it is."""
         lease = self._leases.get(peer)
         if lease is None:
             self._leases[peer] = _Lease(now_s, lease_s or self._lease_s, moved_s=now_s)
@@ -64,7 +64,7 @@ class Leases(Generic[P]):
             lease.lease_s = lease_s
 
     def heard(self, peer: P, now_s: float) -> None:
-        """Renew the lease of a peer that has one: any mail from it will do."""
+        """Renew the lease of a peer that has one: any message from it will do."""
         lease = self._leases.get(peer)
         if lease is not None:
             lease.heard_s = now_s
@@ -72,7 +72,7 @@ class Leases(Generic[P]):
     def report(
         self, peer: P, progress: int, num_open: int, stall_after_s: float, now_s: float
     ) -> None:
-        """Note how far a peer says it is; with work open it must get on within its own bound."""
+        """Note a peer's progress; with work open it must advance within `stall_after_s`."""
         lease = self._leases[peer]
         was_idle = lease.stall_after_s == 0.0
         lease.stall_after_s = stall_after_s if num_open else 0.0
@@ -81,7 +81,7 @@ class Leases(Generic[P]):
             lease.moved_s = now_s
 
     def is_live(self, peer: P, now_s: float) -> bool:
-        """Whether a peer has a lease that has not run out; for use before each send to it."""
+        """Whether a peer has a lease that has not run out; asked before each send to it."""
         lease = self._leases.get(peer)
         return lease is not None and now_s - lease.heard_s <= lease.lease_s
 
@@ -90,10 +90,9 @@ class Leases(Generic[P]):
         self._leases.pop(peer, None)
 
     def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[P]]:
-        """Return and forget the peers whose time is up; call it with every tick.
+        """Return and forget the peers whose lease has run out; for every tick.
 
-        With mail still unread nobody is judged. Nor is anybody after a lag of the judge itself:
-        then every lease starts again.
+        No peer is judged while messages are unread, nor after a lag: then all leases start again.
         """
         lagged = self._judged_s is not None and now_s - self._judged_s >= self._max_lag_s
         self._judged_s = now_s
@@ -101,17 +100,16 @@ class Leases(Generic[P]):
             self.restart(now_s)
         if lagged or not inbox_empty:
             return []
-        lapses = [
+        expired = [
             ExpiredLease(peer, reason)
             for peer, lease in self._leases.items()
             if (reason := _verdict(lease, now_s)) is not None
         ]
-        for lapse in lapses:
-            del self._leases[lapse.peer]
-        return lapses
+        for lease in expired:
+            del self._leases[lease.peer]
+        return expired
 
     def restart(self, now_s: float) -> None:
-        """Let every lease begin anew."""
         for lease in self._leases.values():
             lease.heard_s = lease.moved_s = now_s
 

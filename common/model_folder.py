@@ -1,7 +1,7 @@
-"""Where a model's files are, and what its folder says of it before anything is loaded.
+"""A model's folder: where it is, and what its files say before anything is loaded.
 
 All workers describe a folder with the same function, so that the same files give the same model
-revision on every host. No torch here, and no tokenizer: only JSON and file sizes are looked at.
+revision on every host. It reads only JSON and file sizes: no torch, no tokenizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common.messages.control import Matryoshka, ModelCard
 
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model")
 
-# What decides how a request is answered: read whole for the revision, small beside the weights.
+# These decide how a request is answered. They are small: the revision hashes their contents.
 _HASHED_FILES = (
     "config.json",
     "generation_config.json",
@@ -33,7 +33,7 @@ _HASHED_FILES = (
 )
 _REVISION_DIGITS = 16
 
-# What a model may set for clients that say nothing: as far as a client itself may go.
+# What a model may set for requests that leave it out, within the bounds for requests.
 _SAMPLING_DEFAULTS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda value: 0 <= value <= 1e6, "a number from 0 to a million"),
     "top_p": (lambda value: 0 < value <= 1, "a number above 0, at most 1"),
@@ -58,7 +58,7 @@ _FLAGS: Mapping[str, str] = {  # of 1_Pooling/config.json
 
 
 def locate(path: str, revision: str = "", *, download: bool = False) -> Path:
-    """Return the folder that `path`, a folder or a hub id, means.
+    """Return the folder of `path`, a folder or a hub id.
 
     A hub id is looked up in the local hub cache; with `download` what is missing is fetched, with
     progress bars. Raises ModelError when there is no such folder and nothing is cached.
@@ -108,7 +108,7 @@ def read_json(folder: Path, name: str, *, required: bool = False) -> dict[str, A
 
 
 def describe(path: str | Path, served_names: Sequence[str] = ()) -> ModelCard:
-    """Make the card of the model in a folder: its names, revision, vocabulary and context length.
+    """Return the card of the model in a folder: names, revision, vocabulary and context length.
 
     `max_model_len` is the model's own (`max_position_embeddings`), 0 where it names none. Raises
     ModelError when config.json is missing or has no vocabulary size.
@@ -136,9 +136,9 @@ def describe(path: str | Path, served_names: Sequence[str] = ()) -> ModelCard:
 
 
 def revision_of(folder: Path) -> str:
-    """Hash what decides a model's answers: settings, tokenizer, templates, and weights by size.
+    """Hash the files that decide a model's answers: settings, tokenizer, templates, weights.
 
-    Weights enter by file name and size only: reading them would cost a start a minute per 100 GB.
+    Weights enter by name and size only: to read them would take a minute per 100 GB.
     """
     digest = hashlib.sha256()
     templates = sorted((folder / "additional_chat_templates").glob("*.jinja"))
@@ -170,9 +170,9 @@ def eos_token_ids(path: str | Path) -> tuple[int, ...]:
 def sampling_defaults(path: str | Path) -> tuple[tuple[str, float], ...]:
     """Return the sampling settings that generation_config.json recommends, by name.
 
-    They stand for what a client leaves out. As in vLLM, `do_sample` does not matter: it says what
-    transformers does without being asked. null counts as not there. ModelError for a value that no
-    request could have either: guessing another would change every answer unseen.
+    They hold for what a request leaves out. As in vLLM, `do_sample` does not matter: it is a
+    default of transformers. null counts as missing. Raises ModelError for a value that a request
+    could not have: to guess another would change every answer unseen.
     """
     name = "generation_config.json"
     config = read_json(Path(path), name)
@@ -193,7 +193,7 @@ def sampling_defaults(path: str | Path) -> tuple[tuple[str, float], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Which of the final hidden states make the embedding, and whether its length becomes 1.
+    """Which final hidden states make an embedding, and whether it is scaled to length 1.
 
     `last` and `cls` take the last and the first token's, `mean` the mean of all.
     """
@@ -203,15 +203,14 @@ class Pooling:
 
     @property
     def needs_every_position(self) -> bool:
-        """Whether a prefix that another request has computed is of no use."""
+        """Whether a cached prefix is of no use."""
         return self.kind != "last"
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """Read how the folder's model pools, or None for a model that is not made for embeddings.
+    """Read how the model makes embeddings, in sentence-transformers' files; None if it makes none.
 
-    Raises ModelError for a pipeline that cannot be followed: its vectors would look right and mean
-    something else.
+    Raises ModelError for an unsupported pipeline: its vectors would look right and be wrong.
     """
     path = folder / "modules.json"
     if not path.is_file():
@@ -259,7 +258,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
         modules = json.loads(path.read_bytes())
     except ValueError as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelError(f"{path} must hold a JSON array of objects")
     return modules
 
@@ -272,7 +271,7 @@ def _kind(folder: Path, name: str) -> PoolingKind:
     if isinstance(mode, str):
         modes = [mode]
     else:
-        modes = [each for flag, each in _FLAGS.items() if config.get(flag)]
+        modes = [name for flag, name in _FLAGS.items() if config.get(flag)]
     kind = _KINDS.get(modes[0]) if len(modes) == 1 else None
     if kind is None:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""What every service's `__main__` does: settings, logs, traces, links, then its actor's life."""
+"""The `main` of every service: settings, logs, traces, links, then the life of its actor."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ def service_main(
     inbox: Any,
     make: Callable[[ServiceConfig[S]], Actor],
 ) -> int:
-    """Run one service as this process until it is told to end; returns the exit status.
+    """Run one service in this process until it is told to end; returns the exit status.
 
-    `service` names the table of `settings_type` in the file, `inbox` is the union of the messages
-    that the actor takes. `make` and the actor's `start` may raise `ConfigError` or `ModelError` for
-    what cannot work; the status is then 78 and a launcher gives up instead of trying again. Where
-    the settings have a `grace_s`, it bounds the drain.
+    `service` names the table of `settings_type`, `inbox` is the union of the messages that the
+    actor takes. If `make` or the actor's `start` raises `ConfigError` or `ModelError`, the status
+    is 78, and a launcher does not try again. The setting `grace_s` bounds the drain.
     """
     arguments = _arguments(service)
     try:
@@ -48,7 +47,7 @@ def service_main(
 
 
 def _run(config: ServiceConfig[S], inbox: Any, actor: Actor) -> int:
-    # ZeroMQ is loaded after the settings were read: a mistake in them is told at once.
+    # ZeroMQ is loaded after the settings are read: a mistake in them is reported at once.
     from common.link.sockets import ZmqTransport
 
     def bind() -> Transport:

@@ -53,7 +53,6 @@ def command_of(name: str) -> Command:
 
 
 def overview() -> str:
-    """Return what `slipstream` alone prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""What `slipstream timeline` draws: fetched from a router, turned into a trace for Perfetto."""
+"""The times that `slipstream timeline` draws: fetched from a router, as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STAGES = ("tokenizer", "compute", "detokenizer", "router")  # in the order of th
 
 
 class TimelineError(Exception):
-    """No timeline can be had; the message says why and what to do."""
+    """There is no timeline; the message says why and what to do."""
 
 
 class Span(NamedTuple):
-    """One thing done, in seconds on the clock of the whole timeline."""
+    """One span, in seconds on the clock of the whole timeline."""
 
     name: str
     began_s: float
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 
 def fetch(url: str, seconds: float, api_key: str = "") -> Timeline:
-    """Ask a router what it and its workers did in the last seconds; TimelineError if it fails."""
+    """Fetch the last seconds of a router and its workers; TimelineError if that fails."""
     address = f"{url.rstrip('/')}/timeline?{urllib.parse.urlencode({'seconds': seconds})}"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
@@ -39,8 +39,8 @@ def fetch(url: str, seconds: float, api_key: str = "") -> Timeline:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return unpack(Timeline, answer.read())
     except urllib.error.HTTPError as error:
-        said = error.read(500).decode(errors="replace")
-        raise TimelineError(f"{address}: status {error.code}: {said}") from error
+        body = error.read(500).decode(errors="replace")
+        raise TimelineError(f"{address}: status {error.code}: {body}") from error
     except MalformedMessage as error:
         raise TimelineError(f"{address}: is it a server of this version? {error}") from error
     except (OSError, ValueError) as error:
@@ -78,7 +78,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def summary(timeline: Timeline) -> list[str]:
-    """Say in lines how busy the device was and how much of the text was made meanwhile."""
+    """Return lines on how busy the device was and how much text was made meanwhile."""
     offsets_s = _offsets_s(timeline)
     parts = list(zip(timeline.parts, offsets_s, strict=True))
     steps: list[Span] = []
@@ -126,7 +126,7 @@ def share_during(spans: Iterable[Span], others: Iterable[Span]) -> float:
 def _offsets_s(timeline: Timeline) -> list[float]:
     """Return what to add to each part's times, so that all are on the first part's clock."""
     differences = [part.unix_s - timeline.parts[0].unix_s for part in timeline.parts]
-    return [0.0 if abs(found) < SAME_HOST_S else found for found in differences]
+    return [0.0 if abs(gap_s) < SAME_HOST_S else gap_s for gap_s in differences]
 
 
 def _lanes(part: StagePart) -> Iterator[tuple[str, list[Track]]]:
@@ -135,7 +135,7 @@ def _lanes(part: StagePart) -> Iterator[tuple[str, list[Track]]]:
 
 
 def _spans(tracks: Iterable[Track], offset_s: float) -> Iterator[Span]:
-    """Take the spans out of tracks, but for those that are not known."""
+    """Yield the spans of tracks, without rows that were never written."""
     for track in tracks:
         columns = zip(
             track.began_s, track.ended_s, *(arg.values for arg in track.args), strict=True
@@ -148,7 +148,7 @@ def _spans(tracks: Iterable[Track], offset_s: float) -> Iterator[Span]:
 
 
 def _rows(spans: list[Span]) -> list[list[Span]]:
-    """Lay spans out in as few rows as there are at once at most."""
+    """Lay spans out in as few rows as possible without overlaps."""
     rows: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: span.began_s):
         row = next((row for row in rows if row[-1].ended_s <= span.began_s), None)

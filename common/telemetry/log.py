@@ -3,9 +3,9 @@
     log = structlog.get_logger()
     log.info("registered", router=endpoint)
 
-A line below the level costs one attribute look-up. What a request is about is bound where it is
-known: `for_request(request_id, traceparent).warning(...)`, and by the other services, which do not
-know the request's id, `for_attempts(attempts, traceparents).error(...)`.
+A line below the level costs one attribute look-up. The router's lines on a request name it:
+`for_request(request_id, traceparent).warning(...)`. The other services do not know the request's
+id and name attempts: `for_attempts(attempts, traceparents).error(...)`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMATS = ("auto", "console", "json")
 MAX_NAMED = 16  # attempts or traces in one line
 SHORT_ROUTER = 8  # of the 16 digits of an instance: enough to tell a deployment's routers apart
 
-# What a person at a terminal can do without: addresses inside of a run's folder, and hashes.
+# Not shown to people: addresses inside of a run's folder, and hashes.
 FOR_MACHINES = ("endpoint", "revision", "instance_id")
 STATUS = "\r"  # begins a line that the next one replaces; in a pipe, the launcher shows it so
 SHOWN_EVERY_S = 0.2
@@ -39,7 +39,7 @@ GIB = 1 << 30
 
 
 class Stream(Protocol):
-    """What lines are written to."""
+    """The part of a text stream that lines are written to."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> None: ...
@@ -53,7 +53,7 @@ _people: list[Stream] = []  # where a person reads, if one does
 def configure(
     name: str, service: str, settings: TelemetrySettings, stream: Stream | None = None
 ) -> None:
-    """Set up this process's logs, those of libraries included; ConfigError for unknown words."""
+    """Set up the logs of this process and its libraries; ConfigError for unknown words."""
     level = LEVELS.get(settings.log_level.lower())
     if level is None:
         raise ConfigError(
@@ -83,7 +83,7 @@ def configure(
 
 
 def is_for_people() -> bool:
-    """Whether a person reads this process's logs, as far as it was told."""
+    """Whether this process's logs are for a person."""
     return bool(_people)
 
 
@@ -97,12 +97,12 @@ def show_status(text: str) -> None:
 
 
 def describe_process(**fields: str) -> None:
-    """Add fields to every JSON line of this process from now on (its instance id)."""
+    """Add fields, such as the instance id, to every JSON line of this process from now on."""
     _process.update(fields)
 
 
 def for_request(request_id: str, traceparent: str = "") -> FilteringBoundLogger:
-    """Return a logger whose lines name the request and, where there is one, its trace."""
+    """Return a logger whose lines name the request and its trace, if there is one."""
     logger: FilteringBoundLogger = structlog.get_logger()
     return logger.bind(request_id=request_id, **_named("trace_id", _trace_ids((traceparent,))))
 
@@ -112,8 +112,8 @@ def for_attempts(
 ) -> FilteringBoundLogger:
     """Return a logger whose lines name attempts, as ROUTER:COUNTER, and their traces.
 
-    ROUTER is the beginning of the router's instance id. Of many, the first few are named. To be
-    called where something went wrong: it costs more than a step may.
+    ROUTER is the beginning of the router's instance id. Of many attempts the first few are named.
+    Call it only when something went wrong: it costs more than a step may.
     """
     logger: FilteringBoundLogger = structlog.get_logger()
     names = [f"{attempt.router[:SHORT_ROUTER]}:{attempt.counter}" for attempt in attempts]
@@ -125,7 +125,7 @@ def _trace_ids(traceparents: Iterable[str]) -> list[str]:
 
 
 def _named(field: str, values: Iterable[str]) -> dict[str, Any]:
-    """Give a field of one value, or for several one in the plural and their number."""
+    """Return a field with one value, or for several a plural field and their number."""
     distinct = list(dict.fromkeys(values))
     if len(distinct) <= 1:
         return {field: distinct[0]} if distinct else {}
@@ -157,7 +157,7 @@ def _console(stream: Stream) -> list[Processor]:
 
 
 def _for_people(_logger: Any, method: str, event: EventDict) -> EventDict:
-    """Leave out what only machines read; `info` goes without saying."""
+    """Leave out the fields for machines, and the level `info`."""
     if method == "info":
         for field in ("level", *FOR_MACHINES):
             event.pop(field, None)
@@ -165,13 +165,13 @@ def _for_people(_logger: Any, method: str, event: EventDict) -> EventDict:
 
 
 def _with_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Put first what is read first; an event about another service keeps its own word for it."""
+    """Put the time, level and event first; fields of the event go over those of the process."""
     first = {field: event.pop(field) for field in ("timestamp", "level", "event")}
     return {**first, **_process, **event}
 
 
 class _Lines:
-    """Writes lines; a reader that has gone away is no reason for a service to fail."""
+    """Writes lines; a service does not fail if their reader has gone away."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -187,7 +187,7 @@ class _Lines:
 
 
 class _FromLibraries(logging.Handler):
-    """Takes what libraries log by the standard module."""
+    """Passes on what libraries log with the standard module."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -202,7 +202,10 @@ class _FromLibraries(logging.Handler):
 
 
 class Progress:
-    """A task of so many items and bytes, `what` as in "loading weights"."""
+    """The progress of a long task: a line that changes for people, log lines for machines.
+
+    `what` names the task, such as "loading weights".
+    """
 
     def __init__(
         self,
@@ -220,7 +223,7 @@ class Progress:
         self._said_s = self._began_s
 
     def advance(self, num_bytes: int) -> None:
-        """Count one more item; shows it where it is time to."""
+        """Count one more item, and show the progress if it is time to."""
         self._items += 1
         self._bytes += num_bytes
         now_s = self._clock()
@@ -229,7 +232,7 @@ class Progress:
             return
         is_quick = self._said_s == self._began_s and now_s - self._began_s < every_s
         self._said_s = now_s
-        if is_quick:  # over before anybody wondered
+        if is_quick:  # over before anyone would ask
             return
         speed = self._bytes / max(now_s - self._began_s, 1e-3) / GIB
         if log.is_for_people():

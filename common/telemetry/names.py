@@ -1,6 +1,6 @@
 """Names of spans and attributes, in one place: those of OpenTelemetry's GenAI conventions.
 
-The conventions are still in development; where they have no word, ours begin with `slipstream.`.
+The conventions are still in development; names that they lack begin with `slipstream.`.
 """
 
 from __future__ import annotations

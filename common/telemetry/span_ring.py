@@ -1,6 +1,6 @@
-"""The last spans of one kind in one process, kept for whoever wants to draw a timeline.
+"""The last spans of one kind in one process, kept for a timeline.
 
-They are not the spans of traces: those follow a request, these show what a process did all along.
+They are not the spans of traces: those follow one request, these show all that a process did.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CAPACITY = 8192
 
 
 class SpanRing:
-    """A ring of (begin, end, numbers); noting a span costs half a microsecond, watched or not."""
+    """A ring of (begin, end, numbers); to note a span takes half a microsecond."""
 
     def __init__(self, lane: str, name: str, *args: str, capacity: int = CAPACITY) -> None:
         self._lane = lane
@@ -43,14 +43,14 @@ class SpanRing:
         ended_s = columns[1]
         first = bisect_left(ended_s, since_s, lo=_num_unknown(ended_s))
         began_s, ended_s, *values = (column[first:] for column in columns)
-        args = tuple(TrackArg(*each) for each in zip(self._args, values, strict=True))
+        args = tuple(TrackArg(*arg) for arg in zip(self._args, values, strict=True))
         return Track(self._lane, self._name, began_s, ended_s, args)
 
 
 def timeline_part(
     query: TimelineQuery, clock: Callable[[], float], tracks: Iterable[Track]
 ) -> TimelinePart:
-    """Make the answer to a query from tracks by that clock."""
+    """Answer a query with tracks on that clock."""
     return TimelinePart(query.query, time.time() - clock(), tuple(tracks))
 
 

@@ -1,9 +1,9 @@
 """Spans of this process, and the trace context that travels round the ring as a `traceparent`.
 
-With traces off a span costs 3 us and still carries the caller's context on. With traces on it
-costs 25 us; ended spans wait in a bounded queue and the service's tick hands them to a child
-process that talks to the collector (`common.telemetry.exporter`), because a thread beside the
-engine's would cost it 5 ms a wake.
+With traces off a span costs 3 us and still passes the caller's context on. With traces on it costs
+25 us; ended spans wait in a bounded queue, and the service's tick hands them to a child process
+that talks to the collector (`common.telemetry.exporter`): a thread beside the engine's would cost
+it 5 ms a wake.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Process:
-    """What `configure` set up."""
+    """What `configure` has set up."""
 
     tracer: Tracer
     queue: SpanQueue | None = None
@@ -45,7 +45,7 @@ _process = _Process(_off)
 
 
 def configure(name: str, service: str, settings: TelemetrySettings) -> None:
-    """Set up this process's traces; with an exporter, start its child. Call before the loop."""
+    """Set up this process's traces and start the exporter, if one is wanted; before the loop."""
     shutdown()
     if settings.traces == "none":
         return
@@ -78,12 +78,12 @@ def configure(name: str, service: str, settings: TelemetrySettings) -> None:
 
 
 def tracer() -> Tracer:
-    """Return this process's tracer; its spans cost next to nothing where traces are off."""
+    """Return this process's tracer; with traces off its spans cost next to nothing."""
     return _process.tracer
 
 
 def context_from(traceparent: str) -> Context:
-    """Make the parent context of a span out of a W3C `traceparent`; empty if it is not one.
+    """Return the parent context in a W3C `traceparent`; an empty one if it is not valid.
 
     Only version 00 of the header is read; https://www.w3.org/TR/trace-context/.
     """
@@ -101,7 +101,7 @@ def context_from(traceparent: str) -> Context:
 
 
 def traceparent_of(span: Span) -> str:
-    """Write a span's context as a `traceparent` for the next stage; empty if there is no trace."""
+    """Return a span's context as a `traceparent` for the next stage; empty without a trace."""
     context = span.get_span_context()
     if not context.is_valid:
         return ""
@@ -109,13 +109,13 @@ def traceparent_of(span: Span) -> str:
 
 
 def flush() -> None:
-    """Hand waiting spans to the exporter, never blocking; for the service's tick."""
+    """Hand waiting spans to the exporter without blocking; for the service's tick."""
     if _process.queue is not None:
         _process.queue.flush()
 
 
 def shutdown(timeout_s: float = 2.0) -> None:
-    """Hand over what still waits, within the time given, and end the exporter."""
+    """Hand over the spans that wait, within this time, and end the exporter."""
     queue = _process.queue
     _process.tracer, _process.queue = _off, None
     if queue is not None:

@@ -1,7 +1,7 @@
-"""Clients that ask over HTTP and note when tokens come, in processes of their own.
+"""HTTP clients that note when tokens arrive, in processes of their own.
 
-They parse no more of a stream than they must, and what they cost is measured, so that they are not
-what is measured. Requests are taken from one common list, each by whichever stream is free first.
+They parse as little of a stream as they can, and their processor time is measured, so that they do
+not limit the figures unseen. Streams take requests from one list, each as soon as it is free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WATCHED_EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All replies, and the processor seconds that each client process took for them."""
+    """All replies, and the processor seconds of each client process."""
 
     replies: list[Reply]
     client_cpu_s: list[float]
@@ -42,7 +42,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go; `headers` are sent with each, `prefix` stands before each path."""
+    """Where requests go; each gets `headers`, and `prefix` before its path."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ class Endpoint:
     headers: tuple[tuple[str, str], ...] = ()
 
     def post(self, path: str, body: dict[str, Any]) -> bytes:
-        """Render a POST of JSON on a connection that stays open."""
+        """Return the bytes of a JSON POST on a connection that stays open."""
         data = json.dumps(body).encode()
         lines = [
             f"POST {self.prefix}{path} HTTP/1.1",
@@ -65,10 +65,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests, as `Endpoint.post` renders them, and when they are sent.
+    """Requests, as bytes, and when they are sent.
 
-    Each by whichever of the streams is free first; or with `arrivals_s`, in seconds from the start,
-    each at its time, whatever is still open.
+    Each stream sends one as soon as it is free; or with `arrivals_s`, each request is sent at its
+    time in seconds from the start, however many are open.
     """
 
     requests: tuple[bytes, ...]
@@ -77,11 +77,11 @@ class Load:
 
 
 class ClientError(Exception):
-    """The clients did not come to an end."""
+    """The clients did not end as they should."""
 
 
 class _Connection(asyncio.Protocol):
-    """One stream's connection."""
+    """The connection of one stream."""
 
     def __init__(self) -> None:
         self._reader = StreamReader()
@@ -131,7 +131,7 @@ class _Client:
         self.replies: list[Reply] = []
 
     async def run(self, num_streams: int) -> None:
-        """Keep so many streams open until no request is left."""
+        """Keep this many streams open until no request is left."""
         await asyncio.gather(*(self._stream() for _ in range(num_streams)))
         self._close()
 
@@ -142,7 +142,7 @@ class _Client:
         times = list(enumerate(self._load.arrivals_s))
         for index, arrival_s in times[number::num_processes]:
             await asyncio.sleep(max(0.0, began_s + arrival_s - time.monotonic()))
-            # What the client itself is late by counts as waiting.
+            # If the client itself is late, that counts as waiting.
             tasks.append(asyncio.ensure_future(self._ask(index, began_s + arrival_s)))
         await asyncio.gather(*tasks)
         self._close()
@@ -166,7 +166,7 @@ class _Client:
             self._done.value += 1
 
     async def _connection(self) -> _Connection:
-        """Take one that is idle, or open one; the latter counts as waiting."""
+        """Return an idle connection or open one, which counts as waiting."""
         while self._idle:
             idle = self._idle.pop()
             if idle.is_open:
@@ -190,8 +190,8 @@ class _Client:
 def _process(
     endpoint: Endpoint, load: Load, share: tuple[int, int, int], shared: Any, pipe: Connection
 ) -> None:
-    """Be one client process; `share` is its number, of how many, and its streams."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
+    """Run one client process; `share` is its number, of how many, and its streams."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
     number, count, num_streams = share
     client = _Client(endpoint, load, *shared)
     gc.collect()
@@ -215,11 +215,11 @@ def _process(
 
 
 class Clients:
-    """Client processes that are ready to ask; `run` lets them go."""
+    """Client processes that are ready to send; `run` starts them."""
 
     def __init__(self, endpoint: Endpoint, load: Load, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
-        # Kept here: memory of a value that its maker has dropped goes to the next one.
+        # Kept here: the memory of a value whose maker has dropped it is used for the next one.
         self._shared = (context.Value("i", 0), context.Value("i", 0))
         count = max(1, min(num_processes, load.num_streams))
         self._members = []
@@ -236,7 +236,6 @@ class Clients:
 
     @property
     def num_done(self) -> int:
-        """How many requests have ended."""
         return int(self._shared[1].value)
 
     @property
@@ -245,14 +244,13 @@ class Clients:
         return all(pipe.poll() or not process.is_alive() for process, pipe in self._members)
 
     def start(self) -> None:
-        """Let them go."""
         for _, pipe in self._members:
             pipe.send("go")
 
     def run(self, within_s: float, watch: Callable[[int], None] | None = None) -> Outcome:
-        """Ask everything and return what came; ClientError when it takes too long.
+        """Send all requests and return the replies; ClientError if that takes too long.
 
-        `watch` is told now and then how many requests have ended.
+        `watch` is called now and then with the number of requests that have ended.
         """
         deadline_s = time.monotonic() + within_s
         self.start()
@@ -262,14 +260,14 @@ class Clients:
         return self.outcome(max(0.0, deadline_s - time.monotonic()))
 
     def outcome(self, within_s: float) -> Outcome:
-        """Wait for the end of what was started."""
+        """Wait for the replies."""
         deadline_s = time.monotonic() + within_s
         try:
-            heard = [self._hear(pipe, deadline_s) for _, pipe in self._members]
+            reports = [self._hear(pipe, deadline_s) for _, pipe in self._members]
         finally:
             self.close()
-        replies = [reply for found, _ in heard for reply in found]
-        return Outcome(replies, [cpu_s for _, cpu_s in heard])
+        replies = [reply for own_replies, _ in reports for reply in own_replies]
+        return Outcome(replies, [cpu_s for _, cpu_s in reports])
 
     def close(self) -> None:
         """End all processes; those that have reported end by themselves."""
@@ -285,9 +283,9 @@ class Clients:
         try:
             if not pipe.poll(max(0.0, deadline_s - time.monotonic())):
                 raise ClientError("the clients did not end in time")
-            said = pipe.recv()
+            report = pipe.recv()
         except (EOFError, OSError):
             raise ClientError("a client process died") from None
-        if isinstance(said, str) and said != "ready":
-            raise ClientError(said)
-        return said
+        if isinstance(report, str) and report != "ready":
+            raise ClientError(report)
+        return report

@@ -1,4 +1,4 @@
-"""What a run under load came to."""
+"""The figures of a run under load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.bench.workloads import Ask
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How seconds are distributed; all 0 where there were none."""
+    """The distribution of some times; all 0 if there were none."""
 
     mean_s: float = 0.0
     p50_s: float = 0.0
@@ -20,7 +20,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Sum up some times."""
         if not values:
             return cls()
         ordered = sorted(values)
@@ -30,7 +29,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run of one workload; `problems` names every way in which an answer was not as asked.
+    """One run of one workload; `problems` names each way in which answers were not as requested.
 
     `ttft` is until the first token, `itl` between events with tokens, `tpot` for each token of a
     request after its first, `latency` of whole requests.
@@ -63,7 +62,7 @@ class Figures:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which a share lies, between the two next to it; 0 of nothing."""
+    """Return the value below which a share lies, interpolated; 0 of no values."""
     if not ordered:
         return 0.0
     position = (len(ordered) - 1) * share
@@ -73,7 +72,6 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def figures_of(asks: Sequence[Ask], outcome: Outcome) -> Figures:
-    """Sum up a run."""
     answered = [reply for reply in outcome.replies if not reply.error and reply.usage]
     used = [int(reply.usage["completion_tokens"]) for reply in answered]
     per_token = [
@@ -107,15 +105,15 @@ def _cached(usage: dict[str, object]) -> int:
 
 
 def _problems(asks: Sequence[Ask], outcome: Outcome) -> tuple[str, ...]:
-    """Say what is wrong with the replies, each kind once with its first case."""
-    found: dict[str, list[str]] = {}
+    """Describe what is wrong with the replies: each kind once, with its first case."""
+    cases_of: dict[str, list[str]] = {}
 
     def wrong(kind: str, detail: str) -> None:
-        found.setdefault(kind, []).append(detail)
+        cases_of.setdefault(kind, []).append(detail)
 
     answered = {reply.number for reply in outcome.replies}
     if missing := len(asks) - len(answered):
-        found["requests never sent"] = [str(missing)]
+        cases_of["requests never sent"] = [str(missing)]
     for reply in outcome.replies:
         ask = asks[reply.number]
         where = f"request {reply.number}"
@@ -129,4 +127,4 @@ def _problems(asks: Sequence[Ask], outcome: Outcome) -> tuple[str, ...]:
                 wrong("answers of another length", f"{where}: {used} for {ask.max_tokens}")
             if not ask.text and sent != len(ask.prompt_ids):
                 wrong("prompts of another length", f"{where}: {sent} for {len(ask.prompt_ids)}")
-    return tuple(f"{len(cases)} {kind} ({cases[0]})" for kind, cases in found.items())
+    return tuple(f"{len(cases)} {kind} ({cases[0]})" for kind, cases in cases_of.items())

@@ -1,4 +1,4 @@
-"""Reads streamed answers as bytes: counts events, notes when they come, parses only the usage."""
+"""Reads streamed answers as bytes: counts and times events, and parses only the usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 @dataclass(slots=True)
 class Reply:
-    """What came of one request; times are `time.monotonic()`, 0 where there was nothing."""
+    """The reply to one request; times are `time.monotonic()`, 0 if there was nothing."""
 
     number: int
     sent_s: float
@@ -31,7 +31,7 @@ class Reply:
 
 
 class StreamReader:
-    """Reads one answer after the other out of a connection's bytes; knows no socket."""
+    """Reads one answer after the other from a connection's bytes."""
 
     def __init__(self) -> None:
         self._reply: Reply | None = None
@@ -47,7 +47,7 @@ class StreamReader:
         self._done = False
 
     def feed(self, data: bytes, now_s: float) -> bool:
-        """Take bytes that came; True when the answer is over, well or with an error."""
+        """Take received bytes; returns True when the answer has ended, well or with an error."""
         reply = self._reply
         if reply is None:
             return False
@@ -70,7 +70,7 @@ class StreamReader:
         return self._take(reply, lines, now_s)
 
     def _take(self, reply: Reply, lines: bytes, now_s: float) -> bool:
-        """Look at whole lines of a stream."""
+        """Take whole lines of a stream."""
         num_events = lines.count(NEXT_EVENT) + lines.startswith(EVENT)
         if ERROR_EVENT in lines:
             return self._fail(reply, lines[lines.index(ERROR_EVENT) :], now_s)
@@ -92,7 +92,7 @@ class StreamReader:
         return True
 
     def lost(self, error: str, now_s: float) -> None:
-        """End the answer that is waited for, if there is one."""
+        """End the expected answer, if there is one."""
         if self._reply is not None:
             self._fail(self._reply, error.encode(), now_s)
 
@@ -115,5 +115,4 @@ class StreamReader:
 
 def _usage(lines: bytes) -> dict[str, Any]:
     begin = lines.rindex(EVENT, 0, lines.index(NO_CHOICES)) + len(EVENT)
-    found = json.loads(lines[begin : lines.index(b"\n", begin)])["usage"]
-    return dict(found)
+    return dict(json.loads(lines[begin : lines.index(b"\n", begin)])["usage"])

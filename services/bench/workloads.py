@@ -22,7 +22,7 @@ BISECTIONS = 60
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts: all `mean`, or log-normal with that mean once they are cut off at `cap`."""
+    """Token counts: all `mean`, or log-normal with that mean after they are cut off at `cap`."""
 
     mean: int
     cap: int = 0  # 0: all have the same length
@@ -51,7 +51,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """So many requests, of which so many are always open."""
+    """Requests, of which `concurrency` are open at any time."""
 
     name: str
     concurrency: int
@@ -60,14 +60,14 @@ class Workload:
     output: Lengths
 
     def scaled(self, share: float) -> Workload:
-        """Return the same with a share of the requests, one at least."""
+        """Return the same with a share of the requests, at least one."""
         count = max(1, int(self.num_requests * share))
         return replace(self, num_requests=count, concurrency=min(self.concurrency, count))
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: its prompt as ids, or as a text where a server takes none, and its length."""
+    """One request: its prompt as ids, or as text for a server without ids, and its length."""
 
     prompt_ids: list[int]
     max_tokens: int
@@ -94,7 +94,7 @@ def requests_of(
     repeat: int = 0,
     vocabulary: Sequence[int] = range(FIRST_ID, LAST_ID),
 ) -> list[Ask]:
-    """Return the requests, in the order in which they are sent; their ids are drawn from some."""
+    """Return the requests in the order in which they are sent, with ids from `vocabulary`."""
     length_dice = random.Random(f"{seed}/{workload.name}/len")
     id_dice = random.Random(f"{seed}/{workload.name}/{repeat}/ids")
     prompts = workload.prompt.draw(length_dice, workload.num_requests)
@@ -106,7 +106,7 @@ def requests_of(
 
 
 def completion(model: str, ask: Ask) -> dict[str, Any]:
-    """Return the body of a request: streamed, greedy, as long as it was asked to be."""
+    """Return the body of a request: streamed, greedy, of exactly this length."""
     return {
         "model": model,
         "prompt": ask.text or ask.prompt_ids,
@@ -120,7 +120,7 @@ def completion(model: str, ask: Ask) -> dict[str, Any]:
 
 
 def arrivals(rate_per_s: float, count: int, seed: int) -> list[float]:
-    """Draw when requests arrive, in seconds from the start, at random with that mean rate."""
+    """Draw the times of a Poisson process, in seconds from the start."""
     dice = random.Random(f"{seed}/arrivals")
     now_s = 0.0
     times = []

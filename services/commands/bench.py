@@ -88,7 +88,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Measure each workload and print what it came to; 1 if a request failed."""
+    """Measure each workload and print its figures; returns 1 if a request failed."""
     from services.bench.client import ClientError
     from services.commands.server import Api, ApiError
 
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def _workload(name: str, options: argparse.Namespace) -> Workload:
-    """Return a workload with what the options change of it; ValueError for none of that name."""
+    """Return a workload with the changes that the options make, or raise ValueError."""
     from services.bench.workloads import WORKLOADS, Lengths
 
     if (workload := WORKLOADS.get(name.strip().upper())) is None:
@@ -146,7 +146,7 @@ class Bench:
         self._ids, self._longest = self._vocabulary()
 
     def measure(self, workload: Workload) -> Figures:
-        """Run a workload, after a tenth of it with other prompts that is not measured."""
+        """Run a workload, after a warm-up with a tenth of its requests and other prompts."""
         from services.bench.figures import figures_of
 
         options = self._options
@@ -158,7 +158,7 @@ class Bench:
         return figures_of(asks, self._run(workload, asks, "measuring", options.rate))
 
     def json_of(self, workload: Workload, figures: Figures) -> str:
-        """Return a line of JSON with all that the figures depend on."""
+        """Return a line of JSON with the figures and all that they depend on."""
         import json
 
         document = {
@@ -174,9 +174,9 @@ class Bench:
         return json.dumps(document)
 
     def _vocabulary(self) -> tuple[list[int], int]:
-        """Ask for ids of ordinary words, and how long a context is; neither where that is unknown.
+        """Return ids of ordinary words and the length of the context, as far as the server tells.
 
-        Prompts are ids, so that they are exactly as long as they should be.
+        Prompts are ids, so that their lengths are exact.
         """
         from services.commands.server import ApiError
 
@@ -189,12 +189,12 @@ class Bench:
             return [], 0
 
     def _asks(self, workload: Workload, repeat: int = 0) -> list[Ask]:
-        """Return the requests, no longer than the model's context."""
+        """Return the requests, cut to the model's context."""
         from services.bench.workloads import requests_of
 
         words = SAMPLE.split()
         asks = requests_of(workload, self._options.seed, repeat, self._ids or range(len(words)))
-        if not self._ids:  # lengths are in words then, which is what a token comes to, nearly
+        if not self._ids:  # lengths are in words then: about as many as tokens
             asks = [replace(ask, text=" ".join(words[i] for i in ask.prompt_ids)) for ask in asks]
         if self._longest:
             half = max(1, self._longest // 2 - 1)
@@ -246,13 +246,12 @@ class Bench:
 
 
 def describe(workload: Workload, rate: float | None) -> str:
-    """Say what is asked, in a line."""
     how = f"{rate:g} a second at random" if rate else f"{workload.concurrency} at once"
     return f"workload {workload.name}: {workload.num_requests:,} requests, {how}"
 
 
 def report(figures: Figures) -> str:
-    """Lay the figures out in a table of 80 columns."""
+    """Return the figures as a table of 80 columns."""
     lines = [f"\n{'milliseconds':<24}{'mean':>12}{'p50':>12}{'p90':>12}{'p99':>12}"]
     for name, what in SPREADS:
         spread: Spread = getattr(figures, name)
@@ -268,8 +267,8 @@ def report(figures: Figures) -> str:
     ]
     if figures.client_share > BUSY:
         lines.append(
-            f"What asks was {figures.client_share:.0%} busy, and may be what was measured: raise "
-            "--processes."
+            f"The clients were {figures.client_share:.0%} busy and may have limited the figures: "
+            "raise --processes."
         )
     return "\n".join([*lines, *figures.problems])
 

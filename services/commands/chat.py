@@ -60,7 +60,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Talk until the user leaves."""
     try:
         tools = read_tools(options.tools) if options.tools else []
     except (OSError, ValueError) as error:
@@ -83,34 +82,30 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 class Screen:
-    """Shows an answer; on a terminal its reasoning too, dimmed, and in a pipe its text alone."""
+    """Shows an answer: on a terminal with its reasoning, dimmed, and in a pipe its text alone."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
         self._part = ""
 
     def reasoning(self, text: str) -> None:
-        """Show what the model thinks before it answers."""
         if self._is_terminal:
             self._enter("reasoning")
             self._write(text)
 
     def text(self, text: str) -> None:
-        """Show the answer."""
         self._enter("text")
         self._write(text)
 
     def call(self, name: str) -> None:
-        """Show that a tool is called."""
         self._enter("call")
         self._write(f"calls {name} " if not self._is_terminal else f"{BOLD}calls {name}{PLAIN} ")
 
     def arguments(self, text: str) -> None:
-        """Show with what."""
         self._write(text)
 
     def end(self, note: str = "") -> None:
-        """End the answer, with a remark of our own."""
+        """End the answer, perhaps with a remark."""
         self._enter("")
         if note:
             self.remark(note)
@@ -118,12 +113,12 @@ class Screen:
             self._write("\n")
 
     def remark(self, text: str) -> None:
-        """Say something that is not the model's, to people only."""
+        """Show a line of our own, on a terminal only."""
         if self._is_terminal:
             self._write(f"{DIM}{text}{PLAIN}\n")
 
     def _enter(self, part: str) -> None:
-        """Begin another part of the answer on a line of its own."""
+        """Begin another part of the answer on a new line."""
         if part != self._part or part == "call":
             if self._is_terminal and self._part == "reasoning":
                 self._write(PLAIN)
@@ -148,7 +143,6 @@ class Chat:
         self._screen = Screen()
 
     def once(self, question: str) -> int:
-        """Ask one question and end."""
         if not question.strip():
             raise ApiError("there is no question; give one with -p or pipe it in")
         answer = self._conversation.ask(self._screen, {"role": "user", "content": question})
@@ -173,7 +167,7 @@ class Chat:
         return 0
 
     def _ask(self, *messages: dict[str, str]) -> None:
-        """Let the model answer, and the user answer for the tools that it calls."""
+        """Let the model answer; the user answers for the tools that it calls."""
         while messages:
             try:
                 answer = self._conversation.ask(self._screen, *messages)
@@ -210,7 +204,7 @@ class Chat:
         return "; ".join(notes)
 
     def _command(self, line: str) -> bool:
-        """Do what a line with a slash says; False to leave."""
+        """Run a line with a slash; returns False to leave."""
         name, _, rest = line.partition(" ")
         if name == "/exit":
             return False
@@ -227,7 +221,7 @@ class Chat:
         return True
 
     def _read(self) -> str | None:
-        """Read a question of one line or many; None at the end of the input."""
+        """Read a question of one or more lines; None at the end of the input."""
         try:
             line = input("> ").strip()
             if not line.startswith(FENCE):
@@ -247,11 +241,11 @@ class Chat:
 
 @contextlib.contextmanager
 def signals_noticed() -> Iterator[None]:
-    """Keep a signal from waiting for the next key.
+    """Handle signals at once, not with the next key.
 
-    Python runs its handler when a signal interrupts the wait for a key. One that comes just before
-    the wait, such as Ctrl-C while the prompt is drawn, interrupts nothing. So each signal wakes a
-    thread, which interrupts the main thread with a harmless one until that has looked.
+    Python runs its handler when a signal interrupts the wait for a key. A signal just before the
+    wait, such as Ctrl-C while the prompt is drawn, interrupts nothing. So each signal wakes a
+    thread, which sends the main thread a harmless one until that has run its handlers.
     """
     noticed = False  # no Event: a handler may interrupt another one that holds its lock
     reader, writer = socket.socketpair()
@@ -286,9 +280,9 @@ def signals_noticed() -> Iterator[None]:
 
 
 def _edited_lines() -> Callable[[], None]:
-    """Let lines be edited and brought back, those of earlier conversations too.
+    """Let lines be edited and recalled, also from earlier conversations.
 
-    Returns what saves them, which only this user may read.
+    Returns a function that saves them in a file for this user alone.
     """
     try:
         import readline

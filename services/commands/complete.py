@@ -34,7 +34,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Print the continuation as it comes."""
+    """Print the continuation while it streams."""
     prompt = options.prompt
     if prompt is None:
         if sys.stdin.isatty():

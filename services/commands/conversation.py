@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, and each answer as it streams in."""
+"""A conversation with a model: its messages, and each answer while it streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.commands.server import Target
 
 
 class Display(Protocol):
-    """Where an answer is shown while it comes."""
+    """Shows an answer while it streams."""
 
     def reasoning(self, text: str) -> None: ...
     def text(self, text: str) -> None: ...
@@ -23,18 +23,17 @@ class Display(Protocol):
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of an answer; `calls` are in the API's form."""
+    """An answer so far; `calls` are in the API's form."""
 
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     finish_reason: str = ""
-    first_s: float = 0.0  # until something came
+    first_s: float = 0.0  # until the first event
     whole_s: float = 0.0
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message of the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         return {**message, "tool_calls": self.calls} if self.calls else message
 
@@ -56,10 +55,10 @@ class Conversation:
         self._tools = tools or []
 
     def ask(self, display: Display, *messages: dict[str, Any]) -> Answer:
-        """Add messages and let the model answer; ApiError, and nothing is added, if it cannot.
+        """Add messages and the model's answer; if that raises ApiError, nothing is added.
 
-        At Ctrl-C the answer ends, and as much as has come of it is kept; a call that was cut off
-        is not.
+        At Ctrl-C the answer ends and its text so far is kept; its calls, which may be cut off, are
+        not.
         """
         answer = Answer()
         began_s = time.monotonic()
@@ -89,7 +88,7 @@ class Conversation:
 
 
 def _take(event: dict[str, Any], answer: Answer, display: Display) -> None:
-    """Add one event of a stream to the answer, and show it."""
+    """Add one event to the answer, and show it."""
     answer.usage = event.get("usage") or answer.usage
     for choice in event.get("choices") or []:
         delta = choice.get("delta") or {}
@@ -116,10 +115,10 @@ def _take_call(piece: dict[str, Any], answer: Answer, display: Display) -> None:
 
 
 def read_tools(path: str) -> list[dict[str, Any]]:
-    """Read tools from a JSON file, with or without the API's wrapping; ValueError for others."""
+    """Read tools from a JSON file, with or without the API's wrapping, or raise ValueError."""
     with open(path, encoding="utf-8") as file:
-        found = json.load(file)
-    tools = found if isinstance(found, list) else [found]
+        content = json.load(file)
+    tools = content if isinstance(content, list) else [content]
     if not all(isinstance(tool, dict) and ("function" in tool or "name" in tool) for tool in tools):
         raise ValueError("it should hold a list of tools, each an object with a name")
     return [

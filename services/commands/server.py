@@ -30,7 +30,7 @@ ANSWER_WITHIN_S = 600.0
 
 
 class ApiError(Exception):
-    """The server could not be asked or refused; the text says why, `status` is 0 for the former."""
+    """The server refused, with this status, or could not be reached: then `status` is 0."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """One server, by its address with or without /v1."""
+    """A client of one server; its address may end with /v1."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -50,12 +50,11 @@ class Api:
             self.headers["Authorization"] = f"Bearer {api_key}"
 
     def models(self) -> list[str]:
-        """Return what it serves."""
         listed = self.call("GET", "/v1/models").get("data") or []
         return [str(model.get("id")) for model in listed if isinstance(model, dict)]
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Ask for a document."""
+        """Request a JSON document."""
         connection, response = self._open(method, path, body)
         try:
             return json.loads(response.read())
@@ -65,7 +64,7 @@ class Api:
             connection.close()
 
     def events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """Ask for a stream and give its events; closing the iterator ends the request."""
+        """Request a stream and yield its events; closing the iterator ends the request."""
         connection, response = self._open("POST", path, {**body, "stream": True})
         try:
             for line in response:
@@ -97,25 +96,25 @@ class Api:
             response = connection.getresponse()
             if response.status < 300:
                 return connection, response
-            said = response.read(1 << 16)
+            body_read = response.read(1 << 16)
         except (OSError, ValueError, http.client.HTTPException) as error:
             connection.close()
             raise ApiError(f"{self.url} does not answer: {error}") from error
         connection.close()
-        raise ApiError(_refusal(response.status, said), response.status)
+        raise ApiError(_refusal(response.status, body_read), response.status)
 
 
-def _refusal(status: int, said: bytes) -> str:
+def _refusal(status: int, body: bytes) -> str:
     try:
-        text = _message(json.loads(said))
+        text = _message(json.loads(body))
     except ValueError:
         text = ""
-    text = text or said[:200].decode(errors="replace").strip() or "nothing more was said"
+    text = text or body[:200].decode(errors="replace").strip() or "nothing more was said"
     return f"{text} (status {status}{'; --api-key gives a key' if status == 401 else ''})"
 
 
 def _message(document: Any) -> str:
-    """Find the words in an error of OpenAI's shape or one like it."""
+    """Return the message of an error of OpenAI's shape or one like it."""
     if not isinstance(document, dict):
         return ""
     error = document.get("error", document)
@@ -125,7 +124,7 @@ def _message(document: Any) -> str:
 
 
 class NoServer(Exception):
-    """There is no server to talk to; the text is empty where all has been said."""
+    """The server could not be started; it has said why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,6 @@ class Target:
 
 
 def add_target_options(parser: Parser) -> None:
-    """Declare whom to ask."""
     parser.add_argument(
         "target",
         nargs="?",
@@ -152,7 +150,7 @@ def add_target_options(parser: Parser) -> None:
 
 @contextlib.contextmanager
 def open_target(options: argparse.Namespace, env: Mapping[str, str]) -> Iterator[Target]:
-    """Find or start the server; NoServer says why there is none."""
+    """Find the server, or start one and stop it at the end; raises ApiError or NoServer."""
     api_key = api_key_of(options, env)
     target = options.target or ""
     if re.match(r"https?://", target):
@@ -162,7 +160,7 @@ def open_target(options: argparse.Namespace, env: Mapping[str, str]) -> Iterator
     try:
         served = running.models()
     except ApiError as error:
-        if error.status in (401, 403) and not target:  # any other is no server of this API
+        if error.status in (401, 403) and not target:  # with another status it has another API
             raise
         served = []
     if served and (not target or target in served):
@@ -174,7 +172,6 @@ def open_target(options: argparse.Namespace, env: Mapping[str, str]) -> Iterator
 
 
 def add_answer_options(parser: Parser) -> None:
-    """Declare what is asked, and how it is to be answered."""
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="ask this and end")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 always answers the same")
@@ -188,7 +185,7 @@ def answer_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _chosen(api: Api, model: str | None) -> Target:
-    """Take the model that was named, or the first one; ApiError if it is not there."""
+    """Choose the named model or the first one; ApiError if it is not there."""
     served = api.models()
     if not served:
         raise ApiError(f"{api.url} serves no model")
@@ -199,18 +196,18 @@ def _chosen(api: Api, model: str | None) -> Target:
 
 @contextlib.contextmanager
 def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
-    """Serve a model on a free port for as long as the context lasts; gives the address.
+    """Serve a model on a free port while the context lasts; yields the address.
 
     The server has a session of its own, so that Ctrl-C stops an answer and not the server. It
-    writes warnings and its progress to the same terminal.
+    writes its warnings and progress to the same terminal.
     """
     root = str(Path(__file__).resolve().parents[2])
     search = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH", ""))))
     sys.stderr.write(f"starting a server for {Path(model).name} ...\n")
     command = [sys.executable, "-m", "services.cli", "serve", model]
-    for number in (signal.SIGTERM, signal.SIGHUP):  # it is not to be left behind
+    for number in (signal.SIGTERM, signal.SIGHUP):  # do not leave it behind
         signal.signal(number, _end)
-    read_fd, write_fd = os.pipe()  # its writing end goes with us, which the server notices
+    read_fd, write_fd = os.pipe()  # the server notices when its writing end closes
     with subprocess.Popen(
         [*command, "--port", "0", "--log-level", "warning"],
         stdin=subprocess.DEVNULL,
@@ -243,7 +240,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _stop(server: subprocess.Popen[str]) -> None:
-    """Let the server end in order; at once if it takes long or Ctrl-C comes meanwhile."""
+    """Let the server drain; end it at once if that takes long or at Ctrl-C."""
     with contextlib.suppress(ProcessLookupError):
         server.send_signal(signal.SIGTERM)
         try:

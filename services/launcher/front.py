@@ -14,19 +14,19 @@ PROBE_S = 2.0
 
 
 class Front:
-    """The address at which the API is to be reached; bound and listening while this is open.
+    """The address of the API, bound and listening while this is open.
 
-    ConfigError says in plain words why that does not work.
+    Raises ConfigError, in plain words, if that does not work.
     """
 
     def __init__(self, host: str, port: int) -> None:
         try:
-            found = socket.getaddrinfo(
+            addresses = socket.getaddrinfo(
                 host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"--host {host}: no such address here ({error})") from error
-        family, _, _, _, address = found[0]
+        family, _, _, _, address = addresses[0]
         try:
             self._socket = socket.create_server(address[:2], family=family, backlog=BACKLOG)
         except OSError as error:
@@ -47,7 +47,7 @@ class Front:
         return f"http://{host}:{self.port}"
 
     async def ready(self) -> bool:
-        """Whether a router behind it says that the service is ready."""
+        """Whether a router behind it answers /ready with 200."""
         request = "GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         try:
             async with asyncio.timeout(PROBE_S):
@@ -62,7 +62,7 @@ class Front:
         return status.split()[1:2] == [b"200"]
 
     def close(self) -> None:
-        """Leave the socket to the routers, so that it is gone when they are."""
+        """Leave the socket to the routers, so that it closes when they end."""
         self._socket.close()
 
 

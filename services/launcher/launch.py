@@ -44,7 +44,7 @@ QUESTION = "What is the capital of France?"
 def launch(plan: Plan, env: Mapping[str, str]) -> int:
     """Serve until told to end; returns the exit status.
 
-    Raises ConfigError or ModelError for what is known to fail before a process is started.
+    Raises ConfigError or ModelError for what must fail, before a process is started.
     """
     log_format = plan.telemetry.log_format
     if log_format == "auto":
@@ -68,7 +68,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
         write_private(config, toml_text(tables_of_run(plan, model, run_dir, log_format)))
-        read_fd, write_fd = os.pipe()  # its writing end goes with us, which the services notice
+        read_fd, write_fd = os.pipe()  # the services notice when its writing end closes
         stack.callback(os.close, read_fd)
         stack.callback(os.close, write_fd)
         cores = cores_of(plan, env)
@@ -91,14 +91,14 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             return await supervisor.run(front, announce)
 
         status = asyncio.run(supervise())
-        if status == EXIT_CONFIG:  # said above, with the ends of the others below it
-            for name, said in terminal.complaints.items():
-                sys.stderr.write(f"slipstream serve: {name} cannot work: {said}\n")
+        if status == EXIT_CONFIG:  # the log has it above the ends of the other services
+            for name, complaint in terminal.complaints.items():
+                sys.stderr.write(f"slipstream serve: {name} cannot work: {complaint}\n")
         return status
 
 
 def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
-    """Say where the API is, with commands that work."""
+    """Say where the API is, with commands to paste."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
     default_port = SETTINGS["router"].model_fields["port"].default
@@ -113,7 +113,7 @@ def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
 
 
 def _starter_fd(env: Mapping[str, str]) -> int | None:
-    """Return the pipe that ends with the command that this server is for, if there is one."""
+    """Return the pipe that ends with the command that started this server, if there is one."""
     text = env.get(LAUNCHER_FD_VARIABLE, "")
     return int(text) if text.isdigit() else None
 
@@ -127,9 +127,9 @@ def _port(plan: Plan) -> int:
 
 @contextlib.contextmanager
 def _kept_off(cores: Cores) -> Iterator[None]:
-    """Keep this process, and what it starts meanwhile, off the cores that are given away.
+    """Keep this process and its children off the cores that compute threads have to themselves.
 
-    The thread that one is for takes it itself, when all others of its process have been made.
+    Such a thread moves to its core by itself, after its process has made all others.
     """
     before = os.sched_getaffinity(0)
     logger = structlog.get_logger()
@@ -152,7 +152,7 @@ def _children(
     fds: tuple[int, int],
     cores: Cores | None,
 ) -> list[Child]:
-    """Describe all processes; `fds` are the launcher's pipe and the listening socket."""
+    """Return all processes, not started; `fds` are the launcher's pipe and listening socket."""
     root = str(Path(__file__).resolve().parents[2])
     pipe, listening = fds
     children = []

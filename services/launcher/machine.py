@@ -1,4 +1,4 @@
-"""What this machine has for a model, found out without loading PyTorch."""
+"""What this machine has for a model: memory, GPUs and processor cores, without loading PyTorch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from common.host import available_memory, is_fast_at_bf16
 
 # NVIDIA's devices on Linux, in WSL and on Jetson boards.
 DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvmap")
-ASK = ("--query-gpu=index,uuid,memory.total,memory.used", "--format=csv,noheader,nounits")
-ASK_WITHIN_S = 1.2  # a driver that nobody has in use takes a while to wake
+QUERY = ("--query-gpu=index,uuid,memory.total,memory.used", "--format=csv,noheader,nounits")
+QUERY_WITHIN_S = 1.2  # an idle driver takes a while to wake
 MIB = 1 << 20
 MIN_CPUS = 8  # with fewer, a core is worth more to the other services
 MIN_COMMON_CPUS = 4  # router, tokenizer, detokenizer, and what else runs on the machine
@@ -35,7 +35,7 @@ class Gpu:
 class Machine:
     """Memory and devices; `gpus` are those that may be used, as far as they are known.
 
-    `why_no_gpu` says why none can be used, and is empty where one can.
+    `why_no_gpu` says why none can be used; it is empty if one can.
     """
 
     host_bytes: int
@@ -45,7 +45,6 @@ class Machine:
 
 
 def look(env: Mapping[str, str]) -> Machine:
-    """Look at this machine."""
     why_no_gpu = _why_no_gpu(env)
     gpus = () if why_no_gpu else _gpus(env)
     return Machine(available_memory(), is_fast_at_bf16(), gpus, why_no_gpu)
@@ -66,10 +65,14 @@ def _why_no_gpu(env: Mapping[str, str]) -> str:
 
 
 def _gpus(env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Ask the driver's own program; nothing where it does not answer as expected."""
+    """Ask nvidia-smi; none if it does not answer as expected."""
     try:
         answer = subprocess.run(
-            ("nvidia-smi", *ASK), capture_output=True, text=True, timeout=ASK_WITHIN_S, check=True
+            ("nvidia-smi", *QUERY),
+            capture_output=True,
+            text=True,
+            timeout=QUERY_WITHIN_S,
+            check=True,
         ).stdout
         rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()]
         gpus = {
@@ -87,18 +90,22 @@ def _gpus(env: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """A CPU for each compute replica, in order, and those for everything else."""
+    """A CPU for each compute replica, in order, and the CPUs for everything else.
+
+    A thread that finds its core busy when a step has ended, or its caches cold, launches the next
+    step late.
+    """
 
     own: tuple[int, ...]
     common: frozenset[int]
 
 
 def place(cores: Sequence[Sequence[int]], num_computes: int, forced: bool = False) -> Cores | None:
-    """Give each compute replica a whole core; None where that would leave too few for the rest.
+    """Give each compute replica a whole core; None if that would leave too few for the rest.
 
-    `cores` are the CPUs that may be used, core by core. The last ones are given away, since
-    interrupts tend to go to the first, and of each only its first CPU is used: the one beside it
-    has the same execution units. `forced` is content with one core for the rest.
+    `cores` are the CPUs that may be used, core by core. Replicas get the last ones, since
+    interrupts tend to go to the first, and only the first CPU of each: its sibling has the same
+    execution units. With `forced`, one core is enough for the rest.
     """
     kept = len(cores) - num_computes
     if kept < 1:
@@ -114,7 +121,7 @@ def place(cores: Sequence[Sequence[int]], num_computes: int, forced: bool = Fals
 def available_cores(
     siblings_of: Callable[[int], str] | None = None, cpus: Iterable[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """Return the CPUs that this process may use, core by core; none where the system cannot say."""
+    """Return the CPUs that this process may use, core by core; none if the system cannot tell."""
     if cpus is None:
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     allowed = set(cpus)
@@ -124,7 +131,7 @@ def available_cores(
 
 
 def cpus_in(text: str) -> set[int]:
-    """Read a list of CPUs as Linux writes it, such as `0-3,8`."""
+    """Parse a list of CPUs as Linux writes it, such as `0-3,8`."""
     cpus: set[int] = set()
     for piece in filter(None, text.strip().split(",")):
         first, _, last = piece.partition("-")

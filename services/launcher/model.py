@@ -1,4 +1,4 @@
-"""Finds the model that `slipstream serve` was asked for, and downloads it where it is not here."""
+"""Finds the model to serve, downloads it if it is not here, and counts its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.config import ModelSettings, resolved_model
 from common.errors import ModelError
 from common.model_folder import DOWNLOAD_PATTERNS, read_json
 
-# Weights in other layouts that lie beside the ones that are read; some repositories have them all.
+# Weights in other layouts, which some repositories have beside the ones that are read.
 IGNORED = ("consolidated*", "original/*", "*/*.safetensors")
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -29,9 +29,9 @@ def find_model(
 ) -> ModelSettings:
     """Return settings whose path is a complete local folder; ModelError says what is wrong.
 
-    A hub id is downloaded with progress bars, without weights where none are needed. Pickled
-    weights (.bin, .pt) are neither fetched nor read. `inspect` is given the folder and may raise;
-    of a download, once before the weights come and once after.
+    A hub id is downloaded with progress bars. Pickled weights (.bin, .pt) are neither fetched nor
+    read. `inspect` is called with the folder and may raise; for a download, once before the weights
+    are fetched and once after.
     """
     model = resolved_model(model)
     folder = Path(model.path).expanduser()
@@ -73,7 +73,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _instead(path: str, folder: Path) -> str:
-    """Say what a folder without a config.json seems to be."""
+    """Suggest what a folder without a config.json may be."""
     if any(folder.glob("*.gguf")) or "gguf" in path.lower():
         return (
             "it holds GGUF files, the format of llama.cpp, which is not read here; give the same "
@@ -83,7 +83,7 @@ def _instead(path: str, folder: Path) -> str:
 
 
 def download(hub_id: str, revision: str = "", *, with_weights: bool) -> Path:
-    """Fetch what is missing of a model on the hub, with bars on a terminal; returns its folder."""
+    """Fetch the missing files of a model on the hub; returns its folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -136,7 +136,7 @@ def num_weights(folder: Path) -> int:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the files that are going to be read, as compute chooses them."""
+    """Return the files that compute reads."""
     weight_map = read_json(folder, INDEX_NAME).get("weight_map")
     if isinstance(weight_map, dict):
         return sorted({str(name) for name in weight_map.values()})

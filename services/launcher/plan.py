@@ -84,7 +84,6 @@ class Plan:
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the model's weights are going to be read."""
         dummy = self.value("compute", "load_format") == "dummy"
         return not dummy and self.value("compute", "device") != "sim"
 
@@ -92,8 +91,8 @@ class Plan:
 def make_plan(config: str | None, env: Mapping[str, str], options: Tables, counts: Counts) -> Plan:
     """Merge the settings file, the environment and the command line, later over earlier.
 
-    Raises ConfigError for what cannot be read, and for mistakes in the shared tables; those in a
-    service's own table are found by the service.
+    Raises ConfigError for a file that cannot be read and for mistakes in the shared tables; a
+    service finds those in its own table.
     """
     layers = layers_of(config, env, options)
     tables: Tables = {}
@@ -109,7 +108,7 @@ def make_plan(config: str | None, env: Mapping[str, str], options: Tables, count
 
 
 def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: str) -> Tables:
-    """Complete the user's settings with what only the launcher knows of this run."""
+    """Add to the user's settings what only the launcher knows."""
     tables = {table: dict(values) for table, values in plan.tables.items()}
     tables["model"] = model.model_dump()
     tables.setdefault("telemetry", {})["log_format"] = log_format
@@ -118,7 +117,7 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
         advertise="",
         run_dir=run_dir,
         routers=[f"ipc://{run_dir}/{name}.sock" for name in plan.counts.names("router")],
-        curve_dir="",  # nobody else can enter the folder
+        curve_dir="",  # no other user can enter the folder
     )
     if plan.counts.compute > 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -128,10 +127,10 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
 
 
 def environment_of(name: str, plan: Plan, env: Mapping[str, str], root: str) -> dict[str, str]:
-    """Return the environment of one service: ours are in the settings file, the rest stays.
+    """Return the environment of one service, without settings: those are in its file.
 
-    `root` is the folder that holds the packages. The working folder is kept out of Python's path:
-    it may well hold another `common`. Several compute processes get a GPU each, in turn.
+    `root` is the folder that holds the packages. The working folder is kept out of Python's path,
+    since it may hold another `common`. Several compute processes get a GPU each, in turn.
     """
     kept = {key: value for key, value in env.items() if not key.startswith(ENV_PREFIX)}
     kept["PYTHONSAFEPATH"] = "1"
@@ -147,9 +146,9 @@ def environment_of(name: str, plan: Plan, env: Mapping[str, str], root: str) -> 
 
 
 def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
-    """Choose a core of its own for each thread that drives a GPU; None for no such thing.
+    """Choose a core for each thread that drives a GPU; None if they get none of their own.
 
-    Raises ConfigError where the user insists and there are too few cores.
+    Raises ConfigError if the user insists and there are too few cores.
     """
     pin = plan.value("compute", "pin")
     if pin == "off" or "core" in plan.tables.get("compute", {}):  # the user has chosen
@@ -185,7 +184,7 @@ def toml_text(tables: Tables) -> str:
 
 
 def write_private(path: str, text: str) -> None:
-    """Write a file that only this user can read: API keys may stand in it."""
+    """Write a file that only this user can read: it may hold API keys."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
 

@@ -1,6 +1,6 @@
-"""Refuses, before anything is started, what is known not to work: device, lengths, memory.
+"""Refuses what cannot work before anything is started: device, lengths, memory.
 
-It knows less than the services do, which check again what they load; what it cannot judge passes.
+The services know more and check again; what cannot be judged here passes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one compute process takes at the least, in bytes."""
+    """The least that one compute process takes, in bytes."""
 
     weights: int
     cache: int
@@ -32,7 +32,6 @@ class Need:
     dtype: str
 
     def text(self) -> str:
-        """Say it."""
         return (
             f"its weights take {gib(self.weights)} as {self.dtype} and a cache of "
             f"{self.cache_tokens:,} tokens {gib(self.cache)}"
@@ -40,7 +39,7 @@ class Need:
 
 
 def device_of(plan: Plan, machine: Machine) -> Literal["cpu", "cuda", "sim"]:
-    """Return the device that compute is going to take; ConfigError where it cannot."""
+    """Return the device that compute takes; ConfigError if it is not there."""
     name = plan.value("compute", "device")
     if name not in DEVICES:
         raise ConfigError(f"[compute] device: there is no {name}; there are {', '.join(DEVICES)}")
@@ -52,7 +51,7 @@ def device_of(plan: Plan, machine: Machine) -> Literal["cpu", "cuda", "sim"]:
 
 
 def check(plan: Plan, folder: Path, machine: Machine) -> None:
-    """Raise ModelError or ConfigError, in a sentence, where this model cannot be served so."""
+    """Raise ModelError or ConfigError, in one sentence, if this model cannot be served."""
     device = device_of(plan, machine)
     if device == "sim":
         return
@@ -80,7 +79,7 @@ def check(plan: Plan, folder: Path, machine: Machine) -> None:
 
 
 def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str) -> Need:
-    """Sum up the weights, by the files where they are here, and the smallest cache that works."""
+    """Sum up the weights, from the files if they are here, and the smallest cache that works."""
     count = shape.num_weights
     if plan.value("compute", "load_format") != "dummy" and any(folder.glob("*.safetensors")):
         count = num_weights(folder)
@@ -143,7 +142,7 @@ def _whole(plan: Plan, field: str) -> int:
 
 
 def _number(plan: Plan, field: str) -> float:
-    """Read a number of compute's; 0 for none, and for what compute itself is going to refuse."""
+    """Return one of compute's numbers; 0 for a value that compute is going to refuse."""
     try:
         value = float(plan.value("compute", field))
     except ValueError:

@@ -1,4 +1,4 @@
-"""All processes of one launch: started, watched, started again, drained in the right order."""
+"""The processes of one launch: started, watched, restarted, drained in the right order."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ HEALTHY_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Exponential back-off for one process, forgotten once a life lasts a minute.
+    """Exponential back-off for one process; it starts again after a life of a minute.
 
-    `num_deaths` counts the deaths in a row of lives that were shorter.
+    `num_deaths` counts the deaths in a row after shorter lives.
     """
 
     num_deaths: int = 0
     _started_s: float = 0.0
 
     def started(self, now_s: float) -> None:
-        """The process was started."""
         self._started_s = now_s
 
     def died(self, now_s: float) -> float:
-        """The process has died; returns the seconds to wait before it is started again."""
+        """Return the seconds to wait before the process is started again."""
         if now_s - self._started_s >= HEALTHY_AFTER_S:
             self.num_deaths = 0
         delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0**self.num_deaths)
@@ -54,11 +53,7 @@ class RestartPolicy:
 
 @dataclass(slots=True)
 class Child:
-    """The process of one service instance, through all its lives.
-
-    `env` and `fds` are what it inherits; `command` is run in a session of its own, so that Ctrl-C
-    in a terminal reaches the launcher alone.
-    """
+    """The process of one service instance, through all its lives; it inherits `env` and `fds`."""
 
     name: str
     command: tuple[str, ...]
@@ -70,12 +65,11 @@ class Child:
 
     @property
     def service(self) -> str:
-        """Which of the four it is."""
         return self.name.rpartition("-")[0]
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process that has not been found dead yet."""
+        """Whether there is a process that has not been reaped."""
         return self._process is not None
 
     def start(self) -> int:
@@ -89,7 +83,7 @@ class Child:
                 stdout=write_fd,
                 stderr=write_fd,
                 pass_fds=self.fds,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone
             )
         except BaseException:
             os.close(read_fd)
@@ -104,7 +98,7 @@ class Child:
     def reap(self) -> int | None:
         """Return the status of a process that has just died, None if it has not.
 
-        What it left behind in its session (a pool's workers) is killed with it.
+        Kills what it left behind in its session (the workers of a pool).
         """
         if self._process is None or self._process.poll() is None:
             return None
@@ -115,24 +109,21 @@ class Child:
         return status
 
     def terminate(self) -> None:
-        """Tell it to drain and end."""
         if self._process is not None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it and its own children at once."""
+        """Kill it and its own children."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def service_command(service: str, name: str, config: str) -> tuple[str, ...]:
-    """Return the command that runs one service."""
     return (sys.executable, "-m", f"services.{service}", "--config", config, "--name", name)
 
 
 def describe_status(status: int) -> str:
-    """Say what an exit status means."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -143,7 +134,7 @@ def describe_status(status: int) -> str:
 
 
 class Lines:
-    """Cuts what comes out of a pipe into lines and passes them on whole."""
+    """Cuts the output of a pipe into lines and passes them on whole."""
 
     def __init__(self, fd: int, write: Callable[[str], None]) -> None:
         self.fd = fd
@@ -151,7 +142,7 @@ class Lines:
         self._rest = b""
 
     def read(self) -> bool:
-        """Read what is there; False at the end of the pipe, which is then closed."""
+        """Read what is there; closes the pipe at its end and returns False."""
         try:
             data = os.read(self.fd, MAX_LINE_BYTES)
         except BlockingIOError:
@@ -172,8 +163,8 @@ class Lines:
 class Supervisor:
     """Supervises the children of one launch; made and used on one running loop.
 
-    `write` takes the children's lines with the name of the child. EOF on `starter_fd` says that
-    whoever the launch was started for is gone.
+    `write` is called with each line of a child and the child's name. EOF on `starter_fd` means that
+    the process that the launch was started for is gone.
     """
 
     def __init__(
@@ -202,13 +193,13 @@ class Supervisor:
     async def run(self, front: Front, announce: Callable[[float], None]) -> int:
         """Run until told to end; returns the launch's exit status.
 
-        `announce` is called with the seconds that the start took, once all beacons are lit and
-        the API answers. The status is 0 after a drain, 130 when that was cut
-        short, 78 when a service cannot work with its settings, and 1 when a process died again
-        and again before the ring was ready.
+        `announce` is called with the seconds that the start took, once all services are ready and
+        the API answers. The status is 0 after a drain, 130 if that was cut short, 78 if a service
+        cannot work with its settings, and 1 if a process died again and again before the ring was
+        ready.
         """
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._loop.add_signal_handler(number, self._told_to_end, number)
+            self._loop.add_signal_handler(number, self._signalled, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         if self._starter_fd is not None:
             self._loop.add_reader(self._starter_fd, self._starter_gone, self._starter_fd)
@@ -216,7 +207,7 @@ class Supervisor:
         try:
             for child in self._children:
                 self._start(child)
-            if await self._becomes_ready(front):
+            if await self._wait_until_ready(front):
                 announce(time.monotonic() - began_s)
             while not self._ending:
                 await self._wait(None)
@@ -228,16 +219,16 @@ class Supervisor:
                 self._read(next(iter(self._outputs)), to_the_end=True)
         return self._status
 
-    async def _becomes_ready(self, front: Front) -> bool:
+    async def _wait_until_ready(self, front: Front) -> bool:
         say_s = time.monotonic() + SAY_WAITING_S
         while not self._ending:
-            dark = [c.name for c in self._children if not is_fresh(self._run_dir, c.name)]
-            if not dark and await front.ready():
+            unready = [c.name for c in self._children if not is_fresh(self._run_dir, c.name)]
+            if not unready and await front.ready():
                 self._was_ready = True
                 return True
             if time.monotonic() >= say_s:
                 say_s += SAY_WAITING_S
-                self._log.info("still starting", waiting_for=", ".join(dark) or "the API")
+                self._log.info("still starting", waiting_for=", ".join(unready) or "the API")
             await self._wait(POLL_S)
         return False
 
@@ -282,19 +273,19 @@ class Supervisor:
         self._status = status
         self._begin_end()
 
-    def _told_to_end(self, number: signal.Signals) -> None:
+    def _signalled(self, number: signal.Signals) -> None:
         if self._ending:
             self._urgent = True
             self._status = EXIT_SIGNALLED + int(number)
             self._changed.set()
             return
-        self._log.info("draining; once more ends it at once", signal=number.name)
+        self._log.info("draining; a second signal ends it at once", signal=number.name)
         self._begin_end()
 
     def _starter_gone(self, fd: int) -> None:
         self._loop.remove_reader(fd)
         if not self._ending:
-            self._log.info("draining; who started it is gone")
+            self._log.info("draining; the process that started this server is gone")
             self._begin_end()
 
     def _begin_end(self) -> None:
@@ -304,7 +295,7 @@ class Supervisor:
         self._changed.set()
 
     async def _drain(self) -> None:
-        """Routers first: what they have accepted still needs the workers."""
+        # Routers first: the requests that they have accepted still need the workers.
         within_s = self._grace_s + KILL_AFTER_S if self._was_ready else UNREADY_GRACE_S
         routers = [child for child in self._children if child.service == "router"]
         workers = [child for child in self._children if child.service != "router"]
@@ -314,7 +305,7 @@ class Supervisor:
             await self._end(stage, within_s)
 
     async def _end(self, children: list[Child], within_s: float) -> None:
-        """Tell these to end, and kill those that have not in time."""
+        """Terminate these children, and kill those that have not ended in time."""
         deadline_s = time.monotonic() + within_s
         if within_s > 0:
             for child in children:

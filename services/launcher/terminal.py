@@ -1,4 +1,4 @@
-"""Standard error as all processes of a launch share it: whole lines, and one of progress below."""
+"""Standard error, shared by all processes of a launch: whole lines, and progress below them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NARROW = 79  # where a terminal does not say how wide it is
 
 
 class Terminal:
-    """Writes lines with the name of the process, for people, or as they are, for machines.
+    """Writes lines with the name of the process for people, or as they are for machines.
 
-    It is also the stream of the launcher's own log. `complaints` keeps each process's last line of
-    plain words on why it cannot start, which begins with `slipstream`.
+    It is also the stream of the launcher's own log. `complaints` keeps for each process its last
+    line that begins with `slipstream`, which says why it cannot start.
     """
 
     def __init__(self, stream: TextIO, for_people: bool, width: int) -> None:
@@ -33,8 +33,7 @@ class Terminal:
         self.complaints: dict[str, str] = {}
 
     def isatty(self) -> bool:
-        """Colours are added here, not by who writes a line."""
-        return False
+        return False  # colours are added here, not by the writer of a line
 
     def write(self, text: str) -> int:
         """Take lines of the launcher's own log."""
@@ -43,10 +42,10 @@ class Terminal:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: every line is written at once."""
 
     def line(self, name: str, line: str) -> None:
-        """Pass one line on; what begins with STATUS replaces the last such line."""
+        """Write one line; one that begins with STATUS replaces the last of its kind."""
         if line.startswith(STATUS):
             self._status(f"{name}: {line.removeprefix(STATUS).strip()}")
             return
@@ -56,13 +55,13 @@ class Terminal:
             prefix = f"{name:<{self._width}} | "
             if self._on_terminal:
                 prefix = f"{DIM}{prefix}{PLAIN}"
-                line = LEVEL.sub(lambda found: f"{COLOURS[found[1]]}{found[0]}{PLAIN}", line, 1)
+                line = LEVEL.sub(lambda level: f"{COLOURS[level[1]]}{level[0]}{PLAIN}", line, 1)
             line = prefix + line
         self._put(f"{CLEAR}{line}\n" if self._has_status else f"{line}\n")
         self._has_status = False
 
     def clear(self) -> None:
-        """Take the progress away."""
+        """Remove the progress line."""
         if self._has_status:
             self._put(CLEAR)
         self._has_status = False

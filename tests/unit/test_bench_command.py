@@ -82,6 +82,6 @@ def test_a_client_that_was_too_slow_is_named() -> None:
     assert "2.0 a second; 1 failed" in text
     assert "1,000 written, 500 a second" in text
     assert "512 read, 16 of them from its cache" in text
-    assert "What asks was 95% busy" in text
+    assert "The clients were 95% busy" in text
     assert text.endswith("1 requests failed (request 3: lost)")
     assert max(map(len, text.splitlines())) <= 80
