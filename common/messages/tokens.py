@@ -28,7 +28,6 @@ from common.messages.queries import TimelineQuery
 _FIRST_ROUTER = uint32s((0,))
 _ONE_TOKEN = uint32s((1,))
 _NO_LOGPROBS = int32s((-1,))
-_NO_EXTRAS = [None, None, None, b"", ()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,24 +222,31 @@ class TokensGenerated:
         if self.num_steps == 1:
             yield from self.rows()
             return
-        runs: dict[tuple[str, int], tuple[int, list[int]]] = {}
-        for row in self.rows():
-            router, counter, first_index, token_ids, *extras = row
+        ids = self.token_ids.tolist()
+        routers = self.routers
+        extras = self._extras()
+        runs: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        columns = zip(
+            self.router_index, self.counters, self.first_index, self.num_tokens, strict=True
+        )
+        end = 0
+        for row, (router, counter, first_index, count) in enumerate(columns):
+            start, end = end, end + count
             key = (router, counter)
             run = runs.get(key)
-            has_extras = extras != _NO_EXTRAS
-            if run is not None and not has_extras and run[0] + len(run[1]) == first_index:
-                run[1].extend(token_ids)
-                continue
             if run is not None:
+                if row not in extras and run[0] + len(run[1]) == first_index:
+                    run[1].extend(ids[start:end])
+                    continue
                 del runs[key]
-                yield TokenRow(router, counter, run[0], tuple(run[1]))
-            if has_extras:
-                yield row
+                yield TokenRow(routers[router], counter, run[0], tuple(run[1]))
+            if row in extras:
+                token_ids = tuple(ids[start:end])
+                yield TokenRow(routers[router], counter, first_index, token_ids, *extras[row])
             else:
-                runs[key] = (first_index, list(token_ids))
-        for (router, counter), (first_index, ids) in runs.items():
-            yield TokenRow(router, counter, first_index, tuple(ids))
+                runs[key] = (first_index, ids[start:end])
+        for (router, counter), (first_index, run_ids) in runs.items():
+            yield TokenRow(routers[router], counter, first_index, tuple(run_ids))
 
     def merged(self, later: object) -> TokensGenerated | None:
         """Join a later message to the same detokenizer to this one while both wait.
