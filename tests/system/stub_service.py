@@ -1,4 +1,4 @@
-"""A stand-in for a service: lights its beacon, answers HTTP if it is a router, does as it is told.
+"""A stand-in for a service: ready at once, an HTTP server if it is a router, obeys its arguments.
 
 Arguments: run_dir, name, and words: `crash-once` dies before it is ready the first time, `crash`
 every time, `misconfigured` ends with status 78, `stubborn` ignores SIGTERM.
