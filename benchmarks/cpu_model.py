@@ -23,14 +23,14 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.report import Report
 from common.messages.address import Address, AttemptId
+from common.messages.arrays import int32s
+from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Prompt, Request
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import NO_IDS
+from services.compute.scheduler.policies import DecodeFirst
+from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 128
@@ -78,7 +78,7 @@ class Ours:
             num_threads=num_threads,
         )
         self._runner = EagerRunner.load(folder, settings)
-        self._scheduler = ContinuousScheduler(
+        self._scheduler = Scheduler(
             self._runner.spec(), SchedulerSettings(max_prefill_tokens=512), DecodeFirst()
         )
         self._rng = np.random.default_rng(11)
@@ -112,14 +112,15 @@ class Ours:
     def _add(self, prompt: list[int], max_tokens: int) -> None:
         self._counter += 1
         sampling = SamplingParams(max_tokens, seed=0, temperature=0.0, ignore_eos=True)
-        self._scheduler.add(
-            Request(
-                AttemptId("bench", self._counter),
-                DETOKENIZER,
-                Prompt.of(prompt),
-                NO_IDS,
-                sampling,
-                b"",
+        self._scheduler.add_request(
+            Generate(
+                attempt=AttemptId("bench", self._counter),
+                detokenizer=DETOKENIZER,
+                prompt_ids=int32s(prompt).tobytes(),
+                output_ids=int32s(),
+                sampling=sampling,
+                header=b"",
+                admitted_at_s=0.0,
             ),
             time.monotonic(),
         )
@@ -130,7 +131,7 @@ class Ours:
             raise RuntimeError("the scheduler has work and plans nothing")
         result = self._runner.result(self._runner.sample(self._runner.forward(plan)))
         self._scheduler.commit(plan, result, time.monotonic())
-        self._scheduler.take_news()
+        self._scheduler.drain_outputs()
         return plan.num_rows, plan.num_decode_rows
 
 

@@ -28,13 +28,12 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.sampling import SamplingParams
-from services.compute.actor import request_of
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, pack, packed_size
 from services.compute.runner.protocol import KVGroup, RunnerSpec
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.policies import DecodeFirst
+from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 1 << 17
 MAX_PROMPT = 1 << 17
@@ -45,7 +44,7 @@ COMPUTE = Address("inproc://compute", "0")
 NO_SLOT_ROWS = np.zeros((0, 1 + NUM_WORDS), dtype=np.int32)
 
 
-def make_scheduler() -> ContinuousScheduler:
+def make_scheduler() -> Scheduler:
     """A scheduler with room for one of the longest prompts."""
     spec = RunnerSpec(
         vocab_size=VOCAB_SIZE,
@@ -59,7 +58,7 @@ def make_scheduler() -> ContinuousScheduler:
         stall_after_s=1.0,
     )
     settings = SchedulerSettings(max_num_seqs=64, max_prefill_tokens=CHUNK_TOKENS)
-    return ContinuousScheduler(spec, settings, DecodeFirst())
+    return Scheduler(spec, settings, DecodeFirst())
 
 
 def make_frames(counter: int, ids: array[int]) -> list[bytes]:
@@ -97,18 +96,18 @@ class Intake:
         self._timed("release", lambda: scheduler.abort(AttemptId("router", 2), 0.0))
         self._timed("tuples", self._as_tuples)
 
-    def _admit(self, scheduler: ContinuousScheduler, frames: list[bytes], stage: str) -> None:
+    def _admit(self, scheduler: Scheduler, frames: list[bytes], stage: str) -> None:
         envelope = self._timed("decode", lambda: self._codec.decode(frames))
-        self._timed("add", lambda: scheduler.add(request_of(envelope.message), 0.0))
+        self._timed("add", lambda: scheduler.add_request(envelope.message, 0.0))
         self._plan = self._timed(stage, lambda: scheduler.plan(0.0))
         self._timed("pack", lambda: pack(self._plan, NO_SLOT_ROWS, self._upload))
 
-    def _finish(self, scheduler: ContinuousScheduler) -> None:
+    def _finish(self, scheduler: Scheduler) -> None:
         plan = self._plan
         while plan is not None:
             scheduler.commit(plan, answer(plan, self._draw), 0.0)
             plan = scheduler.plan(0.0)
-        scheduler.take_news()
+        scheduler.drain_outputs()
 
     def _as_tuples(self) -> bytes:
         ids = tuple(self._ids)

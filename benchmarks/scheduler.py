@@ -21,14 +21,15 @@ from pathlib import Path
 import numpy as np
 
 from common.messages.address import Address, AttemptId
+from common.messages.arrays import int32s
+from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
-from services.compute.egress import step_messages
+from services.compute.egress import pack_outputs
 from services.compute.runner.protocol import KVGroup, RunnerSpec
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Prompt, Request
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import NO_IDS, StepPlan, StepResult
+from services.compute.scheduler.policies import DecodeFirst
+from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.scheduler import Scheduler
+from services.compute.step import StepPlan, StepResult
 
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 256
@@ -37,7 +38,7 @@ WARM_UP_STEPS = 64
 DETOKENIZER = Address("inproc://detokenizer", "0")
 
 
-def make_scheduler(num_sequences: int) -> ContinuousScheduler:
+def make_scheduler(num_sequences: int) -> Scheduler:
     """A scheduler whose memory holds everything that the benchmark asks for."""
     spec = RunnerSpec(
         vocab_size=1 << 17,
@@ -51,7 +52,7 @@ def make_scheduler(num_sequences: int) -> ContinuousScheduler:
         stall_after_s=1.0,
     )
     settings = SchedulerSettings(max_num_seqs=num_sequences, max_waiting=4096)
-    return ContinuousScheduler(spec, settings, DecodeFirst())
+    return Scheduler(spec, settings, DecodeFirst())
 
 
 def make_request(
@@ -60,16 +61,17 @@ def make_request(
     rng: np.random.Generator,
     num_shared: int = SHARED_TOKENS,
     num_own: int = PROMPT_TOKENS - SHARED_TOKENS,
-) -> Request:
+) -> Generate:
     """A prompt that starts like all others."""
     tail = rng.integers(3, 1 << 17, num_own)
-    return Request(
+    return Generate(
         attempt=AttemptId("router", counter),
         detokenizer=DETOKENIZER,
-        prompt=Prompt.of([*range(3, 3 + num_shared), *tail]),
-        output_ids=NO_IDS,
+        prompt_ids=int32s([*range(3, 3 + num_shared), *tail]).tobytes(),
+        output_ids=int32s(),
         sampling=SamplingParams(max_tokens=max_tokens, seed=counter),
         header=b"x" * 200,
+        admitted_at_s=0.0,
     )
 
 
@@ -87,7 +89,7 @@ def answer(plan: StepPlan, rng: np.random.Generator) -> StepResult:
 class Stopwatch:
     """Runs steps and keeps the time of each part, in milliseconds."""
 
-    def __init__(self, scheduler: ContinuousScheduler, rng: np.random.Generator) -> None:
+    def __init__(self, scheduler: Scheduler, rng: np.random.Generator) -> None:
         self._scheduler = scheduler
         self._rng = rng
         self._in_flight: deque[StepPlan] = deque()
@@ -110,7 +112,7 @@ class Stopwatch:
         began_commit = clock()
         self._scheduler.commit(oldest, result, 0.0)
         committed = clock()
-        step_messages(oldest.step_id, self._scheduler.take_news())
+        pack_outputs(oldest.step_id, self._scheduler.drain_outputs())
         mailed = clock()
         self.plan_ms.append((planned - began) * 1e3)
         self.commit_ms.append((committed - began_commit) * 1e3)
@@ -139,7 +141,7 @@ def steady(num_sequences: int, num_steps: int) -> str:
     rng = np.random.default_rng(0)
     scheduler = make_scheduler(num_sequences)
     for counter in range(num_sequences):
-        scheduler.add(make_request(counter, 4096, rng), 0.0)
+        scheduler.add_request(make_request(counter, 4096, rng), 0.0)
     watch = Stopwatch(scheduler, rng)
     for _ in range(WARM_UP_STEPS):
         watch.step()
@@ -161,7 +163,7 @@ def mixed(num_sequences: int, num_steps: int) -> str:
         stats = scheduler.stats()
         while stats.num_running + stats.num_waiting < num_sequences + 1:
             max_tokens = int(rng.integers(num_sequences, 3 * num_sequences + 1))
-            scheduler.add(make_request(counter, max_tokens, rng), 0.0)
+            scheduler.add_request(make_request(counter, max_tokens, rng), 0.0)
             counter += 1
             stats = scheduler.stats()
         watch.step()
@@ -173,7 +175,7 @@ def burst(num_requests: int, num_shared: int, num_own: int) -> str:
     rng = np.random.default_rng(0)
     scheduler = make_scheduler(num_requests)
     for counter in range(num_requests):
-        scheduler.add(make_request(counter, 4, rng, num_shared, num_own), 0.0)
+        scheduler.add_request(make_request(counter, 4, rng, num_shared, num_own), 0.0)
     num_computed, num_steps = 0, 0
     began = time.perf_counter()
     while scheduler.stats().num_waiting and (plan := scheduler.plan(0.0)):

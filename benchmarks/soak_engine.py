@@ -10,12 +10,13 @@ from pathlib import Path
 from benchmarks.soak_requests import Mix, Turn
 from common.config import ModelSettings
 from common.messages.address import Address, AttemptId
+from common.messages.arrays import int32s
+from common.messages.generate import Generate
 from services.compute.config import ComputeSettings
 from services.compute.device import ModelDevice
-from services.compute.engine import Engine
-from services.compute.scheduler.protocol import Prompt, Request, SchedulerStats, SequenceEvent
-from services.compute.step import NO_IDS
-from services.compute.warmup import warm_up
+from services.compute.engine import Engine, warm_up
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.protocol import SchedulerStats, SequenceOutput
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
 
@@ -129,18 +130,19 @@ class EngineSoak:
         for choice in range(job.num_choices):
             self._open[counter + choice] = _Open(turn)
         self.tally.num_sequences += job.num_choices
-        request = Request(
+        request = Generate(
             attempt=AttemptId(ROUTER, counter),
             detokenizer=DETOKENIZER,
-            prompt=Prompt.of(ids),
-            output_ids=NO_IDS,
+            prompt_ids=int32s(ids).tobytes(),
+            output_ids=int32s(),
             sampling=job.sampling,
             header=b"",
+            admitted_at_s=0.0,
             num_choices=job.num_choices,
             priority=job.priority,
             cache_salt=job.cache_salt,
         )
-        self._scheduler.add(request, time.monotonic())
+        self._scheduler.add_request(request, time.monotonic())
         if turn.leaves_after_s == 0.0:
             self._abort(counter, job.num_choices)
 
@@ -154,10 +156,10 @@ class EngineSoak:
         launched = self._engine.launch()
         if not (launched and self._engine.has_room) and self._engine.collect(force=True):
             self.tally.num_steps += 1
-        for event in self._scheduler.take_events():
+        for event in sequence_outputs(self._scheduler.drain_outputs()):
             self._hear(event, keeps)
 
-    def _hear(self, event: SequenceEvent, keeps: Callable[[int], bool]) -> None:
+    def _hear(self, event: SequenceOutput, keeps: Callable[[int], bool]) -> None:
         counter = event.attempt.counter
         attempt = self._open.get(counter)
         if attempt is None:
@@ -175,7 +177,7 @@ class EngineSoak:
         elif _has_left(turn, len(attempt.tokens)) and not attempt.leaves:
             self._abort(turn.number * CHOICES, turn.num_choices)
 
-    def _ended(self, counter: int, attempt: _Open, event: SequenceEvent) -> None:
+    def _ended(self, counter: int, attempt: _Open, event: SequenceOutput) -> None:
         assert event.ending is not None
         tally, reason = self.tally, event.ending.reason
         tally.output_tokens += len(attempt.tokens)

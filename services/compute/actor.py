@@ -1,4 +1,4 @@
-"""The compute actor: prompts and aborts in, a step's tokens out; between them the step loop."""
+"""The compute actor: requests and aborts in, a step's tokens out; between them the step loop."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
-import numpy as np
 import structlog
 
 from common.errors import FatalError, LinkError
 from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
-from common.messages.failure import Ending, Failure, Usage
+from common.messages.failure import Failure
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.queries import Inspection, InspectionQuery, TimelineQuery
 from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import timeline_part
 from services.compute.config import ComputeSettings
-from services.compute.egress import step_messages
-from services.compute.engine import Engine
+from services.compute.egress import GenerateSpans, pack_outputs
+from services.compute.engine import Engine, warm_up
 from services.compute.grammar.manager import GrammarManager, spawn_mask_worker
 from services.compute.grammar.messages import GrammarSettings
-from services.compute.reception import Reception
+from services.compute.grammar_queue import GrammarQueue
 from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.scheduler.protocol import News, Prompt, Request, Scheduler, SequenceEvent
-from services.compute.spans import GenerateSpans
+from services.compute.scheduler.outputs import attempt_of, never_started
+from services.compute.scheduler.protocol import Output
+from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step_loop import StepLoop
-from services.compute.warmup import warm_up
 
 DRAINING = Failure(503, "draining", "This replica is shutting down.", retryable=True)
 
@@ -51,7 +51,7 @@ class Device(Protocol):
 
 
 class ComputeActor(Worker):
-    """One device's actor: mail to scheduler, events to mail, and its place in the fleet."""
+    """Drives one device: messages to the scheduler, outputs to messages, its place in the fleet."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class ComputeActor(Worker):
         spec = self._runner.spec()
         guide_settings = self._device.guide_settings(spec)
         self._guide = GrammarManager(guide_settings, spawn_mask_worker, self._wake, self._clock)
-        self._reception = Reception(
-            self._scheduler, self._guide, self._settings.max_waiting, self._tell, self._clock
+        self._queue = GrammarQueue(
+            self._scheduler, self._guide, self._settings.max_waiting, self._queue_moved, self._clock
         )
         self._engine = Engine(
             self._scheduler,
@@ -115,14 +115,14 @@ class ComputeActor(Worker):
         self._take_core()
 
     def receive(self, message: ComputeInbox, sender: Address) -> None:
-        """Handle one message; any mail of a router renews its lease."""
+        """Handle one message; any message of a router renews its lease."""
         now_s = self._clock()
         self._registration.heard(sender, now_s)
         match message:
             case Generate():
                 self._generate(message, now_s)
             case Abort(attempt=attempt):
-                self._reception.abort(attempt, now_s)
+                self._queue.abort(attempt, now_s)
             case RouterAlive():
                 self._registration.answered(message, now_s)
                 return
@@ -130,24 +130,21 @@ class ComputeActor(Worker):
                 self._show_timeline(message, now_s)
                 return
             case InspectionQuery():
-                found = {"pages_freed": self._scheduler.flush_prefix_cache()}
-                self._transport.send(
-                    message.reply, Inspection(message.query, json.dumps(found).encode())
-                )
+                report = {"pages_freed": self._scheduler.flush_prefix_cache()}
+                answer = Inspection(message.query, json.dumps(report).encode())
+                self._transport.send(message.reply, answer)
                 return
         self._steps.wake()
 
     def peer_lost(self, peer: Address) -> None:
-        """End the attempts of a router or towards a detokenizer that takes no mail."""
+        """End the attempts of a router or towards a detokenizer that takes no messages."""
         self._registration.lost(peer)
         self.drop_router(peer.instance_id, self._clock())
-        self._reception.end_all(
-            lambda request: request.detokenizer == peer, "aborted", self._clock()
-        )
+        self._queue.end_all(lambda request: request.detokenizer == peer, "aborted", self._clock())
         self._steps.wake()
 
     def tick(self, now_s: float) -> None:
-        """Beat, and end the attempts of routers whose lease ran out."""
+        """Send heartbeats, and end the attempts of routers whose lease ran out."""
         self._guide.tick(now_s)
         self.beat(now_s)
 
@@ -155,35 +152,35 @@ class ComputeActor(Worker):
         stats = self._scheduler.stats()
         used = stats.pages_total - stats.pages_free
         # The guide has bounds of its own and is killed beyond them: waiting for it is no hang.
-        held_alone = self._reception.num_held and not self._engine.num_in_flight
-        self._num_waits += bool(self._engine.waits_for_masks() or held_alone)
+        queue_alone = self._queue and not self._engine.num_in_flight
+        self._num_waits += bool(self._engine.waits_for_masks() or queue_alone)
         return WorkerState(
             load=Load(
                 num_running=stats.num_running,
-                num_waiting=stats.num_waiting + stats.num_swapped + self._reception.num_held,
+                num_waiting=stats.num_waiting + stats.num_swapped + len(self._queue),
                 capacity=self._runner.spec().max_num_seqs,
                 kv_usage=used / stats.pages_total if stats.pages_total else 0.0,
                 steps=self._engine.report(now_s),
             ),
             progress=self._engine.stats.num_steps + self._num_waits,
             stall_after_s=self._runner.spec().stall_after_s,
-            open_counters=self._reception.open_attempts,
+            open_counters=self._queue.open_attempts,
         )
 
     @property
     def idle(self) -> bool:
-        return not self._scheduler.has_work() and not self._reception.num_held
+        return not self._scheduler.has_work() and not self._queue
 
     @property
     def num_open(self) -> int:
         """Sequences with state here."""
         stats = self._scheduler.stats()
         in_scheduler = stats.num_running + stats.num_waiting + stats.num_swapped
-        return in_scheduler + self._reception.num_held
+        return in_scheduler + len(self._queue)
 
     async def stop(self) -> None:
         """Commit what is in flight, end the rest as moved, and release the device."""
-        if self._task is None:  # it never came to serving
+        if self._task is None:  # it never served
             return
         self._task.remove_done_callback(self._loop_ended)
         self._steps.close()
@@ -192,20 +189,14 @@ class ComputeActor(Worker):
         if self._task.exception() is None:
             while self._engine.collect(force=True):
                 pass
-            self._reception.end_all(lambda request: True, "moved", self._clock())
-            self._send(self._scheduler.take_news())
+            self._queue.end_all(lambda request: True, "moved", self._clock())
+            self._send(self._scheduler.drain_outputs())
         # Else the routers must see a death, not an orderly move: it may be a request's doing.
         stats = self._engine.stats
-        self._log.info(
-            "engine stopped",
-            steps=stats.num_steps,
-            plan_s=round(stats.plan_s, 4),
-            launch_s=round(stats.launch_s, 4),
-            wait_s=round(stats.wait_s, 4),
-            commit_s=round(stats.commit_s, 4),
-            device_busy_s=round(stats.device_busy_s, 4),
-            device_idle_s=round(stats.device_idle_s, 4),
-        )
+        seconds = {
+            name: round(value, 4) for name, value in asdict(stats).items() if name[-2:] == "_s"
+        }
+        self._log.info("engine stopped", steps=stats.num_steps, **seconds)
         self._guide.close()
         self._runner.close()
         gc.enable()
@@ -228,27 +219,27 @@ class ComputeActor(Worker):
             self._log.info("pinned", core=core)
 
     def _generate(self, message: Generate, now_s: float) -> None:
-        request = request_of(message)
         if self._registration.draining:
-            self._send([_refused(request, choice) for choice in range(request.num_choices)])
+            choices = (attempt_of(message, choice) for choice in range(message.num_choices))
+            self._send([never_started(message, choice, "refused", DRAINING) for choice in choices])
             return
         self._registration.expect(message.attempt.router, now_s)
-        self._spans.begin(request, now_s)
-        self._reception.add(request, now_s)
+        self._spans.begin(message, now_s)
+        self._queue.add_request(message, now_s)
 
     def _wake(self) -> None:
         self._steps.wake()
 
-    def _tell(self, news: Sequence[News]) -> None:
-        """Send what the reception has to say, and let the loop look at what it has let in."""
-        if news:
-            self._send(news)
+    def _queue_moved(self, outputs: Sequence[Output]) -> None:
+        """Send what ended in the grammar queue, and let the loop see what left it."""
+        if outputs:
+            self._send(outputs)
         self._steps.wake()
 
-    def _send(self, news: Sequence[News]) -> None:
-        self._spans.note(news, self._clock())
+    def _send(self, outputs: Sequence[Output]) -> None:
+        self._spans.note(outputs, self._clock())
         self._step_id += 1
-        for detokenizer, message in step_messages(self._step_id, news):
+        for detokenizer, message in pack_outputs(self._step_id, outputs):
             try:
                 self._transport.send(detokenizer, message)
             except LinkError as error:
@@ -261,8 +252,8 @@ class ComputeActor(Worker):
         self._transport.send(query.reply, timeline_part(query, self._clock, tracks))
 
     def drop_router(self, router: str, now_s: float) -> None:
-        for counter in self._reception.open_attempts(router):
-            self._reception.abort(AttemptId(router, counter), now_s)
+        for counter in self._queue.open_attempts(router):
+            self._queue.abort(AttemptId(router, counter), now_s)
         self._steps.wake()
 
     def _step_failed(self, error: Exception, traceparents: dict[AttemptId, str]) -> None:
@@ -278,34 +269,3 @@ class ComputeActor(Worker):
         asyncio.get_running_loop().call_exception_handler(
             {"message": "the step loop ended", "exception": fatal}
         )
-
-
-def request_of(message: Generate) -> Request:
-    """What the scheduler takes, in the bytes that came."""
-    return Request(
-        attempt=message.attempt,
-        detokenizer=message.detokenizer,
-        prompt=Prompt(message.prompt_ids),
-        output_ids=np.frombuffer(message.output_ids, dtype=np.int32),
-        sampling=message.sampling,
-        header=message.header,
-        num_choices=message.num_choices,
-        first_choice=message.first_choice,
-        priority=message.priority,
-        cache_salt=message.cache_salt,
-        traceparent=message.traceparent,
-        pooling=message.pooling,
-    )
-
-
-def _refused(request: Request, choice: int) -> SequenceEvent:
-    usage = Usage(len(request.prompt), 0, len(request.output_ids))
-    return SequenceEvent(
-        attempt=AttemptId(request.attempt.router, request.attempt.counter + choice),
-        detokenizer=request.detokenizer,
-        header=request.header,
-        first_index=len(request.output_ids),
-        token_ids=(),
-        opened=True,
-        ending=Ending("refused", usage, failure=DRAINING),
-    )

@@ -14,10 +14,9 @@ from services.compute.config import ComputeSettings
 from services.compute.grammar.messages import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.runner.registry import load_runner
-from services.compute.scheduler.protocol import Scheduler
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.schools import make_policy
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.policies import make_policy
+from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.scheduler import Scheduler
 
 KEPT_PART = 256
 """Of the guide's memory, what the text of kept grammars comes to: compiled, to some 0.4 of it."""
@@ -37,7 +36,7 @@ class ModelDevice:
         matryoshka = read_matryoshka(self._folder)
         runner = load_runner(self._folder, self._settings)
         spec = runner.spec()
-        scheduler = ContinuousScheduler(
+        scheduler = Scheduler(
             spec,
             scheduler_settings(self._settings, spec),
             make_policy(self._settings.schedule, self._settings.static_batch_window_s),
@@ -78,7 +77,6 @@ def _cores_beside(core: int) -> tuple[int, ...]:
 
 
 def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> SchedulerSettings:
-    """Resolve the scheduler's limits from the service's settings and the loaded device."""
     return SchedulerSettings(
         max_num_seqs=min(settings.max_num_seqs, spec.max_num_seqs),
         max_waiting=settings.max_waiting,

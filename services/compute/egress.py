@@ -1,18 +1,24 @@
-"""What goes out after a step: one message for each detokenizer, whatever the number of rows."""
+"""What goes out after a step: one message for each detokenizer, and the spans of choices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.messages.address import Address
+from opentelemetry.trace import Span
+
+from common.messages.address import Address, AttemptId
+from common.messages.generate import Generate
 from common.messages.tokens import TokensGenerated
-from services.compute.scheduler.protocol import News, SequenceEvent, StepTokens
+from common.telemetry import names
+from common.telemetry.trace import context_from, tracer
+from services.compute.scheduler.outputs import attempt_of
+from services.compute.scheduler.protocol import Output, SequenceOutput, StepTokens
 
 
-def step_messages(step_id: int, news: Iterable[News]) -> list[tuple[Address, TokensGenerated]]:
-    """Sort a step's news into messages by detokenizer."""
+def pack_outputs(step_id: int, outputs: Iterable[Output]) -> list[tuple[Address, TokensGenerated]]:
+    """Pack a step's outputs into a message for each detokenizer."""
     messages: dict[Address, TokensGenerated] = {}
-    for item in news:
+    for item in outputs:
         message = messages.get(item.detokenizer)
         if message is None:
             message = messages[item.detokenizer] = TokensGenerated(step_id)
@@ -24,22 +30,63 @@ def step_messages(step_id: int, news: Iterable[News]) -> list[tuple[Address, Tok
                     item.index_S.tobytes(),
                     item.token_S.tobytes(),
                 )
-            case SequenceEvent():
+            case SequenceOutput():
                 _add(message, item)
     return list(messages.items())
 
 
-def _add(message: TokensGenerated, event: SequenceEvent) -> None:
+def _add(message: TokensGenerated, output: SequenceOutput) -> None:
     message.add(
-        event.attempt,
-        event.first_index,
-        event.token_ids,
-        event.logprobs,
-        event.header if event.opened else None,
-        (event.prompt_tokens, event.cached_tokens),
+        output.attempt,
+        output.first_index,
+        output.token_ids,
+        output.logprobs,
+        output.header if output.opened else None,
+        (output.prompt_tokens, output.cached_tokens),
     )
-    for scores in event.scored:
+    for scores in output.scored:
         message.score(scores)
-    ending = event.ending
-    if ending is not None:
-        message.end(event.header, ending)
+    if output.ending is not None:
+        message.end(output.header, output.ending)
+
+
+class GenerateSpans:
+    """One `generate` span for each open choice of a request that is traced."""
+
+    def __init__(self) -> None:
+        self._open: dict[AttemptId, tuple[Span, float]] = {}
+
+    def begin(self, request: Generate, now_s: float) -> None:
+        """Start the spans of a request's choices as children of the span named in it."""
+        if not request.traceparent:
+            return
+        parent = context_from(request.traceparent)
+        for choice in range(request.num_choices):
+            span = tracer().start_span(names.SPAN_GENERATE, parent)
+            if not span.is_recording():
+                return
+            attempt = attempt_of(request, choice)
+            span.set_attribute(names.ATTEMPT, f"{attempt.router}:{attempt.counter}")
+            span.set_attribute(names.STAGE, "compute")
+            self._open[attempt] = (span, now_s)
+
+    def note(self, outputs: Iterable[Output], now_s: float) -> None:
+        """Take what happened to sequences: a first token, an end."""
+        if not self._open:
+            return
+        for output in outputs:
+            if isinstance(output, SequenceOutput) and output.attempt in self._open:
+                self._note(output, now_s)
+
+    def _note(self, output: SequenceOutput, now_s: float) -> None:
+        span, began_s = self._open[output.attempt]
+        if output.opened:
+            span.set_attribute(names.TIME_TO_FIRST_TOKEN, now_s - began_s)
+        ending = output.ending
+        if ending is not None:
+            del self._open[output.attempt]
+            span.set_attribute(names.RESPONSE_FINISH_REASONS, [ending.reason])
+            span.set_attribute(names.USAGE_INPUT_TOKENS, ending.usage.prompt_tokens)
+            span.set_attribute(names.USAGE_CACHED_TOKENS, ending.usage.cached_tokens)
+            span.set_attribute(names.USAGE_OUTPUT_TOKENS, ending.usage.completion_tokens)
+            span.end()

@@ -1,6 +1,6 @@
-"""The engine: plans a step ahead of the device, takes the step before, hands on what is certain.
+"""The engine: plans a step ahead of the device, takes the result of the step before, commits it.
 
-It knows the scheduler and the runner and neither mail nor text.
+It knows the scheduler and the runner, but neither messages nor text.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from math import isnan
 from typing import Any
 
 from common.errors import FatalError
-from common.messages.address import AttemptId
+from common.messages.address import Address, AttemptId
+from common.messages.arrays import int32s
 from common.messages.control import StepReport
 from common.messages.failure import Failure
+from common.messages.generate import Generate
+from common.messages.sampling import SamplingParams
 from services.compute.grammar.masks import MaskSource
 from services.compute.masking import Masking
 from services.compute.runner.protocol import Runner, SlotErrors
-from services.compute.scheduler.protocol import Scheduler
+from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step import StepPlan
-from services.compute.step_record import StepRecords
-from services.compute.step_timer import StepTimer, step_kind
+from services.compute.step_times import StepRecords, StepTimer, step_kind
 
 BROKEN_STEP = Failure(500, "engine_step_failed", "The model's step failed; see the server's log.")
 
@@ -58,8 +60,8 @@ class _Launched:
     launched_s: float
     record: int  # its number in the records
     masked: bool = False
-    drawn_s: float | None = None  # when it was no more
-    void: frozenset[int] = frozenset()
+    sampled_s: float | None = None  # when it was launched
+    skipped: frozenset[int] = frozenset()  # samples that draw nothing
 
 
 class Engine:
@@ -70,7 +72,7 @@ class Engine:
     `on_step_error` gets the error of a broken step and the attempts that it ended, with the
     traceparent of each. `guide` makes the masks of guided samples: their step's forward pass is
     launched as any other, and its sampling when all earlier steps are taken and the masks are
-    there (`draw`).
+    there (`sample`).
     """
 
     def __init__(
@@ -97,7 +99,6 @@ class Engine:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps launched and not yet taken."""
         return len(self._in_flight)
 
     @property
@@ -111,7 +112,7 @@ class Engine:
         return len(self._in_flight) == 1 and self._in_flight[0].masked
 
     def launch_delay_s(self) -> float:
-        """How long planning can still wait for newcomers without the device running dry."""
+        """How long planning can still wait for new requests without the device running dry."""
         if not self._in_flight or not self.has_room:
             return 0.0
         newest = self._in_flight[-1]
@@ -161,7 +162,7 @@ class Engine:
         return True
 
     def _forward(self, plan: StepPlan) -> Any:
-        """Launch the forward pass; newcomers whose settings the runner cannot take fail alone."""
+        """Launch the forward pass; sequences whose settings the runner cannot take fail alone."""
         try:
             return self._runner.forward(plan)
         except SlotErrors as errors:
@@ -181,11 +182,11 @@ class Engine:
             return step.launched_s + patience_s - self._clock()
         return self._timer.launch_at_s(step.kind, step.launched_s) - self._clock()
 
-    def draw(self, late: bool, force: bool = False) -> bool:
+    def sample(self, late: bool, force: bool = False) -> bool:
         """Launch the sampling that waits for masks, if they are there or it is time to go without.
 
-        `late` says that it is; with `force` it is launched in any case. What has no mask draws
-        nothing. False if it waits on: when it is late, until there is news.
+        `late` says that it is; with `force` it is launched in any case. Samples without a mask are
+        skipped. False if it waits on: when it is late, until something happens.
         """
         step, masking = self._in_flight[0], self._masking
         began_s = self._clock()
@@ -195,8 +196,8 @@ class Engine:
             masks = masking.masks(step.plan, late, force)
             if masks is None:
                 return False
-            step.void = frozenset(masks.void)
-            step.drawn_s = self._clock()
+            step.skipped = frozenset(masks.void)
+            step.sampled_s = self._clock()
             step.ticket = self._runner.sample(step.ticket, masks)
         except FatalError:
             raise
@@ -213,7 +214,7 @@ class Engine:
         if not self._in_flight:
             return False
         oldest = self._in_flight[0]
-        if oldest.masked and not (self.draw(True, force) and self._in_flight):
+        if oldest.masked and not (self.sample(True, force) and self._in_flight):
             return force
         if not force and not self._runner.ready(oldest.ticket):
             return False
@@ -228,7 +229,7 @@ class Engine:
             return True
         waited_s = self._clock()
         if self._guide is not None and oldest.plan.guided:
-            self._guide.advance(oldest.plan, result, oldest.void)
+            self._guide.advance(oldest.plan, result, oldest.skipped)
         self._scheduler.commit(oldest.plan, result, waited_s)
         committed_s = self._clock()
         self.records.taken(oldest.record, began_s, waited_s, committed_s)
@@ -239,13 +240,12 @@ class Engine:
         return True
 
     def now_s(self) -> float:
-        """Return the time by the engine's clock."""
         return self._clock()
 
     def sent(self, began_s: float, slept_s: float) -> None:
-        """Note that the mail of the step taken last was sent, from then until now.
+        """Note that the outputs of the step taken last were sent, from then until now.
 
-        `slept_s` is what was slept since the mail before.
+        `slept_s` is how long the loop slept since it sent those before.
         """
         self.records.sent(began_s, self._clock(), slept_s)
 
@@ -268,7 +268,7 @@ class Engine:
         self._device_end_s = 0.0
 
     def rest(self) -> None:
-        """Say that there is no work: the gap until the next step is nobody's fault."""
+        """Note that there is no work: the gap until the next step is not idle time."""
         self._device_end_s = 0.0
         self.records.rested()
 
@@ -278,17 +278,37 @@ class Engine:
         self.stats.num_samples += len(plan.sample_row)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """End the requests of a broken step, and theirs alone."""
         self._on_step_error(error, self._scheduler.fail_step(plan, BROKEN_STEP, self._clock()))
 
     def _learn(self, step: _Launched, start_s: float, end_s: float, seen_s: float) -> None:
         """Account for the device's time, as it tells it or as the host saw it."""
         if isnan(end_s):
-            self._timer.ended(step.kind, step.launched_s, seen_s, step.drawn_s)
+            self._timer.ended(step.kind, step.launched_s, seen_s, step.sampled_s)
             return
-        self._timer.ended(step.kind, step.launched_s, end_s, step.drawn_s)
+        self._timer.ended(step.kind, step.launched_s, end_s, step.sampled_s)
         self.records.on_device(step.record, start_s, end_s)
         self.stats.device_busy_s += end_s - start_s
         if self._device_end_s > 0.0:
             self.stats.device_idle_s += max(0.0, start_s - self._device_end_s)
         self._device_end_s = end_s
+
+
+def warm_up(engine: Engine, scheduler: Scheduler) -> None:
+    """Run a greedy and a sampled request, so that the first client does not pay for first times."""
+    for counter, temperature in enumerate((0.0, 1.0)):
+        request = Generate(
+            attempt=AttemptId("warm-up", counter),
+            detokenizer=Address("", ""),
+            prompt_ids=int32s((0, 0, 0)).tobytes(),  # below one page: the prefix tree keeps none
+            output_ids=int32s(),
+            sampling=SamplingParams(max_tokens=4, seed=0, temperature=temperature, ignore_eos=True),
+            header=b"",
+            admitted_at_s=0.0,
+        )
+        scheduler.add_request(request, 0.0)
+    while scheduler.has_work() or engine.num_in_flight:
+        if not engine.launch() and not engine.collect(force=True):
+            break  # a policy that waits for its window: it has been warmed up enough
+    scheduler.end_all(lambda request: True, "aborted", 0.0)
+    scheduler.drain_outputs()  # for no client
+    engine.forget()

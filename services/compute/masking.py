@@ -1,19 +1,19 @@
-"""Masking: when a guided step is sampled, and which of its samples draw nothing this time."""
+"""Masking: when a guided step is sampled, and which of its samples are skipped this time."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from services.compute.grammar.masks import MaskSource
-from services.compute.scheduler.protocol import Scheduler
+from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step import BoolArray, StepPlan, TokenMasks
 
 
 class Masking:
-    """Waits for masks as long as that costs nobody else anything.
+    """Waits for masks as long as that costs no other sequence anything.
 
-    A sample whose mask is late is taken back and drawn in a later step, if anybody else runs, in
-    this step or held back from it, or could join. Else the device just waits.
+    A sample whose mask is late is rescheduled in a later step if another sequence runs, in this
+    step or held back from it, or could join. Else the device just waits.
     """
 
     def __init__(self, scheduler: Scheduler, guide: MaskSource) -> None:
@@ -36,7 +36,7 @@ class Masking:
             if waiting and not (late and self._concerns_others(len(waiting))):
                 return None
         if missing:
-            self._scheduler.defer(plan, missing)
+            self._scheduler.reschedule(plan, missing)
         if missing or self._late:
             self._remember(plan, ready)
         return TokenMasks(samples[ready], self._guide.bits_GW(plan, ready), tuple(missing))

@@ -137,12 +137,10 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        """R."""
         return len(self.row_slot)
 
     @property
     def num_tokens(self) -> int:
-        """T."""
         return len(self.tokens)
 
     def without_settings(self, slots: Container[int]) -> StepPlan:

@@ -7,13 +7,14 @@ import gc
 from collections.abc import Callable
 
 from services.compute.engine import Engine
-from services.compute.scheduler.protocol import News, Scheduler
+from services.compute.scheduler.protocol import Output
+from services.compute.scheduler.scheduler import Scheduler
 
 TIMER_S = 0.0015  # libuv's timers count in milliseconds; what is nearer than this is not slept for
 COLLECT_INTERVAL_S = 10.0  # of cyclic garbage, and only when there is nothing else to do
 MASK_WAIT_S = 0.1  # between two looks for masks that nothing else depends on
 
-Send = Callable[[list[News]], object]
+Send = Callable[[list[Output]], object]
 
 
 class StepLoop:
@@ -25,11 +26,11 @@ class StepLoop:
         self._send = send
         self._closing = False
         self._collected_s = 0.0
-        self._slept_s = 0.0  # since a step's mail was sent
+        self._slept_s = 0.0  # since a step's outputs were sent
         self._sleeper: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Say that there is news: a request, an abort."""
+        """End the sleep: something came, such as a request, an abort or a mask."""
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
@@ -41,10 +42,10 @@ class StepLoop:
     async def run(self) -> None:
         """Turn until closed; the results of launched steps are then still to be collected."""
         while not self._closing:
-            await asyncio.sleep(0)  # mail in, frames out, timers
+            await asyncio.sleep(0)  # messages in and out, timers
             self._deliver()
             if self._engine.waits_for_masks():
-                await self._draw()
+                await self._sample()
                 continue
             if not self._engine.num_in_flight and not self._scheduler.has_work():
                 self._engine.rest()
@@ -56,46 +57,46 @@ class StepLoop:
             if launched and self._engine.has_room:
                 continue
             if not self._engine.num_in_flight:
-                # The policy waits for company, or for its window.
+                # The policy waits for more requests, or for its window.
                 await self._sleep(max(TIMER_S, self._engine.plan_delay_s()))
             elif self._engine.waits_for_masks():
                 continue
             elif launched or not await self._sleep_until_near(self._engine.result_delay_s()):
                 await self._collect(launched)
 
-    async def _draw(self) -> None:
+    async def _sample(self) -> None:
         """Launch the sampling of a guided step, unless its masks are still to be waited for."""
         delay_s = self._engine.mask_delay_s()
-        if self._engine.draw(late=delay_s <= 0.0):
+        if self._engine.sample(late=delay_s <= 0.0):
             return
         if delay_s > 0.0:
             await self._sleep_until_near(delay_s)
         else:
-            await self._sleep(MASK_WAIT_S)  # for all that it waits for, news comes
+            await self._sleep(MASK_WAIT_S)  # what it waits for wakes it
 
     async def _collect(self, launched: bool) -> None:
-        if launched:  # mail that comes while the device works is for the next plan
+        if launched:  # what comes while the device works is for the next plan
             await self._sleep_until_near(self._engine.result_delay_s(), wakeable=False)
         self._engine.collect(force=True)
         self._deliver(of_step=True)
 
     def _deliver(self, of_step: bool = False) -> None:
-        news = self._scheduler.take_news()
+        outputs = self._scheduler.drain_outputs()
         began_s = self._engine.now_s()
-        if news:
-            self._send(news)
+        if outputs:
+            self._send(outputs)
         if of_step:
             self._engine.sent(began_s, self._slept_s)
             self._slept_s = 0.0
 
     async def _sleep_until_near(self, delay_s: float, wakeable: bool = True) -> bool:
-        """Sleep most of a delay; whether news cut it short."""
+        """Sleep most of a delay; return whether `wake` cut it short."""
         if delay_s <= TIMER_S:
             return False
         return await self._sleep(delay_s - TIMER_S, wakeable)
 
     async def _sleep(self, delay_s: float | None, wakeable: bool = True) -> bool:
-        """Sleep so long, or for good; whether news ended it."""
+        """Sleep so long, or until woken; return whether `wake` ended it."""
         if self._closing:  # the wake that came with it is spent
             return True
         loop = asyncio.get_running_loop()

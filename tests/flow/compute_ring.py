@@ -24,9 +24,8 @@ from services.compute.device import guide_settings, scheduler_settings
 from services.compute.grammar.messages import GrammarSettings
 from services.compute.runner.protocol import KVGroup, Runner, RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner
-from services.compute.scheduler.protocol import Scheduler
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.schools import make_policy
+from services.compute.scheduler.policies import make_policy
+from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step import StepPlan, StepResult
 from tests.memory_link import Exchange
 from tests.patience import PATIENCE_S
@@ -55,9 +54,7 @@ class SimDevice:
         )
         self.runner: Runner = SimRunner(spec, LatencyModel(step_s, 0.0, 0.0))
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
-        self.scheduler: Scheduler = ContinuousScheduler(
-            spec, scheduler_settings(settings, spec), policy
-        )
+        self.scheduler: Scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy)
 
         self._settings = settings
         self._folder = folder

@@ -30,9 +30,8 @@ from services.compute.device import guide_settings, scheduler_settings
 from services.compute.grammar.messages import GrammarSettings
 from services.compute.runner.protocol import KVGroup, Runner, RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner
-from services.compute.scheduler.protocol import Scheduler
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.schools import make_policy
+from services.compute.scheduler.policies import make_policy
+from services.compute.scheduler.scheduler import Scheduler
 from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
 from services.router.actor import RouterActor
@@ -102,7 +101,7 @@ class SimDevice:
         self.runner: Runner = SimRunner(
             spec, LatencyModel(0.0, 0.0, 0.0), clock, sleep=lambda seconds: None
         )
-        self.scheduler: Scheduler = ContinuousScheduler(
+        self.scheduler: Scheduler = Scheduler(
             spec, scheduler_settings(settings, spec), make_policy(settings.schedule, 0.0)
         )
 

@@ -1,15 +1,19 @@
-"""KV memory as a whole: device pages, host pages for swapping, and the tree of shared pages."""
+"""KV memory: device pages, swap space, the tree of shared pages, and page tables of sequences."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeAlias
+
 from services.compute.kv.pages import PagePool
-from services.compute.kv.prefix import PrefixTree
+from services.compute.kv.prefix import Node, PrefixTree
+
+PageKeys: TypeAlias = Callable[[int, int], Iterable[bytes]]
+"""The keys of a sequence's pages from one number up to another."""
 
 
 class KVMemory:
     """All pages of one runner. An evictable page of the tree counts as available."""
-
-    __slots__ = ("device", "host", "page_tokens", "tree")
 
     def __init__(self, num_pages: int, num_host_pages: int, page_tokens: int) -> None:
         if page_tokens < 1:
@@ -34,5 +38,107 @@ class KVMemory:
         return self.device.take(count)
 
     def pages_for(self, num_tokens: int) -> int:
-        """How many pages this many positions need."""
         return -(-num_tokens // self.page_tokens)
+
+
+class PageTable:
+    """Pages in the order of positions: first those shared through the tree, then its own.
+
+    `nodes[i].page == pages[i]` for the shared ones. `num_sent` entries from the front are known
+    to the device; a change below that mark lowers it, so that the entries are sent again.
+    """
+
+    __slots__ = ("_memory", "_namespace", "nodes", "num_sent", "pages")
+
+    def __init__(self, memory: KVMemory, namespace: Hashable) -> None:
+        self._memory = memory
+        self._namespace = namespace
+        self.pages: list[int] = []
+        self.nodes: list[Node] = []
+        self.num_sent = 0
+
+    @property
+    def page_tokens(self) -> int:
+        return self._memory.page_tokens
+
+    def find(
+        self,
+        page_keys: PageKeys,
+        max_pages: int,
+        found: list[Node] | None = None,
+    ) -> list[Node]:
+        """Look up how much of this sequence the tree knows; nothing is held yet.
+
+        `found` is what the last call returned: only what has changed since is looked up.
+        """
+        nodes = found or []
+        while nodes and nodes[-1].detached:
+            nodes.pop()
+        keys = page_keys(len(nodes), max_pages)
+        nodes += self._memory.tree.match(self._namespace, keys, nodes[-1] if nodes else None)
+        return nodes
+
+    def adopt(self, nodes: list[Node]) -> None:
+        """Start the (empty) table with a path that `find` returned."""
+        self._memory.tree.hold(nodes)
+        self.nodes = nodes
+        self.pages = [node.page for node in nodes]
+        self.num_sent = 0
+
+    def grow(self, num_tokens: int) -> bool:
+        """Make room for this many positions; False, and nothing changed, if pages are short."""
+        missing = self._memory.pages_for(num_tokens) - len(self.pages)
+        if missing <= 0:
+            return True
+        taken = self._memory.take(missing)
+        if taken is None:
+            return False
+        self.pages.extend(taken)
+        return True
+
+    def publish(self, page_keys: PageKeys, num_tokens: int, launched: bool = True) -> list[Node]:
+        """Put the full pages among the first `num_tokens` positions into the tree.
+
+        Returns the nodes that the path of this sequence has grown by.
+
+        Where another sequence has published the same tokens before, its page takes the place of
+        this one's, which is freed: a step in flight may still read it, but whoever gets it next
+        writes to it in a later step, and one stream orders all of them. With a step that is not
+        `launched` yet that would not hold, so it ends there.
+        """
+        memory, nodes, pages = self._memory, self.nodes, self.pages
+        num_before, num_full = len(nodes), num_tokens // memory.page_tokens
+        if num_full <= num_before:
+            return []
+        parent = nodes[-1] if nodes else None
+        for index, key in enumerate(page_keys(num_before, num_full), num_before):
+            page, is_new = pages[index], False
+            if parent is not None:
+                if parent.detached:
+                    break
+                is_new = not parent.children
+            if not (launched or is_new) and memory.tree.match(self._namespace, (key,), parent):
+                break
+            node = memory.tree.insert(self._namespace, parent, key, page)
+            if node.page != page:
+                pages[index] = node.page
+                memory.device.give_back(page)
+                self.num_sent = min(self.num_sent, index)
+            nodes.append(node)
+            parent = node
+        return nodes[num_before:]
+
+    def distrust(self) -> None:
+        """Make all shared pages of this sequence unfindable: one of them may be damaged."""
+        if self.nodes:
+            self._memory.tree.detach(self.nodes[0])
+
+    def release(self) -> None:
+        """Let go of every page: shared ones stay in the tree, its own are free at once."""
+        give_back = self._memory.device.give_back
+        for page in reversed(self.pages[len(self.nodes) :]):
+            give_back(page)
+        self._memory.tree.release(self.nodes)
+        self.pages = []
+        self.nodes = []
+        self.num_sent = 0

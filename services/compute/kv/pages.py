@@ -25,7 +25,6 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be taken now."""
         return len(self._free)
 
     def take(self, count: int) -> list[int] | None:
@@ -48,6 +47,5 @@ class PagePool:
         self._free.append(page)
 
     def is_used(self, page: int) -> bool:
-        """Whether somebody owns this page."""
         place = self._place[page]
         return place >= len(self._free) or self._free[place] != page

@@ -57,7 +57,6 @@ class PrefixTree:
 
     @property
     def num_evictable(self) -> int:
-        """Pages that nobody holds."""
         return len(self._idle)
 
     def match(

@@ -1,101 +1,184 @@
-"""Commit: what a step's result means for the sequences that were in it."""
+"""Commit: what a step's result means for the sequences that were in it, and how they end."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
-from common.messages.tokens import TokenLogprobs
-from services.compute.scheduler.draft import LaunchedStep
-from services.compute.scheduler.endings import Endings
-from services.compute.scheduler.events import EventLog
-from services.compute.scheduler.failures import NONFINITE
-from services.compute.scheduler.prompt_results import PromptResults
-from services.compute.scheduler.residents import Residents
-from services.compute.scheduler.sequence import Sequence
-from services.compute.step import StepResult
+import numpy as np
+
+from common.messages.failure import Ending, EndReason, Failure
+from common.messages.tokens import PromptScores, TokenLogprobs
+from services.compute.scheduler.sequence import LaunchedStep, Sequence, Status
+from services.compute.scheduler.state import SchedulerState
+from services.compute.step import Int32Array, RowScores, StepResult
+
+NONFINITE = Failure(
+    500, "nonfinite_logits", "The model's logits for this request were not finite numbers."
+)
+
+
+class Endings:
+    """Ends sequences wherever they are.
+
+    Pages are free at once, also those that a step in flight still writes to: one stream orders
+    all writes, so the next owner's come later. What that step samples is discarded by commit.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def end(self, sequence: Sequence, reason: EndReason, failure: Failure | None = None) -> None:
+        """End a sequence without a new token."""
+        ending = Ending(reason, sequence.usage(), failure=failure)
+        self._state.outputs.add(sequence, ending=ending)
+        self.retire(sequence)
+
+    def retire(self, sequence: Sequence) -> None:
+        """Give back slot, pages and place in the queue; the terminal is among the outputs."""
+        state = self._state
+        match sequence.status:
+            case Status.RUNNING:
+                state.running.leave(sequence)
+            case Status.PARKED:
+                state.forks.leave(sequence)
+            case Status.WAITING:
+                state.waiting.remove(sequence)
+            case Status.SWAPPED:
+                state.waiting.remove(sequence)
+                state.transfers.drop(sequence.host_pages)
+                sequence.host_pages = []
+            case Status.ENDED:
+                raise RuntimeError(f"{sequence.attempt} ends twice")
+        sequence.table.release()
+        sequence.status = Status.ENDED
+        sequence.live = False
+        state.attempts.remove(sequence)
+        state.forks.succeed(sequence)
 
 
 class Committer:
     """Takes results in the order of the steps.
 
     The rows of a sequence that ended meanwhile are passed over: that is how the token after a
-    late EOS or an abort is discarded. No other token ever is; void samples have none.
+    late EOS or an abort is discarded. No other token ever is; skipped samples have none.
     """
 
-    __slots__ = ("_endings", "_log", "_prompts", "_residents", "generated_tokens_total")
-
-    def __init__(self, residents: Residents, endings: Endings, log: EventLog) -> None:
-        self._residents = residents
+    def __init__(self, state: SchedulerState, endings: Endings) -> None:
+        self._running = state.running
+        self._outputs = state.outputs
         self._endings = endings
-        self._log = log
-        self._prompts = PromptResults(endings, log)
         self.generated_tokens_total = 0
 
     def commit(self, step: LaunchedStep, result: StepResult) -> None:
         """Append the step's tokens, end the sequences that stop at theirs, publish full pages."""
         for chunk in step.chunks:
             # A sampled row's last position is counted with its token, as in decode rows. With no
-            # other there is nothing to count here; and if void, its sequence may have been
+            # other there is nothing to count here; and if skipped, its sequence may have been
             # preempted since, and have other pages or none.
             computed = chunk.stop - chunk.samples
             if computed > chunk.start and chunk.sequence.live:
-                chunk.sequence.computed = computed
+                chunk.sequence.num_computed_tokens = computed
         if result.nonfinite.any() or not result.n_valid.all():
             self._fail_invalid(step, result)
         if step.plan.scores or step.plan.pools:
-            self._prompts.take(step, result)
+            self._take_prompt_results(step, result)
         token_S = result.tokens[:, 0]
         tokens = token_S.tolist()
         discarded: list[int] = []
-        told: list[int] = []
+        reported: list[int] = []  # with an output of their own
         draws: Iterable[tuple[Sequence, int, int]]
         draws = zip(step.samples, tokens, range(len(tokens)), strict=True)
-        if step.void:
-            discarded.extend(step.void)
-            draws = (draw for draw in draws if draw[2] not in step.void)
+        if step.skipped:
+            discarded.extend(step.skipped)
+            draws = (draw for draw in draws if draw[2] not in step.skipped)
         for sequence, token, sample in draws:
             if not sequence.live:
                 discarded.append(sample)
                 continue
-            sequence.computed += 1
+            sequence.num_computed_tokens += 1
             outputs = sequence.outputs
             outputs.append(token)
-            if len(outputs) == sequence.notice or token in sequence.stop_ids:
-                if self._notice(sequence, token, result.logprobs.get(sample, ())):
-                    told.append(sample)
-        routes = self._residents.routes
-        self._log.went_on(
-            routes.sort(step.slot_S(), step.plan.sample_index, token_S, told + discarded)
+            if len(outputs) == sequence.check_at or token in sequence.stop_ids:
+                if self._check(sequence, token, result.logprobs.get(sample, ())):
+                    reported.append(sample)
+        routes = self._running.routes
+        self._outputs.extend(
+            routes.sort(step.slot_S(), step.plan.sample_index, token_S, reported + discarded)
         )
         self.generated_tokens_total += len(tokens) - len(discarded)
 
-    def _notice(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> bool:
+    def _check(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> bool:
         """Do what not every token needs: end, publish pages, hand on logprobs, open the stream.
 
-        Whether it told of the token: one that only fills a page is like any other.
+        Returns whether the token has an output of its own; one that only fills a page has none.
         """
         table = sequence.table
-        table.publish(sequence.page_keys, sequence.computed)
+        table.publish(sequence.page_keys, sequence.num_computed_tokens)
         ending = sequence.ending()
-        telling = ending is not None or not sequence.opened or sequence.params.num_logprobs >= 0
-        if telling:
-            self._log.token(sequence, token, logprobs, ending)
+        reports = ending is not None or not sequence.opened or sequence.params.num_logprobs >= 0
+        if reports:
+            self._outputs.add(sequence, (token,), logprobs, ending)
         if ending is not None:
             self._endings.retire(sequence)
             return True
-        sequence.set_notice()
+        sequence.set_check()
         if table.num_sent < len(table.pages):
-            self._residents.retabled.append(sequence)
-        return telling
+            self._running.dirty_tables.append(sequence)
+        return reports
+
+    def _take_prompt_results(self, step: LaunchedStep, result: StepResult) -> None:
+        """Hand on the scores of prompts; an embedding ends its sequence."""
+        first_row = step.plan.num_rows - len(step.chunks)
+        for score in step.plan.scores:
+            chunk = step.chunks[score.row - first_row]
+            if chunk.sequence.live:
+                self._take_scores(chunk.sequence, chunk.start, result.scores[score.row])
+        for pool in step.plan.pools:
+            sequence = step.chunks[pool.row - first_row].sequence
+            if not pool.ends or not sequence.live:
+                continue
+            embedding_E = result.embeddings[pool.row]
+            if not np.isfinite(embedding_E).all():
+                self._fail_nonfinite(sequence)
+                continue
+            ending = Ending("stop", sequence.usage(), embedding=embedding_E.tobytes())
+            self._outputs.add(sequence, ending=ending)
+            self._endings.retire(sequence)
+
+    def _take_scores(self, sequence: Sequence, start: int, scores: RowScores) -> None:
+        """Hand on scores, but not again those that were computed before a preemption, too."""
+        if not np.isfinite(scores.logprobs).all():
+            self._fail_nonfinite(sequence)
+            return
+        old = max(sequence.num_scored - start, 0)
+        first = start + old
+        sequence.num_scored = start + len(scores.logprobs)
+        prompt_scores = PromptScores(
+            row=0,
+            first=first + 1,
+            num_top=scores.top_ids.shape[1],
+            ids=_int32s(sequence.params.prompt_T[first + 1 : sequence.num_scored + 1]),
+            ranks=_int32s(scores.ranks[old:]),
+            logprobs=array("f", scores.logprobs[old:].tobytes()),
+            top_ids=_int32s(scores.top_ids[old:]),
+            top_logprobs=array("f", scores.top_logprobs[old:].tobytes()),
+        )
+        self._outputs.add(sequence, scored=(prompt_scores,))
 
     def _fail_invalid(self, step: LaunchedStep, result: StepResult) -> None:
-        """Fail the sequences without a valid token, each alone.
-
-        Whatever page made the logits so must not be found again, so its path leaves the tree.
-        """
+        """Fail the sequences without a valid token, each alone."""
         valid = (result.n_valid > 0) & ~result.nonfinite
-        valid[list(step.void)] = True
+        valid[list(step.skipped)] = True
         for sequence, is_valid in zip(step.samples, valid.tolist(), strict=True):
             if not is_valid and sequence.live:
-                sequence.table.distrust()
-                self._endings.end(sequence, "failed", NONFINITE)
+                self._fail_nonfinite(sequence)
+
+    def _fail_nonfinite(self, sequence: Sequence) -> None:
+        # The page that caused it must not be found again, so its path leaves the tree.
+        sequence.table.distrust()
+        self._endings.end(sequence, "failed", NONFINITE)
+
+
+def _int32s(values: Int32Array) -> array[int]:
+    return array("i", values.tobytes())

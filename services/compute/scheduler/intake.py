@@ -1,15 +1,26 @@
-"""Intake: from a request to sequences in line, or to a terminal at once."""
+"""Intake: from a request to sequences in the waiting queue, or to a terminal at once."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
+from itertools import chain
+
+import numpy as np
+
 from common.messages.address import AttemptId
-from services.compute.scheduler.attempts import OpenAttempts
-from services.compute.scheduler.door import MAX_CHOICES, Door
-from services.compute.scheduler.events import EventLog
-from services.compute.scheduler.forks import Forks
-from services.compute.scheduler.nursery import Nursery
-from services.compute.scheduler.protocol import Request
-from services.compute.scheduler.waiting import WaitingLine
+from common.messages.failure import Failure
+from common.messages.generate import Generate
+from services.compute.kv.memory import PageTable
+from services.compute.runner.protocol import RunnerSpec
+from services.compute.scheduler.outputs import attempt_of, never_started
+from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.sequence import Sequence, SequenceParams
+from services.compute.scheduler.state import SchedulerState
+from services.compute.step import MAX_BIAS, MAX_STOP_IDS, Int32Array
+
+MAX_PROMPT_LOGPROBS = 20  # of a token; what routers let in
+MAX_CHOICES = 1024  # far above what routers let in; it only bounds the work of a refusal
+MAX_BANNED_TOKENS = 16_384
 
 
 class Intake:
@@ -18,58 +29,195 @@ class Intake:
     A choice whose attempt is open already is passed over: its terminal is still to come.
     """
 
-    __slots__ = ("_attempts", "_door", "_forks", "_log", "_nursery", "_waiting")
-
     def __init__(
-        self,
-        door: Door,
-        nursery: Nursery,
-        attempts: OpenAttempts,
-        waiting: WaitingLine,
-        forks: Forks,
-        log: EventLog,
+        self, state: SchedulerState, spec: RunnerSpec, settings: SchedulerSettings
     ) -> None:
-        self._door = door
-        self._nursery = nursery
-        self._attempts = attempts
-        self._waiting = waiting
-        self._forks = forks
-        self._log = log
+        self._state = state
+        self._spec = spec
+        self._max_waiting = settings.max_waiting
+        self._prefix_cache = settings.prefix_cache
+        self._num_arrived = 0
 
-    def add(self, request: Request, now_s: float) -> None:
-        """Take a request in, or say why not."""
-        choices = self._open_choices(request, now_s)
+    def add_request(self, request: Generate, now_s: float) -> None:
+        """Queue a request, or report why not."""
+        state = self._state
+        choices = self._new_choices(request, now_s)
         if not choices:
             return
-        num_waiting = len(self._waiting) + self._forks.num_parked
-        failure = self._door.refusal(request) or self._door.overload(request, num_waiting)
+        failure = refusal(request, self._spec) or self._overload(request)
         if failure is not None:
-            for attempt in choices.values():
-                self._log.never_began(request, attempt, "refused", failure)
+            state.outputs.extend(
+                never_started(request, attempt, "refused", failure) for attempt in choices.values()
+            )
             return
-        sequences = self._nursery.make(request, choices)
+        sequences = self._make_sequences(request, choices)
         ending = sequences[0].ending()
         if ending is not None:  # of this retry's first try, only the terminal was lost
             for sequence in sequences:
-                self._log.ended(sequence, ending)
+                state.outputs.add(sequence, ending=ending)
             return
         leader, *followers = sequences
-        self._attempts.add(leader)
-        self._waiting.add(leader)
-        for follower in followers:
-            self._attempts.add(follower)
-        self._forks.park(leader, followers)
+        for sequence in sequences:
+            state.attempts.add(sequence)
+        state.waiting.add(leader)
+        state.forks.park(leader, followers)
 
-    def _open_choices(self, request: Request, now_s: float) -> dict[int, AttemptId]:
+    def _new_choices(self, request: Generate, now_s: float) -> dict[int, AttemptId]:
         """The choices to begin, without those that run already or were aborted before."""
-        attempts = self._attempts
+        attempts = self._state.attempts
         choices: dict[int, AttemptId] = {}
         for index in range(min(max(request.num_choices, 1), MAX_CHOICES)):
-            attempt = AttemptId(request.attempt.router, request.attempt.counter + index)
+            attempt = attempt_of(request, index)
             if attempts.get(attempt) is not None:
                 continue
-            if attempts.tombstones.covers(attempt, now_s):
-                self._log.never_began(request, attempt, "aborted", None)
+            if attempts.is_buried(attempt, now_s):
+                self._state.outputs.extend([never_started(request, attempt, "aborted", None)])
             else:
                 choices[index] = attempt
         return choices
+
+    def _make_sequences(self, request: Generate, choices: dict[int, AttemptId]) -> list[Sequence]:
+        """Make the sequences of these choices (number within the request: attempt).
+
+        Without a prefix cache every request has a namespace of its own in the prefix tree, where
+        only its own choices and its own resumption after a preemption find its pages.
+        """
+        params = SequenceParams(request, self._spec.eos_token_ids, self._spec.pooling)
+        salt = request.cache_salt
+        namespace: Hashable = salt if self._prefix_cache else (salt, request.attempt)
+        sequences = []
+        for index, attempt in choices.items():
+            self._num_arrived += 1
+            table = PageTable(self._state.memory, namespace)
+            choice = request.first_choice + index
+            sequences.append(Sequence(attempt, params, choice, self._num_arrived, table))
+        return sequences
+
+    def _overload(self, request: Generate) -> Failure | None:
+        """Refuse what the queue has no room for; an empty queue takes any request."""
+        num_waiting = self._state.num_waiting
+        if not num_waiting or num_waiting + request.num_choices <= self._max_waiting:
+            return None
+        return Failure(
+            503,
+            "overloaded",
+            f"{num_waiting} sequences wait here and the limit is {self._max_waiting}. "
+            "Try again later.",
+            retryable=True,
+        )
+
+
+def refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
+    """Say why this request can never run here, or None.
+
+    What clients can get wrong, router and tokenizer have refused in better words. What remains is
+    what only compute knows, and a check that they did.
+    """
+    if not (spec.pooling if request.pooling else spec.generates):
+        return _unsupported(request.pooling)
+    wrong = _out_of_bounds(request, spec)
+    if wrong:
+        return Failure(500, "internal_error", f"A request came to compute with a wrong {wrong}.")
+    return _guidance_refusal(request, spec) or _length_refusal(request, spec)
+
+
+def _out_of_bounds(request: Generate, spec: RunnerSpec) -> str:
+    """Return the name of a field beyond what the runner has room for or could read, or ""."""
+    sampling = request.sampling
+    own_stop_ids = () if sampling.ignore_eos else spec.eos_token_ids
+    in_bounds = {
+        "prompt": len(request.prompt_ids) > 0,
+        "max_tokens": sampling.max_tokens >= 1 or request.pooling,
+        "n": 1 <= request.num_choices <= (1 if request.pooling else MAX_CHOICES),
+        "prompt_logprobs": sampling.num_prompt_logprobs <= MAX_PROMPT_LOGPROBS,
+        "stop_token_ids": len({*sampling.stop_token_ids, *own_stop_ids}) <= MAX_STOP_IDS,
+        "logit_bias": len({token for token, _ in sampling.logit_bias}) <= MAX_BIAS,
+    }
+    for field, ids in _token_ids(request):
+        if not len(ids):
+            continue
+        low, high = (
+            (int(ids.min()), int(ids.max()))
+            if isinstance(ids, np.ndarray)
+            else (min(ids), max(ids))
+        )
+        in_bounds[field] = in_bounds.get(field, True) and low >= 0 and high < spec.vocab_size
+    return next((field for field, is_in_bounds in in_bounds.items() if not is_in_bounds), "")
+
+
+def _token_ids(request: Generate) -> Iterator[tuple[str, tuple[int, ...] | Int32Array]]:
+    """Every token id of a request, by field."""
+    sampling = request.sampling
+    yield "prompt", np.frombuffer(request.prompt_ids, dtype=np.int32)
+    yield "output_ids", np.frombuffer(request.output_ids, dtype=np.int32)
+    yield "stop_token_ids", sampling.stop_token_ids
+    yield "logit_bias", tuple(token for token, _ in sampling.logit_bias)
+    if sampling.guidance is not None:
+        yield "allowed_token_ids", sampling.guidance.allowed_token_ids
+        yield "bad_words", tuple(chain.from_iterable(sampling.guidance.banned_sequences))
+
+
+def _guidance_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
+    guidance = request.sampling.guidance
+    if guidance is None:
+        return None
+    num_banned = sum(map(len, guidance.banned_sequences))
+    if num_banned > MAX_BANNED_TOKENS:
+        return _bad(
+            "bad_words_too_long",
+            f"bad_words come to {num_banned} tokens; at most {MAX_BANNED_TOKENS} are taken.",
+            "bad_words",
+        )
+    if guidance.grammar and not spec.eos_token_ids and not request.sampling.stop_token_ids:
+        return _bad(
+            "grammar_unsupported",
+            f"This model names no token that ends a text, so that {guidance.field} cannot be "
+            "satisfied. Give stop_token_ids.",
+            guidance.field,
+        )
+    return None
+
+
+def _length_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
+    """Refuse what the model's context or this replica's KV memory cannot hold."""
+    num_prompt, max_tokens = len(request.prompt_ids) // 4, request.sampling.max_tokens
+    capacity = spec.num_pages * spec.kv_groups[0].page_tokens
+    if request.pooling:
+        longest = min(spec.max_model_len, capacity)
+        if num_prompt <= longest:
+            return None
+        return _bad(
+            "context_length_exceeded",
+            f"The input has {num_prompt} tokens, and this replica takes {longest}. Shorten it.",
+            "input",
+        )
+    total = num_prompt + max_tokens
+    if total > spec.max_model_len:
+        longest, room = spec.max_model_len - 1, f"this model takes {spec.max_model_len}"
+    elif total - 1 > capacity:  # the last token is sampled but never computed, so needs no place
+        longest = capacity
+        room = f"this replica has memory for {capacity} (see max_batched_token_mem)"
+    else:
+        return None
+    message = (
+        f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}: together {total}, "
+        f"but {room}. Shorten one of them."
+    )
+    if num_prompt <= longest:  # the prompt is at fault where even one token more would not fit
+        return _bad("context_length_exceeded", message, "max_tokens")
+    return Failure(400, "context_length_exceeded", message, "prompt", False, num_prompt, longest)
+
+
+def _unsupported(pooling: bool) -> Failure:
+    message = (
+        "This model makes no embeddings: its folder does not say how (modules.json of "
+        "sentence-transformers). Ask an embedding model."
+        if pooling
+        else "This model makes embeddings only: it has no head to generate text with. Use "
+        "/v1/embeddings, or ask another model."
+    )
+    return _bad("unsupported_model", message, "model")
+
+
+def _bad(code: str, message: str, field: str) -> Failure:
+    return Failure(400, code, message, field)

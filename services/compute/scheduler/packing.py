@@ -6,13 +6,20 @@ from array import array
 
 import numpy as np
 
-from services.compute.scheduler.decode_columns import DecodeColumns
-from services.compute.scheduler.draft import Chunk, Draft, LaunchedStep
-from services.compute.scheduler.prompt_rows import pool_rows, score_rows
-from services.compute.scheduler.residents import Residents
-from services.compute.scheduler.sequence import Sequence
-from services.compute.scheduler.transfers import PagePairs, Transfers
-from services.compute.step import NO_IDS, Int32Array, SlotDelta, StepPlan, int32_array
+from services.compute.scheduler.sequence import Chunk, Draft, LaunchedStep, Sequence
+from services.compute.scheduler.state import SchedulerState
+from services.compute.step import (
+    DEVICE_TOKEN,
+    NO_IDS,
+    Int32Array,
+    PoolRow,
+    ScoreRow,
+    SlotDelta,
+    StepPlan,
+    int32_array,
+)
+
+_LONG_AGO = -1  # a step whose result was committed long ago
 
 
 class _Deltas:
@@ -20,28 +27,25 @@ class _Deltas:
 
     __slots__ = ("page_id", "page_index", "page_slot", "slots", "swap_in", "swap_out")
 
-    def __init__(self, residents: Residents, transfers: Transfers, chunks: list[Chunk]) -> None:
+    def __init__(self, state: SchedulerState, chunks: list[Chunk]) -> None:
+        running = state.running
         self.slots: tuple[SlotDelta, ...] = ()
-        self.page_slot: Int32Array = NO_IDS
-        self.page_index: Int32Array = NO_IDS
-        self.page_id: Int32Array = NO_IDS
-        self.swap_out: PagePairs
-        self.swap_in: PagePairs
-        self.swap_out, self.swap_in = transfers.take()
-        if residents.newcomers:
-            self.slots = tuple(s.slot_delta() for s in residents.newcomers if s.slot >= 0)
-            residents.newcomers = []
-        if residents.retabled or chunks:
-            self._take_tables([*residents.retabled, *(chunk.sequence for chunk in chunks)])
-            residents.retabled = []
+        self.page_slot = self.page_index = self.page_id = NO_IDS
+        self.swap_out, self.swap_in = state.transfers.take()
+        if running.new_owners:
+            self.slots = tuple(s.slot_delta() for s in running.new_owners if s.slot >= 0)
+            running.new_owners = []
+        if running.dirty_tables or chunks:
+            self._take_tables([*running.dirty_tables, *(chunk.sequence for chunk in chunks)])
+            running.dirty_tables = []
 
     def _take_tables(self, sequences: list[Sequence]) -> None:
-        """Entries for what is launched by now: those of a long prompt go with its chunks."""
+        """Entries for what is scheduled by now: those of a long prompt go with its chunks."""
         # Arrays: 6,250 pages of a known prompt take 0.1 ms, and 0.4 in lists.
         slots, indices, pages = array("i"), array("i"), array("i")
         for sequence in sequences:
             table = sequence.table
-            sent, end = table.num_sent, -(-sequence.launched // sequence.page_tokens)
+            sent, end = table.num_sent, -(-sequence.num_scheduled_tokens // sequence.page_tokens)
             if end <= sent or sequence.slot < 0:
                 continue
             slots += array("i", (sequence.slot,)) * (end - sent)
@@ -56,91 +60,187 @@ class _Deltas:
         self.page_id = np.frombuffer(pages, dtype=np.int32)
 
 
+class _DecodeColumns:
+    """Packs decode rows from arrays that are kept by slot, so that a step costs a few gathers
+    instead of a walk over its sequences.
+
+    While the rows are the same list as in the step before, as they are most of the time, even
+    their slots need no packing. Arrays may be shared by several plans: they are never written to.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._rows: list[Sequence] = []
+        self._start_of = np.zeros(num_slots, dtype=np.int32)  # the position that comes next
+        self._index_of = np.zeros(num_slots, dtype=np.int32)  # output index less position
+        self._epoch_of = np.zeros(num_slots, dtype=np.int32)
+        self._step_of = np.zeros(num_slots, dtype=np.int64)  # the last step with a row of it
+        self._guided_of = np.zeros(num_slots, dtype=np.bool_)
+        self._num_guided = 0  # slots whose last owner was guided
+        self.guided: tuple[int, ...] = ()
+        self.slot = self.epoch = self.one = self.row = self._device_tokens = NO_IDS
+        self.start = self.stop = self.index = self.tokens = NO_IDS
+
+    def begin(self, sequence: Sequence, step_id: int) -> None:
+        """A sequence samples its first token in this step; from the next on it decodes."""
+        slot = sequence.slot
+        self._start_of[slot] = sequence.num_scheduled_tokens
+        self._index_of[slot] = 1 - sequence.prompt_len
+        self._epoch_of[slot] = sequence.epoch
+        self._step_of[slot] = step_id
+        guided = sequence.params.guided
+        if guided != self._guided_of[slot]:
+            self._guided_of[slot] = guided
+            self._num_guided += 1 if guided else -1
+
+    def reschedule(self, sequence: Sequence) -> None:
+        """The row that a sequence has in the step packed last draws nothing: pack it again."""
+        slot = sequence.slot
+        self._start_of[slot] -= 1
+        self._step_of[slot] = _LONG_AGO
+
+    def advance(self, rows: list[Sequence], step_id: int, oldest_in_flight: int) -> None:
+        """Make the columns those of step `step_id`; earlier ones than `oldest_in_flight` have
+        their results."""
+        if rows is not self._rows:
+            self._set_rows(rows)
+        slot = self.slot
+        self.tokens = self._tokens(oldest_in_flight)
+        self.start = self._start_of[slot]
+        self.stop = self.start + 1
+        self.index = self.start + self._index_of[slot]
+        self._start_of[slot] = self.stop
+        self._step_of[slot] = step_id
+
+    def _set_rows(self, rows: list[Sequence]) -> None:
+        num_rows = len(rows)
+        self._rows = rows
+        self.slot = int32_array([sequence.slot for sequence in rows])
+        self.epoch = self._epoch_of[self.slot]
+        self.one = np.ones(num_rows, dtype=np.int32)
+        self.row = np.arange(num_rows, dtype=np.int32)
+        self._device_tokens = np.full(num_rows, DEVICE_TOKEN, dtype=np.int32)
+        self.guided = ()
+        if self._num_guided:
+            self.guided = tuple(np.flatnonzero(self._guided_of[self.slot]).tolist())
+
+    def _tokens(self, oldest_in_flight: int) -> Int32Array:
+        """The input tokens of rows whose last step has its result; others are on the device."""
+        known = self._step_of[self.slot] < oldest_in_flight
+        if not known.any():
+            return self._device_tokens
+        rows, tokens = self._rows, self._device_tokens.copy()
+        for row in np.flatnonzero(known).tolist():
+            tokens[row] = rows[row].last_id
+        return tokens
+
+
 class Packer:
     """Makes plans. Arrays of one plan may be those of another: a runner only reads them."""
 
-    __slots__ = ("_columns", "_residents", "_transfers")
-
-    def __init__(self, residents: Residents, transfers: Transfers, num_slots: int) -> None:
-        self._residents = residents
-        self._transfers = transfers
-        self._columns = DecodeColumns(num_slots)
+    def __init__(self, state: SchedulerState, num_slots: int) -> None:
+        self._state = state
+        self._columns = _DecodeColumns(num_slots)
 
     def pack(self, draft: Draft, step_id: int, oldest_in_flight: int) -> LaunchedStep:
-        """Make the plan of a draft; steps before `oldest_in_flight` have their results."""
-        deltas = _Deltas(self._residents, self._transfers, draft.chunks)
+        """Make the plan of a draft; steps before `oldest_in_flight` have their results.
+
+        Decode rows come first, then chunks; a chunk of one last token is a decode row like any
+        other.
+        """
+        deltas = _Deltas(self._state, draft.chunks)
         columns = self._columns
         columns.advance(draft.decodes, step_id, oldest_in_flight)
-        if draft.chunks:
-            return self._pack_mixed(draft, step_id, deltas)
-        plan = StepPlan(
-            step_id=step_id,
-            num_decode_rows=len(draft.decodes),
-            row_slot=columns.slot,
-            row_epoch=columns.epoch,
-            q_start=columns.start,
-            q_len=columns.one,
-            pos_upper=columns.stop,
-            tokens=columns.tokens,
-            sample_row=columns.row,
-            sample_index=columns.index,
-            page_slot=deltas.page_slot,
-            page_index=deltas.page_index,
-            page_id=deltas.page_id,
-            slots=deltas.slots,
-            swap_out=deltas.swap_out,
-            swap_in=deltas.swap_in,
-            guided=columns.guided,
-        )
-        return LaunchedStep(plan, draft.decodes, [])
-
-    def take_back(self, sequence: Sequence) -> None:
-        """A row of the plan made last draws nothing: the next plan is to have it again."""
-        sequence.take_back()
-        self._columns.take_back(sequence)
-
-    def _pack_mixed(self, draft: Draft, step_id: int, deltas: _Deltas) -> LaunchedStep:
-        """Decode rows, then chunks; a chunk of one last token is a decode row like any other."""
-        columns = self._columns
+        if not draft.chunks:
+            return LaunchedStep(_decode_plan(step_id, columns, deltas), draft.decodes, [], draft)
         single = [c for c in draft.chunks if c.samples and c.stop - c.start == 1]
         longer = [c for c in draft.chunks if not c.samples or c.stop - c.start > 1]
         chunks = [*single, *longer]
         sampled = [c for c in chunks if c.samples]
         for chunk in sampled:
             columns.begin(chunk.sequence, step_id)
-        num_decodes = len(draft.decodes)
-        sample_row = [row for row, c in enumerate(chunks, num_decodes) if c.samples]
-        guided = tuple(s for s, c in enumerate(sampled, num_decodes) if c.sequence.params.guided)
-        q_start = _joined(columns.start, [c.start for c in chunks])
-        q_len = _joined(columns.one, [c.stop - c.start for c in chunks])
-        plan = StepPlan(
-            step_id=step_id,
-            num_decode_rows=num_decodes + len(single),
-            row_slot=_joined(columns.slot, [c.sequence.slot for c in chunks]),
-            row_epoch=_joined(columns.epoch, [c.sequence.epoch for c in chunks]),
-            q_start=q_start,
-            q_len=q_len,
-            pos_upper=q_start + q_len,
-            tokens=_tokens(columns.tokens, chunks),
-            sample_row=_joined(columns.row, sample_row),
-            sample_index=_joined(columns.index, [c.stop - c.sequence.prompt_len for c in sampled]),
-            page_slot=deltas.page_slot,
-            page_index=deltas.page_index,
-            page_id=deltas.page_id,
-            slots=deltas.slots,
-            swap_out=deltas.swap_out,
-            swap_in=deltas.swap_in,
-            guided=columns.guided + guided,
-            scores=score_rows(chunks, num_decodes),
-            pools=pool_rows(chunks, num_decodes),
-        )
-        samples = [*draft.decodes, *(c.sequence for c in sampled)]
-        return LaunchedStep(plan, samples, chunks)
+        plan = _mixed_plan(step_id, columns, deltas, chunks, len(single))
+        return LaunchedStep(plan, [*draft.decodes, *(c.sequence for c in sampled)], chunks, draft)
+
+    def reschedule(self, sequence: Sequence) -> None:
+        """A row of the plan made last draws nothing: the next plan is to have it again."""
+        sequence.reschedule()
+        self._columns.reschedule(sequence)
+
+
+def _decode_plan(step_id: int, columns: _DecodeColumns, deltas: _Deltas) -> StepPlan:
+    return StepPlan(
+        step_id=step_id,
+        num_decode_rows=len(columns.slot),
+        row_slot=columns.slot,
+        row_epoch=columns.epoch,
+        q_start=columns.start,
+        q_len=columns.one,
+        pos_upper=columns.stop,
+        tokens=columns.tokens,
+        sample_row=columns.row,
+        sample_index=columns.index,
+        page_slot=deltas.page_slot,
+        page_index=deltas.page_index,
+        page_id=deltas.page_id,
+        slots=deltas.slots,
+        swap_out=deltas.swap_out,
+        swap_in=deltas.swap_in,
+        guided=columns.guided,
+    )
+
+
+def _mixed_plan(
+    step_id: int, columns: _DecodeColumns, deltas: _Deltas, chunks: list[Chunk], num_single: int
+) -> StepPlan:
+    """`num_single` chunks, the first ones, are of one token that samples."""
+    num_decodes = len(columns.slot)
+    sampled = [c for c in chunks if c.samples]
+    sample_row = [row for row, c in enumerate(chunks, num_decodes) if c.samples]
+    guided = tuple(s for s, c in enumerate(sampled, num_decodes) if c.sequence.params.guided)
+    q_start = _joined(columns.start, [c.start for c in chunks])
+    q_len = _joined(columns.one, [c.stop - c.start for c in chunks])
+    tokens = (c.sequence.ids_T(c.start, c.stop) for c in chunks)
+    return StepPlan(
+        step_id=step_id,
+        num_decode_rows=num_decodes + num_single,
+        row_slot=_joined(columns.slot, [c.sequence.slot for c in chunks]),
+        row_epoch=_joined(columns.epoch, [c.sequence.epoch for c in chunks]),
+        q_start=q_start,
+        q_len=q_len,
+        pos_upper=q_start + q_len,
+        tokens=np.concatenate((columns.tokens, *tokens)),
+        sample_row=_joined(columns.row, sample_row),
+        sample_index=_joined(columns.index, [c.stop - c.sequence.prompt_len for c in sampled]),
+        page_slot=deltas.page_slot,
+        page_index=deltas.page_index,
+        page_id=deltas.page_id,
+        slots=deltas.slots,
+        swap_out=deltas.swap_out,
+        swap_in=deltas.swap_in,
+        guided=columns.guided + guided,
+        scores=_score_rows(chunks, num_decodes),
+        pools=_pool_rows(chunks, num_decodes),
+    )
 
 
 def _joined(decodes: Int32Array, chunks: list[int]) -> Int32Array:
     return np.concatenate((decodes, int32_array(chunks)))
 
 
-def _tokens(decodes: Int32Array, chunks: list[Chunk]) -> Int32Array:
-    return np.concatenate((decodes, *(c.sequence.ids_T(c.start, c.stop) for c in chunks)))
+def _score_rows(chunks: list[Chunk], first_row: int) -> tuple[ScoreRow, ...]:
+    """Those of the chunks that have positions to score; `first_row` is the first one's."""
+    rows = []
+    for row, (sequence, start, stop, _) in enumerate(chunks, first_row):
+        if sequence.has_to_score(start) and stop > sequence.num_scored:
+            targets = sequence.params.prompt_T[start + 1 : stop + 1]
+            rows.append(ScoreRow(row, sequence.params.sampling.num_prompt_logprobs, targets))
+    return tuple(rows)
+
+
+def _pool_rows(chunks: list[Chunk], first_row: int) -> tuple[PoolRow, ...]:
+    """Those of the chunks whose hidden states go into embeddings."""
+    return tuple(
+        PoolRow(row, chunk.stop == chunk.sequence.prompt_len)
+        for row, chunk in enumerate(chunks, first_row)
+        if chunk.sequence.params.pools
+    )

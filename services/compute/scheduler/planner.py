@@ -2,18 +2,127 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
+from services.compute.kv.prefix import Node
+from services.compute.scheduler.protocol import Quota
+from services.compute.scheduler.sequence import Chunk, Draft, Sequence, Status
+from services.compute.scheduler.state import SchedulerState, by_order
+from services.compute.step import StepPlan
 
-from services.compute.scheduler.admission import Admission
-from services.compute.scheduler.draft import Chunk, Draft, StepLimits
-from services.compute.scheduler.forks import Forks
-from services.compute.scheduler.policy import Quota
-from services.compute.scheduler.preemption import Preemption
-from services.compute.scheduler.residents import Residents
-from services.compute.scheduler.sequence import Sequence
-from services.compute.scheduler.waiting import WaitingLine
 
-_by_order = attrgetter("order")
+class Admission:
+    """Lets the first in the queue run when its prompt fits; nothing overtakes it.
+
+    Pages for all known tokens are taken at once, so a prefill in chunks never starves half way;
+    pages for generated tokens come one by one. While others run, one page in four of them stays
+    free, which is what they will need within the next four steps or so: without it the new
+    sequence is soon the youngest when pages run out, and its prefill is lost.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._memory = state.memory
+        self._running = state.running
+        self._waiting = state.waiting
+        self._transfers = state.transfers
+        self._head: Sequence | None = None  # the first in the queue, if it did not fit
+        self._head_nodes: list[Node] = []  # its pages that the prefix tree has
+        self.num_started_total = 0
+        self.prompt_tokens_total = 0
+        self.cached_tokens_total = 0
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Give the first in the queue its pages and a slot; False if it has to wait."""
+        memory = self._memory
+        nodes = self._look_up(sequence)
+        num_missing = memory.pages_for(sequence.num_tokens) - len(nodes)
+        room = memory.num_available - len(self._running) // 4
+        if num_missing > room - memory.tree.num_idle(nodes):
+            return False
+        self._head = None
+        self._waiting.remove(sequence)
+        sequence.table.adopt(nodes)
+        if not sequence.table.grow(sequence.num_tokens):
+            raise RuntimeError("pages counted as available could not be taken")
+        num_cached = len(nodes) * memory.page_tokens
+        self._swap_in(sequence, len(nodes))
+        sequence.restart(max(sequence.num_computed_tokens, num_cached))
+        if not sequence.has_run:
+            sequence.cached_tokens = min(num_cached, sequence.prompt_len)
+            self.num_started_total += 1
+            self.prompt_tokens_total += sequence.prompt_len
+            self.cached_tokens_total += sequence.cached_tokens
+        self._running.enter(sequence)
+        return True
+
+    def _look_up(self, sequence: Sequence) -> list[Node]:
+        """The pages of a sequence that the tree has. While it stays the first in the queue they
+        are looked up once, and then only what has come and gone since."""
+        nodes = self._head_nodes if sequence is self._head else None
+        max_pages = sequence.num_reusable // self._memory.page_tokens
+        self._head = sequence
+        self._head_nodes = sequence.table.find(sequence.page_keys, max_pages, nodes)
+        return self._head_nodes
+
+    def _swap_in(self, sequence: Sequence, num_shared: int) -> None:
+        """Bring back from the host what the tree did not have."""
+        host_pages = sequence.host_pages
+        if not host_pages:
+            return
+        wanted = host_pages[num_shared:]
+        pages = sequence.table.pages
+        self._transfers.swap_in(wanted, pages[num_shared : num_shared + len(wanted)])
+        self._transfers.spend(host_pages)
+        sequence.host_pages = []
+
+
+class Preemption:
+    """Takes the pages of a running sequence without losing any of its tokens.
+
+    It is swapped out while there is swap space for all of it, else it recomputes. Only sequences
+    without a row in flight are preempted, so that every token they have sampled is known. Full
+    pages stay in the prefix tree until they are needed, so that a recompute often finds part of
+    its work done.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._memory = state.memory
+        self._running = state.running
+        self._waiting = state.waiting
+        self._transfers = state.transfers
+        self.num_total = 0
+
+    def preempt(self, victim: Sequence, step_id: int) -> None:
+        """Free the victim's device pages and queue it again; `step_id` is the next plan's."""
+        if victim.in_flight:
+            raise RuntimeError(f"{victim.attempt} has a row in flight")
+        num_pages = self._memory.pages_for(victim.num_computed_tokens)
+        host_pages = self._memory.host.take(num_pages) if victim.can_swap else None
+        if host_pages:
+            self._transfers.swap_out(victim.table.pages[:num_pages], host_pages)
+            victim.host_pages = host_pages
+            victim.swap_step = step_id
+            victim.status = Status.SWAPPED
+        else:
+            victim.restart(0)
+            victim.status = Status.WAITING
+        victim.table.release()
+        self._running.leave(victim)
+        self._waiting.add(victim)
+        self.num_total += 1
+
+    def distrust_swaps(self, plan: StepPlan) -> None:
+        """The step that should have swapped pages out or in broke: their sequences recompute."""
+        for sequence in self._waiting:
+            if sequence.status is Status.SWAPPED and sequence.swap_step == plan.step_id:
+                self._transfers.drop(sequence.host_pages)
+                sequence.host_pages = []
+                sequence.restart(0)
+                sequence.status = Status.WAITING
+        targets = {page for _, page in plan.swap_in}
+        for sequence in self._running if targets else ():
+            table = sequence.table
+            # One that is in flight has a row in a later step, which came after the swap.
+            if not sequence.in_flight and not targets.isdisjoint(table.pages[len(table.nodes) :]):
+                sequence.restart(len(table.nodes) * sequence.page_tokens)
 
 
 class Planner:
@@ -21,158 +130,139 @@ class Planner:
 
     When pages run out, the row that needs one is held, and so is the youngest sequence while it
     has rows in flight; a step later nothing of it is in flight, and it is preempted if the page is
-    still missing. Until then nobody is admitted. The oldest sequence can take everything from
-    the others, and alone it fits (the door saw to that), so there is always progress.
+    still missing. Until then nothing is admitted. The oldest sequence can take everything from
+    the others, and alone it fits (intake saw to that), so there is always progress.
     """
 
-    __slots__ = (
-        "_admission",
-        "_forks",
-        "_held",
-        "_limits",
-        "_preemption",
-        "_residents",
-        "_short_of_pages",
-        "_waiting",
-    )
-
-    def __init__(
-        self,
-        residents: Residents,
-        waiting: WaitingLine,
-        admission: Admission,
-        preemption: Preemption,
-        forks: Forks,
-        limits: StepLimits,
-    ) -> None:
-        self._residents = residents
-        self._waiting = waiting
-        self._admission = admission
-        self._preemption = preemption
-        self._forks = forks
-        self._limits = limits
+    def __init__(self, state: SchedulerState, max_tokens: int, max_scored_tokens: int) -> None:
+        self._running = state.running
+        self._waiting = state.waiting
+        self._forks = state.forks
+        self._max_tokens = max_tokens
+        self._max_scored_tokens = max_scored_tokens
         self._held: set[Sequence] = set()
         self._short_of_pages = False
+        self.admission = Admission(state)
+        self.preemption = Preemption(state)
 
     def draft(self, quotas: tuple[Quota, ...], step_id: int) -> Draft:
-        """Draft the next step by the first quota that yields any row; its rows count as launched.
+        """Draft the next step by the first quota that yields any row; its rows count as scheduled.
 
         An empty draft says that nothing can run now.
         """
         self._held.clear()
-        if not self._residents.decoding:
+        if not self._running.decoding:
             self._short_of_pages = False
         draft = Draft()
         for quota in quotas:
-            budget = self._limits.tokens
+            budget = self._max_tokens
             if quota.decode:
                 draft.decodes = self._decode_rows(step_id)
                 budget -= len(draft.decodes)
             budget = min(budget, quota.prefill_tokens)
             if budget > 0:
-                budget = self._go_on_prefilling(draft, budget)
-                self._start(draft, budget, quota.new_sequences)
+                budget = self._continue_prefills(draft, budget)
+                self._admit(draft, budget, quota.new_sequences)
             if draft:
                 break
-        self._launch(draft)
+        self._schedule(draft)
         return draft
 
     def _decode_rows(self, step_id: int) -> list[Sequence]:
         """All decoding sequences that have, or get, a place for their next token."""
-        residents = self._residents
-        fenced = [s for s in residents.decoding if s.launched == s.fence]
+        running = self._running
+        due = [s for s in running.decoding if s.num_scheduled_tokens == s.replan_at]
         self._short_of_pages = False
-        if fenced:
-            finished = {s for s in fenced if s.done_launching}
+        if due:
+            finished = {s for s in due if s.is_fully_scheduled}
             if finished:
-                residents.drop_launched_out(finished)
-            fenced.sort(key=_by_order)
-            for sequence in fenced:
+                running.stop_decoding(finished)
+            due.sort(key=by_order)
+            for sequence in due:
                 if sequence.slot >= 0 and sequence not in finished and sequence not in self._held:
                     self._make_room(sequence, step_id)
         if self._held:
-            return [s for s in residents.decoding if s not in self._held]
-        return residents.decoding
+            return [s for s in running.decoding if s not in self._held]
+        return running.decoding
 
     def _make_room(self, sequence: Sequence, step_id: int) -> None:
         """Get a page for the next position of a decoding sequence, or hold it."""
-        while not sequence.table.grow(sequence.launched + 1):
+        while not sequence.table.grow(sequence.num_scheduled_tokens + 1):
             self._short_of_pages = True
-            victim = self._residents.youngest()
+            victim = self._running.youngest()
             if victim is sequence or victim.in_flight:
-                # The youngest waits for pages without giving up its own: nobody asked for them.
+                # The youngest waits for pages without giving up its own: no older one needs them.
                 self._held.add(victim)
                 self._held.add(sequence)
                 return
-            self._preemption.preempt(victim, step_id)
-        sequence.set_fence()
-        self._residents.retabled.append(sequence)
+            self.preemption.preempt(victim, step_id)
+        sequence.set_replan()
+        self._running.dirty_tables.append(sequence)
 
-    def _go_on_prefilling(self, draft: Draft, budget: int) -> int:
+    def _continue_prefills(self, draft: Draft, budget: int) -> int:
         """Give chunks to those that run already; return what is left of the budget."""
-        for sequence in self._residents.prefilling:
+        for sequence in self._running.prefilling:
             if budget <= 0:
                 break
             if sequence not in self._held:
                 budget -= self._add_chunk(draft, sequence, budget)
         return budget
 
-    def _start(self, draft: Draft, budget: int, num_new: int) -> None:
-        """Admit from the waiting line while there are budget, slots and pages."""
+    def _admit(self, draft: Draft, budget: int, num_new: int) -> None:
+        """Admit from the waiting queue while there are budget, slots and pages."""
         if self._short_of_pages:
             return
-        residents = self._residents
-        while budget > 0 and residents.has_free_slot:
-            sequence = self._waiting.first(newcomers=num_new > 0)
+        while budget > 0 and self._running.has_free_slot:
+            sequence = self._waiting.first(allow_new=num_new > 0)
             if sequence is None:
                 return
-            is_new = not sequence.joined
-            if not self._admission.admit(sequence):
+            is_new = not sequence.has_run
+            if not self.admission.admit(sequence):
                 return
             num_new -= is_new
             budget -= self._add_chunk(draft, sequence, budget)
 
     def _add_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
         """Add as many known tokens of a sequence as the budget allows; return their number."""
-        start, num_known = sequence.launched, sequence.num_known
+        start, num_tokens = sequence.num_scheduled_tokens, sequence.num_tokens
         scored = sequence.has_to_score(start)
         if scored:
-            budget = min(budget, self._limits.scored_tokens - draft.num_scored)
-        stop = min(num_known, start + budget)
+            budget = min(budget, self._max_scored_tokens - draft.num_scored)
+        stop = min(num_tokens, start + budget)
         if stop <= start:  # no more scores in this step; or a pooled one that awaits its result
             return 0
         draft.num_scored += scored * (stop - start)
-        samples = stop == num_known and not sequence.params.pools
+        samples = stop == num_tokens and not sequence.params.pools
         draft.chunks.append(Chunk(sequence, start, stop, samples))
         self._share(draft, draft.chunks[-1])
         return stop - start
 
     def _share(self, draft: Draft, chunk: Chunk) -> None:
-        """Let those who come next find the pages that a chunk fills, already in this step.
+        """Let later sequences find the pages that a chunk fills, already in this step.
 
-        A guided sample may turn out void, and its position be computed again: its page is not
-        shared before that is known.
+        A guided sample may be skipped, and its position be computed again: its page is not shared
+        before that is known.
         """
         sequence = chunk.sequence
         if not (self._waiting or sequence.followers):
-            return  # nobody comes next: 512 pages take 0.25 ms, which can pass beside the step
+            return  # nothing comes next: 512 pages take 0.25 ms, which can pass beside the step
         num_certain = chunk.stop - (chunk.samples and sequence.params.guided)
         nodes = sequence.table.publish(sequence.page_keys, num_certain, launched=False)
         draft.published += [(sequence, node) for node in nodes]
         if sequence.followers and chunk.stop >= sequence.prompt_len:
             self._forks.release(sequence)
 
-    def _launch(self, draft: Draft) -> None:
-        """Count the drafted rows as launched."""
+    def _schedule(self, draft: Draft) -> None:
+        """Count the drafted rows as scheduled."""
         for sequence in draft.decodes:
-            sequence.launched += 1
+            sequence.num_scheduled_tokens += 1
         if not draft.chunks:
             return
         begun = []
         for chunk in draft.chunks:
-            chunk.sequence.launched = chunk.stop
+            chunk.sequence.num_scheduled_tokens = chunk.stop
             if chunk.samples:
-                chunk.sequence.set_fence()
+                chunk.sequence.set_replan()
                 begun.append(chunk.sequence)
         if begun:
-            self._residents.begin_decoding(begun)
+            self._running.begin_decoding(begun)

@@ -1,4 +1,4 @@
-"""The scheduler: continuous batching, one step ahead of the device."""
+"""The scheduler: continuous batching over paged KV memory, one step ahead of the device."""
 
 from __future__ import annotations
 
@@ -7,84 +7,65 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 from common.messages.address import AttemptId
 from common.messages.failure import EndReason, Failure
+from common.messages.generate import Generate
 from services.compute.kv.memory import KVMemory
 from services.compute.kv.prefix import Node
 from services.compute.runner.protocol import RunnerSpec
-from services.compute.scheduler.admission import Admission
-from services.compute.scheduler.attempts import OpenAttempts
-from services.compute.scheduler.commit import Committer
-from services.compute.scheduler.door import Door
-from services.compute.scheduler.draft import LaunchedStep, StepLimits
-from services.compute.scheduler.endings import Endings
-from services.compute.scheduler.events import EventLog, sequence_events
-from services.compute.scheduler.forks import Forks
+from services.compute.scheduler.commit import Committer, Endings
 from services.compute.scheduler.intake import Intake
-from services.compute.scheduler.nursery import Nursery
 from services.compute.scheduler.packing import Packer
 from services.compute.scheduler.planner import Planner
-from services.compute.scheduler.policy import BatchPolicy, BatchView
-from services.compute.scheduler.preemption import Preemption
-from services.compute.scheduler.protocol import News, Request, SchedulerStats, SequenceEvent
-from services.compute.scheduler.residents import Residents
-from services.compute.scheduler.sequence import Sequence, Status
-from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.scheduler.tombstones import Tombstones
-from services.compute.scheduler.transfers import Transfers
-from services.compute.scheduler.waiting import WaitingLine
+from services.compute.scheduler.protocol import (
+    BatchView,
+    Output,
+    SchedulerSettings,
+    SchedulerStats,
+    SchedulingPolicy,
+)
+from services.compute.scheduler.sequence import LaunchedStep, Sequence, Status
+from services.compute.scheduler.state import SchedulerState
 from services.compute.step import StepPlan, StepResult
 
 
-class ContinuousScheduler:
-    """Implements `Scheduler` over paged KV memory; `policy` says which work goes first.
+class Scheduler:
+    """Synchronous and pure, given the clock; `policy` says which work goes first.
 
-    It holds the parts together and the queue of steps in flight; each rule lives in a part.
+    The engine calls `plan` for step n+1 before `commit` of step n; a plan may be committed only in
+    the order planned. Outputs, of aborts and refusals too, wait here until `drain_outputs`. This
+    class holds the parts together and the queue of steps in flight; each rule lives in a part.
     """
 
-    def __init__(self, spec: RunnerSpec, settings: SchedulerSettings, policy: BatchPolicy) -> None:
-        page_tokens = spec.kv_groups[0].page_tokens
+    def __init__(
+        self, spec: RunnerSpec, settings: SchedulerSettings, policy: SchedulingPolicy
+    ) -> None:
         num_slots = min(settings.max_num_seqs, spec.max_num_seqs, spec.max_step_tokens)
+        memory = KVMemory(spec.num_pages, spec.num_host_pages, spec.kv_groups[0].page_tokens)
         self._policy = policy
         self._max_num_seqs = num_slots
         self._max_prefill_tokens = min(settings.max_prefill_tokens, spec.max_step_tokens)
         self._max_in_flight = settings.in_flight_steps
-        self._memory = memory = KVMemory(spec.num_pages, spec.num_host_pages, page_tokens)
-        self._residents = residents = Residents(num_slots)
-        self._waiting = waiting = WaitingLine()
-        self._forks = Forks(waiting)
-        self._attempts = attempts = OpenAttempts(
-            Tombstones(settings.tombstone_s, settings.max_tombstones)
-        )
-        self._log = log = EventLog()
-        transfers = Transfers(memory.host)
-        self._endings = Endings(attempts, residents, waiting, self._forks, transfers, log)
-        self._admission = Admission(memory, residents, waiting, transfers)
-        self._preemption = Preemption(memory, residents, waiting, transfers)
-        self._planner = Planner(
-            residents,
-            waiting,
-            self._admission,
-            self._preemption,
-            self._forks,
-            StepLimits(spec.max_step_tokens, settings.max_scored_tokens),
-        )
-        self._packer = Packer(residents, transfers, num_slots)
-        self._committer = Committer(residents, self._endings, log)
-        door = Door(spec, page_tokens, settings.max_waiting)
-        nursery = Nursery(memory, spec.eos_token_ids, settings.prefix_cache, spec.pooling)
-        self._intake = Intake(door, nursery, attempts, waiting, self._forks, log)
+        self._state = state = SchedulerState(memory, settings, num_slots)
+        self._intake = Intake(state, spec, settings)
+        self._planner = Planner(state, spec.max_step_tokens, settings.max_scored_tokens)
+        self._packer = Packer(state, num_slots)
+        self._endings = Endings(state)
+        self._committer = Committer(state, self._endings)
         self._in_flight: deque[LaunchedStep] = deque()
         self._unpublished: LaunchedStep | None = None
         self._next_step_id = 0
 
-    def add(self, request: Request, now_s: float) -> None:
-        """Queue a request; what can never run becomes a `refused` event."""
-        self._intake.add(request, now_s)
+    def add_request(self, request: Generate, now_s: float) -> None:
+        """Queue a request; what can never run is reported as refused."""
+        self._intake.add_request(request, now_s)
 
     def abort(self, attempt: AttemptId, now_s: float) -> bool:
-        """End one attempt; one that is not open is refused should it still come."""
-        sequence = self._attempts.get(attempt)
+        """End one attempt; one that is not open is refused should it still come.
+
+        Its pages are free before the next plan.
+        """
+        sequence = self._state.attempts.get(attempt)
         if sequence is None:
-            self._attempts.tombstones.bury(attempt, now_s)
+            self._state.attempts.bury(attempt, now_s)
             return False
         self._endings.end(sequence, "aborted")
         return True
@@ -102,7 +83,6 @@ class ContinuousScheduler:
         self._next_step_id += 1
         oldest = self._in_flight[0].plan.step_id if self._in_flight else step_id
         step = self._packer.pack(draft, step_id, oldest)
-        step.published = draft.published
         self._in_flight.append(step)
         self._unpublished = step
         return step.plan
@@ -123,8 +103,8 @@ class ContinuousScheduler:
         sequences = self._step(plan).samples
         return [sample for sample in samples if sequences[sample].live]
 
-    def defer(self, plan: StepPlan, samples: Iterable[int]) -> None:
-        """Take back samples of the step planned last: they draw nothing and are planned again.
+    def reschedule(self, plan: StepPlan, samples: Iterable[int]) -> None:
+        """Skip samples of the step planned last: they draw nothing and are planned again.
 
         All steps before it must be committed; ValueError if it is not the only one in flight.
         """
@@ -133,9 +113,9 @@ class ContinuousScheduler:
             raise ValueError(f"step {plan.step_id} is not the only one in flight")
         for sample in samples:
             sequence = step.samples[sample]
-            if sequence.live and sample not in step.void:
-                self._packer.take_back(sequence)
-        step.void = step.void.union(samples)
+            if sequence.live and sample not in step.skipped:
+                self._packer.reschedule(sequence)
+        step.skipped = step.skipped.union(samples)
 
     def fail_samples(self, plan: StepPlan, failures: Mapping[int, Failure]) -> None:
         """End the sequences of some samples of a launched step, each with its failure."""
@@ -150,7 +130,7 @@ class ContinuousScheduler:
         Their rows of the step planned last are computed all the same: others may read the pages
         that those fill. Returns the attempts that it ended, with the traceparent of each.
         """
-        return self._fail([s for s in self._residents.running if s.slot in slots], failure)
+        return self._fail([s for s in self._state.running if s.slot in slots], failure)
 
     def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> dict[AttemptId, str]:
         """The step broke: end every sequence that was in it, and any that read its pages.
@@ -162,38 +142,31 @@ class ContinuousScheduler:
             self._unpublished = None
         doubtful = self._distrust(step)
         self._in_flight.remove(step)
-        running = self._residents.running
+        running = self._state.running
         readers = [s for s in running if not doubtful.isdisjoint(s.table.nodes[-1:])]
         ended = self._fail([*step.sequences(), *readers], failure)
-        self._preemption.distrust_swaps(plan)
-        self._residents.resend(plan.slots)
+        self._planner.preemption.distrust_swaps(plan)
+        running.resend(plan.slots)
         return ended
 
-    def end_all(self, matches: Callable[[Request], bool], reason: EndReason, now_s: float) -> None:
-        """End every sequence of the requests that match."""
-        for sequence in list(self._attempts):
+    def end_all(self, matches: Callable[[Generate], bool], reason: EndReason, now_s: float) -> None:
+        for sequence in list(self._state.attempts):
             if matches(sequence.params.request):
                 self._endings.end(sequence, reason)
 
-    def take_news(self) -> list[News]:
-        """Hand over the news since the last call; those of one attempt are in order."""
-        return self._log.take()
-
-    def take_events(self) -> list[SequenceEvent]:
-        """Hand over the same with an event for each sequence, to whoever has the time."""
-        return list(sequence_events(self._log.take()))
+    def drain_outputs(self) -> list[Output]:
+        """Hand over the outputs since the last call; those of one attempt are in order."""
+        return self._state.outputs.drain()
 
     def is_open(self, attempt: AttemptId) -> bool:
-        """Whether this attempt has state here."""
-        return self._attempts.get(attempt) is not None
+        return self._state.attempts.get(attempt) is not None
 
     def open_attempts(self, router: str) -> list[int]:
         """Counters of this router's attempts that have state here."""
-        return self._attempts.counters(router)
+        return self._state.attempts.counters(router)
 
     def has_work(self) -> bool:
-        """Whether any sequence is waiting, running or swapped."""
-        return bool(self._attempts)
+        return bool(self._state.attempts)
 
     def wake_at_s(self) -> float | None:
         """When `plan` may find something to run though nothing has happened."""
@@ -201,23 +174,24 @@ class ContinuousScheduler:
 
     def stats(self) -> SchedulerStats:
         """Counts for heartbeats and metrics."""
-        num_swapped = sum(s.status is Status.SWAPPED for s in self._waiting)
+        state, planner = self._state, self._planner
+        num_swapped = sum(s.status is Status.SWAPPED for s in state.waiting)
         return SchedulerStats(
-            num_waiting=len(self._waiting) - num_swapped + self._forks.num_parked,
-            num_running=len(self._residents.running),
+            num_waiting=state.num_waiting - num_swapped,
+            num_running=len(state.running),
             num_swapped=num_swapped,
             num_slots=self._max_num_seqs,
-            pages_total=self._memory.device.num_pages,
-            pages_free=self._memory.num_available,
-            prompt_tokens_total=self._admission.prompt_tokens_total,
-            cached_tokens_total=self._admission.cached_tokens_total,
+            pages_total=state.memory.device.num_pages,
+            pages_free=state.memory.num_available,
+            prompt_tokens_total=planner.admission.prompt_tokens_total,
+            cached_tokens_total=planner.admission.cached_tokens_total,
             generated_tokens_total=self._committer.generated_tokens_total,
-            preemptions_total=self._preemption.num_total,
+            preemptions_total=planner.preemption.num_total,
         )
 
     def flush_prefix_cache(self) -> int:
         """Forget every shared page that no sequence holds; return how many there were."""
-        return self._memory.tree.flush()
+        return self._state.memory.tree.flush()
 
     def _step(self, plan: StepPlan) -> LaunchedStep:
         return next(step for step in self._in_flight if step.plan.step_id == plan.step_id)
@@ -232,12 +206,12 @@ class ContinuousScheduler:
         return ended
 
     def _view(self) -> BatchView:
-        waiting, residents = self._waiting, self._residents
+        state, waiting = self._state, self._state.waiting
         return BatchView(
-            num_running=len(residents.running),
-            num_new=len(waiting) - waiting.num_joined + self._forks.num_parked,
-            num_resumable=waiting.num_joined,
-            num_started_total=self._admission.num_started_total,
+            num_running=len(state.running.sequences),
+            num_new=len(waiting) - waiting.num_resumable + state.forks.num_parked,
+            num_resumable=waiting.num_resumable,
+            num_started_total=self._planner.admission.num_started_total,
             max_num_seqs=self._max_num_seqs,
             max_prefill_tokens=self._max_prefill_tokens,
         )
@@ -251,12 +225,12 @@ class ContinuousScheduler:
         step, self._unpublished = self._unpublished, None
         if step is None:
             return
-        void = {step.samples[sample] for sample in step.void}
+        skipped = {step.samples[sample] for sample in step.skipped}
         for chunk in step.chunks:
             sequence = chunk.sequence
             if sequence.live:
                 # A position that will be computed again writes to its page, so that is not shared.
-                self._publish(step, sequence, chunk.stop - (sequence in void))
+                self._publish(step, sequence, chunk.stop - (sequence in skipped))
 
     def _distrust(self, broken: LaunchedStep) -> set[Node]:
         """Make unfindable what the sequences of a broken step published in it or since.
@@ -270,11 +244,11 @@ class ContinuousScheduler:
             if step.plan.step_id >= broken.plan.step_id
             for sequence, node in step.published
             if sequence in involved
-            for held in self._memory.tree.detach(node)
+            for held in self._state.memory.tree.detach(node)
         }
 
     def _publish(self, step: LaunchedStep, sequence: Sequence, num_tokens: int) -> None:
         table = sequence.table
         step.published += [(sequence, n) for n in table.publish(sequence.page_keys, num_tokens)]
         if table.num_sent < len(table.pages):
-            self._residents.retabled.append(sequence)
+            self._state.running.dirty_tables.append(sequence)

@@ -7,17 +7,18 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-from common.messages.address import Address, AttemptId
+from common.messages.address import AttemptId
 from common.messages.sampling import SamplingParams
 from common.messages.tokens import TokenLogprobs
 from services.compute.config import ComputeSettings
 from services.compute.device import scheduler_settings
 from services.compute.engine import Engine
 from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.scheduler.protocol import Prompt, Request
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.schools import make_policy
-from services.compute.step import StepPlan, StepResult, TokenMasks, int32_array
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.policies import make_policy
+from services.compute.scheduler.scheduler import Scheduler
+from services.compute.step import StepPlan, StepResult, TokenMasks
+from tests.unit.compute.generate_requests import generate_request
 
 ROUTER = "r"
 
@@ -57,7 +58,7 @@ class Server:
     def __init__(self, runner: Runner, settings: ComputeSettings) -> None:
         policy = make_policy(settings.schedule, settings.static_batch_window_s)
         spec = runner.spec()
-        self.scheduler = ContinuousScheduler(spec, scheduler_settings(settings, spec), policy)
+        self.scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy)
         self.errors: list[Exception] = []
         self.engine = Engine(
             self.scheduler,
@@ -74,16 +75,8 @@ class Server:
 
     def ask(self, counter: int, prompt: list[int], sampling: SamplingParams, **fields: Any) -> None:
         """Hand in a request; its choices are heard of as counter, counter + 1 …"""
-        request = Request(
-            attempt=AttemptId(ROUTER, counter),
-            detokenizer=Address("mem://d", "d"),
-            prompt=Prompt.of(prompt),
-            output_ids=int32_array(fields.pop("output_ids", ())),
-            sampling=sampling,
-            header=b"",
-            **fields,
-        )
-        self.scheduler.add(request, time.monotonic())
+        request = generate_request(counter, prompt, sampling, ROUTER, **fields)
+        self.scheduler.add_request(request, time.monotonic())
 
     def abort(self, counter: int) -> None:
         """End one choice, if it has not ended yet."""
@@ -96,7 +89,7 @@ class Server:
         if not (launched and self.engine.has_room):
             self.engine.collect(force=True)
         self.most_swapped = max(self.most_swapped, self.scheduler.stats().num_swapped)
-        for event in self.scheduler.take_events():
+        for event in sequence_outputs(self.scheduler.drain_outputs()):
             counter = event.attempt.counter
             self.tokens[counter] += event.token_ids
             self.logprobs[counter] += event.logprobs

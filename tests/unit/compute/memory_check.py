@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from services.compute.kv.memory import KVMemory
+from services.compute.kv.memory import KVMemory, PageTable
 from services.compute.kv.prefix import Node
-from services.compute.kv.table import PageTable
-from services.compute.scheduler.scheduler import ContinuousScheduler
+from services.compute.scheduler.scheduler import Scheduler
 
 
 def check_memory(memory: KVMemory, tables: Iterable[PageTable]) -> None:
@@ -36,18 +35,18 @@ def check_memory(memory: KVMemory, tables: Iterable[PageTable]) -> None:
     assert memory.tree.num_evictable == len(idle)
 
 
-def check_scheduler(scheduler: ContinuousScheduler) -> None:
+def check_scheduler(scheduler: Scheduler) -> None:
     """The same for all sequences of a scheduler, with its slots and its swap space."""
-    sequences = list(scheduler._attempts)
-    memory = scheduler._memory
+    sequences = list(scheduler._state.attempts)
+    memory = scheduler._state.memory
     check_memory(memory, [sequence.table for sequence in sequences])
     host = [page for sequence in sequences for page in sequence.host_pages]
     assert len(set(host)) == len(host)
     assert len(host) + memory.host.num_free == memory.host.num_pages
-    residents = scheduler._residents
+    running = scheduler._state.running
     slots = [sequence.slot for sequence in sequences if sequence.slot >= 0]
-    assert len(set(slots)) == len(slots) == len(residents.running)
-    assert sorted(slots + residents._free_slots) == list(range(len(residents._epochs)))
+    assert len(set(slots)) == len(slots) == len(running)
+    assert sorted(slots + running._free_slots) == list(range(len(running._epochs)))
     for sequence in sequences:
         if sequence.slot < 0:
             assert not sequence.table.pages

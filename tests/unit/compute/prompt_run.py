@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from common.messages.address import Address, AttemptId
 from common.messages.failure import Ending
+from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import Runner
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Prompt, Request, SequenceEvent
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import NO_IDS, Float32Array
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.policies import DecodeFirst
+from services.compute.scheduler.protocol import (
+    SchedulerSettings,
+    SequenceOutput,
+)
+from services.compute.scheduler.scheduler import Scheduler
+from services.compute.step import Float32Array
+from tests.unit.compute.generate_requests import generate_request
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Heard:
     tokens: list[int] = field(default_factory=list)
     ending: Ending | None = None
 
-    def hear(self, event: SequenceEvent) -> None:
+    def hear(self, event: SequenceOutput) -> None:
         """Take an event."""
         for scores in event.scored:
             assert scores.first == len(self.ranks) + 1
@@ -52,7 +56,7 @@ class Heard:
         return np.frombuffer(self.ending.embedding, dtype=np.float32)
 
 
-def scored(counter: int, prompt: list[int], num_top: int = 0, max_tokens: int = 1) -> Request:
+def scored(counter: int, prompt: list[int], num_top: int = 0, max_tokens: int = 1) -> Generate:
     """A request whose prompt is scored."""
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -61,25 +65,22 @@ def scored(counter: int, prompt: list[int], num_top: int = 0, max_tokens: int = 
         ignore_eos=True,
         num_prompt_logprobs=num_top,
     )
-    address = Address("inproc://d", "d")
-    return Request(AttemptId("r", counter), address, Prompt.of(prompt), NO_IDS, sampling, b"")
+    return generate_request(counter, prompt, sampling)
 
 
-def pooled(counter: int, prompt: list[int]) -> Request:
+def pooled(counter: int, prompt: list[int]) -> Generate:
     """A request for an embedding."""
     sampling = SamplingParams(max_tokens=0, seed=0)
-    address = Address("inproc://d", "d")
-    attempt = AttemptId("r", counter)
-    return Request(attempt, address, Prompt.of(prompt), NO_IDS, sampling, b"", pooling=True)
+    return generate_request(counter, prompt, sampling, pooling=True)
 
 
 def run_prompts(
-    runner: Runner, requests: list[Request], chunk: int, in_flight: int = 0, **spec: int
-) -> tuple[dict[int, Heard], ContinuousScheduler]:
+    runner: Runner, requests: list[Generate], chunk: int, in_flight: int = 0, **spec: int
+) -> tuple[dict[int, Heard], Scheduler]:
     """Run all requests to their end, each arriving a step after the one before."""
     from tests.unit.compute.engine_server import Restricted
 
-    scheduler = ContinuousScheduler(
+    scheduler = Scheduler(
         Restricted(runner, **spec).spec(),
         SchedulerSettings(max_num_seqs=8, max_prefill_tokens=chunk, in_flight_steps=in_flight),
         DecodeFirst(),
@@ -88,14 +89,14 @@ def run_prompts(
     waiting, in_the_air = deque(requests), deque()
     while waiting or in_the_air or scheduler.has_work():
         if waiting:
-            scheduler.add(waiting.popleft(), 0.0)
+            scheduler.add_request(waiting.popleft(), 0.0)
         plan = scheduler.plan(0.0)
         if plan is not None:
             in_the_air.append((plan, runner.sample(runner.forward(plan))))
         if in_the_air and (plan is None or len(in_the_air) > in_flight):
             oldest, ticket = in_the_air.popleft()
             scheduler.commit(oldest, runner.result(ticket), 0.0)
-        for event in scheduler.take_events():
+        for event in sequence_outputs(scheduler.drain_outputs()):
             heard[event.attempt.counter].hear(event)
     return heard, scheduler
 

@@ -9,15 +9,19 @@ from itertools import pairwise
 
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Ending
+from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from common.messages.tokens import PromptScores
 from services.compute.runner.protocol import RunnerSpec
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.policy import BatchPolicy
-from services.compute.scheduler.protocol import Prompt, Request, SequenceEvent
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import StepPlan, StepResult, int32_array
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.policies import DecodeFirst
+from services.compute.scheduler.protocol import (
+    SchedulerSettings,
+    SchedulingPolicy,
+    SequenceOutput,
+)
+from services.compute.scheduler.scheduler import Scheduler
+from services.compute.step import StepPlan, StepResult
 from tests.unit.compute.fake_device import (
     FakeDevice,
     embedding_of,
@@ -26,6 +30,7 @@ from tests.unit.compute.fake_device import (
     hash_of,
     score_of,
 )
+from tests.unit.compute.generate_requests import generate_request, prompt_ids
 
 ROUTER = "router"
 DETOKENIZERS = (Address("inproc://d0", "d0"), Address("inproc://d1", "d1"))
@@ -38,20 +43,21 @@ def make_request(
     output_ids: tuple[int, ...] = (),
     num_choices: int = 1,
     **more: object,
-) -> Request:
+) -> Generate:
     """A request with attempts from `counter` on; `more` are fields of request or sampling."""
     request_fields = {"first_choice", "priority", "cache_salt", "pooling"}
     sampling = {"ignore_eos": True, "seed": counter}
     sampling.update({k: v for k, v in more.items() if k not in request_fields})  # type: ignore[misc]
-    return Request(
-        attempt=AttemptId(ROUTER, counter),
+    return generate_request(
+        counter,
+        prompt,
+        SamplingParams(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
+        ROUTER,
         detokenizer=DETOKENIZERS[counter % 2],
-        prompt=Prompt.of(prompt),
-        output_ids=int32_array(output_ids),
-        sampling=SamplingParams(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
+        output_ids=output_ids,
         header=b"header %d" % counter,
         num_choices=num_choices,
-        **{k: v for k, v in more.items() if k in request_fields},  # type: ignore[arg-type]
+        **{k: v for k, v in more.items() if k in request_fields},
     )
 
 
@@ -59,7 +65,7 @@ def make_request(
 class Stream:
     """What has been heard of one attempt."""
 
-    request: Request
+    request: Generate
     choice: int
     tokens: list[int]
     opened: bool = False
@@ -71,7 +77,7 @@ class Stream:
         """The tokens that this attempt produced itself."""
         return self.tokens[len(self.request.output_ids) :]
 
-    def hear(self, event: SequenceEvent) -> None:
+    def hear(self, event: SequenceOutput) -> None:
         """Take one event and check it against those before."""
         assert self.ending is None, "an event after the terminal"
         assert event.opened is not self.opened, "the first event opens, and no other"
@@ -94,7 +100,7 @@ class Stream:
         self.ending = event.ending
         if event.ending is not None:
             usage = event.ending.usage
-            assert usage.prompt_tokens == len(self.request.prompt)
+            assert usage.prompt_tokens == len(prompt_ids(self.request))
             assert usage.completion_tokens == len(self.tokens)
             assert 0 <= usage.cached_tokens <= usage.prompt_tokens
         else:
@@ -103,7 +109,7 @@ class Stream:
     def _hear_scores(self, scores: PromptScores) -> None:
         assert scores.first == len(self.scores) + 1, "a gap or an overlap"
         self.scores += scores.logprobs
-        prompt = self.request.prompt.ids_T.tolist()
+        prompt = prompt_ids(self.request)
         ids = prompt[scores.first : scores.first + len(scores.ids)]
         assert scores.ids.tolist() == ids and ids
         assert scores.ranks.tolist() == [token + 1 for token in ids]
@@ -118,20 +124,20 @@ class Stream:
         if request.sampling.num_prompt_logprobs < 0 or self.choice or request.pooling:
             return []
         prefix, scores = 0, []
-        for token, following in pairwise(request.prompt.ids_T.tolist()):
+        for token, following in pairwise(prompt_ids(request)):
             prefix = extend(prefix, token)
             scores.append(score_of(prefix, following))
         return scores
 
     def expected_embedding(self, pooling: str) -> bytes:
         """The answer to a request with pooling."""
-        prompt = self.request.prompt.ids_T.tolist()
+        prompt = prompt_ids(self.request)
         num_pooled = 1 if pooling == "last" else len(prompt)
         return array("f", embedding_of(hash_of(prompt), num_pooled)).tobytes()
 
     def expected(self) -> list[int]:
         """What the whole request must produce, undisturbed."""
-        return generate(self.request.prompt.ids_T.tolist(), self.request.sampling, self.choice)
+        return generate(prompt_ids(self.request), self.request.sampling, self.choice)
 
 
 @dataclass
@@ -140,23 +146,23 @@ class Loop:
 
     spec: RunnerSpec
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
-    policy: BatchPolicy = field(default_factory=DecodeFirst)
+    policy: SchedulingPolicy = field(default_factory=DecodeFirst)
 
     def __post_init__(self) -> None:
-        self.scheduler = ContinuousScheduler(self.spec, self.settings, self.policy)
+        self.scheduler = Scheduler(self.spec, self.settings, self.policy)
         self.device = FakeDevice(self.spec)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.streams: dict[int, Stream] = {}
         self.plans: list[StepPlan] = []
         self.now_s = 0.0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Generate) -> None:
         """Hand a request in."""
         for index in range(max(request.num_choices, 1)):
             self.streams[request.attempt.counter + index] = Stream(
                 request, request.first_choice + index, request.output_ids.tolist()
             )
-        self.scheduler.add(request, self.now_s)
+        self.scheduler.add_request(request, self.now_s)
 
     def abort(self, counter: int) -> bool:
         """Abort an attempt."""
@@ -178,9 +184,9 @@ class Loop:
         self.scheduler.commit(plan, result, self.now_s)
         return True
 
-    def hear(self) -> list[SequenceEvent]:
+    def hear(self) -> list[SequenceOutput]:
         """Take the events and check each against what its stream has heard."""
-        events = self.scheduler.take_events()
+        events = list(sequence_outputs(self.scheduler.drain_outputs()))
         for event in events:
             self.streams[event.attempt.counter].hear(event)
         return events

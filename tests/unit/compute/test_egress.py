@@ -1,4 +1,4 @@
-"""Messages of a step: one message for each detokenizer, and nothing of the news is lost in it."""
+"""Messages of a step: one message for each detokenizer, with every output in it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import numpy as np
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Ending, Usage
 from common.messages.tokens import TokenLogprobs, TokenRow
-from services.compute.egress import step_messages
-from services.compute.scheduler.events import sequence_events
-from services.compute.scheduler.protocol import News, SequenceEvent, StepTokens
+from services.compute.egress import pack_outputs
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.protocol import Output, SequenceOutput, StepTokens
 
 ONE, OTHER = Address("inproc://one", "1"), Address("inproc://other", "2")
 
@@ -22,20 +22,22 @@ def step_tokens(detokenizer: Address, router: str, *samples: tuple[int, int, int
     )
 
 
-NEWS: list[News] = [
-    SequenceEvent(AttemptId("b", 1), ONE, b"h1", 0, (5,), opened=True, prompt_tokens=7),
-    SequenceEvent(AttemptId("a", 2), OTHER, b"h2", 3, (6,), 0, (TokenLogprobs(-0.5),)),
+OUTPUTS: list[Output] = [
+    SequenceOutput(AttemptId("b", 1), ONE, b"h1", 0, (5,), opened=True, prompt_tokens=7),
+    SequenceOutput(AttemptId("a", 2), OTHER, b"h2", 3, (6,), 0, (TokenLogprobs(-0.5),)),
     step_tokens(ONE, "a", (3, 4, 50), (1 << 40, 0, 60)),
     step_tokens(ONE, "b", (4, 9, 70)),
     step_tokens(OTHER, "b", (5, 1, 80)),
-    SequenceEvent(AttemptId("a", 3), ONE, b"h3", 5, (51,), ending=Ending("length", Usage(7, 0, 6))),
+    SequenceOutput(
+        AttemptId("a", 3), ONE, b"h3", 5, (51,), ending=Ending("length", Usage(7, 0, 6))
+    ),
 ]
 
 
-def content(news: list[News]) -> dict[Address, list[TokenRow]]:
+def content(outputs: list[Output]) -> dict[Address, list[TokenRow]]:
     """What each detokenizer reads."""
     found = {}
-    for detokenizer, message in step_messages(3, news):
+    for detokenizer, message in pack_outputs(3, outputs):
         message.check()
         assert message.step_id == 3
         assert detokenizer not in found
@@ -44,7 +46,7 @@ def content(news: list[News]) -> dict[Address, list[TokenRow]]:
 
 
 def test_each_detokenizer_gets_its_rows_in_one_message() -> None:
-    found = content(NEWS)
+    found = content(OUTPUTS)
     assert [row[:4] for row in found[ONE]] == [
         ("b", 1, 0, (5,)),
         ("a", 3, 4, (50,)),
@@ -59,8 +61,8 @@ def test_each_detokenizer_gets_its_rows_in_one_message() -> None:
 
 
 def test_columns_say_what_an_event_for_each_sequence_would() -> None:
-    assert content(NEWS) == content(list(sequence_events(NEWS)))
+    assert content(OUTPUTS) == content(list(sequence_outputs(OUTPUTS)))
 
 
-def test_no_news_make_no_message() -> None:
-    assert step_messages(1, []) == []
+def test_no_outputs_make_no_message() -> None:
+    assert pack_outputs(1, []) == []

@@ -8,19 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.messages.address import Address, AttemptId
+from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from common.messages.sampling import Guidance, SamplingParams
 from services.compute.engine import Engine
 from services.compute.grammar.masks import MaskStatus
 from services.compute.masking import Masking
 from services.compute.runner.sim import LatencyModel, SimRunner, SimTicket
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Prompt, Request
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.policies import DecodeFirst
+from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step import (
-    NO_IDS,
     BoolArray,
     Int32Array,
     SlotDelta,
@@ -29,6 +28,7 @@ from services.compute.step import (
     TokenMasks,
 )
 from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.generate_requests import generate_request
 
 ALLOWED = 21
 STEP_S = 0.01
@@ -83,7 +83,7 @@ class Bench:
     def __init__(self, overlaps: bool = True, **spec_changes: int) -> None:
         self.now_s = 100.0
         spec = replace(make_spec(**spec_changes), overlaps=overlaps)
-        self.scheduler = ContinuousScheduler(
+        self.scheduler = Scheduler(
             spec, SchedulerSettings(in_flight_steps=int(overlaps)), DecodeFirst()
         )
         self.guide = HandGuide()
@@ -109,19 +109,16 @@ class Bench:
     def ask(self, counter: int, guided: bool, max_tokens: int = 4) -> None:
         guidance = Guidance("start: /a/") if guided else None
         sampling = SamplingParams(max_tokens, seed=counter, guidance=guidance)
-        attempt, detokenizer = AttemptId("r", counter), Address("", "")
-        prompt = Prompt.of((3, 4, 5))
-        request = Request(attempt, detokenizer, prompt, NO_IDS, sampling, b"")
-        self.scheduler.add(request, self.now_s)
+        self.scheduler.add_request(generate_request(counter, (3, 4, 5), sampling), self.now_s)
 
     def turn(self) -> None:
         """As the step loop takes it, without sleep."""
         if self.engine.waits_for_masks():
-            self.engine.draw(late=self.engine.mask_delay_s() <= 0.0)
+            self.engine.sample(late=self.engine.mask_delay_s() <= 0.0)
         elif not (self.engine.launch() and self.engine.has_room):
             if not self.engine.waits_for_masks():
                 self.engine.collect(force=True)
-        for event in self.scheduler.take_events():
+        for event in sequence_outputs(self.scheduler.drain_outputs()):
             self.tokens.setdefault(event.attempt.counter, []).extend(event.token_ids)
             if event.ending is not None:
                 self.ends[event.attempt.counter] = event.ending.reason
@@ -239,9 +236,8 @@ def test_who_was_held_back_from_the_step_does_not_wait_for_its_masks() -> None:
     scheduler = Bench().scheduler
     for counter in range(2):
         sampling = SamplingParams(1, seed=counter, guidance=Guidance("start: /a/"))
-        address, attempt = Address("", ""), AttemptId("r", counter)
-        prompt = Prompt.of((3,) * (80 * counter + 1))
-        scheduler.add(Request(attempt, address, prompt, NO_IDS, sampling, b""), 0.0)
+        prompt = (3,) * (80 * counter + 1)
+        scheduler.add_request(generate_request(counter, prompt, sampling), 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None and plan.guided == (0,)
     alone = replace(plan, row_slot=plan.row_slot[:1])  # as if the other had found no room in it

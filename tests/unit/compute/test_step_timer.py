@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.step_timer import MARGIN_S, StepTimer, step_kind
+from services.compute.step_times import MARGIN_S, StepTimer, step_kind
 
 DECODE = step_kind(64, 0)
 
@@ -40,7 +40,7 @@ def test_durations_fall_at_once_and_rise_slowly() -> None:
 def test_a_wait_for_the_sampling_is_not_taken_for_the_devices_time() -> None:
     timer = StepTimer()
     timer.ended(DECODE, 0.0, 0.005)
-    timer.ended(DECODE, 1.0, 1.3, drawn_s=1.3)
+    timer.ended(DECODE, 1.0, 1.3, sampled_s=1.3)
     assert timer.end_s(DECODE, 2.0) == pytest.approx(2.005)
 
 
@@ -48,21 +48,21 @@ def test_sampling_that_comes_too_late_makes_the_prediction_earlier() -> None:
     timer = StepTimer()
     timer.ended(DECODE, 0.0, 0.050)  # of which it was 5 ms in truth
     for number in range(1, 40):
-        drawn_s = max(timer.launch_at_s(DECODE, number), number + 0.001)
-        timer.ended(DECODE, number, max(number + 0.005, drawn_s), drawn_s)
+        sampled_s = max(timer.launch_at_s(DECODE, number), number + 0.001)
+        timer.ended(DECODE, number, max(number + 0.005, sampled_s), sampled_s)
     assert timer.end_s(DECODE, 100.0) == pytest.approx(100.005, abs=0.0015)
 
 
 def test_sampling_in_good_time_teaches_as_usual() -> None:
     timer = StepTimer()
     timer.ended(DECODE, 0.0, 0.005)
-    timer.ended(DECODE, 1.0, 1.010, drawn_s=1.002)
+    timer.ended(DECODE, 1.0, 1.010, sampled_s=1.002)
     assert timer.end_s(DECODE, 2.0) == pytest.approx(2.006)
 
 
 def test_a_first_step_that_waited_teaches_nothing() -> None:
     timer = StepTimer()
-    timer.ended(DECODE, 0.0, 0.3, drawn_s=0.3)
+    timer.ended(DECODE, 0.0, 0.3, sampled_s=0.3)
     assert timer.end_s(DECODE, 1.0) == 1.0
     timer.ended(DECODE, 1.0, 1.005)
     assert timer.end_s(DECODE, 2.0) == pytest.approx(2.005)

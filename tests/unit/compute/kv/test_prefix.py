@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from services.compute.kv.memory import KVMemory
-from services.compute.kv.table import PageTable
+from services.compute.kv.memory import KVMemory, PageTable
 from tests.unit.compute.memory_check import check_memory
 
 PAGE_TOKENS = 2

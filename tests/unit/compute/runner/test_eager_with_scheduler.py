@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from common.messages.address import Address, AttemptId
+from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.protocol import Prompt, Request
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.step import NO_IDS
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.policies import DecodeFirst
+from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.scheduler import Scheduler
+from tests.unit.compute.generate_requests import generate_request
 from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 
 COUNT = 30
@@ -42,14 +42,14 @@ def prompts() -> list[list[int]]:
 
 
 def serve(
-    folder: Path, requests: list[Request], in_flight: int, **changes: object
-) -> tuple[dict[int, list[int]], ContinuousScheduler]:
+    folder: Path, requests: list[Generate], in_flight: int, **changes: object
+) -> tuple[dict[int, list[int]], Scheduler]:
     """Run all requests to their end, each arriving a step after the one before."""
     settings = ComputeSettings(
         device="cpu", dtype="float32", page_tokens=8, max_num_seqs=8, num_threads=1, warmup=False
     ).model_copy(update=changes)
     runner = EagerRunner.load(folder, settings)
-    scheduler = ContinuousScheduler(
+    scheduler = Scheduler(
         runner.spec(),
         SchedulerSettings(max_num_seqs=8, max_prefill_tokens=24, in_flight_steps=in_flight),
         DecodeFirst(),
@@ -59,30 +59,22 @@ def serve(
     while waiting or in_the_air or scheduler.has_work():
         now_s += 0.01
         if waiting:
-            scheduler.add(waiting.pop(0), now_s)
+            scheduler.add_request(waiting.pop(0), now_s)
         plan = scheduler.plan(now_s)
         if plan is not None:
             in_the_air.append((plan, runner.sample(runner.forward(plan))))
         if in_the_air and (plan is None or len(in_the_air) > in_flight):
             oldest, ticket = in_the_air.pop(0)
             scheduler.commit(oldest, runner.result(ticket), now_s)
-        for event in scheduler.take_events():
+        for event in sequence_outputs(scheduler.drain_outputs()):
             outputs.setdefault(event.attempt.counter, []).extend(event.token_ids)
             assert event.ending is None or event.ending.failure is None
         assert now_s < 50.0, "the scheduler does not come to an end"
     return outputs, scheduler
 
 
-def request(number: int, prompt: list[int], num_choices: int = 1) -> Request:
-    return Request(
-        AttemptId("r", number),
-        Address("inproc://d", "0"),
-        Prompt.of(prompt),
-        NO_IDS,
-        GREEDY,
-        b"",
-        num_choices=num_choices,
-    )
+def request(number: int, prompt: list[int], num_choices: int = 1) -> Generate:
+    return generate_request(number, prompt, GREEDY, num_choices=num_choices)
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])

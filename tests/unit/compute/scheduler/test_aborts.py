@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.protocol import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -85,7 +86,7 @@ def test_abort_while_swapped_frees_the_host_pages() -> None:
     while not loop.scheduler.stats().num_swapped:
         loop.step()
     assert loop.abort(1)
-    assert loop.scheduler._memory.host.num_free == 8
+    assert loop.scheduler._state.memory.host.num_free == 8
     check_aborted(loop, 1)
     loop.run()
     loop.check_finished()
@@ -124,7 +125,7 @@ def test_a_second_abort_changes_nothing() -> None:
     assert loop.abort(0)
     assert not loop.abort(0)
     check_aborted(loop, 0)
-    assert loop.scheduler.take_events() == []
+    assert list(sequence_outputs(loop.scheduler.drain_outputs())) == []
     loop.run()
 
 
@@ -171,7 +172,7 @@ def test_a_request_whose_attempt_is_open_already_is_passed_over() -> None:
     loop = Loop(make_spec())
     loop.add(make_request(0))
     loop.step()
-    loop.scheduler.add(make_request(0), 0.0)
+    loop.scheduler.add_request(make_request(0), 0.0)
     loop.run()
     loop.check_finished()
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.messages.failure import Failure
 from common.messages.sampling import Guidance
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import DEVICE_TOKEN, StepPlan
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -28,7 +28,7 @@ def launch(loop: Loop, void: frozenset[int] = frozenset()) -> StepPlan:
     while loop.in_flight:
         loop.collect()
     void = void & set(plan.guided)
-    loop.scheduler.defer(plan, void)
+    loop.scheduler.reschedule(plan, void)
     loop.in_flight.append((plan, loop.device.run(plan, void=void)))
     return plan
 
@@ -86,10 +86,10 @@ def test_a_page_that_is_written_again_is_not_shared() -> None:
     loop.add(make_request(0, prompt=tuple(range(2, 10)), **GUIDED))  # two pages
     launch(loop, void=ALL)
     launch(loop, void=ALL)
-    assert len(list(loop.scheduler._memory.tree.nodes())) == 1
+    assert len(list(loop.scheduler._state.memory.tree.nodes())) == 1
     launch(loop)
     launch(loop)
-    assert len(list(loop.scheduler._memory.tree.nodes())) == 2
+    assert len(list(loop.scheduler._state.memory.tree.nodes())) == 2
     loop.run()
     loop.check_finished()
 
@@ -110,7 +110,7 @@ def test_only_the_samples_of_the_one_step_in_flight_can_be_taken_back() -> None:
     plan = loop.scheduler.plan(0.0)
     assert plan is not None
     with pytest.raises(ValueError, match="not the only one in flight"):
-        loop.scheduler.defer(plan, [0])
+        loop.scheduler.reschedule(plan, [0])
 
 
 def test_a_sample_that_fails_ends_its_sequence_and_no_other() -> None:
@@ -121,7 +121,7 @@ def test_a_sample_that_fails_ends_its_sequence_and_no_other() -> None:
     assert plan is not None
     loop.scheduler.fail_samples(plan, {0: Failure(500, "grammar_failed", "No.")})
     assert loop.scheduler.live_samples(plan, [0, 1]) == [1]
-    loop.scheduler.defer(plan, [0, 1])
+    loop.scheduler.reschedule(plan, [0, 1])
     loop.in_flight.append((plan, loop.device.run(plan, void=frozenset([0, 1]))))
     loop.run()
     endings = [loop.streams[counter].ending for counter in (0, 1)]
@@ -141,7 +141,7 @@ def test_a_sequence_that_is_taken_back_can_be_preempted_at_once() -> None:
             loop.collect()
         if plan is not None:
             void = frozenset(s for s in plan.guided if (s + number) % 2)
-            loop.scheduler.defer(plan, void)
+            loop.scheduler.reschedule(plan, void)
             loop.in_flight.append((plan, loop.device.run(plan, void=void)))
         loop.hear()
     loop.run()

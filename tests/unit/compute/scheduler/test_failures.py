@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages.failure import Failure
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.protocol import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -142,7 +142,7 @@ def test_sequences_whose_swap_broke_compute_everything_again() -> None:
     loop.scheduler.fail_step(plan, BROKEN, 0.0)  # the device saw nothing of it
     check_scheduler(loop.scheduler)
     assert loop.scheduler.stats().num_swapped == 0
-    assert loop.scheduler._memory.host.num_free == 10
+    assert loop.scheduler._state.memory.host.num_free == 10
     loop.run()
     loop.check_finished()
     assert reasons(loop) == ["failed", "length"]

@@ -25,13 +25,14 @@ from hypothesis.stateful import (
 
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
+from common.messages.generate import Generate
 from common.messages.sampling import Guidance
-from services.compute.scheduler.protocol import Request
-from services.compute.scheduler.schools import School, make_policy
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.policies import PolicyName, make_policy
+from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import StepPlan
 from tests.cases import num_cases
 from tests.unit.compute.fake_device import generate, make_spec
+from tests.unit.compute.generate_requests import prompt_ids
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
@@ -90,8 +91,8 @@ SETTINGS = settings(
 class SchedulerHistory(RuleBasedStateMachine):
     """One scheduler with one device, driven by chance."""
 
-    school: School = "decode_first"
-    seen: ClassVar[Counter[str]]  # what has come up in all histories of a school
+    policy: PolicyName = "decode_first"
+    seen: ClassVar[Counter[str]]  # what has come up in all histories of a policy
 
     @initialize(shape=shapes)
     def start(self, shape: dict[str, Any]) -> None:
@@ -111,7 +112,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 in_flight_steps=shape["in_flight_steps"],
                 prefix_cache=bool(shape["prefix_cache"]),
             ),
-            make_policy(self.school, 0.05),
+            make_policy(self.policy, 0.05),
         )
         self.counter = 0
         self.damaged: set[int] = set()
@@ -130,7 +131,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             wish.update(output_ids=tuple(outputs), num_choices=1)
         self.hand_in(make_request(self.counter, prompt, **wish))
 
-    def hand_in(self, request: Request) -> None:
+    def hand_in(self, request: Generate) -> None:
         """Add a request under the next counters."""
         self.loop.add(request)
         self.counter += request.num_choices
@@ -141,7 +142,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         """The next turn of a conversation: all of an earlier one, and a little more."""
         stream = self.loop.streams.get(self.counter - back)
         if stream is not None and len(stream.tokens) < 40:
-            prompt = (*stream.request.prompt.ids_T.tolist(), *stream.tokens, 2, 3)
+            prompt = (*prompt_ids(stream.request), *stream.tokens, 2, 3)
             salt = stream.request.cache_salt
             self.hand_in(make_request(self.counter, prompt, 6, cache_salt=salt))
 
@@ -276,7 +277,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         (plan, damaged), self.unsampled = self.unsampled, None
         void = frozenset(s for s in plan.guided if pattern >> (s + plan.step_id) % 6 & 1)
         self.num_void += len(void)
-        self.loop.scheduler.defer(plan, void)
+        self.loop.scheduler.reschedule(plan, void)
         self.sampled(plan, damaged, void)
 
     @precondition(lambda self: self.unsampled)
@@ -302,7 +303,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     def broke(self, plan: StepPlan) -> None:
         """A step turns out to be broken."""
         self.loop.scheduler.fail_step(plan, BROKEN, self.loop.now_s)
-        self.seen["described again"] += len(self.loop.scheduler._residents.newcomers)
+        self.seen["described again"] += len(self.loop.scheduler._state.running.new_owners)
 
     @precondition(lambda self: self.loop.in_flight)
     @rule()
@@ -363,14 +364,16 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.seen["read in the step of the write"] += self.loop.device.num_reads_of_same_step
         check_scheduler(self.loop.scheduler)
         self.loop.scheduler.flush_prefix_cache()
-        memory = self.loop.scheduler._memory
+        memory = self.loop.scheduler._state.memory
         assert memory.device.num_free == memory.device.num_pages
         assert memory.host.num_free == memory.host.num_pages
 
 
-@pytest.mark.parametrize("school", ["decode_first", "prefill_first", "static_batch"])
-def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(school: School) -> None:
-    machine = type("History", (SchedulerHistory,), {"school": school, "seen": Counter()})
+@pytest.mark.parametrize("policy", ["decode_first", "prefill_first", "static_batch"])
+def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(
+    policy: PolicyName,
+) -> None:
+    machine = type("History", (SchedulerHistory,), {"policy": policy, "seen": Counter()})
     run_state_machine_as_test(machine, settings=SETTINGS)
     if settings.default.derandomize:  # what `make fuzz` draws need not have everything in it
         for event in ("refused", "described again", "read in the step of the write"):

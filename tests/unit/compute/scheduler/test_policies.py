@@ -1,13 +1,9 @@
-"""The three schools of batching."""
+"""The three scheduling policies."""
 
 from __future__ import annotations
 
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.policy import BatchView, Quota
-from services.compute.scheduler.prefill_first import PrefillFirst
-from services.compute.scheduler.schools import make_policy
-from services.compute.scheduler.settings import SchedulerSettings
-from services.compute.scheduler.static_batch import StaticBatch
+from services.compute.scheduler.policies import DecodeFirst, PrefillFirst, StaticBatch, make_policy
+from services.compute.scheduler.protocol import BatchView, Quota, SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
@@ -29,7 +25,7 @@ def sizes(quotas: tuple[Quota, ...]) -> list[int]:
     return [quota.new_sequences for quota in quotas]
 
 
-def test_each_school_has_its_name() -> None:
+def test_each_policy_has_its_name() -> None:
     assert isinstance(make_policy("decode_first", 0.1), DecodeFirst)
     assert isinstance(make_policy("prefill_first", 0.1), PrefillFirst)
     assert isinstance(make_policy("static_batch", 0.1), StaticBatch)

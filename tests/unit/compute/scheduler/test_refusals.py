@@ -1,4 +1,4 @@
-"""What can never run is refused at the door, with a terminal for each choice."""
+"""What can never run is refused on arrival, with a terminal for each choice."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from common.messages.failure import Failure
+from common.messages.generate import Generate
 from common.messages.sampling import Guidance
-from services.compute.scheduler.protocol import Request
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import MAX_STOP_IDS
 from tests.unit.compute.fake_device import EOS, make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 
-def failure_of(loop: Loop, request: Request) -> Failure:
+def failure_of(loop: Loop, request: Generate) -> Failure:
     """Add a request that must be refused; return why it was."""
     loop.add(request)
     loop.hear()
@@ -33,26 +33,47 @@ def failure_of(loop: Loop, request: Request) -> Failure:
         (make_request(0, prompt=()), "prompt"),
         (make_request(0, prompt=(2, 32)), "prompt"),
         (make_request(0, prompt=(2, -1)), "prompt"),
-        (make_request(0, output_ids=(40,)), "prompt"),
+        (make_request(0, output_ids=(40,)), "output_ids"),
         (make_request(0, stop_token_ids=(99,)), "stop_token_ids"),
         (make_request(0, logit_bias=((99, 1.0),)), "logit_bias"),
+        (make_request(0, logit_bias=((1 << 63, 1.0),)), "logit_bias"),
         (make_request(0, stop_token_ids=tuple(range(2, 1026))), "stop_token_ids"),
         (make_request(0, logit_bias=tuple((t, 1.0) for t in range(1025))), "logit_bias"),
         (make_request(0, max_tokens=0), "max_tokens"),
-        (make_request(0, max_tokens=252), "max_tokens"),
-        (make_request(0, prompt=(2,) * 256, max_tokens=1), "prompt"),
+        (make_request(0, num_prompt_logprobs=21), "prompt_logprobs"),
         (make_request(0, num_choices=2000), "n"),
         (replace(make_request(0), num_choices=0), "n"),
         (make_request(0, guidance=Guidance(allowed_token_ids=(3, 32))), "allowed_token_ids"),
         (make_request(0, guidance=Guidance(allowed_token_ids=(-1,))), "allowed_token_ids"),
         (make_request(0, guidance=Guidance(banned_sequences=((3, 4), (5, 99)))), "bad_words"),
-        (make_request(0, guidance=Guidance(banned_sequences=((3,) * 20_000,))), "bad_words"),
     ],
 )
-def test_a_bad_request_is_refused_with_the_field_at_fault(request_: Request, field: str) -> None:
+def test_what_router_or_tokenizer_should_have_refused_is_an_internal_error(
+    request_: Generate, field: str
+) -> None:
     failure = failure_of(Loop(make_spec()), request_)
-    assert failure.status == 400
-    assert failure.field == field
+    assert (failure.status, failure.code) == (500, "internal_error")
+    assert failure.message == f"A request came to compute with a wrong {field}."
+    assert not failure.retryable
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "field"),
+    [
+        (make_request(0, max_tokens=252), "context_length_exceeded", "max_tokens"),
+        (make_request(0, prompt=(2,) * 256, max_tokens=1), "context_length_exceeded", "prompt"),
+        (
+            make_request(0, guidance=Guidance(banned_sequences=((3,) * 20_000,))),
+            "bad_words_too_long",
+            "bad_words",
+        ),
+    ],
+)
+def test_a_request_that_only_compute_can_judge_is_refused_with_the_field_at_fault(
+    request_: Generate, code: str, field: str
+) -> None:
+    failure = failure_of(Loop(make_spec()), request_)
+    assert (failure.status, failure.code, failure.field) == (400, code, field)
     assert not failure.retryable
 
 
@@ -118,7 +139,4 @@ def test_the_models_own_ends_count_among_the_stop_ids_that_there_is_room_for() -
     loop.run()
     assert all(s.ending and s.ending.reason != "refused" for s in loop.streams.values())
     failure = failure_of(loop, make_request(2, stop_token_ids=stop_ids, ignore_eos=False))
-    assert failure.code == "stop_token_ids_too_long"
-    assert failure.message == (
-        "stop_token_ids and the model's own come to 1025 ids; at most 1024 are taken."
-    )
+    assert failure.message == "A request came to compute with a wrong stop_token_ids."

@@ -6,7 +6,7 @@ import pytest
 
 from common.messages.failure import Failure
 from common.messages.sampling import Guidance
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import StepPlan
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.memory_check import check_scheduler
@@ -119,7 +119,7 @@ def test_the_page_of_a_guided_sample_is_not_shared_before_it_is_drawn() -> None:
     loop.add(make_request(1, (*SHARED, 20), 4))
     plan = planned(loop)
     assert plan.q_start.tolist() == [0, 8]
-    loop.scheduler.defer(plan, plan.guided)
+    loop.scheduler.reschedule(plan, plan.guided)
     run_planned(loop, plan, void=frozenset(plan.guided))
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.scheduler.protocol import SequenceEvent, StepTokens
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.protocol import SchedulerSettings, SequenceOutput, StepTokens
 from services.compute.step import DEVICE_TOKEN
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -252,9 +251,9 @@ def test_sequences_that_merely_go_on_are_told_of_together() -> None:
     while loop.in_flight:
         loop.launch()
         loop.collect()
-        news = loop.scheduler.take_news()
+        news = loop.scheduler.drain_outputs()
         together = sum(len(item.token_S) for item in news if isinstance(item, StepTokens))
-        told.append((together, sum(isinstance(item, SequenceEvent) for item in news)))
+        told.append((together, sum(isinstance(item, SequenceOutput) for item in news)))
     assert told == [(0, 3), *[(2, 1)] * 6, (0, 3)]
 
 

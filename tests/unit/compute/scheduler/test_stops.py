@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.scheduler.protocol import SchedulerSettings
 from tests.unit.compute.fake_device import EOS, generate, make_spec
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -91,7 +91,7 @@ def test_pages_with_discarded_tokens_are_never_shared() -> None:
     seed = seed_that_stops(EOS, 2, 2)
     loop.add(make_request(0, PROMPT, 40, seed=seed, ignore_eos=False))
     loop.run()
-    shared = list(loop.scheduler._memory.tree.nodes())
+    shared = list(loop.scheduler._state.memory.tree.nodes())
     assert len(shared) == 1
     check_scheduler(loop.scheduler)
 

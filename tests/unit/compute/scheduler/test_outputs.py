@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.address import Address, AttemptId
-from services.compute.kv.memory import KVMemory
-from services.compute.kv.table import PageTable
-from services.compute.scheduler.routes import Routes
+from services.compute.kv.memory import KVMemory, PageTable
+from services.compute.scheduler.outputs import OutputRoutes
 from services.compute.scheduler.sequence import Sequence, SequenceParams
-from services.compute.step import NO_IDS, Int32Array
+from services.compute.step import Int32Array
 from tests.unit.compute.scheduler_loop import make_request
 
 NUM_SLOTS = 4
@@ -23,7 +22,7 @@ def make_sequence(slot: int, attempt: AttemptId, detokenizer: Address) -> Sequen
     """A sequence that has its slot."""
     request = replace(make_request(0), attempt=attempt, detokenizer=detokenizer)
     params = SequenceParams(request, ())
-    sequence = Sequence(attempt, params, NO_IDS, 0, 0, PageTable(KVMemory(1, 0, 4), ""))
+    sequence = Sequence(attempt, params, 0, 0, PageTable(KVMemory(1, 0, 4), ""))
     sequence.slot = slot
     return sequence
 
@@ -31,7 +30,7 @@ def make_sequence(slot: int, attempt: AttemptId, detokenizer: Address) -> Sequen
 Told = list[tuple[tuple[Address, AttemptId], int, int]]
 
 
-def sort(routes: Routes, slot_S: Int32Array, told: list[int]) -> Told:
+def sort(routes: OutputRoutes, slot_S: Int32Array, told: list[int]) -> Told:
     """Sort made-up tokens and say of each where it goes, its index and its id."""
     return sorted(
         (
@@ -51,7 +50,7 @@ entries = st.tuples(slots, st.integers(0, 9), st.integers(0, 2))
 def test_every_token_finds_the_attempt_that_has_the_slot_now(
     history: list[tuple[tuple[int, int, int], list[int], set[int]]],
 ) -> None:
-    routes = Routes(NUM_SLOTS)
+    routes = OutputRoutes(NUM_SLOTS)
     owners: dict[int, tuple[Address, AttemptId]] = {}
     arrays: dict[tuple[int, ...], Int32Array] = {}  # the same array means the same slots
     for turn, ((slot, router, detokenizer), wanted, apart) in enumerate(history):
@@ -67,7 +66,7 @@ def test_every_token_finds_the_attempt_that_has_the_slot_now(
 
 
 def test_routes_of_peers_long_gone_are_forgotten() -> None:
-    routes = Routes(NUM_SLOTS)
+    routes = OutputRoutes(NUM_SLOTS)
     for life in range(100):
         attempt = AttemptId(f"router {life}", 1)
         routes.enter(make_sequence(life % NUM_SLOTS, attempt, Address("inproc://d", "0")))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.compute.step import StepPlan
-from services.compute.step_record import TIMES_INTERVAL_S, StepRecords
+from services.compute.step_times import TIMES_INTERVAL_S, StepRecords
 
 NONE = np.zeros(0, np.int32)
 STEP_S = 0.010

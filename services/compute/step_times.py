@@ -1,8 +1,4 @@
-"""What every step took, on the host and on the device: a ring of the last steps.
-
-Noting a step costs one to two microseconds (a row of doubles, written in four pieces); what is made
-of the rows is made when somebody asks, never by a step.
-"""
+"""What steps took, on the host and on the device, and when the one on the device will end."""
 
 from __future__ import annotations
 
@@ -20,6 +16,8 @@ from services.compute.step import StepPlan
 CAPACITY = 8192  # steps: 1 MiB, and more than five seconds of the shortest steps
 WINDOW = 1024  # steps that percentiles and the idle share are taken over
 TIMES_INTERVAL_S = 0.5  # between two looks at them, a heartbeat's: each takes 0.1 ms
+SMOOTHING = 0.2
+MARGIN_S = 0.0003  # beside the host's slow time; a timer of the loop overshoots by about 0.1 ms
 
 _LAUNCH = ("step_id", "decode_rows", "prefill_tokens", "samples", "rested")
 _TIMES = ("plan_s", "launch_s", "launched_s", "wait_s", "commit_s", "committed_s")
@@ -53,23 +51,24 @@ class Rows:
         self._table_NC = table_NC
 
     def __getitem__(self, name: str) -> Column:
-        """Return a column by name."""
         return self._table_NC[:, _PLACE[name]]
 
     def since(self, name: str, time_s: float) -> Rows:
-        """Return the records whose time of that name is no earlier."""
         return Rows(self._table_NC[self[name] >= time_s])
 
     def column(self, name: str) -> array[float]:
-        """Return a column as mail has it."""
+        """Return a column as messages have it."""
         return array("d", self[name].tobytes())
 
 
 class StepRecords:
     """The last steps, oldest first, on the host's monotonic clock; NaN is what is not known (yet).
 
+    Noting a step costs one to two microseconds (a row of doubles, written in four pieces); what is
+    made of the rows is made when it is asked for, never by a step.
+
     The engine notes what it did; the loop around it what it sent and slept. `rested` is 1 for a
-    step that came after a time without work: the gap before it is nobody's fault. `slept_s` is how
+    step that came after a time without work: the gap before it is not idle time. `slept_s` is how
     long the loop slept since the send before, since the host had nothing to do.
     """
 
@@ -109,19 +108,17 @@ class StepRecords:
         self._last_taken = number
 
     def on_device(self, number: int, start_s: float, end_s: float) -> None:
-        """Note when the device began and ended a step."""
         at = number % self._capacity * _ROW_BYTES + _DEVICE_AT
         _DEVICE.pack_into(self._data, at, start_s, end_s)
 
     def sent(self, began_s: float, sent_s: float, slept_s: float) -> None:
-        """Note when the mail of the step taken last was sent."""
+        """Note when the outputs of the step taken last were sent."""
         if self._last_taken >= 0:
             at = self._last_taken % self._capacity * _ROW_BYTES + _SENT_AT
             _SENT.pack_into(self._data, at, began_s, sent_s, slept_s)
             self._last_taken = -1
 
     def last(self, count: int) -> Rows:
-        """Return a copy of the rows of the last steps that were launched, oldest first."""
         first = max(0, self._num_launched - min(count, self._capacity))
         return Rows(self._table[np.arange(first, self._num_launched) % self._capacity])
 
@@ -193,3 +190,62 @@ def _percentiles(seconds: Column) -> tuple[float, float]:
         return nan, nan
     last = len(known) - 1
     return float(known[round(0.5 * last)]), float(known[round(0.99 * last)])
+
+
+class StepTimer:
+    """Predicts the end of the running step and how long the host needs before it: the next step is
+    planned as late as the device allows, so that new requests still get on it.
+
+    Durations are learned per kind of step, a kind being the powers of two next to its numbers of
+    decode rows and prefill tokens. A kind not seen yet is predicted to take no time, so that the
+    next step is launched at once.
+    """
+
+    def __init__(self) -> None:
+        self._duration_s: dict[tuple[int, int], float] = {}
+        self._host_s = 0.001
+        self._last_end_s = 0.0
+
+    def end_s(self, kind: tuple[int, int], launched_s: float) -> float:
+        """Return when a step of this kind that was launched then is expected to end."""
+        return max(launched_s, self._last_end_s) + self._duration_s.get(kind, 0.0)
+
+    def launch_at_s(self, kind: tuple[int, int], launched_s: float) -> float:
+        """Return when to plan the step after one of this kind that was launched then."""
+        return self.end_s(kind, launched_s) - self._host_s - MARGIN_S
+
+    def ended(
+        self, kind: tuple[int, int], launched_s: float, end_s: float, sampled_s: float | None = None
+    ) -> None:
+        """Learn from a step that ended then (or was seen to have ended, which is no earlier).
+
+        `sampled_s` is when its sampling was launched, where that came after the forward pass.
+        """
+        began_s = max(launched_s, self._last_end_s)
+        self._last_end_s = end_s
+        duration_s = end_s - began_s
+        known_s = self._duration_s.get(kind)
+        if sampled_s is not None and end_s - sampled_s < MARGIN_S:
+            # The device waited for the sampling, and that for what is predicted here: to learn the
+            # wait would make the next one longer. Only that the prediction is too late is known.
+            if known_s is None:
+                return
+            duration_s = min(known_s, sampled_s - began_s - MARGIN_S)
+        # Falls at once, rises slowly: planning too late idles the device, too early costs nothing
+        # but a new request's place.
+        if known_s is None or duration_s < known_s:
+            self._duration_s[kind] = duration_s
+        else:
+            self._duration_s[kind] = known_s + SMOOTHING * (duration_s - known_s)
+
+    def host_took(self, host_s: float) -> None:
+        """Learn what plan and launch cost: rises at once, falls slowly (a stand-in for the p99)."""
+        if host_s > self._host_s:
+            self._host_s = host_s
+        else:
+            self._host_s += 0.02 * (host_s - self._host_s)
+
+
+def step_kind(num_decode_rows: int, num_prefill_tokens: int) -> tuple[int, int]:
+    """Class a step by the bit lengths of its two sizes."""
+    return num_decode_rows.bit_length(), num_prefill_tokens.bit_length()

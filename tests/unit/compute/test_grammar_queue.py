@@ -8,13 +8,13 @@ import pytest
 
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
+from common.messages.generate import Generate
 from common.messages.sampling import Guidance
-from services.compute.reception import Reception
-from services.compute.scheduler.decode_first import DecodeFirst
-from services.compute.scheduler.events import sequence_events
-from services.compute.scheduler.protocol import News, Request, SequenceEvent
-from services.compute.scheduler.scheduler import ContinuousScheduler
-from services.compute.scheduler.settings import SchedulerSettings
+from services.compute.grammar_queue import GrammarQueue
+from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.policies import DecodeFirst
+from services.compute.scheduler.protocol import Output, SchedulerSettings, SequenceOutput
+from services.compute.scheduler.scheduler import Scheduler
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import ROUTER, make_request
 
@@ -22,14 +22,14 @@ BAD = Failure(400, "invalid_grammar", "No.", "tools")
 
 
 class Desk:
-    """A reception whose grammars are ready when the test says so."""
+    """A grammar queue whose grammars are ready when the test says so."""
 
     def __init__(self, max_held: int = 8) -> None:
-        self.scheduler = ContinuousScheduler(make_spec(), SchedulerSettings(), DecodeFirst())
-        self.events: list[SequenceEvent] = []
+        self.scheduler = Scheduler(make_spec(), SchedulerSettings(), DecodeFirst())
+        self.events: list[SequenceOutput] = []
         self.asked: dict[int, Callable[[Failure | None], None]] = {}
         self.num_told = 0
-        self.reception = Reception(self.scheduler, self, max_held, self._tell, lambda: 0.0)
+        self.queue = GrammarQueue(self.scheduler, self, max_held, self._tell, lambda: 0.0)
 
     def prepare(self, guidance: Guidance, done: Callable[[Failure | None], None]) -> int:
         number = len(self.asked) + 1
@@ -39,24 +39,24 @@ class Desk:
     def cancel(self, number: int) -> None:
         self.asked.pop(number, None)
 
-    def _tell(self, news: list[News]) -> None:
+    def _tell(self, news: list[Output]) -> None:
         self.num_told += 1
-        self.events += sequence_events(news)
+        self.events += sequence_outputs(news)
 
     def add(self, counter: int, **more: object) -> None:
-        self.reception.add(make_request(counter, **more), 0.0)  # type: ignore[arg-type]
+        self.queue.add_request(make_request(counter, **more), 0.0)  # type: ignore[arg-type]
 
     def hold(self, counter: int, **more: object) -> None:
         guidance = Guidance("start: /a/", field="tools")
         self.add(counter, ignore_eos=False, guidance=guidance, **more)
 
     def abort(self, counter: int) -> None:
-        self.reception.abort(AttemptId(ROUTER, counter), 0.0)
+        self.queue.abort(AttemptId(ROUTER, counter), 0.0)
 
     @property
     def ends(self) -> dict[int, str]:
         """How each attempt ended, here or in the scheduler; a second end is an error."""
-        self.events += self.scheduler.take_events()
+        self.events += sequence_outputs(self.scheduler.drain_outputs())
         ends: dict[int, str] = {}
         for event in self.events:
             assert event.ending is not None and event.opened
@@ -83,11 +83,11 @@ def test_requests_without_guidance_pass(desk: Desk) -> None:
 def test_a_guided_request_goes_on_when_its_grammar_is_ready(desk: Desk) -> None:
     desk.hold(1, num_choices=2)
     assert desk.scheduler.open_attempts(ROUTER) == []
-    assert desk.reception.open_attempts(ROUTER) == [1, 2]
-    assert desk.reception.open_attempts("another") == []
-    assert desk.reception.num_held == 2
+    assert desk.queue.open_attempts(ROUTER) == [1, 2]
+    assert desk.queue.open_attempts("another") == []
+    assert len(desk.queue) == 2
     desk.ready()
-    assert desk.reception.num_held == 0
+    assert len(desk.queue) == 0
     assert desk.scheduler.open_attempts(ROUTER) == [1, 2]
     assert desk.num_told == 1
 
@@ -98,7 +98,7 @@ def test_a_bad_grammar_refuses_every_choice(desk: Desk) -> None:
     assert desk.ends == {1: "refused", 2: "refused", 3: "refused"}
     assert all(event.ending and event.ending.failure == BAD for event in desk.events)
     assert desk.events[0].header == b"header 1"
-    assert desk.reception.num_held == 0
+    assert len(desk.queue) == 0
 
 
 def test_an_abort_ends_one_choice_and_the_others_go_on_as_they_were(desk: Desk) -> None:
@@ -106,10 +106,10 @@ def test_an_abort_ends_one_choice_and_the_others_go_on_as_they_were(desk: Desk) 
     for counter in (2, 4):
         desk.abort(counter)
     assert desk.ends == {2: "aborted", 4: "aborted"}
-    assert desk.reception.open_attempts(ROUTER) == [1, 3, 5]
+    assert desk.queue.open_attempts(ROUTER) == [1, 3, 5]
     desk.ready()
     assert desk.scheduler.open_attempts(ROUTER) == [1, 3, 5]
-    assert sorted(s.choice for s in desk.scheduler._attempts) == [10, 12, 14]
+    assert sorted(s.choice for s in desk.scheduler._state.attempts) == [10, 12, 14]
 
 
 def test_who_aborts_all_of_a_request_is_not_prepared_for(desk: Desk) -> None:
@@ -142,9 +142,9 @@ def test_an_attempt_that_runs_is_not_held_as_well_and_ends_once(desk: Desk) -> N
     desk.hold(1)
     desk.ready()
     desk.hold(1)
-    assert desk.reception.num_held == 0
+    assert len(desk.queue) == 0
     desk.abort(1)
-    assert desk.reception.open_attempts(ROUTER) == []
+    assert desk.queue.open_attempts(ROUTER) == []
     assert desk.ends == {1: "aborted"}
 
 
@@ -153,10 +153,10 @@ def test_the_end_of_all_finds_those_that_are_held(desk: Desk) -> None:
     desk.hold(2, num_choices=2)
     desk.hold(5)
 
-    def is_not_five(request: Request) -> bool:
+    def is_not_five(request: Generate) -> bool:
         return request.attempt.counter != 5
 
-    desk.reception.end_all(is_not_five, "moved", 0.0)
+    desk.queue.end_all(is_not_five, "moved", 0.0)
     assert desk.ends == {1: "moved", 2: "moved", 3: "moved"}
     desk.ready()
     assert desk.scheduler.open_attempts(ROUTER) == [5]
@@ -174,5 +174,5 @@ def test_beyond_its_bound_it_refuses_for_now() -> None:
 
 def test_an_absurd_number_of_choices_is_for_the_door_to_refuse(desk: Desk) -> None:
     desk.hold(1, num_choices=10**6)
-    assert desk.reception.num_held == 0
+    assert len(desk.queue) == 0
     assert desk.asked == {}

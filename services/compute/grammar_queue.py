@@ -1,0 +1,155 @@
+"""The grammar queue: guided requests wait here until their grammars are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from common.messages.address import AttemptId
+from common.messages.failure import EndReason, Failure
+from common.messages.generate import Generate
+from common.messages.sampling import Guidance
+from services.compute.scheduler.intake import MAX_CHOICES
+from services.compute.scheduler.outputs import attempt_of, never_started
+from services.compute.scheduler.protocol import Output
+from services.compute.scheduler.scheduler import Scheduler
+
+Done = Callable[[Failure | None], None]
+
+
+class GrammarBackend(Protocol):
+    """Makes guidance usable, in its own time."""
+
+    def prepare(self, guidance: Guidance, done: Done) -> int:
+        """Call `done` once, perhaps before this returns; gives a number to cancel it by."""
+        ...
+
+    def cancel(self, number: int) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    request: Generate
+    number: int = 0  # by which the backend can cancel it
+    gone: set[int] = field(default_factory=set)  # choices that have ended here
+
+
+class GrammarQueue:
+    """Passes requests to the scheduler, guided ones when their grammars are ready.
+
+    Aborts, ends and questions about open attempts have to pass here, too: each choice gets exactly
+    one terminal, here or there. `on_outputs` is given the terminals of requests that end here; it
+    is also called, without any, when a request has gone on to the scheduler.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        backend: GrammarBackend,
+        max_waiting: int,
+        on_outputs: Callable[[list[Output]], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._backend = backend
+        self._max_waiting = max_waiting
+        self._on_outputs = on_outputs
+        self._clock = clock
+        self._waiting: dict[AttemptId, tuple[_Waiting, int]] = {}  # with the number of the choice
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add_request(self, request: Generate, now_s: float) -> None:
+        """Pass a request to the scheduler, at once or when its guidance has been prepared."""
+        guidance = request.sampling.guidance
+        if guidance is None or request.pooling or not 1 <= request.num_choices <= MAX_CHOICES:
+            self._scheduler.add_request(request, now_s)
+            return
+        open_choices = {
+            i for i in range(request.num_choices) if self._is_open(attempt_of(request, i))
+        }
+        for part in _without(request, open_choices):
+            self._prepare(part, guidance)
+
+    def abort(self, attempt: AttemptId, now_s: float) -> None:
+        """End one attempt, here or in the scheduler."""
+        entry = self._waiting.get(attempt)
+        if entry is None:
+            self._scheduler.abort(attempt, now_s)
+        else:
+            self._end([entry], "aborted")
+
+    def end_all(self, matches: Callable[[Generate], bool], reason: EndReason, now_s: float) -> None:
+        """End every attempt of the requests that match, here and in the scheduler."""
+        self._end([e for e in self._waiting.values() if matches(e[0].request)], reason)
+        self._scheduler.end_all(matches, reason, now_s)
+
+    def open_attempts(self, router: str) -> list[int]:
+        """Counters of a router's attempts, here and in the scheduler."""
+        here = [attempt.counter for attempt in self._waiting if attempt.router == router]
+        return here + self._scheduler.open_attempts(router)
+
+    def _is_open(self, attempt: AttemptId) -> bool:
+        return attempt in self._waiting or self._scheduler.is_open(attempt)
+
+    def _prepare(self, request: Generate, guidance: Guidance) -> None:
+        entry, choices = _Waiting(request), range(request.num_choices)
+        if self._waiting and len(self._waiting) + request.num_choices > self._max_waiting:
+            message = (
+                f"{len(self._waiting)} requests wait here for their grammars. Try again later."
+            )
+            failure = Failure(503, "overloaded", message, retryable=True)
+            self._end(((entry, choice) for choice in choices), "refused", failure)
+            return
+        for choice in choices:
+            self._waiting[attempt_of(request, choice)] = entry, choice
+        entry.number = self._backend.prepare(guidance, lambda failure: self._ready(entry, failure))
+
+    def _ready(self, entry: _Waiting, failure: Failure | None) -> None:
+        if failure is not None:
+            left = [c for c in range(entry.request.num_choices) if c not in entry.gone]
+            self._end(((entry, choice) for choice in left), "refused", failure)
+            return
+        for request in _without(entry.request, entry.gone):
+            for choice in range(request.num_choices):
+                del self._waiting[attempt_of(request, choice)]
+            self._scheduler.add_request(request, self._clock())
+        self._on_outputs([])
+
+    def _end(
+        self,
+        entries: Iterable[tuple[_Waiting, int]],
+        reason: EndReason,
+        failure: Failure | None = None,
+    ) -> None:
+        outputs: list[Output] = []
+        for entry, choice in entries:
+            attempt = attempt_of(entry.request, choice)
+            entry.gone.add(choice)
+            self._waiting.pop(attempt, None)
+            outputs.append(never_started(entry.request, attempt, reason, failure))
+            if len(entry.gone) == entry.request.num_choices and reason != "refused":
+                self._backend.cancel(entry.number)
+        if outputs:
+            self._on_outputs(outputs)
+
+
+def _without(request: Generate, gone: set[int]) -> Iterator[Generate]:
+    """The rest of a request without some of its choices, in pieces that are requests again."""
+    if not gone:
+        yield request
+        return
+    left = [choice for choice in range(request.num_choices) if choice not in gone]
+    first = 0
+    for place, choice in enumerate(left, 1):
+        if place == len(left) or left[place] != choice + 1:
+            start = left[first]
+            yield replace(
+                request,
+                attempt=attempt_of(request, start),
+                first_choice=request.first_choice + start,
+                num_choices=choice - start + 1,
+            )
+            first = place

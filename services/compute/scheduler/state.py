@@ -1,0 +1,337 @@
+"""What the parts of the scheduler share: the waiting queue, the running batch, open attempts."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+
+from common.messages.address import AttemptId
+from services.compute.kv.memory import KVMemory
+from services.compute.kv.pages import PagePool
+from services.compute.scheduler.outputs import OutputLog, OutputRoutes
+from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.sequence import Sequence, Status
+from services.compute.step import SlotDelta
+
+PagePairs = tuple[tuple[int, int], ...]
+
+by_order = attrgetter("order")
+
+
+class OpenAttempts:
+    """Every sequence that has not had its terminal yet, by router, and tombstones.
+
+    A tombstone remembers for a while an attempt that was aborted before it arrived.
+    """
+
+    def __init__(self, tombstone_s: float, max_tombstones: int) -> None:
+        self._tombstone_s = tombstone_s
+        self._max_tombstones = max_tombstones
+        self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()
+        self._by_router: dict[str, dict[int, Sequence]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_router)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for sequences in self._by_router.values():
+            yield from sequences.values()
+
+    def get(self, attempt: AttemptId) -> Sequence | None:
+        return self._by_router.get(attempt.router, {}).get(attempt.counter)
+
+    def add(self, sequence: Sequence) -> None:
+        attempt = sequence.attempt
+        self._by_router.setdefault(attempt.router, {})[attempt.counter] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Close an attempt; a router without any is forgotten."""
+        attempt = sequence.attempt
+        sequences = self._by_router[attempt.router]
+        del sequences[attempt.counter]
+        if not sequences:
+            del self._by_router[attempt.router]
+
+    def counters(self, router: str) -> list[int]:
+        return list(self._by_router.get(router, ()))
+
+    def bury(self, attempt: AttemptId, now_s: float) -> None:
+        """Refuse this attempt from now on, should it come."""
+        self._forget_old_tombstones(now_s)
+        self._tombstones[attempt] = now_s
+        self._tombstones.move_to_end(attempt)
+        if len(self._tombstones) > self._max_tombstones:
+            self._tombstones.popitem(last=False)
+
+    def is_buried(self, attempt: AttemptId, now_s: float) -> bool:
+        """Whether this attempt was aborted before it came."""
+        self._forget_old_tombstones(now_s)
+        return attempt in self._tombstones
+
+    def _forget_old_tombstones(self, now_s: float) -> None:
+        tombstones = self._tombstones
+        while tombstones:
+            buried_at_s = next(iter(tombstones.values()))
+            if now_s - buried_at_s < self._tombstone_s:
+                return
+            tombstones.popitem(last=False)
+
+
+class WaitingQueue:
+    """Sequences that wait to run, for the first time or again after a preemption.
+
+    A lower priority number goes first (as in vLLM), then the earlier arrival; a preempted sequence
+    comes back to that place. A plain sorted list: with the thousand entries that `max_waiting`
+    allows, an insertion costs about a microsecond.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int, Sequence]] = []
+        self.num_resumable = 0  # of those here, how many have run before
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry[2] for entry in self._entries)
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._entries, (*sequence.order, sequence))
+        self.num_resumable += sequence.has_run
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it stands; it must be here."""
+        at = bisect_left(self._entries, sequence.order)
+        if at == len(self._entries) or self._entries[at][2] is not sequence:
+            raise RuntimeError(f"{sequence.attempt} does not wait")
+        del self._entries[at]
+        self.num_resumable -= sequence.has_run
+
+    def first(self, allow_new: bool) -> Sequence | None:
+        """The next one to run; without new ones, the next of those that have run before."""
+        if allow_new:
+            return self._entries[0][2] if self._entries else None
+        if not self.num_resumable:
+            return None
+        return next(sequence for sequence in self if sequence.has_run)
+
+
+class Forks:
+    """Choices of one request of which only the first, the leader, computes the prompt.
+
+    The others are parked until a plan has the end of the leader's prompt and its pages are
+    published. Then they queue, perhaps for the same plan, find all full pages in the prefix tree
+    and compute the partial last one for themselves.
+    """
+
+    def __init__(self, waiting: WaitingQueue) -> None:
+        self._waiting = waiting
+        self.num_parked = 0
+
+    def park(self, leader: Sequence, followers: list[Sequence]) -> None:
+        for follower in followers:
+            follower.status = Status.PARKED
+            follower.leader = leader
+        leader.followers = followers
+        self.num_parked += len(followers)
+
+    def release(self, leader: Sequence) -> None:
+        """The leader's prompt pages can be found: its followers queue."""
+        for follower in leader.followers:
+            self._queue(follower)
+        leader.followers = []
+
+    def leave(self, follower: Sequence) -> None:
+        """A parked sequence ended."""
+        leader = follower.leader
+        if leader is not None:
+            leader.followers.remove(follower)
+            follower.leader = None
+            self.num_parked -= 1
+
+    def succeed(self, leader: Sequence) -> None:
+        """A leader ended too early: the first of its followers takes its place."""
+        if not leader.followers:
+            return
+        successor, *rest = leader.followers
+        leader.followers = []
+        self._queue(successor)
+        for follower in rest:
+            follower.leader = successor
+        successor.followers = rest
+
+    def _queue(self, follower: Sequence) -> None:
+        follower.leader = None
+        follower.status = Status.WAITING
+        self.num_parked -= 1
+        self._waiting.add(follower)
+
+
+class RunningBatch:
+    """Sequences with a slot. Lists handed out are never changed afterwards, only replaced.
+
+    A slot's epoch grows whenever a plan describes it, so that a row says of which owner it is.
+    `dirty_tables` have page-table entries that the device does not know, `new_owners` a slot that
+    it does not know.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._epochs = [0] * num_slots
+        self._decoding: list[Sequence] = []
+        self._prefilling: list[Sequence] = []
+        self._stale = False
+        self.routes = OutputRoutes(num_slots)
+        self.sequences: dict[Sequence, None] = {}
+        self.new_owners: list[Sequence] = []
+        self.dirty_tables: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.sequences)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        """Those whose next step is one token, in the order of the device's rows."""
+        if self._stale:
+            self._settle()
+        return self._decoding
+
+    @property
+    def prefilling(self) -> list[Sequence]:
+        """Those with known tokens to compute before they can sample, first come first."""
+        if self._stale:
+            self._settle()
+        return self._prefilling
+
+    def enter(self, sequence: Sequence) -> None:
+        """Give a sequence a slot; its page table is filled already."""
+        if self._stale:
+            self._settle()
+        sequence.slot = self._free_slots.pop()
+        sequence.status = Status.RUNNING
+        sequence.has_run = True
+        self.sequences[sequence] = None
+        self.routes.enter(sequence)
+        prefilling = self._prefilling.copy()
+        insort(prefilling, sequence, key=by_order)
+        self._prefilling = prefilling
+        self._describe(sequence)
+        self.dirty_tables.append(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take the slot back; steps in flight may still have rows of it."""
+        del self.sequences[sequence]
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+        self._stale = True
+
+    def begin_decoding(self, sequences: list[Sequence]) -> None:
+        """The last known tokens of these are scheduled: from now on they go token by token."""
+        begun = set(sequences)
+        self._prefilling = [s for s in self.prefilling if s not in begun]
+        self._decoding = [*self._decoding, *sequences]
+
+    def stop_decoding(self, sequences: set[Sequence]) -> None:
+        """Plan no more rows for these, whose last token is on its way."""
+        self._decoding = [s for s in self.decoding if s not in sequences]
+
+    def youngest(self) -> Sequence:
+        """The one to be preempted first: of the lowest priority, the latest to arrive."""
+        return max(self.sequences, key=by_order)
+
+    def resend(self, missed: Iterable[SlotDelta]) -> None:
+        """The device may have missed changes: send all page tables again, and the settings of
+        those of these slots' owners that still run."""
+        for sequence in self.sequences:
+            sequence.table.num_sent = 0
+        self.dirty_tables = list(self.sequences)
+        epochs = {delta.slot: delta.epoch for delta in missed}
+        for sequence in self.sequences:
+            # One that is in flight has a row in a later step, so that its settings have come.
+            if epochs.get(sequence.slot) == sequence.epoch and not sequence.in_flight:
+                self._describe(sequence)
+
+    def _describe(self, sequence: Sequence) -> None:
+        """Let the next plan tell the device whose the slot is."""
+        slot = sequence.slot
+        self._epochs[slot] += 1
+        sequence.epoch = self._epochs[slot]
+        self.new_owners.append(sequence)
+
+    def _settle(self) -> None:
+        self._stale = False
+        decoding = [s for s in self._decoding if s.slot >= 0]
+        if len(decoding) < len(self._decoding):  # the same list means: the same rows
+            self._decoding = decoding
+        self._prefilling = [s for s in self._prefilling if s.slot >= 0]
+
+
+class Transfers:
+    """Swaps that the next plan carries; the device does them before its forward pass.
+
+    So a device page that is swapped out may be given away at once: its next owner writes to it in
+    that plan's forward pass or later. A host page that is swapped in is free only after the plan,
+    whose swap-outs come first.
+    """
+
+    def __init__(self, host: PagePool) -> None:
+        self._host = host
+        self._out_to_host: list[tuple[int, int]] = []
+        self._into_device: list[tuple[int, int]] = []
+        self._spent: list[int] = []
+
+    def swap_out(self, device_pages: list[int], host_pages: list[int]) -> None:
+        self._out_to_host.extend(zip(device_pages, host_pages, strict=True))
+
+    def swap_in(self, host_pages: list[int], device_pages: list[int]) -> None:
+        self._into_device.extend(zip(host_pages, device_pages, strict=True))
+
+    def spend(self, host_pages: list[int]) -> None:
+        """Free these host pages once the next plan is made."""
+        self._spent.extend(host_pages)
+
+    def drop(self, host_pages: list[int]) -> None:
+        """Free host pages that will not be read: copies to them that still wait are cancelled."""
+        if self._out_to_host:
+            dropped = set(host_pages)
+            self._out_to_host = [pair for pair in self._out_to_host if pair[1] not in dropped]
+        for page in host_pages:
+            self._host.give_back(page)
+
+    def take(self) -> tuple[PagePairs, PagePairs]:
+        """Hand over (swap_out, swap_in) for the plan being made."""
+        if not self._out_to_host and not self._spent:
+            return (), ()
+        taken = tuple(self._out_to_host), tuple(self._into_device)
+        self._out_to_host = []
+        self._into_device = []
+        for page in self._spent:
+            self._host.give_back(page)
+        self._spent = []
+        return taken
+
+
+class SchedulerState:
+    """Where every sequence is, and what each part of the scheduler changes."""
+
+    def __init__(self, memory: KVMemory, settings: SchedulerSettings, num_slots: int) -> None:
+        self.memory = memory
+        self.attempts = OpenAttempts(settings.tombstone_s, settings.max_tombstones)
+        self.waiting = WaitingQueue()
+        self.forks = Forks(self.waiting)
+        self.running = RunningBatch(num_slots)
+        self.transfers = Transfers(memory.host)
+        self.outputs = OutputLog()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + self.forks.num_parked
