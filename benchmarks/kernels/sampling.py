@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.case import Case
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels.logits_processors import ProcessorTables, process_logits
 from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
 from services.compute.kernels.sample import ProcessedLogits, SampleScratch, sample_tokens
@@ -38,7 +38,7 @@ VOCAB_SIZE = 128256
 SAMPLES = (1, 64, 256)
 PLAIN = SamplingParams(max_tokens=100, seed=1)
 PENALTIES = replace(PLAIN, presence_penalty=0.5, frequency_penalty=0.1, repetition_penalty=1.1)
-GUIDED = replace(PLAIN, guidance=Guidance(grammar="start: /a/"))
+GUIDED = replace(PLAIN, grammar_spec=GrammarSpec(grammar="start: /a/"))
 CUTS = {
     "top_p 0.95": replace(PLAIN, top_p=0.95),
     "top_k 50": replace(PLAIN, top_k=50),

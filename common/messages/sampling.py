@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Guidance:
+class GrammarSpec:
     """Rules for every token of one answer; a token must satisfy all of them.
 
     `grammar` is a grammar as llguidance takes it: Lark text, or its JSON form beginning with `{`;
@@ -45,4 +45,4 @@ class SamplingParams:
     ignore_eos: bool = False
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
-    guidance: Guidance | None = None
+    grammar_spec: GrammarSpec | None = None

@@ -115,7 +115,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class OutputRules:
-    """What the client wants to hold for the answer's tokens; the tokenizer makes `Guidance` of it.
+    """What the answer's tokens have to obey; the tokenizer makes a `GrammarSpec` of it.
 
     `thinking_budget` bounds the tokens of reasoning; -1 leaves them unbounded.
     """

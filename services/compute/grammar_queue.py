@@ -9,7 +9,7 @@ from typing import Protocol
 from common.messages.address import AttemptId
 from common.messages.failure import EndReason, Failure
 from common.messages.generate import Generate
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.scheduler.intake import MAX_CHOICES
 from services.compute.scheduler.outputs import attempt_of, never_started
 from services.compute.scheduler.protocol import Output
@@ -19,9 +19,9 @@ Done = Callable[[Failure | None], None]
 
 
 class GrammarBackend(Protocol):
-    """Makes guidance usable, in its own time."""
+    """Prepares grammars in its own time."""
 
-    def prepare(self, guidance: Guidance, done: Done) -> int:
+    def prepare(self, grammar_spec: GrammarSpec, done: Done) -> int:
         """Call `done` once, perhaps before this returns; gives a number to cancel it by."""
         ...
 
@@ -62,16 +62,16 @@ class GrammarQueue:
         return len(self._waiting)
 
     def add_request(self, request: Generate, now_s: float) -> None:
-        """Pass a request to the scheduler, at once or when its guidance has been prepared."""
-        guidance = request.sampling.guidance
-        if guidance is None or request.pooling or not 1 <= request.num_choices <= MAX_CHOICES:
+        """Pass a request to the scheduler, at once or when its grammar has been prepared."""
+        grammar_spec = request.sampling.grammar_spec
+        if grammar_spec is None or request.pooling or not 1 <= request.num_choices <= MAX_CHOICES:
             self._scheduler.add_request(request, now_s)
             return
         open_choices = {
             i for i in range(request.num_choices) if self._is_open(attempt_of(request, i))
         }
         for part in _without(request, open_choices):
-            self._prepare(part, guidance)
+            self._prepare(part, grammar_spec)
 
     def abort(self, attempt: AttemptId, now_s: float) -> None:
         """End one attempt, here or in the scheduler."""
@@ -94,7 +94,7 @@ class GrammarQueue:
     def _is_open(self, attempt: AttemptId) -> bool:
         return attempt in self._waiting or self._scheduler.is_open(attempt)
 
-    def _prepare(self, request: Generate, guidance: Guidance) -> None:
+    def _prepare(self, request: Generate, grammar_spec: GrammarSpec) -> None:
         entry, choices = _Waiting(request), range(request.num_choices)
         if self._waiting and len(self._waiting) + request.num_choices > self._max_waiting:
             message = (
@@ -105,7 +105,9 @@ class GrammarQueue:
             return
         for choice in choices:
             self._waiting[attempt_of(request, choice)] = entry, choice
-        entry.number = self._backend.prepare(guidance, lambda failure: self._ready(entry, failure))
+        entry.number = self._backend.prepare(
+            grammar_spec, lambda failure: self._ready(entry, failure)
+        )
 
     def _ready(self, entry: _Waiting, failure: Failure | None) -> None:
         if failure is not None:

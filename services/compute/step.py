@@ -56,8 +56,8 @@ class SlotDelta:
     `stop_ids` are the ids that end the sequence (EOS unless ignored, stop tokens); they are masked
     while the output index is below `sampling.min_tokens`. `prompt_ids` and `output_ids` are filled
     only where a penalty needs them; `output_ids` holds what was produced before this slot was
-    taken (a retry, a preemption); a slot whose sampling has `guidance` gets it, too. `choice` goes
-    into the noise beside the seed.
+    taken (a retry, a preemption), also for a slot with a `grammar_spec`. `choice` goes into the
+    noise beside the seed.
     """
 
     slot: int
@@ -112,7 +112,7 @@ class StepPlan:
     read what another row of the same step writes: in every layer the runner stores the keys and
     values of all rows before any of them attends.
 
-    `guided` numbers the samples whose slots have guidance: they are drawn under a mask each.
+    `guided` numbers the samples whose slots have a grammar: they are drawn under a mask each.
     """
 
     step_id: int

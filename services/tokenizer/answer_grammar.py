@@ -1,4 +1,4 @@
-"""Composes all that a client wants of an answer's tokens into one `Guidance`.
+"""Composes all that a client wants of an answer's tokens into one `GrammarSpec`.
 
 Runs in a process of the pool, within its limits. Grammars are only written here; compute compiles
 them, with limits of its own.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.functions import Function, check_parameters
 from services.tokenizer.jobs import refused
@@ -41,7 +41,7 @@ def compose(
     format: AnswerFormat,
     vocabulary: Vocabulary,
     banned: tuple[tuple[int, ...], ...] = (),
-) -> Guidance | None:
+) -> GrammarSpec | None:
     """Return what the answer's tokens must obey; None for nothing. Refused for what cannot be."""
     answer = _AnswerGrammar(rules, functions, format, vocabulary).fragment()
     if answer is None and not rules.allowed_token_ids and not banned:
@@ -50,7 +50,7 @@ def compose(
     if rules.structure is not None and not _must_call(rules.tools):
         field = rules.structure.field
     grammar = "" if answer is None else grammar_of(answer)
-    return Guidance(grammar, rules.allowed_token_ids, banned, field)
+    return GrammarSpec(grammar, rules.allowed_token_ids, banned, field)
 
 
 def _must_call(tools: ToolUse | None) -> bool:

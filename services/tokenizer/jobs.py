@@ -10,7 +10,7 @@ from common.child_main import framed, pack_frame
 from common.errors import MalformedMessage
 from common.link.codec import pack, unpack
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, PromptSource, TextPrompt
 
 
@@ -55,7 +55,7 @@ class Answer:
     `reasoning_open` says that the prompt ends inside of reasoning.
     """
 
-    guidance: Guidance | None = None
+    grammar_spec: GrammarSpec | None = None
     tool_format: str = ""
     reasoning_format: str = ""
     reasoning_open: bool = False

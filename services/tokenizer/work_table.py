@@ -165,7 +165,7 @@ def generate_messages(
             detokenizer=message.route.detokenizer,
             prompt_ids=outcome.ids.tobytes(),
             output_ids=message.output_ids,
-            sampling=replace(sampling, guidance=outcome.answer.guidance),
+            sampling=replace(sampling, grammar_spec=outcome.answer.grammar_spec),
             header=header,
             admitted_at_s=message.admitted_at_s,
             num_choices=num_choices,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.child_main import FrameWriter, ResourceLimits, serve
 from common.errors import ModelError
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, TextPrompt
 from common.tokenizer_folder import load_tokenizer, read_folder
 from services.tokenizer.answer_grammar import AnswerFormat, compose
@@ -74,16 +74,16 @@ class PromptEncoder:
             strs = tuple(self._tokenizer.id_to_token(token_id) or "" for token_id in ids)
         format = chat.answer_format
         answer = Answer(
-            guidance=self._guidance(job.rules, chat.tools, format),
+            grammar_spec=self._grammar_spec(job.rules, chat.tools, format),
             tool_format=format.tool_format,
             reasoning_format=format.reasoning_format,
             reasoning_open=format.stage == "inside",
         )
         return Outcome(ids, strs, answer=answer)
 
-    def _guidance(
+    def _grammar_spec(
         self, rules: OutputRules, tools: list[object], format: AnswerFormat
-    ) -> Guidance | None:
+    ) -> GrammarSpec | None:
         if rules == OutputRules():
             return None
         banned = bad_word_sequences(rules.bad_words, self._tokenizer)

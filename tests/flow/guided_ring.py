@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner, closing_ids
 from tests.flow import compute_ring
@@ -61,8 +61,8 @@ def guided(
     grammar: str = "", max_tokens: int = 200, seed: int = 1, **rules: Any
 ) -> dict[str, SamplingParams]:
     """The fields of `Ring.ask` for a guided request."""
-    guidance = Guidance(grammar=grammar, **rules)
-    return {"sampling": SamplingParams(max_tokens=max_tokens, seed=seed, guidance=guidance)}
+    grammar_spec = GrammarSpec(grammar=grammar, **rules)
+    return {"sampling": SamplingParams(max_tokens=max_tokens, seed=seed, grammar_spec=grammar_spec)}
 
 
 def text_of(ids: list[int]) -> str:

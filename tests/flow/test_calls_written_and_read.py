@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolInput, ToolUse
 from services.compute.config import ComputeSettings
 from services.router.openai.tools import MAX_TOOLS
@@ -53,7 +53,7 @@ FORMATS = [
 ]
 
 
-def guidance(subject: Model, tool_format: str, template: str, reasoning: str) -> Guidance:
+def grammar_spec(subject: Model, tool_format: str, template: str, reasoning: str) -> GrammarSpec:
     speech = AnswerFormat(tool_format, reasoning, "inside" if reasoning else "behind", template)
     rules = OutputRules(tools=ToolUse("required"), thinking_budget=5 if reasoning else -1)
     composed = compose(rules, functions_of(TOOLS), speech, subject.vocabulary)
@@ -73,7 +73,9 @@ def test_required_calls_are_read_as_calls_with_valid_arguments(
     tool_format: str, template: str, seed: int, num_free: int, kind: str, reasoning: str
 ) -> None:
     subject = model(kind)
-    text = subject.walk(guidance(subject, tool_format, template, reasoning), Random(seed), num_free)
+    text = subject.walk(
+        grammar_spec(subject, tool_format, template, reasoning), Random(seed), num_free
+    )
     if text is None:
         return
     answer = parse(list(text), tool_format, reasoning, is_open=True)

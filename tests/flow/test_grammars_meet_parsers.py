@@ -78,9 +78,9 @@ def test_calls_and_structures_come_out_as_they_went_in(
         tools=ToolUse("auto" if with_structure else "required"),
     )
     speech = AnswerFormat(tool_format, "think", stage, template)
-    guidance = compose(rules, functions_of(tools), speech, subject.vocabulary)
-    assert guidance is not None
-    text = subject.walk(guidance, Random(seed), num_free)
+    grammar_spec = compose(rules, functions_of(tools), speech, subject.vocabulary)
+    assert grammar_spec is not None
+    text = subject.walk(grammar_spec, Random(seed), num_free)
     if text is None or HUGE.search(text):
         return
     read = Read(text, tool_format, "think", stage == "inside")
@@ -107,9 +107,9 @@ def test_an_answer_after_reasoning_matches_alone(
     subject = model(kind)
     structure = Structure("regex", "[a-z]{1,9}", "structured_outputs.regex")
     rules = OutputRules(structure=structure, thinking_budget=budget)
-    guidance = compose(rules, [], AnswerFormat("", "think", stage), subject.vocabulary)
-    assert guidance is not None
-    text = subject.walk(guidance, Random(seed), num_free)
+    grammar_spec = compose(rules, [], AnswerFormat("", "think", stage), subject.vocabulary)
+    assert grammar_spec is not None
+    text = subject.walk(grammar_spec, Random(seed), num_free)
     if text is not None:
         content = Read(text, "", "think", stage == "inside").content
         assert content.isascii() and content.isalpha() and len(content) <= 9

@@ -10,7 +10,7 @@ import pytest
 from common.link.codec import unpack
 from common.messages.arrays import int32s
 from common.messages.generate import StreamHeader
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import (
     IdsPrompt,
     OutputRules,
@@ -24,7 +24,7 @@ from tests.flow.tokenizer_ring import Ring
 from tests.unit.tokenizer.requests import LIMITS, request
 
 SPEECH = Answer(
-    guidance=Guidance('start: "x"', (1,), ((2, 3),), "tools"),
+    grammar_spec=GrammarSpec('start: "x"', (1,), ((2, 3),), "tools"),
     tool_format="hermes",
     reasoning_format="think",
     reasoning_open=True,
@@ -37,7 +37,7 @@ async def header_of(answer: Answer, **stream: Any) -> StreamHeader:
     ring.send(message)
     ring.answer(5, 6, answer=answer)
     (generate,) = ring.at_compute
-    assert generate.sampling.guidance == answer.guidance
+    assert generate.sampling.grammar_spec == answer.grammar_spec
     return unpack(StreamHeader, generate.header)
 
 

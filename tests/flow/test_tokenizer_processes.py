@@ -211,15 +211,15 @@ def test_an_answers_rules_are_composed_within_the_limits(play: Callable[..., Non
 
     async def scenario(workshop: Workshop) -> None:
         called = await workshop.submit(prompt, OutputRules(tools=ToolUse("required")))
-        guidance = called.answer.guidance
-        assert guidance is not None and '\\"look\\"' in guidance.grammar
+        grammar_spec = called.answer.grammar_spec
+        assert grammar_spec is not None and '\\"look\\"' in grammar_spec.grammar
         assert called.answer.tool_format == "hermes"
         for structure in structures:
             rules = OutputRules(structure=structure, bad_words=("dog",))
             shaped = await workshop.submit(TextPrompt("x"), rules)
-            guidance = shaped.answer.guidance
-            assert guidance is not None and "[a-z]" in guidance.grammar
-            assert guidance.banned_sequences
+            grammar_spec = shaped.answer.grammar_spec
+            assert grammar_spec is not None and "[a-z]" in grammar_spec.grammar
+            assert grammar_spec.banned_sequences
 
     play(scenario, num_processes=1)
 

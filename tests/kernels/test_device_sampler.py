@@ -91,7 +91,7 @@ def test_tokens_counts_and_logprobs_are_the_cpus(
 def test_guided_rows_draw_what_the_cpu_draws_under_the_same_masks(device: torch.device) -> None:
     """Also in the step after, when what void samples drew counts on neither side."""
     settings = [
-        replace(sampling, guidance=GUIDANCE) if number % 3 else sampling
+        replace(sampling, grammar_spec=GUIDANCE) if number % 3 else sampling
         for number, sampling in enumerate(random_settings(14, 11))
     ]
     step = make_step(settings, VOCAB_SIZE, device)
@@ -131,7 +131,7 @@ def random_masks(guided: list[int], void: tuple[int, ...], seed: int) -> TokenMa
 
 
 def test_a_void_draw_is_not_said_and_no_next_input(device: torch.device) -> None:
-    settings = [replace(GREEDY, presence_penalty=1.0, guidance=GUIDANCE)] * 2
+    settings = [replace(GREEDY, presence_penalty=1.0, grammar_spec=GUIDANCE)] * 2
     step = make_step(settings, VOCAB_SIZE, device)
     sampler = sampler_of(step, device, VOCAB_SIZE)
     sampler.masks.row_of_S[0], sampler.masks.row_of_S[1] = VOID_MASK, 0

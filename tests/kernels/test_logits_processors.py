@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels.logits_processors import (
     SEEN_IN_PROMPT,
     ProcessorTables,
@@ -26,7 +26,7 @@ from tests.kernels.sampling_step import (
 )
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)
-GUIDED = replace(PLAIN, guidance=Guidance(grammar="start: /a/"))
+GUIDED = replace(PLAIN, grammar_spec=GrammarSpec(grammar="start: /a/"))
 MANY_PAIRS = tuple((token * 5, (token % 40) - 20.0) for token in range(MAX_BIAS))
 VOCAB_SIZE = 5003
 

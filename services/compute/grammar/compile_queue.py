@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 
 Done = Callable[[Failure | None], None]
 """Called once: with None when the grammar can be used, or with the reason why it cannot be."""
@@ -19,7 +19,7 @@ PASSING_FACTOR = 4  # a known grammar may have to wait for one that is being com
 @dataclass(slots=True)
 class _Entry:
     number: int
-    guidance: Guidance
+    grammar_spec: GrammarSpec
     done: Done | None
     sent_s: float | None = None
     num_deaths: int = 0
@@ -42,10 +42,10 @@ class CompileQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, guidance: Guidance, done: Done) -> int:
+    def add(self, grammar_spec: GrammarSpec, done: Done) -> int:
         """Queue a grammar; return its number."""
         self._last_number += 1
-        self._entries[self._last_number] = _Entry(self._last_number, guidance, done)
+        self._entries[self._last_number] = _Entry(self._last_number, grammar_spec, done)
         return self._last_number
 
     def cancel(self, number: int) -> None:
@@ -61,13 +61,13 @@ class CompileQueue:
         """Return number and text of the grammars to send to the worker now."""
         due = []
         for entry in self._entries.values():
-            is_known = entry.guidance.grammar in self._known
+            is_known = entry.grammar_spec.grammar in self._known
             if entry.sent_s is not None or not (is_known or self._running is None):
                 continue
             if not is_known:
                 self._running = entry
             entry.sent_s = now_s
-            due.append((entry.number, entry.guidance.grammar))
+            due.append((entry.number, entry.grammar_spec.grammar))
         return due
 
     def finished(self, number: int, error: str) -> None:
@@ -78,8 +78,8 @@ class CompileQueue:
         if error:
             self._refuse(entry, "invalid_grammar", f"cannot be used: {error}")
             return
-        self._known[entry.guidance.grammar] = None
-        self._known.move_to_end(entry.guidance.grammar)
+        self._known[entry.grammar_spec.grammar] = None
+        self._known.move_to_end(entry.grammar_spec.grammar)
         if len(self._known) > self._max_known:
             self._known.popitem(last=False)
         self._end(entry, None)
@@ -114,7 +114,7 @@ class CompileQueue:
             self._end(entry, failure)
 
     def _refuse(self, entry: _Entry, code: str, message: str) -> None:
-        field = entry.guidance.field
+        field = entry.grammar_spec.field
         self._end(entry, Failure(400, code, f"The grammar of {field} {message}.", field))
 
     def _end(self, entry: _Entry, failure: Failure | None) -> None:

@@ -17,7 +17,7 @@ from common.child_process import (
     RestartingChild,
 )
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.grammar.compile_queue import CompileQueue, Done
 from services.compute.grammar.masks import MaskMemory, MaskStatus
 from services.compute.grammar.messages import (
@@ -94,24 +94,24 @@ class GrammarManager:
         self._worker.close()
         self._memory.close()
 
-    def prepare(self, guidance: Guidance, done: Done) -> int:
-        """Make masks of this guidance possible; `done` is called once, perhaps at once.
+    def prepare(self, grammar_spec: GrammarSpec, done: Done) -> int:
+        """Make masks of this grammar possible; `done` is called once, perhaps at once.
 
         Returns a number to cancel it by.
         """
-        grammar = guidance.grammar
+        grammar = grammar_spec.grammar
         size = len(grammar) if grammar.isascii() else len(grammar.encode("utf-8", "replace"))
         if self._broken is not None:
             done(self._broken)
         elif size > self._settings.max_grammar_bytes:
             message = (
-                f"The grammar of {guidance.field} has {size} bytes; at most "
+                f"The grammar of {grammar_spec.field} has {size} bytes; at most "
                 f"{self._settings.max_grammar_bytes} are taken."
             )
-            done(Failure(400, "grammar_too_large", message, guidance.field))
+            done(Failure(400, "grammar_too_large", message, grammar_spec.field))
         elif grammar:
             self._worker.start()
-            number = self._queue.add(guidance, done)
+            number = self._queue.add(grammar_spec, done)
             self._send_grammars()
             return number
         elif self._worker.is_ready:
@@ -131,7 +131,7 @@ class GrammarManager:
             self._queue.cancel(number)
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
-        """Sequences take slots; have the first masks of those with guidance made."""
+        """Sequences take slots; have the first masks of those with a grammar made."""
         for order in self._sequences.place(deltas, self._clock()):
             if self._broken is not None:
                 self._sequences.fail(order.slot, order.epoch, self._broken.message, 500)

@@ -111,7 +111,7 @@ class MaskWorker:
             self._gone.pop(start.slot, None)
             self._matchers.pop(start.slot, None)
             self._starting[start.slot] = []
-        grammar = start.guidance.grammar
+        grammar = start.grammar_spec.grammar
         if grammar and self._backend.kept(grammar) is None:  # dropped since it was prepared
             self._compiling.submit(self._start, start, _GRAMMARS)
         else:
@@ -129,7 +129,7 @@ class MaskWorker:
             self._advance(early, thread)
 
     def _replay(self, start: StartSequence) -> SequenceMatcher | None:
-        grammar = start.guidance.grammar
+        grammar = start.grammar_spec.grammar
         copied = self._backend.compile(grammar) if grammar else None
         matcher = SequenceMatcher(start, copied, self._everything_W)
         began_s = thread_time()

@@ -39,7 +39,7 @@ class MaskSource(Protocol):
     """Makes the masks of guided samples beside the engine's loop; no method waits for a mask."""
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
-        """Sequences take slots; have the first masks of those with guidance made."""
+        """Sequences take slots; have the first masks of those with a grammar made."""
         ...
 
     def advance(self, plan: StepPlan, result: StepResult, void: frozenset[int]) -> None:

@@ -40,8 +40,8 @@ class TokenRules:
     )
 
     def __init__(self, start: StartSequence, everything_W: Int32Array) -> None:
-        guidance = start.guidance
-        allowed, banned = guidance.allowed_token_ids, guidance.banned_sequences
+        grammar_spec = start.grammar_spec
+        allowed, banned = grammar_spec.allowed_token_ids, grammar_spec.banned_sequences
         vocab_size = 32 * len(everything_W)
         may = bits_of(allowed, vocab_size) & everything_W if allowed else everything_W
         single = bits_of((sequence[0] for sequence in banned if len(sequence) == 1), vocab_size)

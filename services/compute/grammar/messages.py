@@ -14,7 +14,7 @@ from pydantic import Field
 
 from common.child_main import pack_frame
 from common.config import Settings
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.step import Int32Array
 
 
@@ -54,7 +54,7 @@ class StartSequence:
 
     slot: int
     epoch: int
-    guidance: Guidance
+    grammar_spec: GrammarSpec
     eos_ids: tuple[int, ...]
     stop_ids: tuple[int, ...]
     min_tokens: int
@@ -109,7 +109,7 @@ def pack_order(order: Order) -> bytes:
             return pack_frame(["compile", order.number, order.grammar])
         case StartSequence():
             fields = [getattr(order, name) for name in order.__slots__]
-            fields[2] = [getattr(order.guidance, name) for name in order.guidance.__slots__]
+            fields[2] = [getattr(order.grammar_spec, name) for name in order.grammar_spec.__slots__]
             return pack_frame(["start", *fields])
 
 
@@ -119,8 +119,8 @@ def unpack_order(data: bytes) -> Order:
         return AcceptTokens(np.frombuffer(fields[0], dtype=np.int32).reshape(-1, 4))
     if tag == "compile":
         return CompileGrammar(*fields)
-    slot, epoch, guidance, *rest = fields
-    return StartSequence(slot, epoch, Guidance(*guidance), *rest)
+    slot, epoch, grammar_spec, *rest = fields
+    return StartSequence(slot, epoch, GrammarSpec(*grammar_spec), *rest)
 
 
 def pack_report(report: Report) -> bytes:

@@ -46,11 +46,11 @@ class StructuredSequences:
         return len(self._sequences)
 
     def place(self, deltas: Iterable[SlotDelta], now_s: float) -> Iterator[StartSequence]:
-        """Take note of the new owners of slots; yield the orders for those with guidance."""
+        """Take note of the new owners of slots; yield the orders for those with a grammar."""
         for delta in deltas:
             if self._failures:
                 self._failures = {k: v for k, v in self._failures.items() if k[0] != delta.slot}
-            if delta.sampling.guidance is None:
+            if delta.sampling.grammar_spec is None:
                 self._sequences.pop(delta.slot, None)
                 continue
             sequence = _Sequence(delta, array("i", delta.output_ids.tobytes()), now_s)
@@ -113,8 +113,8 @@ class StructuredSequences:
         if sequence is None or sequence.delta.epoch != epoch:
             return
         del self._sequences[slot]
-        guidance = sequence.delta.sampling.guidance
-        field = guidance.field if guidance is not None else None
+        grammar_spec = sequence.delta.sampling.grammar_spec
+        field = grammar_spec.field if grammar_spec is not None else None
         text = f"The answer cannot be gone on with under {field}: {message}."
         self._failures[slot, epoch] = Failure(status, "grammar_failed", text, field)
 
@@ -202,13 +202,13 @@ def _wanted(plan: StepPlan) -> tuple[Int32Array, Int64Array]:
 
 def _order(sequence: _Sequence) -> StartSequence:
     delta = sequence.delta
-    guidance = delta.sampling.guidance
-    if guidance is None:
+    grammar_spec = delta.sampling.grammar_spec
+    if grammar_spec is None:
         raise RuntimeError(f"slot {delta.slot} is not guided")
     return StartSequence(
         delta.slot,
         delta.epoch,
-        guidance,
+        grammar_spec,
         tuple(sorted(set(delta.stop_ids).difference(delta.sampling.stop_token_ids))),
         delta.sampling.stop_token_ids,
         delta.sampling.min_tokens,

@@ -119,8 +119,8 @@ class TokenScript:
 
     def allowed_token(self, delta: SlotDelta, index: int, token: int, mask_W: Int32Array) -> int:
         """The same under a mask, where `token` is what it would be without."""
-        guidance = delta.sampling.guidance
-        if guidance and guidance.grammar and (index + delta.sampling.seed) % 4 == 3:
+        grammar_spec = delta.sampling.grammar_spec
+        if grammar_spec and grammar_spec.grammar and (index + delta.sampling.seed) % 4 == 3:
             for closing in (*delta.stop_ids, *self._closing_ids):
                 if mask_W[closing // 32] >> closing % 32 & 1:
                     return closing

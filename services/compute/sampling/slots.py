@@ -102,7 +102,7 @@ class SamplingSlots:
 
 def barred_tokens(sampling: SamplingParams) -> int:
     """Tokens before which the sampler bars what ends a text; of a guided one the masks do it."""
-    return 0 if sampling.guidance is not None else sampling.min_tokens
+    return 0 if sampling.grammar_spec is not None else sampling.min_tokens
 
 
 def _signed(seed: int) -> int:
@@ -169,5 +169,5 @@ def _flags(sampling: SamplingParams, vocab_size: int, drawn: int) -> int:
         | drawn * CUTS_TOP_P * (sampling.top_p < 1.0)
         | drawn * CUTS_MIN_P * (sampling.min_p > 0.0)
         | SCORED * (sampling.num_logprobs >= 0)
-        | GUIDED * (sampling.guidance is not None)
+        | GUIDED * (sampling.grammar_spec is not None)
     )

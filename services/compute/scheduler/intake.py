@@ -118,7 +118,7 @@ def refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
     wrong = _out_of_bounds(request, spec)
     if wrong:
         return Failure(500, "internal_error", f"A request came to compute with a wrong {wrong}.")
-    return _guidance_refusal(request, spec) or _length_refusal(request, spec)
+    return _grammar_refusal(request, spec) or _length_refusal(request, spec)
 
 
 def _out_of_bounds(request: Generate, spec: RunnerSpec) -> str:
@@ -152,28 +152,28 @@ def _token_ids(request: Generate) -> Iterator[tuple[str, tuple[int, ...] | Int32
     yield "output_ids", np.frombuffer(request.output_ids, dtype=np.int32)
     yield "stop_token_ids", sampling.stop_token_ids
     yield "logit_bias", tuple(token for token, _ in sampling.logit_bias)
-    if sampling.guidance is not None:
-        yield "allowed_token_ids", sampling.guidance.allowed_token_ids
-        yield "bad_words", tuple(chain.from_iterable(sampling.guidance.banned_sequences))
+    if sampling.grammar_spec is not None:
+        yield "allowed_token_ids", sampling.grammar_spec.allowed_token_ids
+        yield "bad_words", tuple(chain.from_iterable(sampling.grammar_spec.banned_sequences))
 
 
-def _guidance_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
-    guidance = request.sampling.guidance
-    if guidance is None:
+def _grammar_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
+    grammar_spec = request.sampling.grammar_spec
+    if grammar_spec is None:
         return None
-    num_banned = sum(map(len, guidance.banned_sequences))
+    num_banned = sum(map(len, grammar_spec.banned_sequences))
     if num_banned > MAX_BANNED_TOKENS:
         return _bad(
             "bad_words_too_long",
             f"bad_words come to {num_banned} tokens; at most {MAX_BANNED_TOKENS} are taken.",
             "bad_words",
         )
-    if guidance.grammar and not spec.eos_token_ids and not request.sampling.stop_token_ids:
+    if grammar_spec.grammar and not spec.eos_token_ids and not request.sampling.stop_token_ids:
         return _bad(
             "grammar_unsupported",
-            f"This model names no token that ends a text, so that {guidance.field} cannot be "
+            f"This model names no token that ends a text, so that {grammar_spec.field} cannot be "
             "satisfied. Give stop_token_ids.",
-            guidance.field,
+            grammar_spec.field,
         )
     return None
 

@@ -46,9 +46,9 @@ class SequenceParams:
         self.num_logprobs = sampling.num_logprobs
         self.pools = request.pooling
         self.pools_all = request.pooling and pooling != "last"  # of every position, in one slot
-        self.guided = sampling.guidance is not None
+        self.guided = sampling.grammar_spec is not None
         # A grammar's end is the answer's; until there its masks hold back what is to be ignored.
-        has_grammar = sampling.guidance is not None and bool(sampling.guidance.grammar)
+        has_grammar = sampling.grammar_spec is not None and bool(sampling.grammar_spec.grammar)
         self.eos_token_ids = () if sampling.ignore_eos and not has_grammar else eos_token_ids
         self.stop_ids = frozenset((*self.eos_token_ids, *sampling.stop_token_ids))
 

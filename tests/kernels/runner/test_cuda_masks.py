@@ -14,7 +14,7 @@ from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
 from tests.unit.compute.runner_promises import PROMPT
 from tests.unit.compute.tiny_models import greedy_ids, make_model, save_model
 
-GUIDED = replace(GREEDY, guidance=GUIDANCE)
+GUIDED = replace(GREEDY, grammar_spec=GUIDANCE)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_guided_rows_take_what_their_masks_allow_and_the_rows_beside_them_anythi
     hand.runner = Guiding(runner, lambda slot, index: allowed.get((slot, index), [5]))
     free = hand.add(PROMPT)
     first = hand.add(PROMPT[:5], GUIDED)
-    warm = SamplingParams(max_tokens=100, seed=3, top_p=0.9, num_logprobs=2, guidance=GUIDANCE)
+    warm = SamplingParams(max_tokens=100, seed=3, top_p=0.9, num_logprobs=2, grammar_spec=GUIDANCE)
     second = hand.add(PROMPT[:3], warm)
     previous = hand.launch(*((s, len(s.prompt)) for s in (free, first, second)))
     for _ in range(2):  # each step's masks are uploaded while the one before may still run

@@ -107,7 +107,7 @@ def test_nothing_waits_for_the_device_before_the_result(
     folder = save_model(model, save_embedding_model(model, tmp_path, "mean"))
     runner = load_runner(folder, SETTINGS, device)
     free = HandScheduler(runner, SETTINGS.page_tokens)
-    guided = free.add(PROMPTS[0], replace(GREEDY, guidance=GUIDANCE))
+    guided = free.add(PROMPTS[0], replace(GREEDY, grammar_spec=GUIDANCE))
     free.runner = Guiding(runner, lambda slot, index: [50 + index])
     first = free.launch((guided, len(PROMPTS[0])))
     torch.cuda._sleep(4_000_000_000)  # cycles: two seconds

@@ -138,7 +138,7 @@ def test_scores_embeddings_and_masks_compile_and_capture_nothing(
     hand = HandScheduler(runner, settings.page_tokens)
     hand.runner = Guiding(runner, lambda slot, index: [slot, 50] if index % 3 else None)
     for number in range(7):
-        sampling = replace(GREEDY, guidance=GUIDANCE if number % 2 else None)
+        sampling = replace(GREEDY, grammar_spec=GUIDANCE if number % 2 else None)
         hand.add(prompts[number % 5], sampling)
     hand.run_all(6, 20)
     assert late == []

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.step import Int32Array, StepPlan, StepResult, TokenMasks
 
-GUIDANCE = Guidance(grammar="start: /a/")
+GUIDANCE = GrammarSpec(grammar="start: /a/")
 
 Allow = Callable[[int, int], Sequence[int] | None]
 """The ids that a slot may take for an output number; None for a mask that was not ready."""
@@ -36,7 +36,7 @@ class Guiding:
 
     def forward(self, plan: StepPlan) -> Any:
         for delta in plan.slots:
-            self._guided[delta.slot] = delta.sampling.guidance is not None
+            self._guided[delta.slot] = delta.sampling.grammar_spec is not None
         slots = plan.row_slot[plan.sample_row].tolist()
         guided = tuple(s for s, slot in enumerate(slots) if self._guided[slot])
         return self._runner.forward(replace(plan, guided=guided))

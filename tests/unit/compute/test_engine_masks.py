@@ -10,7 +10,7 @@ import pytest
 
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.engine import Engine
 from services.compute.grammar.masks import MaskStatus
 from services.compute.masking import Masking
@@ -44,7 +44,7 @@ class HandGuide:
         self.taken: list[tuple[int, int]] = []  # output index, token
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
-        self.placed += [delta.slot for delta in deltas if delta.sampling.guidance]
+        self.placed += [delta.slot for delta in deltas if delta.sampling.grammar_spec]
 
     def advance(self, plan: StepPlan, result: StepResult, void: frozenset[int]) -> None:
         for sample in plan.guided:
@@ -107,8 +107,8 @@ class Bench:
         self.now_s += seconds
 
     def ask(self, counter: int, guided: bool, max_tokens: int = 4) -> None:
-        guidance = Guidance("start: /a/") if guided else None
-        sampling = SamplingParams(max_tokens, seed=counter, guidance=guidance)
+        grammar_spec = GrammarSpec("start: /a/") if guided else None
+        sampling = SamplingParams(max_tokens, seed=counter, grammar_spec=grammar_spec)
         self.scheduler.add_request(generate_request(counter, (3, 4, 5), sampling), self.now_s)
 
     def turn(self) -> None:
@@ -235,7 +235,7 @@ def test_nothing_is_computed_again_for_those_who_cannot_join() -> None:
 def test_who_was_held_back_from_the_step_does_not_wait_for_its_masks() -> None:
     scheduler = Bench().scheduler
     for counter in range(2):
-        sampling = SamplingParams(1, seed=counter, guidance=Guidance("start: /a/"))
+        sampling = SamplingParams(1, seed=counter, grammar_spec=GrammarSpec("start: /a/"))
         prompt = (3,) * (80 * counter + 1)
         scheduler.add_request(generate_request(counter, prompt, sampling), 0.0)
     plan = scheduler.plan(0.0)

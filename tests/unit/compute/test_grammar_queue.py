@@ -9,7 +9,7 @@ import pytest
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from common.messages.generate import Generate
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.grammar_queue import GrammarQueue
 from services.compute.scheduler.outputs import sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst
@@ -31,7 +31,7 @@ class Desk:
         self.num_told = 0
         self.queue = GrammarQueue(self.scheduler, self, max_held, self._tell, lambda: 0.0)
 
-    def prepare(self, guidance: Guidance, done: Callable[[Failure | None], None]) -> int:
+    def prepare(self, grammar_spec: GrammarSpec, done: Callable[[Failure | None], None]) -> int:
         number = len(self.asked) + 1
         self.asked[number] = done
         return number
@@ -47,8 +47,8 @@ class Desk:
         self.queue.add_request(make_request(counter, **more), 0.0)  # type: ignore[arg-type]
 
     def hold(self, counter: int, **more: object) -> None:
-        guidance = Guidance("start: /a/", field="tools")
-        self.add(counter, ignore_eos=False, guidance=guidance, **more)
+        grammar_spec = GrammarSpec("start: /a/", field="tools")
+        self.add(counter, ignore_eos=False, grammar_spec=grammar_spec, **more)
 
     def abort(self, counter: int) -> None:
         self.queue.abort(AttemptId(ROUTER, counter), 0.0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.tokenizer.lark import Fragment, grammar_of, json_rule
 from services.tokenizer.schemas import CALENDAR_PATTERNS, prepared
 from tests.unit.tokenizer.walks import model
@@ -53,9 +53,9 @@ def test_what_no_clock_has_is_no_time(text: str) -> None:
     assert not re.fullmatch(CALENDAR_PATTERNS["time"], text)
 
 
-def schema_grammar(**more: str) -> Guidance:
+def schema_grammar(**more: str) -> GrammarSpec:
     schema = prepared({"type": "string", **more})
-    return Guidance(grammar_of(Fragment("x", (json_rule("x", schema),))), (), (), "schema")
+    return GrammarSpec(grammar_of(Fragment("x", (json_rule("x", schema),))), (), (), "schema")
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def schema_grammar(**more: str) -> Guidance:
 def test_what_a_grammar_lets_be_written_is_read_by_python(
     kind: str, read: Callable[[str], object]
 ) -> None:
-    guidance = schema_grammar(format=kind)
+    grammar_spec = schema_grammar(format=kind)
     for seed in range(40):
-        text = model().walk(guidance, Random(seed), 100)
+        text = model().walk(grammar_spec, Random(seed), 100)
         assert text is not None
         read(text.strip('"'))
 
 
 def test_a_pattern_beside_the_format_holds_too() -> None:
-    guidance = schema_grammar(format="date", pattern="^20(23|24)-02")
-    assert model().takes(guidance, '"2024-02-29"')
-    assert not model().takes(guidance, '"2023-02-29"')
-    assert not model().takes(guidance, '"2025-02-28"')
+    grammar_spec = schema_grammar(format="date", pattern="^20(23|24)-02")
+    assert model().takes(grammar_spec, '"2024-02-29"')
+    assert not model().takes(grammar_spec, '"2023-02-29"')
+    assert not model().takes(grammar_spec, '"2025-02-28"')

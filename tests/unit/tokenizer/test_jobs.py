@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from common.child_main import HEADER
 from common.messages.arrays import int32s
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import (
     ChatPrompt,
     IdsPrompt,
@@ -47,7 +47,7 @@ RULES = st.builds(
     NUMBERS,
     st.lists(TEXT).map(tuple),
 )
-GUIDANCE = st.builds(Guidance, TEXT, NUMBERS, st.lists(NUMBERS).map(tuple), TEXT)
+GUIDANCE = st.builds(GrammarSpec, TEXT, NUMBERS, st.lists(NUMBERS).map(tuple), TEXT)
 ANSWERS = st.builds(Answer, st.none() | GUIDANCE, TEXT, TEXT, st.booleans())
 OUTCOMES = st.builds(
     Outcome, IDS, st.lists(TEXT).map(tuple), st.none() | FAILURES, st.booleans(), ANSWERS

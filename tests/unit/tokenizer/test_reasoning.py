@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.chat_formats import REASONING_FORMATS
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure
 from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.reasoning import ReasoningStage, stage_of
@@ -20,13 +20,13 @@ THINK = REASONING_FORMATS["think"]
 EVERY_MODEL = pytest.mark.parametrize("kind", ["tokens", "text"])
 
 
-def guidance(
+def grammar_spec(
     subject: Model,
     stage: ReasoningStage,
     budget: int = -1,
     structure: Structure | None = DIGITS,
     reasoning: str = "think",
-) -> Guidance | None:
+) -> GrammarSpec | None:
     rules = OutputRules(structure=structure, thinking_budget=budget)
     return compose(rules, [], AnswerFormat("", reasoning, stage), subject.vocabulary)
 
@@ -34,7 +34,7 @@ def guidance(
 @EVERY_MODEL
 def test_an_open_thought_is_ended_before_the_answer(kind: str) -> None:
     subject = model(kind)
-    rules = guidance(subject, "inside")
+    rules = grammar_spec(subject, "inside")
     for thoughts in ("", "so\n", "1 < 2, </b> and </thin", "<think>again"):
         for breaks in ("", "\n", "\n\n"):
             assert subject.takes(rules, f"{thoughts}</think>{breaks}42"), thoughts
@@ -44,7 +44,7 @@ def test_an_open_thought_is_ended_before_the_answer(kind: str) -> None:
 
 def test_the_first_tag_ends_the_thought_in_however_many_tokens() -> None:
     subject = model("tokens")
-    rules = guidance(subject, "inside")
+    rules = grammar_spec(subject, "inside")
     assert rules is not None
     spelled = [token for letter in "</think>" for token in subject.ids(letter)]
     so = subject.ids("so ")
@@ -55,7 +55,7 @@ def test_the_first_tag_ends_the_thought_in_however_many_tokens() -> None:
 @EVERY_MODEL
 def test_a_model_that_has_not_begun_may_think_or_not(kind: str) -> None:
     subject = model(kind)
-    rules = guidance(subject, "before")
+    rules = grammar_spec(subject, "before")
     for right in ("42", "<think>so</think>42", "<think>\nso\n</think>\n\n42"):
         assert subject.takes(rules, right)
     for wrong in ("so</think>42", "<think>42", "<think>so</think>x", "</think>42"):
@@ -65,10 +65,10 @@ def test_a_model_that_has_not_begun_may_think_or_not(kind: str) -> None:
 @EVERY_MODEL
 def test_behind_its_reasoning_a_model_answers(kind: str) -> None:
     subject = model(kind)
-    rules = guidance(subject, "behind")
+    rules = grammar_spec(subject, "behind")
     assert subject.takes(rules, "42")
     assert not subject.takes(rules, "<think>so</think>42")
-    assert guidance(subject, "behind", budget=5, structure=None) is None
+    assert grammar_spec(subject, "behind", budget=5, structure=None) is None
 
 
 @EVERY_MODEL
@@ -79,7 +79,7 @@ def test_a_budget_bounds_the_tokens_of_an_open_thought(
     subject = model(kind)
     answer = "42"
     for budget in (1, 5, 40):
-        rules = guidance(subject, "inside", budget, structure)
+        rules = grammar_spec(subject, "inside", budget, structure)
         assert rules is not None
         letter, end = subject.ids("x"), subject.ids("</think>" + answer)
         assert subject.takes_ids(rules, letter * budget + end)
@@ -94,7 +94,7 @@ def test_a_budget_bounds_thoughts_that_the_model_begins(
     structure: Structure | None, kind: str
 ) -> None:
     subject = model(kind)
-    rules = guidance(subject, "before", 3, structure)
+    rules = grammar_spec(subject, "before", 3, structure)
     assert rules is not None
     begin, letter, end = subject.ids("<think>"), subject.ids("x"), subject.ids("</think>42")
     assert subject.takes_ids(rules, begin + letter * 3 + end)
@@ -106,19 +106,19 @@ def test_a_budget_bounds_thoughts_that_the_model_begins(
 @EVERY_MODEL
 def test_no_budget_means_no_thoughts(kind: str) -> None:
     subject = model(kind)
-    inside = guidance(subject, "inside", 0)
+    inside = grammar_spec(subject, "inside", 0)
     assert subject.takes(inside, "</think>42") and not subject.takes(inside, "x</think>42")
-    before = guidance(subject, "before", 0)
+    before = grammar_spec(subject, "before", 0)
     assert subject.takes(before, "42") and not subject.takes(before, "<think></think>42")
-    free = guidance(subject, "before", 0, None)
+    free = grammar_spec(subject, "before", 0, None)
     assert subject.takes(free, "<think>\n\n</think>\n\nHi!") and not subject.takes(free, "Hi!")
 
 
 @EVERY_MODEL
 def test_without_a_bound_free_text_needs_no_grammar(kind: str) -> None:
     for stage in ("inside", "before", "behind"):
-        assert guidance(model(kind), stage, structure=None) is None
-    assert guidance(model(kind), "before", 7, None, reasoning="") is None
+        assert grammar_spec(model(kind), stage, structure=None) is None
+    assert grammar_spec(model(kind), "before", 7, None, reasoning="") is None
 
 
 @pytest.mark.parametrize("name", REASONING_FORMATS)
@@ -127,7 +127,7 @@ def test_every_format_is_bounded_by_its_own_tags(name: str, kind: str) -> None:
     subject = model(kind)
     markers = REASONING_FORMATS[name]
     for budget in (-1, 6):
-        rules = guidance(subject, "before", budget, reasoning=name)
+        rules = grammar_spec(subject, "before", budget, reasoning=name)
         assert subject.takes(rules, f"{markers.begin}so{markers.end}42")
         assert not subject.takes(rules, f"{markers.begin}so{markers.end}x")
         assert subject.takes(rules, "42")
@@ -145,7 +145,7 @@ def test_whatever_obeys_the_masks_ends_in_an_answer(
     kind: str, stage: ReasoningStage, budget: int, seed: int, num_free: int
 ) -> None:
     subject = model(kind)
-    rules = guidance(subject, stage, budget)
+    rules = grammar_spec(subject, stage, budget)
     assert rules is not None
     text = subject.walk(rules, Random(seed), num_free)
     if text is not None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure, ToolUse
 from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.functions import functions_of
@@ -29,7 +29,9 @@ NUMBER = {"type": "regex", "pattern": "[0-9]{1,3}"}
 TEXT = {"type": "any_text"}
 
 
-def guidance(layout: Any, speech: AnswerFormat | None = None, kind: str = "tokens") -> Guidance:
+def grammar_spec(
+    layout: Any, speech: AnswerFormat | None = None, kind: str = "tokens"
+) -> GrammarSpec:
     structure = Structure("structural_tag", json.dumps(layout), FIELD)
     composed = compose(OutputRules(structure), [], speech or AnswerFormat(), model(kind).vocabulary)
     assert composed is not None
@@ -73,7 +75,7 @@ FIVE = "<f=count>5</f>"
     ],
 )
 def test_text_is_free_until_a_trigger(more: Any, right: list[str], wrong: list[str]) -> None:
-    rules = guidance(triggered(**more))
+    rules = grammar_spec(triggered(**more))
     assert [text for text in right if not model().takes(rules, text)] == []
     assert [text for text in wrong if model().takes(rules, text)] == []
 
@@ -126,7 +128,7 @@ def test_text_is_free_until_a_trigger(more: Any, right: list[str], wrong: list[s
     ],
 )
 def test_every_format(layout: Any, right: list[str], wrong: list[str]) -> None:
-    rules = guidance(layout)
+    rules = grammar_spec(layout)
     assert [text for text in right if not model().takes(rules, text)] == []
     assert [text for text in wrong if model().takes(rules, text)] == []
 
@@ -149,7 +151,7 @@ def test_tags_may_be_special_tokens(kind: str) -> None:
         "triggers": ["<tool_call>", "[TOOL_CALLS]"],
         "tags": [call, said],
     }
-    rules = guidance(layout, kind=kind)
+    rules = grammar_spec(layout, kind=kind)
     oslo = '<tool_call>\n{"city": "Oslo"}\n</tool_call>'
     for right in (
         "",
@@ -164,7 +166,7 @@ def test_tags_may_be_special_tokens(kind: str) -> None:
 
 
 def test_reasoning_and_calls_stand_before_and_beside_it() -> None:
-    rules = guidance(triggered(at_least_one=True), AnswerFormat("", "think", "inside"))
+    rules = grammar_spec(triggered(at_least_one=True), AnswerFormat("", "think", "inside"))
     assert model().takes(rules, f"so</think>\n\n{OSLO}")
     assert not model().takes(rules, f"so {OSLO}")
     structure = Structure("structural_tag", json.dumps(tag("x", NUMBER)), FIELD)
@@ -209,7 +211,7 @@ def test_reasoning_and_calls_stand_before_and_beside_it() -> None:
 )
 def test_what_is_no_format_is_refused_by_field(layout: Any) -> None:
     with pytest.raises(Refused) as caught:
-        guidance(layout)
+        grammar_spec(layout)
     failure = caught.value.failure
     assert (failure.status, failure.field) == (400, FIELD)
 
@@ -217,7 +219,7 @@ def test_what_is_no_format_is_refused_by_field(layout: Any) -> None:
 @given(seed=st.integers(0, 2**32), num_free=st.integers(0, 80))
 @settings(max_examples=num_cases(12, exploring=40))
 def test_whatever_obeys_the_masks_and_ends_has_whole_tags(seed: int, num_free: int) -> None:
-    text = model().walk(guidance(triggered()), Random(seed), num_free, "Well, <f=weather>")
+    text = model().walk(grammar_spec(triggered()), Random(seed), num_free, "Well, <f=weather>")
     if text is None:
         return
     for piece in text.split("<f=")[1:]:
@@ -263,7 +265,7 @@ def _around(inner: Any) -> Any:
 @settings(max_examples=150, deadline=None)
 def test_any_format_is_a_grammar_or_is_refused(layout: Any) -> None:
     try:
-        rules = guidance(layout)
+        rules = grammar_spec(layout)
     except Refused as error:
         assert (error.failure.status, error.failure.field) == (400, FIELD)
         assert len(error.failure.message) < 600

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure, StructureKind, ToolUse
 from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.functions import functions_of
@@ -38,7 +38,7 @@ PERSON = {
 }
 
 
-def guidance(kind: StructureKind, text: Any, speech: AnswerFormat | None = None) -> Guidance:
+def grammar_spec(kind: StructureKind, text: Any, speech: AnswerFormat | None = None) -> GrammarSpec:
     source = text if isinstance(text, str) else json.dumps(text)
     rules = OutputRules(structure=Structure(kind, source, FIELD))
     composed = compose(rules, [], speech or AnswerFormat(), model().vocabulary)
@@ -47,7 +47,7 @@ def guidance(kind: StructureKind, text: Any, speech: AnswerFormat | None = None)
 
 
 def test_a_json_object_is_any_object() -> None:
-    rules = guidance("json_object", "")
+    rules = grammar_spec("json_object", "")
     for right in ("{}", '{"a": [1, {"b": null}], "c": "é"}'):
         assert model().takes(rules, right)
     for wrong in ("[1]", "1", "", '{"a": }', "{} {}", "here: {}"):
@@ -65,7 +65,7 @@ def test_a_json_object_is_any_object() -> None:
     ],
 )
 def test_json_is_written_as_models_do(text: str) -> None:
-    assert model().takes(guidance("json_schema", PERSON), text)
+    assert model().takes(grammar_spec("json_schema", PERSON), text)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_json_is_written_as_models_do(text: str) -> None:
     ],
 )
 def test_json_cannot_run_away_in_whitespace(text: str) -> None:
-    assert not model().takes(guidance("json_schema", PERSON), text)
+    assert not model().takes(grammar_spec("json_schema", PERSON), text)
 
 
 def test_compact_json_leaves_no_whitespace_to_choose() -> None:
@@ -95,16 +95,16 @@ def test_compact_json_leaves_no_whitespace_to_choose() -> None:
 def test_a_client_cannot_change_how_whitespace_is_bounded() -> None:
     options = {"whitespace_pattern": "[ ]*", "lenient": True}
     schema = {**PERSON, "x-guidance": options, "$defs": {"x": {"x-guidance": options}}}
-    assert not model().takes(guidance("json_schema", schema), '{   "name": "Ada", "age": 36}')
+    assert not model().takes(grammar_spec("json_schema", schema), '{   "name": "Ada", "age": 36}')
 
 
 def test_formats_are_remarks_unless_they_can_be_enforced() -> None:
     fields = {"a": {"type": "string", "format": "int64"}, "b": {"type": "string", "format": "date"}}
     schema = {"type": "object", "properties": {**fields, "format": {"type": "string"}}}
-    rules = guidance("json_schema", {**schema, "required": ["a", "b", "format"]})
+    rules = grammar_spec("json_schema", {**schema, "required": ["a", "b", "format"]})
     assert model().takes(rules, '{"a": "x", "b": "2026-01-31", "format": "y"}')
     assert not model().takes(rules, '{"a": "x", "b": "soon", "format": "y"}')
-    rules = guidance("json_schema", {"enum": [{"format": "int64"}]})
+    rules = grammar_spec("json_schema", {"enum": [{"format": "int64"}]})
     assert model().takes(rules, '{"format": "int64"}')
 
 
@@ -120,7 +120,7 @@ def test_formats_are_remarks_unless_they_can_be_enforced() -> None:
 def test_what_no_grammar_holds_is_passed_over_and_the_rest_is_held(
     more: dict[str, Any], right: str
 ) -> None:
-    rules = guidance("json_schema", {**PERSON, **more})
+    rules = grammar_spec("json_schema", {**PERSON, **more})
     assert model().takes(rules, right)
     assert not model().takes(rules, '{"name": 5, "age": 36}')
 
@@ -137,7 +137,7 @@ def test_a_strict_schema_may_have_keywords_that_demand_nothing() -> None:
 @pytest.mark.parametrize("schema", [True, {}])
 def test_a_schema_may_allow_anything(schema: Any) -> None:
     for text in ("1", '"x"', "[null]", "{}"):
-        assert model().takes(guidance("json_schema", schema), text)
+        assert model().takes(grammar_spec("json_schema", schema), text)
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_a_schema_may_allow_anything(schema: Any) -> None:
     ],
 )
 def test_a_regex_is_matched_whole(pattern: str, right: list[str], wrong: list[str]) -> None:
-    rules = guidance("regex", pattern)
+    rules = grammar_spec("regex", pattern)
     assert [text for text in right if not model().takes(rules, text)] == []
     assert [text for text in wrong if model().takes(rules, text)] == []
 
 
 def test_a_choice_is_one_of_the_texts() -> None:
     choices = ["yes", "yes please", 'n"o"\n', "größer", "\\d"]
-    rules = guidance("choice", choices)
+    rules = grammar_spec("choice", choices)
     assert all(model().takes(rules, choice) for choice in choices)
     assert not any(model().takes(rules, text) for text in ("ye", "no", "1", "yes yes please"))
 
@@ -175,17 +175,17 @@ def test_a_choice_is_one_of_the_texts() -> None:
     ],
 )
 def test_a_grammar_is_lark_or_gbnf(grammar: str) -> None:
-    rules = guidance("grammar", grammar)
+    rules = grammar_spec("grammar", grammar)
     assert model().takes(rules, "a 1 2")
     assert not model().takes(rules, "a")
-    thoughtful = guidance("grammar", grammar, AnswerFormat("", "think", "inside"))
+    thoughtful = grammar_spec("grammar", grammar, AnswerFormat("", "think", "inside"))
     assert model().takes(thoughtful, "so</think>\n\na 1 2")
     assert not model().takes(thoughtful, "a 1 2")
 
 
 def test_the_rules_of_a_clients_grammar_are_its_own() -> None:
     grammar = 'start: thoughts structure\nthoughts: "x"\nstructure: "y"\n%ignore " "'
-    rules = guidance("grammar", grammar, AnswerFormat("", "think", "inside"))
+    rules = grammar_spec("grammar", grammar, AnswerFormat("", "think", "inside"))
     assert model().takes(rules, "so x y</think>x y")
     assert not model().takes(rules, "so</think>y")
 
@@ -205,7 +205,7 @@ def test_the_rules_of_a_clients_grammar_are_its_own() -> None:
 )
 def test_what_is_no_structure_is_refused_by_field(kind: StructureKind, text: str) -> None:
     with pytest.raises(Refused) as caught:
-        guidance(kind, text)
+        grammar_spec(kind, text)
     failure = caught.value.failure
     assert (failure.status, failure.field) == (400, FIELD)
 
@@ -213,7 +213,7 @@ def test_what_is_no_structure_is_refused_by_field(kind: StructureKind, text: str
 @given(schema=objects(SCHEMAS) | LEAVES, seed=st.integers(0, 2**32), num_free=st.integers(0, 60))
 @settings(max_examples=num_cases(100, exploring=200))
 def test_whatever_obeys_the_masks_and_ends_validates(schema: Any, seed: int, num_free: int) -> None:
-    text = model().walk(guidance("json_schema", schema), Random(seed), num_free)
+    text = model().walk(grammar_spec("json_schema", schema), Random(seed), num_free)
     if text is not None:
         jsonschema.validate(json.loads(text), schema)
 
@@ -227,7 +227,7 @@ def test_whatever_obeys_the_masks_and_ends_validates(schema: Any, seed: int, num
 )
 @settings(deadline=None)
 def test_whatever_obeys_a_regex_and_ends_matches(pattern: str, seed: int, num_free: int) -> None:
-    text = model().walk(guidance("regex", pattern), Random(seed), num_free)
+    text = model().walk(grammar_spec("regex", pattern), Random(seed), num_free)
     assert text is None or re.fullmatch(pattern, text)
 
 
@@ -272,4 +272,4 @@ def test_tools_alone_leave_the_text_free() -> None:
 def test_ids_and_words_need_no_grammar() -> None:
     rules = OutputRules(allowed_token_ids=(3, 4))
     composed = compose(rules, [], AnswerFormat(), model().vocabulary, ((5, 6),))
-    assert composed == Guidance("", (3, 4), ((5, 6),), composed.field if composed else "")
+    assert composed == GrammarSpec("", (3, 4), ((5, 6),), composed.field if composed else "")

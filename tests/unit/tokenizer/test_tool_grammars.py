@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.functions import functions_of
@@ -114,7 +114,9 @@ EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
 EVERY_MODEL = pytest.mark.parametrize("kind", ["tokens", "text"])
 
 
-def guidance(name: str, subject: Model, use: ToolUse, tools: Any = TOOLS, **rules: Any) -> Guidance:
+def grammar_spec(
+    name: str, subject: Model, use: ToolUse, tools: Any = TOOLS, **rules: Any
+) -> GrammarSpec:
     tool_format, template, _ = FORMATS[name]
     composed = compose(
         OutputRules(tools=use, **rules),
@@ -134,7 +136,7 @@ def written(name: str, *calls: Call) -> str:
 @EVERY_FORMAT
 def test_a_required_call_is_one_of_the_tools_with_its_own_arguments(name: str, kind: str) -> None:
     subject = model(kind)
-    rules = guidance(name, subject, ToolUse("required"))
+    rules = grammar_spec(name, subject, ToolUse("required"))
     for right in ([OSLO], [SUM], [TIME], [OSLO, SUM], [TIME, TIME, OSLO]):
         assert subject.takes(rules, written(name, *right)), right
     wrong: list[Call] = [
@@ -157,7 +159,7 @@ def test_a_required_call_is_one_of_the_tools_with_its_own_arguments(name: str, k
 @EVERY_FORMAT
 def test_a_named_call_is_one_call_of_that_function(name: str, kind: str) -> None:
     subject = model(kind)
-    rules = guidance(name, subject, ToolUse("named", "calculator"))
+    rules = grammar_spec(name, subject, ToolUse("named", "calculator"))
     assert subject.takes(rules, written(name, SUM))
     assert not subject.takes(rules, written(name, OSLO))
     assert not subject.takes(rules, written(name, SUM, SUM))
@@ -166,23 +168,23 @@ def test_a_named_call_is_one_call_of_that_function(name: str, kind: str) -> None
 @EVERY_FORMAT
 def test_without_parallel_calls_there_is_one(name: str) -> None:
     subject = model()
-    rules = guidance(name, subject, ToolUse("required", parallel=False))
+    rules = grammar_spec(name, subject, ToolUse("required", parallel=False))
     assert subject.takes(rules, written(name, OSLO))
     assert not subject.takes(rules, written(name, OSLO, OSLO))
 
 
 def test_llama_may_write_its_token_first() -> None:
     subject = model()
-    rules = guidance("llama_json", subject, ToolUse("required"))
+    rules = grammar_spec("llama_json", subject, ToolUse("required"))
     assert subject.takes(rules, "<|python_tag|>" + llama_json([OSLO]))
     without = model("text")
-    rules = guidance("llama_json", without, ToolUse("required"))
+    rules = grammar_spec("llama_json", without, ToolUse("required"))
     assert not without.takes(rules, "<|python_tag|>" + llama_json([OSLO]))
 
 
 def test_mistral_writes_a_blank_or_none_and_maybe_an_id() -> None:
     subject = model()
-    rules = guidance("mistral", subject, ToolUse("required"))
+    rules = grammar_spec("mistral", subject, ToolUse("required"))
     assert subject.takes(rules, mistral([OSLO]).replace("] [", "][", 1))
     with_id = compose(
         OutputRules(tools=ToolUse("required")),
@@ -197,7 +199,7 @@ def test_mistral_writes_a_blank_or_none_and_maybe_an_id() -> None:
 
 def test_a_special_token_cannot_be_spelled() -> None:
     subject = model()
-    rules = guidance("mistral with args", subject, ToolUse("required"))
+    rules = grammar_spec("mistral with args", subject, ToolUse("required"))
     spelled = [token for letter in "[TOOL_CALLS]" for token in subject.ids(letter)]
     assert not subject.takes_ids(rules, spelled + subject.ids("now[ARGS]{}"))
 
@@ -209,7 +211,7 @@ def test_a_pythonic_call_leaves_out_what_is_optional() -> None:
         "properties": {name: {"type": "integer"} for name in ("a", "b", "c", "d")},
         "required": ["c"],
     }
-    rules = guidance("llama_pythonic", subject, ToolUse("required"), [tool("f", parameters)])
+    rules = grammar_spec("llama_pythonic", subject, ToolUse("required"), [tool("f", parameters)])
     for right in ("c=1", "a=1, c=1", "b=2, c=-1", "a=1, b=2, c=3, d=4", "c=1, d=2"):
         assert subject.takes(rules, f"[f({right})]"), right
     for wrong in ("", "a=1", "d=1", "c=1, a=2", ", c=1", "a=1c=2", "c=True"):
@@ -226,7 +228,7 @@ def test_references_into_the_parameters_stay_true_in_every_format() -> None:
     subject = model()
     given = {"child": {"child": {"size": 1}}, "leaf": 2}
     for name in ("hermes", "llama_json", "mistral"):
-        rules = guidance(name, subject, ToolUse("required"), [tool("f", tree)])
+        rules = grammar_spec(name, subject, ToolUse("required"), [tool("f", tree)])
         assert subject.takes(rules, written(name, ("f", given))), name
         assert not subject.takes(rules, written(name, ("f", {"child": {"leaf": "x"}}))), name
 
@@ -238,10 +240,12 @@ def test_keywords_that_cannot_be_enforced_matter_to_strict_tools_only() -> None:
         "required": ["tags"],
     }
     subject = model()
-    rules = guidance("hermes", subject, ToolUse("required"), [tool("f", parameters)])
+    rules = grammar_spec("hermes", subject, ToolUse("required"), [tool("f", parameters)])
     assert subject.takes(rules, hermes([("f", {"tags": [1]})]))
     with pytest.raises(Refused, match="uniqueItems") as caught:
-        guidance("hermes", subject, ToolUse("required"), [NOW, tool("f", parameters, strict=True)])
+        grammar_spec(
+            "hermes", subject, ToolUse("required"), [NOW, tool("f", parameters, strict=True)]
+        )
     assert caught.value.failure.field == "tools[1].function.parameters"
 
 
@@ -329,7 +333,7 @@ def test_whatever_obeys_the_masks_and_ends_is_a_valid_call(
 ) -> None:
     subject = model()
     tools = [tool(f"f_{number}", schema, strict=True) for number, schema in enumerate(parameters)]
-    rules = guidance(name, subject, ToolUse("required"), tools)
+    rules = grammar_spec(name, subject, ToolUse("required"), tools)
     text = subject.walk(rules, Random(seed), num_free)
     if text is None:
         return

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.chat_formats import TOOL_FORMATS
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.answer_grammar import AnswerFormat, compose
 from services.tokenizer.functions import functions_of
@@ -34,9 +34,9 @@ WRONG = ("calculator", {"expression": 7})
 AUTO, ONE = ToolUse("auto"), ToolUse("auto", parallel=False)
 
 
-def guidance(
+def grammar_spec(
     name: str, use: ToolUse, tools: Any, kind: str = "tokens", **speech: Any
-) -> Guidance | None:
+) -> GrammarSpec | None:
     tool_format, template, _ = FORMATS[name]
     return compose(
         OutputRules(tools=use),
@@ -48,7 +48,7 @@ def guidance(
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_a_strict_functions_calls_are_right_wherever_they_begin(name: str) -> None:
-    rules = guidance(name, AUTO, [CALCULATOR, WEATHER])
+    rules = grammar_spec(name, AUTO, [CALCULATOR, WEATHER])
     subject = model()
     for right in (
         "I do not need a tool. <b>1 < 2</b>",
@@ -65,13 +65,13 @@ def test_a_strict_functions_calls_are_right_wherever_they_begin(name: str) -> No
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_functions_that_are_not_strict_get_any_object(name: str) -> None:
-    rules = guidance(name, AUTO, [CALCULATOR, WEATHER])
+    rules = grammar_spec(name, AUTO, [CALCULATOR, WEATHER])
     assert model().takes(rules, written(name, ("get_weather", {"town": [1]})))
 
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_no_parallel_calls_means_one_call(name: str) -> None:
-    rules = guidance(name, ONE, [NOW, WEATHER])
+    rules = grammar_spec(name, ONE, [NOW, WEATHER])
     subject = model()
     assert subject.takes(rules, "Let me see. " + written(name, TIME))
     assert subject.takes(rules, "No call.")
@@ -80,14 +80,14 @@ def test_no_parallel_calls_means_one_call(name: str) -> None:
 
 
 def test_where_nothing_is_wanted_or_nothing_can_be_done_text_is_free() -> None:
-    assert guidance("hermes", AUTO, [WEATHER, NOW]) is None
+    assert grammar_spec("hermes", AUTO, [WEATHER, NOW]) is None
     for name in ("llama_json", "llama_pythonic"):
-        assert guidance(name, ONE, [CALCULATOR]) is None
-    assert guidance("hermes", AUTO, [CALCULATOR], kind="text") is None
+        assert grammar_spec(name, ONE, [CALCULATOR]) is None
+    assert grammar_spec("hermes", AUTO, [CALCULATOR], kind="text") is None
 
 
 def test_calls_are_watched_behind_the_reasoning() -> None:
-    rules = guidance("hermes", AUTO, [CALCULATOR], reasoning_format="think", stage="inside")
+    rules = grammar_spec("hermes", AUTO, [CALCULATOR], reasoning_format="think", stage="inside")
     subject = model()
     assert subject.takes(rules, "so</think>\n\nLet me see.\n" + written("hermes", SUM))
     assert not subject.takes(rules, "so</think>\n\n" + written("hermes", WRONG))
@@ -100,7 +100,7 @@ def test_calls_are_watched_behind_the_reasoning() -> None:
 def test_whatever_obeys_the_masks_has_right_calls_in_it(
     name: str, seed: int, num_free: int
 ) -> None:
-    rules = guidance(name, AUTO, [CALCULATOR])
+    rules = grammar_spec(name, AUTO, [CALCULATOR])
     assert rules is not None
     begin = TOOL_FORMATS[FORMATS[name][0]].begin
     text = model().walk(rules, Random(seed), num_free, begun="So: " + begin)

@@ -284,29 +284,33 @@ def test_rules_become_guidance(tmp_path: Path) -> None:
         allowed_token_ids=(1, 2),
         bad_words=("dog",),
     )
-    guidance = answer(subject, Job(chat(HELLO).prompt, 0.0, rules=rules)).guidance
-    assert guidance is not None and guidance.field == "structured_outputs.choice"
-    assert '"a" | "b"' in guidance.grammar and "thoughts" in guidance.grammar
-    assert guidance.allowed_token_ids == (1, 2) and len(guidance.banned_sequences) == 2
+    grammar_spec = answer(subject, Job(chat(HELLO).prompt, 0.0, rules=rules)).grammar_spec
+    assert grammar_spec is not None and grammar_spec.field == "structured_outputs.choice"
+    assert '"a" | "b"' in grammar_spec.grammar and "thoughts" in grammar_spec.grammar
+    assert grammar_spec.allowed_token_ids == (1, 2) and len(grammar_spec.banned_sequences) == 2
     for prompt in (TextPrompt("a"), IdsPrompt(int32s([1]))):
-        guidance = answer(subject, Job(prompt, 0.0, rules=rules)).guidance
-        assert guidance is not None and "thoughts" not in guidance.grammar
+        grammar_spec = answer(subject, Job(prompt, 0.0, rules=rules)).grammar_spec
+        assert grammar_spec is not None and "thoughts" not in grammar_spec.grammar
 
 
 def test_required_tools_become_guidance(tmp_path: Path) -> None:
     job = chat(HELLO, tools_json=json.dumps([TOOL]).encode())
     job = Job(job.prompt, 0.0, rules=REQUIRED)
-    guidance = answer(speaking(tmp_path, "qwen25_tools"), job).guidance
-    assert guidance is not None and guidance.field == "tools" and "look" in guidance.grammar
+    grammar_spec = answer(speaking(tmp_path, "qwen25_tools"), job).grammar_spec
+    assert (
+        grammar_spec is not None
+        and grammar_spec.field == "tools"
+        and "look" in grammar_spec.grammar
+    )
 
 
 def test_one_call_is_required_where_the_template_renders_one(tmp_path: Path) -> None:
     job = chat(HELLO, tools_json=json.dumps([TOOL]).encode())
     job = Job(job.prompt, 0.0, rules=REQUIRED)
-    guidance = answer(speaking(tmp_path, "llama31_tools"), job).guidance
-    assert guidance is not None and "{0,31}" not in guidance.grammar
-    guidance = answer(speaking(tmp_path, "qwen25_tools"), job).guidance
-    assert guidance is not None and "{0,31}" in guidance.grammar
+    grammar_spec = answer(speaking(tmp_path, "llama31_tools"), job).grammar_spec
+    assert grammar_spec is not None and "{0,31}" not in grammar_spec.grammar
+    grammar_spec = answer(speaking(tmp_path, "qwen25_tools"), job).grammar_spec
+    assert grammar_spec is not None and "{0,31}" in grammar_spec.grammar
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.tokenizer.vocabulary import Vocabulary
 from tests.unit.tokenizer.vocabularies import byte_level
 
@@ -53,13 +53,13 @@ class Model:
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def takes(self, guidance: Guidance | None, text: str) -> bool:
+    def takes(self, grammar_spec: GrammarSpec | None, text: str) -> bool:
         """Whether the grammar lets a model write this and end."""
-        assert guidance is not None
-        return self.takes_ids(guidance, self.ids(text))
+        assert grammar_spec is not None
+        return self.takes_ids(grammar_spec, self.ids(text))
 
-    def takes_ids(self, guidance: Guidance, ids: list[int]) -> bool:
-        matcher = self.matcher(guidance.grammar)
+    def takes_ids(self, grammar_spec: GrammarSpec, ids: list[int]) -> bool:
+        matcher = self.matcher(grammar_spec.grammar)
         for token_id in ids:
             if not self._allowed(matcher)[token_id]:
                 return False
@@ -67,13 +67,13 @@ class Model:
         return bool(matcher.is_accepting()) and self._allowed(matcher)[self.eos]
 
     def walk(
-        self, guidance: Guidance, random: Random, num_free: int, begun: str = ""
+        self, grammar_spec: GrammarSpec, random: Random, num_free: int, begun: str = ""
     ) -> str | None:
         """Draw tokens, after `num_free` of them such that it ends; None if that takes too long.
 
         The walk goes on from what is `begun`.
         """
-        matcher = self.matcher(guidance.grammar)
+        matcher = self.matcher(grammar_spec.grammar)
         ids = self.ids(begun)
         assert matcher.consume_tokens(ids)
         for number in range(600):

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.step import SlotDelta, StepPlan, StepResult
 
-GUIDANCE = Guidance("start: /a*/", field="tools")
+GUIDANCE = GrammarSpec("start: /a*/", field="tools")
 
 
 def int32s(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -19,7 +19,9 @@ def int32s(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 def make_delta(slot: int, epoch: int = 1, **changes: Any) -> SlotDelta:
     """A guided sequence takes a slot."""
-    sampling = SamplingParams(max_tokens=10, seed=1, guidance=changes.pop("guidance", GUIDANCE))
+    sampling = SamplingParams(
+        max_tokens=10, seed=1, grammar_spec=changes.pop("grammar_spec", GUIDANCE)
+    )
     output_ids = int32s(changes.pop("output_ids", ()))
     return SlotDelta(slot, epoch, sampling, 0, (2,), output_ids=output_ids, **changes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.grammar.compile_queue import CompileQueue
 
 
@@ -14,7 +14,7 @@ class Asked:
 
     def __init__(self, queue: CompileQueue, grammar: str) -> None:
         self.told: list[Failure | None] = []
-        self.number = queue.add(Guidance(grammar, field="tools"), self.told.append)
+        self.number = queue.add(GrammarSpec(grammar, field="tools"), self.told.append)
 
     @property
     def code(self) -> str:

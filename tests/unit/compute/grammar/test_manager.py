@@ -10,7 +10,7 @@ import pytest
 from common.child_main import HEADER
 from common.child_process import Exited, Received
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.grammar.manager import (
     MAX_FAILED_STARTS,
     RETRY_S,
@@ -92,7 +92,7 @@ class Desk:
         self.num_notified += 1
 
     def prepare(self, grammar: str) -> int:
-        return self.manager.prepare(Guidance(grammar, field="tools"), self.told.append)
+        return self.manager.prepare(GrammarSpec(grammar, field="tools"), self.told.append)
 
     @property
     def process(self) -> Listener:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.grammar.backend import GrammarBackend
 from services.compute.grammar.mask_worker import MaskWorker
 from services.compute.grammar.masks import MaskMemory
@@ -52,7 +52,7 @@ class Desk:
             self.failed.append(report.slot)
 
     def place(self, slot: int, grammar: str) -> None:
-        self.worker.take(make_start(Guidance(grammar), slot=slot))
+        self.worker.take(make_start(GrammarSpec(grammar), slot=slot))
 
     def advance(self, index: int, *drawn: tuple[int, int]) -> None:
         rows = [(slot, 1, index, token) for slot, token in drawn]

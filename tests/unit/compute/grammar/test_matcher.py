@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.grammar.backend import GrammarBackend
 from services.compute.grammar.masks import mask_words
 from services.compute.grammar.matcher import GrammarError, SequenceMatcher, TokenRefused, bits_of
@@ -35,7 +35,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> GrammarBackend:
 def make_matcher(
     backend: GrammarBackend, grammar: str, *output_ids: int, **changes: Any
 ) -> SequenceMatcher:
-    place = make_start(Guidance(grammar), output_ids=output_ids, **changes)
+    place = make_start(GrammarSpec(grammar), output_ids=output_ids, **changes)
     matcher = SequenceMatcher(
         place, backend.compile(grammar), bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
     )
@@ -124,7 +124,7 @@ def test_a_token_out_of_turn_is_an_error(backend: GrammarBackend) -> None:
 
 def test_rules_that_leave_no_token_are_an_error(backend: GrammarBackend) -> None:
     grammar = 'start: "a"\n'
-    place = make_start(Guidance(grammar, allowed_token_ids=ids_of("b")))
+    place = make_start(GrammarSpec(grammar, allowed_token_ids=ids_of("b")))
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
     matcher = SequenceMatcher(place, backend.compile(grammar), everything)
     with pytest.raises(GrammarError, match="no token"):
@@ -132,7 +132,7 @@ def test_rules_that_leave_no_token_are_an_error(backend: GrammarBackend) -> None
 
 
 def test_nothing_is_made_after_the_last_token(backend: GrammarBackend) -> None:
-    place = make_start(Guidance(allowed_token_ids=(5,)), max_tokens=2)
+    place = make_start(GrammarSpec(allowed_token_ids=(5,)), max_tokens=2)
     matcher = SequenceMatcher(place, None, bits_of(range(VOCAB_SIZE), VOCAB_SIZE))
     assert matcher.consume(0, 5) is True
     assert matcher.consume(1, 5) is False

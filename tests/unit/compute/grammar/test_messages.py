@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.child_main import HEADER
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.grammar.messages import (
     AcceptTokens,
     CompileGrammar,
@@ -23,7 +23,7 @@ from services.compute.grammar.messages import (
     unpack_report,
 )
 
-GUIDANCE = Guidance("start: /a/", (1, 2), ((3,), (4, 5)))
+GUIDANCE = GrammarSpec("start: /a/", (1, 2), ((3,), (4, 5)))
 ORDERS: list[Order] = [
     CompileGrammar(7, "start: /ä/"),
     StartSequence(3, 9, GUIDANCE, (2,), (5,), 0, True, 50, (7, 8, 9)),

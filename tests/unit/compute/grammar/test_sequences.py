@@ -48,13 +48,13 @@ def masks(memory: MaskMemory) -> Masks:
 
 
 def test_only_guided_sequences_are_placed(sequences: StructuredSequences) -> None:
-    deltas = [make_delta(0), make_delta(1, guidance=None), make_delta(2, output_ids=(7, 8))]
+    deltas = [make_delta(0), make_delta(1, grammar_spec=None), make_delta(2, output_ids=(7, 8))]
     orders = list(sequences.place(deltas, 0.0))
     assert [(order.slot, order.epoch, order.output_ids) for order in orders] == [
         (0, 1, ()),
         (2, 1, (7, 8)),
     ]
-    assert orders[0].guidance == GUIDANCE
+    assert orders[0].grammar_spec == GUIDANCE
     assert (orders[0].eos_ids, orders[0].max_tokens) == ((2,), 10)
 
 

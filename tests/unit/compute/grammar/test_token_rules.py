@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.grammar.matcher import TokenRules, bits_of
 from services.compute.grammar.messages import StartSequence
 
@@ -16,11 +16,11 @@ VOCAB_SIZE = 70  # not a multiple of 32
 ids = st.integers(0, 12)
 
 
-def make_start(guidance: Guidance, **changes: Any) -> StartSequence:
+def make_start(grammar_spec: GrammarSpec, **changes: Any) -> StartSequence:
     fields: dict[str, Any] = {
         "slot": 0,
         "epoch": 1,
-        "guidance": guidance,
+        "grammar_spec": grammar_spec,
         "eos_ids": (2,),
         "stop_ids": (),
         "min_tokens": 0,
@@ -37,9 +37,9 @@ def tokens_in(mask_W: np.ndarray[Any, np.dtype[np.int32]]) -> set[int]:
 
 
 def expected(place: StartSequence, outputs: list[int], accepting: bool) -> set[int]:
-    guidance = place.guidance
-    allowed = set(guidance.allowed_token_ids or range(VOCAB_SIZE))
-    for banned in guidance.banned_sequences:
+    grammar_spec = place.grammar_spec
+    allowed = set(grammar_spec.allowed_token_ids or range(VOCAB_SIZE))
+    for banned in grammar_spec.banned_sequences:
         before = list(banned[:-1])
         if not before or outputs[-len(before) :] == before:
             allowed.discard(banned[-1])
@@ -72,8 +72,8 @@ def test_a_mask_has_exactly_what_no_rule_forbids(
     accepting: bool,
     ending: dict[str, Any],
 ) -> None:
-    guidance = Guidance("", tuple(allowed), tuple(map(tuple, banned)))
-    place = make_start(guidance, output_ids=tuple(before), **ending)
+    grammar_spec = GrammarSpec("", tuple(allowed), tuple(map(tuple, banned)))
+    place = make_start(grammar_spec, output_ids=tuple(before), **ending)
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
     rules = TokenRules(place, everything)
     for token in after:
@@ -89,9 +89,9 @@ def test_ids_beyond_the_vocabulary_have_no_bit() -> None:
 
 
 def test_the_bits_beyond_the_vocabulary_stay_empty() -> None:
-    guidance = Guidance("", allowed_token_ids=(69, 70, 95), banned_sequences=((95,),))
+    grammar_spec = GrammarSpec("", allowed_token_ids=(69, 70, 95), banned_sequences=((95,),))
     everything = bits_of(range(VOCAB_SIZE), VOCAB_SIZE)
-    rules = TokenRules(make_start(guidance, eos_ids=(90,)), everything)
+    rules = TokenRules(make_start(grammar_spec, eos_ids=(90,)), everything)
     mask_W = everything.copy()
     rules.apply(mask_W, True, 0)
     assert tokens_in(mask_W) == {69}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.runner.sim import SimRunner, TokenScript, closing_ids
 from services.compute.step import SlotDelta, TokenMasks
 from tests.flow.guided_ring import save_tokenizer, tokenizer
@@ -17,11 +17,11 @@ from tests.unit.compute.guiding import bits_of
 from tests.unit.compute.runner.test_sim import SPEC, Clock, plan, runner
 
 VOCAB_SIZE = SPEC.vocab_size
-GRAMMAR = Guidance("start: /a/")
+GRAMMAR = GrammarSpec("start: /a/")
 
 
-def guided(slot: int, seed: int, guidance: Guidance = GRAMMAR) -> SlotDelta:
-    sampling = SamplingParams(max_tokens=10, seed=seed, guidance=guidance)
+def guided(slot: int, seed: int, grammar_spec: GrammarSpec = GRAMMAR) -> SlotDelta:
+    sampling = SamplingParams(max_tokens=10, seed=seed, grammar_spec=grammar_spec)
     return SlotDelta(slot, 0, sampling, choice=0, stop_ids=(2, 3))
 
 
@@ -55,7 +55,7 @@ def test_only_allowed_tokens_are_said_and_the_end_last(
 
 def test_without_a_grammar_nothing_hurries_to_the_end() -> None:
     script = TokenScript(SPEC, closing_ids=())
-    delta = guided(0, 1, Guidance(allowed_token_ids=(7,)))
+    delta = guided(0, 1, GrammarSpec(allowed_token_ids=(7,)))
     mask_W = bits_of([2, 7], VOCAB_SIZE)
     said = [script.allowed_token(delta, index, 40, mask_W) for index in range(8)]
     assert said == [7] * 8

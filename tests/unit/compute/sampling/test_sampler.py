@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import SlotDelta, int32_array
 
@@ -182,7 +182,9 @@ def test_stop_ids_cannot_be_drawn_before_min_tokens() -> None:
 
 def test_the_end_of_a_guided_text_is_up_to_its_masks() -> None:
     sampler = sampler_of()
-    guided = replace(GREEDY, min_tokens=2, guidance=Guidance("start: /a/"), logit_bias=((3, 99.0),))
+    guided = replace(
+        GREEDY, min_tokens=2, grammar_spec=GrammarSpec("start: /a/"), logit_bias=((3, 99.0),)
+    )
     place(sampler, 0, guided, stop_ids=(3,))
     assert draw(sampler, random_logits(1), [0], [0]).tokens_S.tolist() == [3]
 

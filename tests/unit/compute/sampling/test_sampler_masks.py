@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.sampling.sampler import Sampler
 from services.compute.step import SlotDelta, TokenMasks
 from tests.unit.compute.guiding import bits_of
@@ -25,7 +25,7 @@ def make_sampler(*settings: dict[str, Any]) -> Sampler:
             SlotDelta(
                 slot,
                 1,
-                SamplingParams(max_tokens=99, seed=slot, guidance=Guidance("x"), **fields),
+                SamplingParams(max_tokens=99, seed=slot, grammar_spec=GrammarSpec("x"), **fields),
                 0,
                 (),
             )

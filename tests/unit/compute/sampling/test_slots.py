@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.sampling import Guidance, SamplingParams
+from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels import slot_words as words
 from services.compute.sampling.slots import NUM_WORDS, known_bias, slot_words
 from services.compute.step import SlotDelta
@@ -64,7 +64,10 @@ def test_floats_are_kept_by_their_bits_and_top_p_in_full() -> None:
         ({"logit_bias": ((3, 1.0),)}, words.BIASED),
         ({"logit_bias": ((VOCAB_SIZE, 1.0), (-1, 1.0))}, 0),
         ({"min_tokens": 3}, words.HAS_STOPS),
-        ({"min_tokens": 3, "guidance": Guidance("start: /a/")}, words.GUIDED),  # by its masks
+        (
+            {"min_tokens": 3, "grammar_spec": GrammarSpec("start: /a/")},
+            words.GUIDED,
+        ),  # by its masks
         ({"num_logprobs": 0}, words.SCORED),
     ],
 )

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import DEVICE_TOKEN, StepPlan
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 ALL = frozenset(range(99))
-GUIDED: dict[str, Any] = {"guidance": Guidance(allowed_token_ids=(3,))}
+GUIDED: dict[str, Any] = {"grammar_spec": GrammarSpec(allowed_token_ids=(3,))}
 
 
 def make_loop(**spec: int) -> Loop:

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from common.messages.generate import Generate
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.scheduler.policies import PolicyName, make_policy
 from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import StepPlan
@@ -70,7 +70,7 @@ wishes = st.fixed_dictionaries(
         "stop_token_ids": st.just((3, 4)),
         "cache_salt": st.just("tenant"),
         "num_prompt_logprobs": st.sampled_from([0, 3]),
-        "guidance": st.just(Guidance(allowed_token_ids=(3,))),
+        "grammar_spec": st.just(GrammarSpec(allowed_token_ids=(3,))),
     },
 )
 
@@ -192,7 +192,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 {"num_choices": 3},
                 {"num_prompt_logprobs": 1},
                 {"num_prompt_logprobs": 0},
-                {"guidance": Guidance(allowed_token_ids=(3,))},
+                {"grammar_spec": GrammarSpec(allowed_token_ids=(3,))},
             ]
         ),
         alike=st.booleans(),

@@ -8,7 +8,7 @@ import pytest
 
 from common.messages.failure import Failure
 from common.messages.generate import Generate
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import MAX_STOP_IDS
 from tests.unit.compute.fake_device import EOS, make_spec
@@ -43,9 +43,12 @@ def failure_of(loop: Loop, request: Generate) -> Failure:
         (make_request(0, num_prompt_logprobs=21), "prompt_logprobs"),
         (make_request(0, num_choices=2000), "n"),
         (replace(make_request(0), num_choices=0), "n"),
-        (make_request(0, guidance=Guidance(allowed_token_ids=(3, 32))), "allowed_token_ids"),
-        (make_request(0, guidance=Guidance(allowed_token_ids=(-1,))), "allowed_token_ids"),
-        (make_request(0, guidance=Guidance(banned_sequences=((3, 4), (5, 99)))), "bad_words"),
+        (make_request(0, grammar_spec=GrammarSpec(allowed_token_ids=(3, 32))), "allowed_token_ids"),
+        (make_request(0, grammar_spec=GrammarSpec(allowed_token_ids=(-1,))), "allowed_token_ids"),
+        (
+            make_request(0, grammar_spec=GrammarSpec(banned_sequences=((3, 4), (5, 99)))),
+            "bad_words",
+        ),
     ],
 )
 def test_what_router_or_tokenizer_should_have_refused_is_an_internal_error(
@@ -63,7 +66,7 @@ def test_what_router_or_tokenizer_should_have_refused_is_an_internal_error(
         (make_request(0, max_tokens=252), "context_length_exceeded", "max_tokens"),
         (make_request(0, prompt=(2,) * 256, max_tokens=1), "context_length_exceeded", "prompt"),
         (
-            make_request(0, guidance=Guidance(banned_sequences=((3,) * 20_000,))),
+            make_request(0, grammar_spec=GrammarSpec(banned_sequences=((3,) * 20_000,))),
             "bad_words_too_long",
             "bad_words",
         ),
@@ -78,11 +81,11 @@ def test_a_request_that_only_compute_can_judge_is_refused_with_the_field_at_faul
 
 
 def test_a_grammar_needs_a_token_that_ends_its_text() -> None:
-    guidance = Guidance("start: /a/", field="tools")
+    grammar_spec = GrammarSpec("start: /a/", field="tools")
     loop = Loop(replace(make_spec(), eos_token_ids=()))
-    failure = failure_of(loop, make_request(0, guidance=guidance, ignore_eos=False))
+    failure = failure_of(loop, make_request(0, grammar_spec=grammar_spec, ignore_eos=False))
     assert (failure.code, failure.field) == ("grammar_unsupported", "tools")
-    fields = {"guidance": guidance, "ignore_eos": False}
+    fields = {"grammar_spec": grammar_spec, "ignore_eos": False}
     loop.add(make_request(1, stop_token_ids=(3,), **fields))
     assert loop.scheduler.open_attempts("router") == [1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages.failure import Failure
-from common.messages.sampling import Guidance
+from common.messages.sampling import GrammarSpec
 from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.step import StepPlan
 from tests.unit.compute.fake_device import make_spec
@@ -115,7 +115,7 @@ def test_without_a_prefix_cache_newcomers_of_one_step_share_nothing() -> None:
 
 def test_the_page_of_a_guided_sample_is_not_shared_before_it_is_drawn() -> None:
     loop = Loop(make_spec())
-    loop.add(make_request(0, SHARED, 4, guidance=Guidance(allowed_token_ids=(3,))))
+    loop.add(make_request(0, SHARED, 4, grammar_spec=GrammarSpec(allowed_token_ids=(3,))))
     loop.add(make_request(1, (*SHARED, 20), 4))
     plan = planned(loop)
     assert plan.q_start.tolist() == [0, 8]
