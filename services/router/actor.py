@@ -24,7 +24,7 @@ from services.router.fleet import Fleet
 from services.router.inflight import AbortedAttempt
 from services.router.placement import PLACEMENTS
 from services.router.server import HttpServer
-from services.router.stream import Flushes, SlowClientLimits
+from services.router.stream import SlowClientLimits, StreamFlusher
 from services.router.timeline_handler import TimelineHandler
 
 MISSING_CHECK_S = 0.5  # a heartbeat's interval
@@ -80,7 +80,7 @@ class RouterActor:
             settings.slow_client_timeout_s,
         )
         loop = asyncio.get_running_loop()
-        self._flushes = Flushes(loop, limits, self._clock(), self._clock)
+        self._flushes = StreamFlusher(loop, limits, self._clock(), self._clock)
         self._texts = SpanRing("text", "take", "rows")
         timeline = TimelineHandler(
             self._dispatch, transport.address, self._clock, (self._texts, self._flushes.spans)

@@ -38,8 +38,8 @@ from common.messages.tokens import DetokenizeQuery
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.errors import ApiError, bad_field
 from services.router.fleet import Fleet, Group, ServedRoute, Worker
-from services.router.inflight import AbortedAttempt, Entry, InFlight, Sink
-from services.router.job import TRUNCATE_TO_FIT, Job
+from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
+from services.router.inflight import AbortedAttempt, InflightRequest, InflightTable, Sink
 from services.router.queries import Queries
 from services.router.token_ids import check_ids
 
@@ -64,7 +64,7 @@ class Dispatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fleet = fleet
-        self.inflight = InFlight()
+        self.inflight = InflightTable()
         self.queries = Queries(max_queries)
         self.draining = False
         self.num_handlers = 0  # HTTP requests being answered
@@ -107,7 +107,7 @@ class Dispatch:
             raise ApiError(Failure(503, "no_worker", message, None, True), 1.0)
         return group
 
-    def admit(self, client: Client, job: Job, group: Group) -> AdmissionTicket:
+    def admit(self, client: Client, job: GenerateRequest, group: Group) -> AdmissionTicket:
         """Check a job against the model and the bounds; ApiError 400, 429 or 503."""
         _check_vocabulary(job, group.card.vocab_size)
         _check_scores(job, group.card.max_model_len)
@@ -118,7 +118,9 @@ class Dispatch:
         """Give back what `admit` gave, and say how many tokens the request took."""
         self.admission.release(ticket, used_tokens)
 
-    def submit(self, job: Job, group: Group, sink: Sink, traceparent: str = "") -> Entry:
+    def submit(
+        self, job: GenerateRequest, group: Group, sink: Sink, traceparent: str = ""
+    ) -> InflightRequest:
         """Send a job round the ring; its choices go to the sink until `close`.
 
         Every prompt of a batch is placed by itself, so a batch uses all replicas; all within one
@@ -157,7 +159,7 @@ class Dispatch:
                 raise _unsendable(error, job.field_of(number)) from error
         return entry
 
-    def close(self, entry: Entry, reason: AbortReason = "client_gone") -> None:
+    def close(self, entry: InflightRequest, reason: AbortReason = "client_gone") -> None:
         """Take a request off the ring, in whatever state it is."""
         self.abort(self.inflight.close(entry, reason))
 
@@ -197,7 +199,7 @@ class Dispatch:
         )
         return answer
 
-    async def prompt_lengths(self, job: Job, group: Group) -> list[int]:
+    async def prompt_lengths(self, job: GenerateRequest, group: Group) -> list[int]:
         """Count the tokens of every prompt, one after the other; ApiError 400 for one too long."""
         lengths = []
         for number, prompt in enumerate(job.prompts):
@@ -269,14 +271,14 @@ def _only_model(groups: Sequence[Group]) -> str:
     return names[0]
 
 
-def _seeded(job: Job) -> SamplingParams:
+def _seeded(job: GenerateRequest) -> SamplingParams:
     """Draw 63 random bits where the client gave no seed: they go with the request everywhere."""
     if job.has_seed:
         return job.sampling
     return dataclasses.replace(job.sampling, seed=secrets.randbits(63))
 
 
-def _limits(way: ServedRoute, job: Job) -> TokenLimits:
+def _limits(way: ServedRoute, job: GenerateRequest) -> TokenLimits:
     """Say what fits; a limit that is not the client's own must shrink to it, not be refused."""
     card = way.card
     bounds = (card.max_output_length, 0 if job.sampling.max_tokens else job.usual_max_tokens)
@@ -297,7 +299,7 @@ def check_prompt_length(length: int, card: ModelCard, field: str) -> None:
         raise ApiError(Failure(400, code, message, field, False, length, most))
 
 
-def truncate_to(job: Job, card: ModelCard) -> int:
+def truncate_to(job: GenerateRequest, card: ModelCard) -> int:
     """Return how many tokens of a prompt are kept; 0 is all of them.
 
     "As many as fit" leaves room for what is to be generated, a token at least; a limit that
@@ -312,7 +314,7 @@ def truncate_to(job: Job, card: ModelCard) -> int:
     return min(filter(None, (room, card.max_input_length)), default=0)
 
 
-def _check_vocabulary(job: Job, vocab_size: int) -> None:
+def _check_vocabulary(job: GenerateRequest, vocab_size: int) -> None:
     """Refuse ids that the model does not have (`vocab_size` 0: unknown)."""
     if not vocab_size:
         return
@@ -326,7 +328,7 @@ def _check_vocabulary(job: Job, vocab_size: int) -> None:
             raise bad_field("logit_bias", f"{token_id} is no token id; there are {vocab_size}")
 
 
-def _check_scores(job: Job, max_model_len: int) -> None:
+def _check_scores(job: GenerateRequest, max_model_len: int) -> None:
     """Bound the logprobs of a request: this process holds them all until they are answered."""
     per_token = job.sampling.num_prompt_logprobs + 1
     most = MAX_PROMPT_SCORES // max(1, per_token)

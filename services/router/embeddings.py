@@ -19,12 +19,12 @@ from common.messages.failure import Failure, Usage
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, IdsPrompt, PromptSource, StreamSettings, TextPrompt
 from common.telemetry import names
-from services.router.answer import Answer, ResponseHead
+from services.router.answer import CompleteAnswer, ResponseHead
 from services.router.endpoint import ApiRequest, Call, Endpoint, json_response, prepare
 from services.router.errors import ApiError, bad_field, from_validation, shown, unsupported
 from services.router.fleet import Group
-from services.router.generation import Asked, Generation, response_head
-from services.router.job import TRUNCATE_TO_FIT, Job
+from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
+from services.router.generation import Generation, RequestContext, response_head
 from services.router.middleware import WARNINGS
 from services.router.openai.chat import chat_prompt, parse_fields
 from services.router.openai.fields import check_unknown, refuse_unsupported
@@ -92,7 +92,7 @@ def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingReques
         prompts = read_inputs(fields.input, fields.add_special_tokens is not False)
     else:
         prompts = (_conversation(fields, body),)
-    job = Job(
+    job = GenerateRequest(
         model=fields.model or "",
         prompts=prompts,
         prompt_field="input" if fields.messages is None else "messages",
@@ -182,7 +182,7 @@ class EmbeddingFormat:
         self._dimensions = dimensions
         self._matryoshka = matryoshka
 
-    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         """Build the list of embeddings; ApiError 400 for other dimensions than the model's."""
         data = [
             {"object": "embedding", "index": index, "embedding": self._vector(answer)}
@@ -191,7 +191,7 @@ class EmbeddingFormat:
         tokens = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
         return {"object": "list", "data": data, "model": self._head.model, "usage": tokens}
 
-    def _vector(self, answer: Answer) -> str | list[float]:
+    def _vector(self, answer: CompleteAnswer) -> str | list[float]:
         packed = answer.ended.embedding
         if not packed:
             raise ApiError(Failure(500, "internal_error", "the model made no embedding"))
@@ -226,24 +226,24 @@ async def _embed(call: Call[EmbeddingRequest]) -> web.Response:
     _check_pooling(group)
     head = response_head("embd-", group)
     layout = EmbeddingFormat(head, parsed.as_base64, parsed.dimensions, group.card.matryoshka)
-    asked = prepare(call, group, parsed.job, layout, head.id)
-    answers, usage = await _collect(backend.generation, asked)
+    context = prepare(call, group, parsed.job, layout, head.id)
+    answers, usage = await _collect(backend.generation, context)
     return json_response(layout.body(answers, usage))
 
 
 async def _collect(
-    generation: Generation, asked: Asked[EmbeddingFormat]
-) -> tuple[list[Answer], Usage]:
+    generation: Generation, context: RequestContext[EmbeddingFormat]
+) -> tuple[list[CompleteAnswer], Usage]:
     """Wait for all inputs, part after part; ApiError if one of them fails."""
-    answers: list[Answer] = []
+    answers: list[CompleteAnswer] = []
     num_tokens = num_cached = 0
-    for job in asked.job.in_parts(MOST_AT_ONCE):
-        sink = await generation.collect(replace(asked, job=job))
+    for job in context.request.in_parts(MOST_AT_ONCE):
+        sink = await generation.collect(replace(context, request=job))
         answers += sink.answers()
         num_tokens += sink.usage.prompt_tokens
         num_cached += sink.usage.cached_tokens
     usage = Usage(num_tokens, num_cached, 0)
-    asked.span.answered(usage, [answer.ended.reason for answer in answers])
+    context.span.set_response(usage, [answer.ended.reason for answer in answers])
     return answers, usage
 
 

@@ -12,8 +12,8 @@ from services.router.answer import ResponseHead
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.fleet import Group
-from services.router.generation import EVENTS, Asked, Generation, response_head
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
+from services.router.generation import EVENTS, Generation, RequestContext, response_head
 from services.router.middleware import CLIENT, Handler, adopt_request_id
 from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
@@ -31,7 +31,7 @@ class ApiRequest:
     the tokens.
     """
 
-    job: Job
+    job: GenerateRequest
     streaming: bool = False
     given_id: str = ""
     wants_ids: bool = False
@@ -99,7 +99,7 @@ class Endpoint(Generic[RequestT]):
 
 def generation(
     id_prefix: str,
-    make_format: Callable[[Call[ApiRequestT], Job, ResponseHead], AnswerFormat],
+    make_format: Callable[[Call[ApiRequestT], GenerateRequest, ResponseHead], AnswerFormat],
     content_type: str = EVENTS,
 ) -> Run[ApiRequestT]:
     """Return the `run` of an endpoint that generates, in one piece or as a stream."""
@@ -108,22 +108,22 @@ def generation(
         group = call.backend.dispatch.group(call.parsed.job.model)
         job = call.parsed.job.with_defaults(group.card.sampling_defaults)
         head = response_head(id_prefix, group, call.parsed.given_id)
-        asked = prepare(call, group, job, make_format(call, job, head), head.id)
+        context = prepare(call, group, job, make_format(call, job, head), head.id)
         if content_type != EVENTS:
-            asked = replace(asked, content_type=content_type)
-        return await call.backend.generation.answer(call.request, asked, call.parsed.streaming)
+            context = replace(context, content_type=content_type)
+        return await call.backend.generation.answer(call.request, context, call.parsed.streaming)
 
     return run
 
 
 def prepare(
-    call: Call[ApiRequestT], group: Group, job: Job, layout: FormatT, response_id: str
-) -> Asked[FormatT]:
+    call: Call[ApiRequestT], group: Group, job: GenerateRequest, layout: FormatT, response_id: str
+) -> RequestContext[FormatT]:
     """Note a request in its span, and make of it what `Generation` takes."""
     assert call.span is not None
-    call.span.asked(job, response_id)
+    call.span.set_request(job, response_id)
     client = call.request[CLIENT]
-    return Asked(job, group, client, layout, call.span, call.parsed.wants_ids)
+    return RequestContext(job, group, client, layout, call.span, call.parsed.wants_ids)
 
 
 def query(

@@ -14,19 +14,18 @@ from aiohttp import HttpVersion11, web
 from common.messages.control import ModelCard
 from common.messages.failure import Failure
 from services.router.admission import Client
-from services.router.answer import ResponseHead
-from services.router.collector import Collector
+from services.router.answer import AnswerCollector, ResponseHead
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
 from services.router.fleet import Group
-from services.router.inflight import Entry
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
+from services.router.inflight import InflightRequest
 from services.router.middleware import WARNINGS, common_headers
 from services.router.request_span import RequestSpan
 from services.router.request_warnings import Warnings
 from services.router.sse import AnswerFormat, BodyFormat, EventFormat, json_bytes
-from services.router.stream import Flushes, HttpTransport, Stream
+from services.router.stream import HttpTransport, ResponseStream, StreamFlusher
 
 EVENTS = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {
@@ -40,14 +39,14 @@ LayoutT = TypeVar("LayoutT", bound=BodyFormat | EventFormat, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[LayoutT]):
+class RequestContext(Generic[LayoutT]):
     """A validated request on its way: what, of whom, by whom, and how to answer.
 
     `wants_ids` says that the format has to know the ids of the tokens; `content_type` is that of
     its stream.
     """
 
-    job: Job
+    request: GenerateRequest
     group: Group
     client: Client
     layout: LayoutT
@@ -59,44 +58,46 @@ class Asked(Generic[LayoutT]):
 class Generation:
     """Runs requests round the ring and writes their answers; refusals are ApiErrors."""
 
-    def __init__(self, dispatch: Dispatch, flushes: Flushes, settings: RouterSettings) -> None:
+    def __init__(
+        self, dispatch: Dispatch, flushes: StreamFlusher, settings: RouterSettings
+    ) -> None:
         self.dispatch = dispatch
         self._flushes = flushes
         self._settings = settings
 
     async def answer(
-        self, request: web.Request, asked: Asked[AnswerFormat], streaming: bool
+        self, request: web.Request, context: RequestContext[AnswerFormat], streaming: bool
     ) -> web.StreamResponse:
         """Answer as the client wants it."""
-        return await (self._stream if streaming else self._complete)(request, asked)
+        return await (self._stream if streaming else self._complete)(request, context)
 
-    async def collect(self, asked: Asked[BodyFormat]) -> Collector:
+    async def collect(self, context: RequestContext[BodyFormat]) -> AnswerCollector:
         """Wait for all choices; ApiError if the request fails."""
-        job = asked.job
+        job = context.request
         done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         wants_logprobs = job.sampling.num_logprobs >= 0
-        sink = Collector(
-            job.num_all_choices, job.num_choices, wants_logprobs, done, asked.wants_ids
+        sink = AnswerCollector(
+            job.num_all_choices, job.num_choices, wants_logprobs, done, context.wants_ids
         )
-        with _Admitted(self.dispatch, asked, sink):
+        with _Admitted(self.dispatch, context, sink):
             failure = await done
         if failure is not None:
             raise ApiError(failure)
-        asked.span.answered(sink.usage, sink.finish_reasons)
+        context.span.set_response(sink.usage, sink.finish_reasons)
         return sink
 
     async def _complete(
-        self, request: web.Request, asked: Asked[AnswerFormat]
+        self, request: web.Request, context: RequestContext[AnswerFormat]
     ) -> web.StreamResponse:
         """Wait for all choices and answer in one piece."""
-        sink = await self.collect(asked)
-        _warn_of_room(request[WARNINGS], asked.job, asked.group.card, sink.longest_prompt)
-        body = json_bytes(asked.layout.body(sink.answers(), sink.usage))
+        sink = await self.collect(context)
+        _warn_of_room(request[WARNINGS], context.request, context.group.card, sink.longest_prompt)
+        body = json_bytes(context.layout.body(sink.answers(), sink.usage))
         return web.Response(body=body, content_type="application/json")
 
     async def record(
         self,
-        asked: Asked[EventFormat],
+        context: RequestContext[EventFormat],
         transport: HttpTransport,
         admitted: asyncio.Future[None],
     ) -> None:
@@ -104,35 +105,37 @@ class Generation:
 
         `admitted` gets its result as soon as the request is on the ring.
         """
-        job = asked.job
-        sink = Stream(asked.layout, job.num_all_choices, job.num_choices, self._flushes)
-        with _Admitted(self.dispatch, asked, sink):
+        job = context.request
+        sink = ResponseStream(context.layout, job.num_all_choices, job.num_choices, self._flushes)
+        with _Admitted(self.dispatch, context, sink):
             admitted.set_result(None)
             failure = await sink.begun
             if failure is not None:
                 raise ApiError(failure)
-            asked.span.began()
+            context.span.set_first_token()
             sink.attach(transport, chunked=False)
             failure = await sink.done
-        asked.span.answered(sink.usage, sink.reasons, failure)
+        context.span.set_response(sink.usage, sink.reasons, failure)
 
-    async def _stream(self, request: web.Request, asked: Asked[AnswerFormat]) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, context: RequestContext[AnswerFormat]
+    ) -> web.StreamResponse:
         """Stream events; the header leaves with the first mail, so a refusal is still a 4xx."""
-        job = asked.job
-        sink = Stream(
-            asked.layout, job.num_all_choices, job.num_choices, self._flushes, asked.wants_ids
+        job = context.request
+        sink = ResponseStream(
+            context.layout, job.num_all_choices, job.num_choices, self._flushes, context.wants_ids
         )
-        headers = {**STREAM_HEADERS, "Content-Type": asked.content_type}
+        headers = {**STREAM_HEADERS, "Content-Type": context.content_type}
         response = web.StreamResponse(headers=headers)
-        with _Admitted(self.dispatch, asked, sink):
+        with _Admitted(self.dispatch, context, sink):
             failure = await sink.begun
             if failure is not None:
                 raise ApiError(failure)
-            asked.span.began()
+            context.span.set_first_token()
             chunked = request.version >= HttpVersion11
             if not chunked:
                 response.force_close()  # the end of the connection is the end of the stream
-            _warn_of_room(request[WARNINGS], job, asked.group.card, sink.longest_prompt)
+            _warn_of_room(request[WARNINGS], job, context.group.card, sink.longest_prompt)
             response.headers.update(common_headers(request))
             await response.prepare(request)
             transport = request.transport
@@ -140,7 +143,7 @@ class Generation:
                 return response
             sink.attach(transport, chunked)
             failure = await sink.done
-        asked.span.answered(sink.usage, sink.reasons, failure)
+        context.span.set_response(sink.usage, sink.reasons, failure)
         try:
             async with asyncio.timeout(self._settings.slow_client_timeout_s):
                 await response.write_eof()
@@ -160,20 +163,20 @@ class _Admitted:
     def __init__(
         self,
         dispatch: Dispatch,
-        asked: Asked[BodyFormat] | Asked[EventFormat],
-        sink: Collector | Stream,
+        context: RequestContext[BodyFormat] | RequestContext[EventFormat],
+        sink: AnswerCollector | ResponseStream,
     ) -> None:
         self._dispatch = dispatch
-        self._asked = asked
+        self._asked = context
         self._sink = sink
-        self._entry: Entry | None = None
+        self._entry: InflightRequest | None = None
 
     def __enter__(self) -> None:
-        asked = self._asked
-        self._ticket = self._dispatch.admit(asked.client, asked.job, asked.group)
+        context = self._asked
+        self._ticket = self._dispatch.admit(context.client, context.request, context.group)
         try:
             self._entry = self._dispatch.submit(
-                asked.job, asked.group, self._sink, asked.span.traceparent
+                context.request, context.group, self._sink, context.span.traceparent
             )
         except BaseException:
             self._dispatch.release(self._ticket)
@@ -188,7 +191,9 @@ class _Admitted:
         self._dispatch.release(self._ticket, used)
 
 
-def _warn_of_room(warnings: Warnings, job: Job, card: ModelCard, prompt_tokens: int) -> None:
+def _warn_of_room(
+    warnings: Warnings, job: GenerateRequest, card: ModelCard, prompt_tokens: int
+) -> None:
     """Say that the client's limit was over what its prompt leaves, as the tokenizer has found."""
     rest = card.max_model_len - prompt_tokens if card.max_model_len else 0
     room = min(filter(None, (rest, card.max_output_length)), default=0)

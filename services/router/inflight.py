@@ -77,7 +77,7 @@ class Sink(Protocol):
         ...
 
 
-class Entry:
+class InflightRequest:
     """One request: its sink and its choices that have not ended."""
 
     __slots__ = ("num_open", "choices", "sink", "wants_ids")
@@ -103,7 +103,7 @@ class Choice:
         "token_ids",
     )
 
-    def __init__(self, entry: Entry, index: int) -> None:
+    def __init__(self, entry: InflightRequest, index: int) -> None:
         self.entry = entry
         self.index = index
         self.attempts: list[Attempt] = []
@@ -157,7 +157,7 @@ class AbortedAttempt:
     past_tokenizer: bool
 
 
-class InFlight:
+class InflightTable:
     """Every open attempt of this router, by counter.
 
     Counters only grow, so one below `next_counter` that is not open has ended: its late rows are
@@ -185,10 +185,10 @@ class InFlight:
         self.next_counter += count
         return first
 
-    def open(self, sink: Sink, num_choices: int) -> Entry:
+    def open(self, sink: Sink, num_choices: int) -> InflightRequest:
         """Enter a request; its choices have no attempts yet."""
         self.num_requests += 1
-        return Entry(sink, num_choices)
+        return InflightRequest(sink, num_choices)
 
     def attempt(self, choices: Iterable[Choice], route: Route, now_s: float) -> list[Attempt]:
         """Start one attempt per choice, on consecutive counters, along one itinerary."""
@@ -256,7 +256,9 @@ class InFlight:
                 doomed += self.fail(attempt.choice.entry, message.failure)
         return doomed
 
-    def close(self, entry: Entry, reason: AbortReason = "client_gone") -> list[AbortedAttempt]:
+    def close(
+        self, entry: InflightRequest, reason: AbortReason = "client_gone"
+    ) -> list[AbortedAttempt]:
         """Take a request out of the table, whatever its state; its sink hears nothing more."""
         doomed = []
         for choice in entry.choices:
@@ -268,7 +270,7 @@ class InFlight:
         return doomed
 
     def fail(
-        self, entry: Entry, failure: Failure, reason: AbortReason = "superseded"
+        self, entry: InflightRequest, failure: Failure, reason: AbortReason = "superseded"
     ) -> list[AbortedAttempt]:
         """End a request with a failure, once."""
         if not entry.num_open:

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from common.messages.failure import Failure, Usage
 from common.telemetry import log, names, trace
 from services.router.errors import ApiError
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
 from services.router.middleware import REQUEST_ID
 
 
@@ -46,7 +46,7 @@ class RequestSpan:
         """The span as the parent of what the other stages do; empty without a trace."""
         return trace.traceparent_of(self._span)
 
-    def asked(self, job: Job, response_id: str) -> None:
+    def set_request(self, job: GenerateRequest, response_id: str) -> None:
         """Note what was asked for."""
         if not self._span.is_recording():
             return
@@ -71,12 +71,12 @@ class RequestSpan:
         if job.stream.stop:
             self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, job.stream.stop)
 
-    def began(self) -> None:
+    def set_first_token(self) -> None:
         """Note the time to the first mail of a stream."""
         elapsed_s = time.monotonic() - self._started_at_s
         self._span.set_attribute(names.TIME_TO_FIRST_TOKEN, elapsed_s)
 
-    def answered(
+    def set_response(
         self, usage: Usage, reasons: Sequence[str], failure: Failure | None = None
     ) -> None:
         """Note what came of it."""

@@ -29,7 +29,7 @@ from services.router.request_warnings import WarningLog
 from services.router.responses.endpoints import Responses
 from services.router.sagemaker import SageMakerHandlers
 from services.router.status_handlers import StatusHandlers, installed_version
-from services.router.stream import Flushes
+from services.router.stream import StreamFlusher
 from services.router.timeline_handler import TimelineHandler
 
 BACKLOG = 4096  # 100 clients connecting at once must not meet a full queue
@@ -52,7 +52,7 @@ class HttpServer:
     def __init__(
         self,
         dispatch: Dispatch,
-        flushes: Flushes,
+        flushes: StreamFlusher,
         timeline: TimelineHandler,
         settings: RouterSettings,
     ) -> None:

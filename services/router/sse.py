@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import TextOpened
-from services.router.answer import Answer, Delta
+from services.router.answer import CompleteAnswer, Delta
 from services.router.errors import error_body
 
 DONE = b"data: [DONE]\n\n"
@@ -128,7 +128,7 @@ class EventFormat(Protocol):
 class BodyFormat(Protocol):
     """How one API writes an answer in one piece."""
 
-    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         """Build the body of the response."""
         ...
 

@@ -89,7 +89,7 @@ class _Slot:
         return self.rich.size() + LOGPROB_BYTES * len(self.rich.logprobs)
 
 
-class Stream:
+class ResponseStream:
     """One streamed response.
 
     `begun` gets its result at the first mail: None, or the failure that becomes a plain error
@@ -122,7 +122,7 @@ class Stream:
         layout: EventFormat,
         num_choices: int,
         choices_per_prompt: int,
-        flushes: Flushes,
+        flushes: StreamFlusher,
         wants_ids: bool = False,
     ) -> None:
         self.wants_ids = wants_ids
@@ -266,7 +266,7 @@ class Stream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class Flushes:
+class StreamFlusher:
     """Writes every stream that got mail once, when the batch of mail has been read.
 
     A stream whose client is behind waits here and is tried again with every tick.
@@ -285,10 +285,10 @@ class Flushes:
         self._limits = limits
         self._now_s = now_s
         self._log = structlog.get_logger()
-        self._scheduled: list[Stream] = []
-        self._lagging: set[Stream] = set()
+        self._scheduled: list[ResponseStream] = []
+        self._lagging: set[ResponseStream] = set()
 
-    def schedule(self, stream: Stream) -> None:
+    def schedule(self, stream: ResponseStream) -> None:
         """Have a stream written at the end of this turn of the loop."""
         if stream.is_scheduled:
             return

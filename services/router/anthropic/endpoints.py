@@ -10,7 +10,7 @@ from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened
 from common.messages.tokenize import ChatPrompt
 from common.telemetry import names
-from services.router.answer import Answer, Delta, ResponseHead
+from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.anthropic.requests import MessageRequest, parse_message, parse_prompt
 from services.router.anthropic_errors import error_body
 from services.router.dispatch import Dispatch, check_prompt_length
@@ -86,7 +86,7 @@ class MessageFormat:
     def failed(self, failure: Failure) -> bytes:
         return b"event: error\ndata: %b\n\n" % error_body(failure, self._request_id)
 
-    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         (answer,) = answers
         ended = answer.ended
         return {
@@ -95,7 +95,7 @@ class MessageFormat:
             "usage": _usage(usage, ended.reasoning_tokens),
         }
 
-    def _blocks(self, answer: Answer) -> list[dict[str, Any]]:
+    def _blocks(self, answer: CompleteAnswer) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
         if answer.reasoning and self._shows_thinking:
             thinking = {"thinking": answer.reasoning, "signature": SIGNATURE}

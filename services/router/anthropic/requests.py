@@ -13,7 +13,7 @@ from common.messages.tokenize import ChatPrompt, StreamSettings, Structure
 from services.router.anthropic.conversation import read_conversation
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, shown
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
 from services.router.openai.fields import check_unknown
 from services.router.openai.rules import make_rules
 from services.router.openai.sampling_fields import (
@@ -154,7 +154,7 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
     tools = read_tools(fields.tools, fields.tool_choice, warnings)
     stops = fields.stop_sequences or ()
     check_all_stops(stops, "stop_sequences")
-    job = Job(
+    job = GenerateRequest(
         model=fields.model,
         prompts=(_prompt(fields, tools, warnings),),
         prompt_field="messages",

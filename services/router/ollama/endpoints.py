@@ -14,7 +14,7 @@ from common.messages.control import ModelCard
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened, TokenLogprob
 from common.telemetry import names
-from services.router.answer import Answer, Delta, ToolCall
+from services.router.answer import CompleteAnswer, Delta, ToolCall
 from services.router.dispatch import Dispatch
 from services.router.endpoint import (
     ApiRequest,
@@ -100,7 +100,7 @@ class OllamaFormat:
     def failed(self, failure: Failure) -> bytes:
         return _line({"error": failure.message})
 
-    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         (answer,) = answers
         piece: Piece = {"content": answer.text}
         if answer.reasoning:

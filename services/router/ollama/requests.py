@@ -10,7 +10,7 @@ from pydantic import Field
 
 from services.router.endpoint import ApiRequest
 from services.router.errors import ApiError, bad_field, shown, unsupported
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
 from services.router.json_body import dump
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
@@ -102,7 +102,7 @@ class OllamaRequest:
     """A request to generate, or without a job to load the model; `model` is the client's name."""
 
     model: str
-    job: Job | None
+    job: GenerateRequest | None
     streaming: bool
 
 
@@ -139,7 +139,7 @@ def _job(
     parse: Callable[[dict[str, Any], Warnings], ApiRequest],
     body: dict[str, Any],
     warnings: Warnings,
-) -> Job:
+) -> GenerateRequest:
     """Parse the rewritten request; an error names the field as the client did."""
     try:
         return replace(parse(body, warnings).job, max_tokens_field="options.num_predict")

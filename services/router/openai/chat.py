@@ -12,7 +12,7 @@ from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, StreamSettings
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, from_validation
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
 from services.router.openai.chat_messages import final_words, pack_messages
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.options import AnswerOptions
@@ -85,7 +85,7 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     tools = chat_tools(chat)
     structure = parse_structure(body)
     budget = chat.thinking_token_budget
-    job = Job(
+    job = GenerateRequest(
         model=shared.model or "",
         prompts=(with_schema(chat_prompt(chat, tools), structure, tools.use),),
         prompt_field="messages",

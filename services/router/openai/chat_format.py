@@ -7,7 +7,7 @@ from typing import Any
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened
-from services.router.answer import Answer, Delta, ResponseHead, ToolCall
+from services.router.answer import CompleteAnswer, Delta, ResponseHead, ToolCall
 from services.router.openai.chunks import (
     RunningUsage,
     closing,
@@ -107,7 +107,7 @@ class ChatFormat:
         """Render the error and the end."""
         return error_event(failure) + DONE
 
-    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         """Build a `chat.completion`."""
         body = {
             **head_of(self._head, "chat.completion"),
@@ -122,7 +122,7 @@ class ChatFormat:
             body["prompt_token_ids"] = list(prompts[0].prompt_ids) if prompts else None
         return body
 
-    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def _choice(self, index: int, answer: CompleteAnswer) -> dict[str, Any]:
         logprobs = None
         if answer.logprobs is not None:
             logprobs = chat_logprobs(answer.logprobs, self._options.tokens_as_ids)
@@ -135,7 +135,7 @@ class ChatFormat:
         }
         return {**choice, "token_ids": answer.token_ids} if self._options.token_ids else choice
 
-    def _message(self, answer: Answer) -> dict[str, Any]:
+    def _message(self, answer: CompleteAnswer) -> dict[str, Any]:
         calls = [_whole_call(call) for call in answer.calls]
         reasoning = answer.reasoning if self._options.include_reasoning else ""
         # Line ends between a thought and a call are nobody's content.

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import TextOpened, TokenLogprob
-from services.router.answer import Answer, Delta, ResponseHead
+from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chunks import (
     RunningUsage,
     closing,
@@ -110,7 +110,7 @@ class CompletionFormat:
         """Render the error and the end."""
         return error_event(failure) + DONE
 
-    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         """Build a `text_completion`."""
         for index, answer in enumerate(answers):
             self._scored[index] = list(answer.prompt_logprobs)
@@ -118,7 +118,7 @@ class CompletionFormat:
         total = self._total(usage, [answer.ended for answer in answers])
         return {**head_of(self._head, KIND), "choices": choices, "usage": total}
 
-    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def _choice(self, index: int, answer: CompleteAnswer) -> dict[str, Any]:
         options = self._options
         text, tokens = answer.text, answer.logprobs
         if options.prompt_alone:

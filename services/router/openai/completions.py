@@ -13,7 +13,7 @@ from common.messages.sampling import SamplingParams
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, from_validation, shown
-from services.router.job import MAX_ALL_CHOICES, MAX_PROMPTS, Job
+from services.router.generate_request import MAX_ALL_CHOICES, MAX_PROMPTS, GenerateRequest
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.options import AnswerOptions
 from services.router.openai.rules import make_rules
@@ -100,7 +100,7 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     prompt_alone = shared.max_tokens == 0
     if prompt_alone and needs_ring:
         sampling = replace(sampling, max_tokens=1)
-    job = Job(
+    job = GenerateRequest(
         model=shared.model or "",
         prompts=prompts,
         prompt_field="prompt",

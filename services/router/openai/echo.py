@@ -9,7 +9,7 @@ from common.messages.text import Candidate
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from services.router.dispatch import Dispatch, truncate_to
 from services.router.fleet import Group
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Echo:
 
 
 async def echoed(
-    dispatch: Dispatch, group: Group, job: Job, goes_on: bool
-) -> tuple[Job, list[Echo]]:
+    dispatch: Dispatch, group: Group, job: GenerateRequest, goes_on: bool
+) -> tuple[GenerateRequest, list[Echo]]:
     """Find what the prompts of a completion look like; ApiError where nobody can say.
 
     Prompts that are cut, or that are shown token by token, are tokenized here, so that the job that

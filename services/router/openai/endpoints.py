@@ -8,12 +8,12 @@ from aiohttp import web
 
 from common.messages.failure import Ending, Usage
 from common.telemetry import names
-from services.router.answer import Answer
+from services.router.answer import CompleteAnswer
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Call, Endpoint, generation, json_response, prepare
 from services.router.fleet import Group
-from services.router.generation import STREAM_HEADERS, Asked, response_head
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
+from services.router.generation import STREAM_HEADERS, RequestContext, response_head
 from services.router.middleware import CLIENT, WARNINGS
 from services.router.openai.chat import ChatRequest, parse_chat
 from services.router.openai.chat_format import ChatFormat
@@ -38,14 +38,14 @@ async def _complete(call: Call[CompletionRequest]) -> web.StreamResponse:
     head = response_head("cmpl-", group, parsed.given_id)
     num_prompts = len(job.prompts)
     layout = CompletionFormat(head, job.num_all_choices, parsed.options, echoes, num_prompts)
-    asked = prepare(call, group, job, layout, head.id)
+    context = prepare(call, group, job, layout, head.id)
     if job.prompt_only:
-        return _echoed(asked, lengths, parsed.streaming)
-    return await call.backend.generation.answer(call.request, asked, parsed.streaming)
+        return _echoed(context, lengths, parsed.streaming)
+    return await call.backend.generation.answer(call.request, context, parsed.streaming)
 
 
 async def _prompt_lengths(
-    dispatch: Dispatch, request: web.Request, job: Job, group: Group
+    dispatch: Dispatch, request: web.Request, job: GenerateRequest, group: Group
 ) -> list[int]:
     """Count the tokens of the prompts of a job that is admitted meanwhile."""
     ticket = dispatch.admit(request[CLIENT], job, group)
@@ -55,14 +55,16 @@ async def _prompt_lengths(
         dispatch.release(ticket)
 
 
-def _echoed(asked: Asked[AnswerFormat], lengths: Sequence[int], streaming: bool) -> web.Response:
+def _echoed(
+    context: RequestContext[AnswerFormat], lengths: Sequence[int], streaming: bool
+) -> web.Response:
     """Answer with the prompts alone; the events of a stream are all there at once."""
-    job, layout = asked.job, asked.layout
+    job, layout = context.request, context.layout
     ended = Ending("length", Usage(0, 0, 0))
     usage = Usage(sum(lengths), 0, 0)
-    asked.span.answered(usage, [ended.reason] * job.num_all_choices)
+    context.span.set_response(usage, [ended.reason] * job.num_all_choices)
     if not streaming:
-        answers = [Answer("", None, ended)] * job.num_all_choices
+        answers = [CompleteAnswer("", None, ended)] * job.num_all_choices
         return json_response(layout.body(answers, usage))
     events: list[bytes] = []
     for choice in range(job.num_all_choices):

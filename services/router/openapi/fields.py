@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.router.job import MAX_PROMPTS
+from services.router.generate_request import MAX_PROMPTS
 from services.router.openai.chat_messages import MAX_CALLS, MAX_MESSAGES
 from services.router.openai.fields import Refused
 from services.router.openai.sampling_fields import (

@@ -12,7 +12,7 @@ from common.telemetry import names
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Backend, Call, Endpoint, json_response, prepare, query
 from services.router.errors import bad_field, shown
-from services.router.generation import EVENTS, STREAM_HEADERS, Asked, response_head
+from services.router.generation import EVENTS, STREAM_HEADERS, RequestContext, response_head
 from services.router.middleware import CLIENT, WARNINGS, common_headers
 from services.router.request_span import RequestSpan
 from services.router.responses.format import ID_PREFIX, Keep, ResponsesFormat
@@ -72,18 +72,18 @@ class Responses:
         if parsed.fields.background:
             return await self._create_in_background(call, owner)
         keep = partial(self._keep, owner, parsed) if parsed.is_stored else None
-        asked = _prepare(call, keep)
-        return await self._backend.generation.answer(call.request, asked, parsed.streaming)
+        context = _prepare(call, keep)
+        return await self._backend.generation.answer(call.request, context, parsed.streaming)
 
     async def _create_in_background(
         self, call: Call[ResponsesRequest], owner: str
     ) -> web.StreamResponse:
         """Answer with the queued response, or with its events; it runs on without the client."""
         span = RequestSpan(names.CHAT, call.request)
-        asked = _prepare(Call(call.backend, call.request, call.parsed, span))
-        stored = _stored(owner, call.parsed, asked.layout.response("in_progress"))
-        queued = asked.layout.response("queued")
-        events = await self._background.start(asked, stored)
+        context = _prepare(Call(call.backend, call.request, call.parsed, span))
+        stored = _stored(owner, call.parsed, context.layout.response("in_progress"))
+        queued = context.layout.response("queued")
+        events = await self._background.start(context, stored)
         if call.parsed.streaming:
             return await _follow(call.request, events, -1)
         return json_response(queued)
@@ -156,7 +156,9 @@ class Responses:
         return request[CLIENT].name if self._has_keys else ""
 
 
-def _prepare(call: Call[ResponsesRequest], keep: Keep | None = None) -> Asked[ResponsesFormat]:
+def _prepare(
+    call: Call[ResponsesRequest], keep: Keep | None = None
+) -> RequestContext[ResponsesFormat]:
     group = call.backend.dispatch.group(call.parsed.job.model)
     job = call.parsed.job.with_defaults(group.card.sampling_defaults)
     head = response_head(ID_PREFIX, group)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened, TokenLogprob
-from services.router.answer import Answer, Delta, ResponseHead
+from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.errors import error_object
 from services.router.openai.logprobs import chat_logprobs
 from services.router.responses.tools import CustomInput, ToolName
@@ -162,7 +162,7 @@ class ResponsesFormat:
         self._leave()
         self._end_as(self.response("cancelled"))
 
-    def body(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         (answer,) = answers
         self._tokens = list(answer.logprobs or ())
         if answer.reasoning:

@@ -11,7 +11,7 @@ from pydantic import Field
 from common.messages.tokenize import ChatPrompt, Structure
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, shown
-from services.router.job import TRUNCATE_TO_FIT, Job
+from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
 from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.rules import make_rules
 from services.router.openai.sampling_fields import (
@@ -145,7 +145,7 @@ class ResponsesRequest(ApiRequest):
     input: ResponseInput
     is_stored: bool = False
 
-    def echo(self, job: Job) -> dict[str, Any]:
+    def echo(self, job: GenerateRequest) -> dict[str, Any]:
         """Build what the response repeats; `job` has the model's defaults in place.
 
         `store` tells whether the response is stored, whatever the request asked for.
@@ -190,7 +190,7 @@ def parse_response(
     stream = shared.stream_settings()
     response_input = _input(fields, warnings, history)
     tools = response_input.tools.offered
-    job = Job(
+    job = GenerateRequest(
         model=shared.model or "",
         prompts=(response_input.prompt,),
         prompt_field="input",

@@ -16,7 +16,7 @@ import structlog
 
 from common.messages.failure import Failure
 from services.router.errors import ApiError, bad_field, shown
-from services.router.generation import Asked, Generation
+from services.router.generation import Generation, RequestContext
 from services.router.responses.format import ResponsesFormat
 from services.router.sse import json_bytes
 
@@ -241,12 +241,14 @@ class Background:
         self._store = store
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, asked: Asked[ResponsesFormat], stored: StoredResponse) -> EventLog:
+    async def start(
+        self, context: RequestContext[ResponsesFormat], stored: StoredResponse
+    ) -> EventLog:
         """Start a response and return when it is admitted; ApiError if it is refused."""
         events = stored.events = EventLog()
         loop = asyncio.get_running_loop()
         admitted: asyncio.Future[None] = loop.create_future()
-        task = loop.create_task(self._run(asked, stored, events, admitted))
+        task = loop.create_task(self._run(context, stored, events, admitted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         stored.cancel = task.cancel
@@ -259,16 +261,16 @@ class Background:
 
     async def _run(
         self,
-        asked: Asked[ResponsesFormat],
+        context: RequestContext[ResponsesFormat],
         stored: StoredResponse,
         events: EventLog,
         admitted: asyncio.Future[None],
     ) -> None:
-        dispatch, layout = self._generation.dispatch, asked.layout
+        dispatch, layout = self._generation.dispatch, context.layout
         dispatch.num_handlers += 1  # a stopping server waits for it
         try:
-            with asked.span:
-                await self._generation.record(asked, events, admitted)
+            with context.span:
+                await self._generation.record(context, events, admitted)
         except asyncio.CancelledError:
             layout.cancelled()
         except ApiError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, Usage
 from common.messages.text import Candidate, Part, TextOpened, TokenLogprob
-from services.router.answer import Answer, AnswerParts, Delta, ResponseHead
+from services.router.answer import AnswerParts, CompleteAnswer, Delta, ResponseHead
 from services.router.sse import AnswerFormat
 
 HEAD = ResponseHead("resp_0123", 1700000000, "demo", "fp_rev1")
@@ -51,7 +51,7 @@ def streamed_text(layout: AnswerFormat, texts: Sequence[str], ended: Ending) -> 
     return b"".join((*events, layout.ending(0, ended), layout.closing(ended.usage)))
 
 
-def answer(parts: Sequence[Part], ended: Ending) -> Answer:
+def answer(parts: Sequence[Part], ended: Ending) -> CompleteAnswer:
     """The same answer in one piece."""
     whole = AnswerParts(parts)
-    return Answer(whole.content, None, ended, whole.reasoning, whole.calls())
+    return CompleteAnswer(whole.content, None, ended, whole.reasoning, whole.calls())

@@ -12,10 +12,10 @@ from openai.types import CreateEmbeddingResponse
 from common.messages.control import Matryoshka
 from common.messages.failure import Ending, Usage
 from common.messages.tokenize import ChatPrompt, IdsPrompt, TextPrompt
-from services.router.answer import Answer
+from services.router.answer import CompleteAnswer
 from services.router.embeddings import EmbeddingFormat, EmbeddingRequest, parse_embedding
 from services.router.errors import ApiError
-from services.router.job import TRUNCATE_TO_FIT
+from services.router.generate_request import TRUNCATE_TO_FIT
 from services.router.request_warnings import Warnings
 from tests.unit.router.answers import HEAD
 
@@ -112,9 +112,9 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
     assert caught.value.failure.field == field
 
 
-def answered(*values: float) -> Answer:
+def answered(*values: float) -> CompleteAnswer:
     packed = struct.pack(f"={len(values)}f", *values)
-    return Answer("", None, Ending("stop", USAGE, embedding=packed))
+    return CompleteAnswer("", None, Ending("stop", USAGE, embedding=packed))
 
 
 def test_vectors_are_numbers_in_the_order_of_the_inputs() -> None:

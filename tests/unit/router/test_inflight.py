@@ -22,7 +22,14 @@ from common.messages.text import (
     TextOpened,
     TokenLogprob,
 )
-from services.router.inflight import LOST, MOVED, WORKER_LOST, AbortedAttempt, Entry, InFlight
+from services.router.inflight import (
+    LOST,
+    MOVED,
+    WORKER_LOST,
+    AbortedAttempt,
+    InflightRequest,
+    InflightTable,
+)
 
 NAN = Failure(500, "not_finite", "the logits are not finite")
 FULL = Failure(503, "full", "the queue is full", None, True)
@@ -75,7 +82,9 @@ class Recorder:
         self.failures.append(failure)
 
 
-def _open(table: InFlight, num_choices: int = 1, way: int = 0) -> tuple[Recorder, Entry, int]:
+def _open(
+    table: InflightTable, num_choices: int = 1, way: int = 0
+) -> tuple[Recorder, InflightRequest, int]:
     sink = Recorder()
     entry = table.open(sink, num_choices)
     return sink, entry, table.attempt(entry.choices, _way(way), 0.0)[0].counter
@@ -101,7 +110,7 @@ def _reasons(doomed: list[AbortedAttempt]) -> list[tuple[int, str]]:
 
 
 def test_text_reaches_the_sink_and_the_journal() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, entry, counter = _open(table)
     assert table.text(_row(counter, 0, "ab")) == []
     assert table.text(_row(counter, 2, "c", "stop")) == []
@@ -113,7 +122,7 @@ def test_text_reaches_the_sink_and_the_journal() -> None:
 
 
 def test_choices_take_consecutive_counters_and_end_one_by_one() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, first = _open(table, 3)
     table.text(_row(first + 2, 0, "c", "length"))
     assert (len(table), table.num_requests) == (2, 1)
@@ -124,7 +133,7 @@ def test_choices_take_consecutive_counters_and_end_one_by_one() -> None:
 
 
 def test_a_gap_loses_the_attempt_and_fails_its_request() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, first = _open(table, 2)
     table.text(_row(first, 0, "a"))
     doomed = table.text(_row(first, 2, "c"))
@@ -136,7 +145,7 @@ def test_a_gap_loses_the_attempt_and_fails_its_request() -> None:
 
 
 def test_a_terminal_behind_a_gap_is_a_loss_too() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, counter = _open(table)
     table.text(_row(counter, 0, "a"))
     table.text(_row(counter, 5, "", "stop"))
@@ -144,7 +153,7 @@ def test_a_terminal_behind_a_gap_is_a_loss_too() -> None:
 
 
 def test_a_row_seen_before_is_passed_over() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, counter = _open(table)
     table.text(_row(counter, 0, "ab"))
     table.text(_row(counter, 0, "ab"))
@@ -154,7 +163,7 @@ def test_a_row_seen_before_is_passed_over() -> None:
 
 
 def test_a_row_that_overlaps_and_goes_further_is_a_loss() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, counter = _open(table)
     table.text(_row(counter, 0, "ab"))
     assert table.text(_row(counter, 1, "bc"))
@@ -162,7 +171,7 @@ def test_a_row_that_overlaps_and_goes_further_is_a_loss() -> None:
 
 
 def test_rows_of_ended_and_never_opened_attempts_are_passed_over() -> None:
-    table = InFlight()
+    table = InflightTable()
     _, entry, counter = _open(table)
     table.close(entry)
     assert table.text(_row(counter, 0, "a")) == []
@@ -170,7 +179,7 @@ def test_rows_of_ended_and_never_opened_attempts_are_passed_over() -> None:
 
 
 def test_a_refusal_fails_the_request_once() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, first = _open(table, 3)
     refusal = Failure(400, "too_long", "messages: too long", "messages")
     assert table.refused(AttemptRefused(AttemptId("router.0", first), 3, refusal)) != []
@@ -194,7 +203,7 @@ def test_a_refusal_fails_the_request_once() -> None:
 def test_a_failing_choice_fails_the_request_and_dooms_the_others(
     reason: EndReason, given: Failure | None, shown: Failure
 ) -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, first = _open(table, 2)
     doomed = table.text(_row(first, 0, "", reason, given))
     assert sink.failures == [shown]
@@ -202,7 +211,7 @@ def test_a_failing_choice_fails_the_request_and_dooms_the_others(
 
 
 def test_closing_dooms_what_is_open_and_silences_the_sink() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, entry, first = _open(table, 2)
     table.text(_row(first, 0, "a", "stop"))
     assert _reasons(table.close(entry)) == [(first + 1, "client_gone")]
@@ -214,7 +223,7 @@ def test_closing_dooms_what_is_open_and_silences_the_sink() -> None:
 
 @pytest.mark.parametrize("service", ["compute", "detokenizer", "tokenizer"])
 def test_a_dead_worker_fails_its_requests_and_no_others(service: str) -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, _ = _open(table, way=0)
     other, _, _ = _open(table, way=1)
     table.lose_worker(f"{service}.0")
@@ -223,7 +232,7 @@ def test_a_dead_worker_fails_its_requests_and_no_others(service: str) -> None:
 
 
 def test_a_dead_tokenizer_does_not_concern_what_reached_compute() -> None:
-    table = InFlight()
+    table = InflightTable()
     heard, _, first = _open(table)
     listed, _, second = _open(table)
     table.text(_row(first, 0, "a"))
@@ -233,7 +242,7 @@ def test_a_dead_tokenizer_does_not_concern_what_reached_compute() -> None:
 
 
 def test_unknown_attempts_in_a_heartbeat_are_returned() -> None:
-    table = InFlight()
+    table = InflightTable()
     _, entry, first = _open(table)
     _, _, second = _open(table)
     table.close(entry)
@@ -241,7 +250,7 @@ def test_unknown_attempts_in_a_heartbeat_are_returned() -> None:
 
 
 def test_an_attempt_that_no_stage_lists_for_two_beats_is_lost() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, counter = _open(table)
     beats = {"tokenizer.0": 0.0, "compute.0": 0.0, "detokenizer.0": 0.0}
     missing = partial(table.fail_missing, lambda instance_id: beats[instance_id])
@@ -261,7 +270,7 @@ def test_an_attempt_that_no_stage_lists_for_two_beats_is_lost() -> None:
 
 
 def test_an_attempt_whose_terminal_never_reached_the_detokenizer_is_lost() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, counter = _open(table)
     beats = dict.fromkeys(("tokenizer.0", "compute.0", "detokenizer.0"), 2.0)
     missing = partial(table.fail_missing, lambda instance_id: beats[instance_id])
@@ -274,7 +283,7 @@ def test_an_attempt_whose_terminal_never_reached_the_detokenizer_is_lost() -> No
 
 
 def test_a_choice_can_hold_several_attempts() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, entry, first = _open(table)
     table.text(_row(first, 0, "ab"))
     (retry,) = table.attempt(entry.choices, _way(1), 1.0)
@@ -306,7 +315,7 @@ def _histories(draw: st.DrawFn) -> list[tuple[str, list[str], int]]:
 def test_any_split_with_losses_and_repeats_ends_every_stream_once(
     streams: list[tuple[str, list[str], int]], random: object, lose: bool, late: bool
 ) -> None:
-    table = InFlight()
+    table = InflightTable()
     opened = [_open(table) for _ in streams]
     transport: list[list[TextGenerated]] = []
     for (_, rows, broken), (_, _, counter) in zip(streams, opened, strict=True):
@@ -335,7 +344,7 @@ def test_any_split_with_losses_and_repeats_ends_every_stream_once(
 
 
 def test_what_is_said_of_a_prompt_is_handed_on_once() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, counter = _open(table)
     rows = TextGenerated()
     rows.add(counter, 0, [], "")
@@ -350,7 +359,7 @@ def test_what_is_said_of_a_prompt_is_handed_on_once() -> None:
 
 
 def test_a_sink_gets_ids_only_if_it_wants_them() -> None:
-    table = InFlight()
+    table = InflightTable()
     for wanted in (False, True):
         sink = Recorder(wants_ids=wanted)
         entry = table.open(sink, 1)
@@ -362,7 +371,7 @@ def test_a_sink_gets_ids_only_if_it_wants_them() -> None:
 
 
 def test_parts_of_a_parsed_answer_reach_the_sink() -> None:
-    table = InFlight()
+    table = InflightTable()
     sink, _, counter = _open(table)
     rows = TextGenerated()
     parts = (Part("reasoning", "hm"), Part("content", "yes"))

@@ -9,7 +9,7 @@ import pytest
 
 from common.messages.tokenize import ChatPrompt, ToolUse
 from services.router.anthropic.requests import parse_message, parse_prompt
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
 from services.router.openai.chat import parse_chat
 from services.router.request_warnings import Warnings
 from services.router.responses.requests import parse_input, parse_response
@@ -91,7 +91,7 @@ def messages_body() -> dict[str, Any]:
     }
 
 
-def read(job: Job) -> tuple[list[Any], Any, Any]:
+def read(job: GenerateRequest) -> tuple[list[Any], Any, Any]:
     """Return the messages without what stands for nothing in them, the tools, the rules."""
     (prompt,) = job.prompts
     assert isinstance(prompt, ChatPrompt)

@@ -13,7 +13,7 @@ from common.messages.text import Candidate, TokenLogprob
 from services.router.answer import ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.options import AnswerOptions
-from services.router.stream import Flushes, SlowClientLimits, Stream
+from services.router.stream import ResponseStream, SlowClientLimits, StreamFlusher
 
 LIMITS = SlowClientLimits(buffer_bytes=1000, max_bytes=5000, timeout_s=10.0)
 STOPPED = Ending("stop", Usage(5, 0, 2))
@@ -60,11 +60,13 @@ class Wire:
         return found
 
 
-def _stream(num_choices: int = 1, include_usage: bool = False) -> tuple[Stream, Flushes]:
-    flushes = Flushes(asyncio.get_running_loop(), LIMITS)
+def _stream(
+    num_choices: int = 1, include_usage: bool = False
+) -> tuple[ResponseStream, StreamFlusher]:
+    flushes = StreamFlusher(asyncio.get_running_loop(), LIMITS)
     head = ResponseHead("id-1", 1, "demo", "fp")
     layout = ChatFormat(head, num_choices, AnswerOptions(include_usage=include_usage))
-    return Stream(layout, num_choices, num_choices, flushes), flushes
+    return ResponseStream(layout, num_choices, num_choices, flushes), flushes
 
 
 async def _turn() -> None:

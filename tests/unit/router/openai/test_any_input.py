@@ -13,7 +13,7 @@ from common.messages.address import Address, AttemptId, Route
 from common.messages.arrays import int32s
 from common.messages.tokenize import Tokenize, TokenizerInbox, TokenLimits
 from services.router.errors import ApiError, error_body
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
 from services.router.json_body import parse
 from services.router.openai.chat import KNOWN_FIELDS as CHAT_FIELDS
 from services.router.openai.chat import NOT_FOR_CHAT, parse_chat
@@ -101,7 +101,7 @@ def _check(parse_request: Any, body: dict[str, Any], sound: dict[str, Any]) -> N
             _can_be_sent(job)
 
 
-def _can_be_sent(job: Job) -> None:
+def _can_be_sent(job: GenerateRequest) -> None:
     """What was accepted must fit the wire and come back from it."""
     for prompt in job.prompts:
         message = Tokenize(

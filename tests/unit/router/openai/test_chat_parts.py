@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, Usage
 from common.messages.text import Candidate, Part, TextOpened, TokenLogprob
-from services.router.answer import Answer, AnswerParts, Delta, ResponseHead
+from services.router.answer import AnswerParts, CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.options import AnswerOptions
 
@@ -75,7 +75,7 @@ def test_an_answer_of_calls_alone_has_no_content() -> None:
     ended = Ending("stop", Usage(5, 0, 2), num_calls=1)
     for text, expected in (("\n", None), ("Hi", "Hi")):
         parts = AnswerParts([Part("content", text), Part("call", "f", 0, "id")])
-        answer = Answer(parts.content, None, ended, calls=parts.calls())
+        answer = CompleteAnswer(parts.content, None, ended, calls=parts.calls())
         message = layout.body([answer], Usage(5, 0, 2))["choices"][0]["message"]
         assert message["content"] == expected
         assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": ""}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Candidate, TokenLogprob
-from services.router.answer import Answer, Delta, ResponseHead
+from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.completion_format import CompletionFormat
 from services.router.openai.echo import Echo
@@ -117,7 +117,7 @@ def test_a_character_that_the_prompt_began_is_the_texts_first() -> None:
 def test_an_echo_opens_a_completion() -> None:
     layout = CompletionFormat(HEAD, 2, echoes=[Echo("p"), Echo("q")], num_prompts=2)
     assert b'"text":"q"' in layout.opening(1, None)
-    answers = [Answer("a", None, STOPPED), Answer("b", None, STOPPED)]
+    answers = [CompleteAnswer("a", None, STOPPED), CompleteAnswer("b", None, STOPPED)]
     texts = [choice["text"] for choice in layout.body(answers, USAGE)["choices"]]
     assert texts == ["pa", "qb"]
 
@@ -128,12 +128,12 @@ def test_what_stopped_it_is_said_where_something_did(stop: str | int) -> None:
     for layout in (ChatFormat(HEAD, 1), CompletionFormat(HEAD, 1)):
         chunk = json.loads(layout.ending(0, ended)[6:])
         assert chunk["choices"][0]["stop_reason"] == stop
-        body = layout.body([Answer("a", None, ended)], USAGE)
+        body = layout.body([CompleteAnswer("a", None, ended)], USAGE)
         assert body["choices"][0]["stop_reason"] == stop
 
 
 def test_bodies_have_openais_shape() -> None:
-    chat = ChatFormat(HEAD, 1).body([Answer("a", [_token("a")], STOPPED)], USAGE)
+    chat = ChatFormat(HEAD, 1).body([CompleteAnswer("a", [_token("a")], STOPPED)], USAGE)
     assert list(chat) == [
         "id",
         "object",
@@ -145,7 +145,7 @@ def test_bodies_have_openais_shape() -> None:
     ]
     assert chat["object"] == "chat.completion"
     assert chat["choices"][0]["logprobs"]["content"][0]["token"] == "a"
-    text = CompletionFormat(HEAD, 1).body([Answer("a", [_token("a")], STOPPED)], USAGE)
+    text = CompletionFormat(HEAD, 1).body([CompleteAnswer("a", [_token("a")], STOPPED)], USAGE)
     assert text["object"] == "text_completion"
     assert text["choices"][0]["logprobs"]["tokens"] == ["a"]
     assert text["choices"][0]["finish_reason"] == "stop"

@@ -16,7 +16,7 @@ from common.messages.tokenize import (
     StreamSettings,
     TextPrompt,
 )
-from services.router.job import Job
+from services.router.generate_request import GenerateRequest
 from services.router.openai.chat import ChatRequest, parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
@@ -150,7 +150,7 @@ def test_a_prompt_may_be_text_or_ids_or_a_list_of_either(prompt: Any, expected: 
 
 
 def test_sixteen_tokens_are_usual_for_completions_and_not_the_clients_own_number() -> None:
-    def job(**more: Any) -> Job:
+    def job(**more: Any) -> GenerateRequest:
         return parse_completion({"model": "demo", "prompt": "a", **more}, Warnings()).job
 
     assert (job().sampling.max_tokens, job().usual_max_tokens) == (0, 16)

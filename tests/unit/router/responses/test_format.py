@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part
-from services.router.answer import Answer, Delta
+from services.router.answer import CompleteAnswer, Delta
 from services.router.request_warnings import Warnings
 from services.router.responses.format import NO_NAMES, ResponsesFormat
 from services.router.responses.requests import parse_response
@@ -261,7 +261,7 @@ def test_logprobs_go_with_their_text_and_stand_at_its_end() -> None:
         "bytes": [105],
         "top_logprobs": [{"token": "i", "logprob": -0.5, "bytes": [105]}],
     }
-    whole = Answer("Hi", [token("H"), token("i"), token("<end>")], STOPPED)
+    whole = CompleteAnswer("Hi", [token("H"), token("i"), token("<end>")], STOPPED)
     assert make_format().body([whole], USAGE) == events_of(data)[-1]["response"]
     accumulated(data)
 
@@ -278,7 +278,7 @@ def test_logprobs_of_a_parsed_answer_are_those_of_its_text() -> None:
         if chunk.startswith(b"event: response.output_text.delta")
     )
     assert [each["token"] for each in delta["logprobs"]] == ["It", " is"]
-    whole = Answer("It is", tokens, STOPPED, reasoning="see")
+    whole = CompleteAnswer("It is", tokens, STOPPED, reasoning="see")
     (_, message) = make_format().body([whole], USAGE)["output"]
     assert message["content"][0]["logprobs"] == delta["logprobs"]
 

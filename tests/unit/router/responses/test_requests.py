@@ -9,7 +9,7 @@ import pytest
 
 from common.messages.tokenize import ChatPrompt, Structure, ToolInput, ToolUse
 from services.router.errors import ApiError
-from services.router.job import TRUNCATE_TO_FIT
+from services.router.generate_request import TRUNCATE_TO_FIT
 from services.router.request_warnings import Warnings
 from services.router.responses.requests import ResponsesRequest, parse_input, parse_response
 from services.router.responses.store import ResponseStore
@@ -119,8 +119,8 @@ def test_store_is_answered_with_the_truth() -> None:
     parsed = parse(store=True, previous_response_id=None, background=False)
     assert parsed.echo(parsed.job)["store"] is False
     kept = ResponseStore(1, 1 << 20, 60.0).of("")
-    for asked, answered in ((None, True), (True, True), (False, False)):
-        body = {"model": "demo", "input": "Hi", "store": asked}
+    for given, answered in ((None, True), (True, True), (False, False)):
+        body = {"model": "demo", "input": "Hi", "store": given}
         parsed = parse_response(body, Warnings(), kept)
         assert parsed.echo(parsed.job)["store"] is answered
 

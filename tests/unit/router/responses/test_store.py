@@ -32,9 +32,9 @@ def store_of(*stored: StoredResponse, clock: Clock | None = None, **limits: Any)
     return store
 
 
-def names(store: ResponseStore, *asked: str) -> list[str]:
+def names(store: ResponseStore, *context: str) -> list[str]:
     found = []
-    for name in asked:
+    for name in context:
         try:
             found.append(store.get(name, "").id)
         except ApiError as error:

@@ -6,7 +6,7 @@ import asyncio
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Candidate, TokenLogprob
-from services.router.collector import Collector
+from services.router.answer import AnswerCollector
 from services.router.usage import UsageTally
 
 TOKEN = TokenLogprob(Candidate(1, "a", b"a", -0.5), ())
@@ -21,7 +21,7 @@ def _future() -> asyncio.Future[Failure | None]:
 
 
 async def test_the_last_choice_completes_the_response() -> None:
-    sink = Collector(2, 2, False, _future())
+    sink = AnswerCollector(2, 2, False, _future())
     sink.delta(1, "x", ())
     sink.finished(1, _ended(5, 4, 1))
     sink.delta(0, "a", ())
@@ -37,21 +37,21 @@ async def test_the_last_choice_completes_the_response() -> None:
 
 
 async def test_logprobs_are_there_even_if_empty_where_they_were_asked_for() -> None:
-    sink = Collector(1, 1, True, _future())
+    sink = AnswerCollector(1, 1, True, _future())
     sink.finished(0, _ended(5, 0, 0))
     assert sink.answers()[0].logprobs == []
-    sink = Collector(1, 1, True, _future())
+    sink = AnswerCollector(1, 1, True, _future())
     sink.delta(0, "a", (TOKEN,))
     sink.finished(0, _ended(5, 0, 1))
     assert sink.answers()[0].logprobs == [TOKEN]
 
 
 async def test_a_failure_ends_the_response_and_a_cancelled_one_does_not_mind() -> None:
-    sink = Collector(2, 2, False, _future())
+    sink = AnswerCollector(2, 2, False, _future())
     failure = Failure(500, "x", "x")
     sink.failed(failure)
     assert sink.done.result() == failure
-    gone = Collector(1, 1, False, _future())
+    gone = AnswerCollector(1, 1, False, _future())
     gone.done.cancel()
     gone.finished(0, _ended(5, 0, 0))
     gone.failed(failure)

@@ -21,7 +21,7 @@ TRUNCATE_TO_FIT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GenerateRequest:
     """What to generate: every prompt, `num_choices` times over.
 
     `prompt_field` is the request field the prompts came from, `max_tokens_field` the name under
@@ -61,7 +61,7 @@ class Job:
         """Choices in the response: those of prompt p are p * num_choices and following."""
         return len(self.prompts) * self.num_choices
 
-    def with_defaults(self, defaults: Iterable[tuple[str, float]]) -> Job:
+    def with_defaults(self, defaults: Iterable[tuple[str, float]]) -> GenerateRequest:
         """Fill in what the client left out with the model's own settings, by their names."""
         values: dict[str, Any] = {name: value for name, value in defaults if name in self.unset}
         if not values:
@@ -76,7 +76,7 @@ class Job:
             return self.prompt_field
         return f"{self.prompt_field}[{self.first_prompt + prompt}]"
 
-    def in_parts(self, most_prompts: int) -> Iterator[Job]:
+    def in_parts(self, most_prompts: int) -> Iterator[GenerateRequest]:
         """Cut a job of many prompts into several."""
         for first in range(0, len(self.prompts), most_prompts):
             prompts = self.prompts[first : first + most_prompts]
