@@ -75,14 +75,6 @@ class Group:
         return tuple(service for service in SERVICES if not self.workers[service])
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRoute:
-    """An itinerary with the model card of its compute, whose limits count."""
-
-    route: Route
-    card: ModelCard
-
-
 class Fleet:
     """Registration, leases and placement of all workers."""
 
@@ -235,13 +227,13 @@ class Fleet:
         lacks = [group.missing for group in self.groups()]
         return min(lacks, key=len, default=SERVICES)
 
-    def way(self, group: Group, reply: Address, now_s: float) -> ServedRoute:
-        """Place one request within a complete group."""
+    def route(self, group: Group, reply: Address, now_s: float) -> tuple[Route, ModelCard]:
+        """Place one request in a complete group; the card is compute's, whose limits apply."""
         tokenizer = self.place(group, "tokenizer", now_s)
         compute = self.place(group, "compute", now_s)
         detokenizer = self.place(group, "detokenizer", now_s)
         route = Route(tokenizer.address, compute.address, detokenizer.address, reply)
-        return ServedRoute(route, compute.model)
+        return route, compute.model
 
     def place(self, group: Group, service: ServiceName, now_s: float) -> Worker:
         """Choose a worker of one service; silent ones only where all are."""

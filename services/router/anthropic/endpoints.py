@@ -13,8 +13,9 @@ from common.telemetry import names
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.anthropic.requests import MessageRequest, parse_message, parse_prompt
 from services.router.anthropic_errors import error_body
-from services.router.dispatch import Dispatch, check_prompt_length
+from services.router.dispatch import Dispatch
 from services.router.endpoint import Endpoint, generation, query
+from services.router.generate_request import check_prompt_length
 from services.router.middleware import REQUEST_ID, WARNINGS
 from services.router.sse import json_bytes, json_string
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from common.messages.arrays import int32s
 from common.messages.text import Candidate
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
-from services.router.dispatch import Dispatch, truncate_to
+from services.router.dispatch import Dispatch
 from services.router.fleet import Group
 from services.router.generate_request import GenerateRequest
 
@@ -33,7 +33,7 @@ async def echoed(
     echoes: list[Echo] = []
     prompts: list[PromptSource] = []
     firsts: dict[int, str] = {}
-    kept = truncate_to(job, group.card)
+    kept = job.num_kept_tokens(group.card)
     for number, prompt in enumerate(job.prompts):
         field = job.field_of(number)
         text = prompt.text if isinstance(prompt, TextPrompt) else None

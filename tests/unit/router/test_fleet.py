@@ -62,9 +62,9 @@ def test_an_itinerary_stays_within_one_model_revision() -> None:
     fleet.alive(_alive("compute", "newer", model=newer), 0.0)
     group = fleet.group("demo")
     assert group is not None and group.card.revision == "rev1"
-    ways = [fleet.way(group, REPLY, 0.0).route for _ in range(4)]
-    assert {way.compute.instance_id for way in ways} == {"compute.1"}
-    assert {way.reply for way in ways} == {REPLY}
+    routes = [fleet.route(group, REPLY, 0.0)[0] for _ in range(4)]
+    assert {route.compute.instance_id for route in routes} == {"compute.1"}
+    assert {route.reply for route in routes} == {REPLY}
 
 
 def test_a_model_that_nobody_serves_has_no_group() -> None:
@@ -84,7 +84,7 @@ def test_the_limits_are_those_of_the_chosen_compute() -> None:
     fleet.alive(_alive("compute", "long", model=ModelCard("demo", "rev1", 1000, 4096)), 0.0)
     group = fleet.group("demo")
     assert group is not None
-    lengths = [fleet.way(group, REPLY, 0.0).card.max_model_len for _ in range(4)]
+    lengths = [fleet.route(group, REPLY, 0.0)[1].max_model_len for _ in range(4)]
     assert lengths == [512, 4096, 512, 4096]
 
 

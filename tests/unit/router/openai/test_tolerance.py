@@ -9,7 +9,6 @@ import pytest
 
 from common.messages.control import ModelCard
 from common.messages.tokenize import ChatPrompt, ToolUse
-from services.router.dispatch import truncate_to
 from services.router.openai.chat import ChatRequest, parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import WarningLog, Warnings
@@ -130,7 +129,7 @@ def test_more_stops_tools_and_stop_ids_than_openai_allows() -> None:
 def test_a_prompt_is_not_cut_for_a_limit_beyond_the_context(wanted: int, kept: int) -> None:
     card = ModelCard("demo", "rev1", 1000, max_model_len=512, max_input_length=511)
     job = _chat(truncate_prompt_tokens=-1, max_tokens=wanted).job
-    assert truncate_to(job, card) == kept
+    assert job.num_kept_tokens(card) == kept
 
 
 @pytest.mark.parametrize("name", ["files/read", "mcp:files:read", "a.b-c_d/e:f"])
