@@ -35,7 +35,7 @@ NAN = Failure(500, "not_finite", "the logits are not finite")
 FULL = Failure(503, "full", "the queue is full", None, True)
 
 
-def _way(number: int = 0) -> Route:
+def _route(number: int = 0) -> Route:
     names = (f"tokenizer.{number}", f"compute.{number}", f"detokenizer.{number}", "router.0")
     return Route(*(Address(f"mem://{name}", name) for name in names))
 
@@ -83,11 +83,11 @@ class Recorder:
 
 
 def _open(
-    table: InflightTable, num_choices: int = 1, way: int = 0
+    table: InflightTable, num_choices: int = 1, route: int = 0
 ) -> tuple[Recorder, InflightRequest, int]:
     sink = Recorder()
-    entry = table.open(sink, num_choices)
-    return sink, entry, table.attempt(entry.choices, _way(way), 0.0)[0].counter
+    request = table.open(sink, num_choices)
+    return sink, request, table.attempt(request.choices, _route(route), 0.0)[0].counter
 
 
 def _row(
@@ -105,19 +105,18 @@ def _row(
     return rows
 
 
-def _reasons(doomed: list[AbortedAttempt]) -> list[tuple[int, str]]:
-    return [(each.counter, each.reason) for each in doomed]
+def _reasons(aborted: list[AbortedAttempt]) -> list[tuple[int, str]]:
+    return [(each.counter, each.reason) for each in aborted]
 
 
 def test_text_reaches_the_sink_and_the_journal() -> None:
     table = InflightTable()
-    sink, entry, counter = _open(table)
+    sink, request, counter = _open(table)
     assert table.text(_row(counter, 0, "ab")) == []
     assert table.text(_row(counter, 2, "c", "stop")) == []
     assert sink.texts == {0: "abc"}
     assert sink.ends[0].usage.completion_tokens == 3
-    assert bytes(entry.choices[0].token_ids.tolist()) == b"abc"
-    assert entry.choices[0].characters == 3
+    assert bytes(request.choices[0].token_ids.tolist()) == b"abc"
     assert (len(table), table.num_requests) == (0, 0)
 
 
@@ -136,10 +135,10 @@ def test_a_gap_loses_the_attempt_and_fails_its_request() -> None:
     table = InflightTable()
     sink, _, first = _open(table, 2)
     table.text(_row(first, 0, "a"))
-    doomed = table.text(_row(first, 2, "c"))
+    aborted = table.text(_row(first, 2, "c"))
     assert sink.failures == [LOST]
-    assert _reasons(doomed) == [(first, "lost"), (first + 1, "lost")]
-    assert [each.past_tokenizer for each in doomed] == [True, False]
+    assert _reasons(aborted) == [(first, "lost"), (first + 1, "lost")]
+    assert [each.past_tokenizer for each in aborted] == [True, False]
     assert len(table) == 0
     assert table.text(_row(first, 3, "d", "stop")) == []
 
@@ -172,8 +171,8 @@ def test_a_row_that_overlaps_and_goes_further_is_a_loss() -> None:
 
 def test_rows_of_ended_and_never_opened_attempts_are_passed_over() -> None:
     table = InflightTable()
-    _, entry, counter = _open(table)
-    table.close(entry)
+    _, request, counter = _open(table)
+    table.close(request)
     assert table.text(_row(counter, 0, "a")) == []
     assert table.text(_row(999, 0, "a", "stop")) == []
 
@@ -200,22 +199,22 @@ def test_a_refusal_fails_the_request_once() -> None:
         ("moved", None, MOVED),
     ],
 )
-def test_a_failing_choice_fails_the_request_and_dooms_the_others(
+def test_a_failing_choice_fails_the_request_and_aborts_the_others(
     reason: EndReason, given: Failure | None, shown: Failure
 ) -> None:
     table = InflightTable()
     sink, _, first = _open(table, 2)
-    doomed = table.text(_row(first, 0, "", reason, given))
+    aborted = table.text(_row(first, 0, "", reason, given))
     assert sink.failures == [shown]
-    assert _reasons(doomed) == [(first + 1, "superseded")]
+    assert _reasons(aborted) == [(first + 1, "superseded")]
 
 
-def test_closing_dooms_what_is_open_and_silences_the_sink() -> None:
+def test_closing_aborts_what_is_open_and_silences_the_sink() -> None:
     table = InflightTable()
-    sink, entry, first = _open(table, 2)
+    sink, request, first = _open(table, 2)
     table.text(_row(first, 0, "a", "stop"))
-    assert _reasons(table.close(entry)) == [(first + 1, "client_gone")]
-    assert table.close(entry) == []
+    assert _reasons(table.close(request)) == [(first + 1, "client_gone")]
+    assert table.close(request) == []
     table.text(_row(first + 1, 0, "b", "stop"))
     assert sink.texts == {0: "a"}
     assert (len(table), table.num_requests, sink.failures) == (0, 0, [])
@@ -224,8 +223,8 @@ def test_closing_dooms_what_is_open_and_silences_the_sink() -> None:
 @pytest.mark.parametrize("service", ["compute", "detokenizer", "tokenizer"])
 def test_a_dead_worker_fails_its_requests_and_no_others(service: str) -> None:
     table = InflightTable()
-    sink, _, _ = _open(table, way=0)
-    other, _, _ = _open(table, way=1)
+    sink, _, _ = _open(table, route=0)
+    other, _, _ = _open(table, route=1)
     table.lose_worker(f"{service}.0")
     assert (sink.failures, other.failures) == ([WORKER_LOST], [])
     assert len(table) == 1
@@ -243,9 +242,9 @@ def test_a_dead_tokenizer_does_not_concern_what_reached_compute() -> None:
 
 def test_unknown_attempts_in_a_heartbeat_are_returned() -> None:
     table = InflightTable()
-    _, entry, first = _open(table)
+    _, request, first = _open(table)
     _, _, second = _open(table)
-    table.close(entry)
+    table.close(request)
     assert table.listed("compute.0", [first, second, 77], 1.0) == [first, 77]
 
 
@@ -284,13 +283,13 @@ def test_an_attempt_whose_terminal_never_reached_the_detokenizer_is_lost() -> No
 
 def test_a_choice_can_hold_several_attempts() -> None:
     table = InflightTable()
-    sink, entry, first = _open(table)
+    sink, request, first = _open(table)
     table.text(_row(first, 0, "ab"))
-    (retry,) = table.attempt(entry.choices, _way(1), 1.0)
+    (retry,) = table.attempt(request.choices, _route(1), 1.0)
     assert retry.next_index == 2
     table.text(_row(retry.counter, 2, "c"))
-    doomed = table.text(_row(retry.counter, 3, "d", "stop"))
-    assert _reasons(doomed) == [(first, "superseded")]
+    aborted = table.text(_row(retry.counter, 3, "d", "stop"))
+    assert _reasons(aborted) == [(first, "superseded")]
     assert sink.texts == {0: "abcd"}
     assert (len(table), table.num_requests) == (0, 0)
 
@@ -362,8 +361,8 @@ def test_a_sink_gets_ids_only_if_it_wants_them() -> None:
     table = InflightTable()
     for wanted in (False, True):
         sink = Recorder(wants_ids=wanted)
-        entry = table.open(sink, 1)
-        counter = table.attempt(entry.choices, _way(), 0.0)[0].counter
+        request = table.open(sink, 1)
+        counter = table.attempt(request.choices, _route(), 0.0)[0].counter
         rows = TextGenerated()
         rows.add(counter, 0, [7, 8], "ab")
         table.text(rows)
