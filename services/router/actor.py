@@ -110,7 +110,7 @@ class RouterActor:
         match message:
             case TextGenerated():
                 began_s = self._clock()
-                doomed = dispatch.inflight.text(message)
+                doomed = dispatch.inflight.text(message, began_s)
                 self._texts.note(began_s, self._clock(), len(message.counters))
                 if doomed:
                     self._abort(doomed, sender)

@@ -7,11 +7,47 @@ import json
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
 from services.router.usage import UsageTally
+
+
+class Sink(Protocol):
+    """Where the text of one request goes; calls come in the order of the messages."""
+
+    @property
+    def wants_ids(self) -> bool:
+        """Whether `delta` gets the ids of the tokens; read once."""
+        ...
+
+    def opened(self, choice: int, prompt: TextOpened) -> None:
+        """Take the prompt's token counts, before the choice's first text."""
+        ...
+
+    def scored(self, choice: int, scored: PromptScored) -> None:
+        """Take logprobs of the prompt, in order."""
+        ...
+
+    def delta(
+        self,
+        choice: int,
+        text: str,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        parts: tuple[Part, ...] = (),
+        token_ids: Sequence[int] = (),
+    ) -> None:
+        """Take new text of a choice, which may be empty; where there are parts, they are shown."""
+        ...
+
+    def finished(self, choice: int, ended: Ending) -> None:
+        """Take the end of a choice (`stop` or `length`), the last call for it."""
+        ...
+
+    def failed(self, failure: Failure) -> None:
+        """Take the failure of the whole request, the last call of all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ from common.messages.text import Detokenized, Tokenized
 from common.messages.tokenize import IdsPrompt, PromptSource, Tokenize, TokenizeQuery
 from common.messages.tokens import DetokenizeQuery
 from services.router.admission import AdmissionController, AdmissionTicket, Client
+from services.router.answer import Sink
 from services.router.errors import ApiError, bad_field
 from services.router.fleet import Fleet, Group, Worker
 from services.router.generate_request import GenerateRequest, check_prompt_length
-from services.router.inflight import AbortedAttempt, InflightRequest, InflightTable, Sink
+from services.router.inflight import AbortedAttempt, InflightRequest, InflightTable
 from services.router.queries import Queries
 from services.router.token_ids import check_ids
 
@@ -118,7 +119,7 @@ class Dispatch:
         """
         now_s, wall_s = self._clock(), time.time()
         count = request.num_choices
-        inflight = self.inflight.open(sink, request.num_all_choices)
+        inflight = self.inflight.open(sink, request.num_all_choices, group.card.name, now_s)
         for number, prompt in enumerate(request.prompts):
             route, card = self.fleet.route(group, self._transport.address, now_s)
             choices = inflight.choices[number * count : (number + 1) * count]

@@ -9,9 +9,8 @@ links: text goes to a `Sink`, and attempts that the stages must stop are returne
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from common.messages.address import Route
 from common.messages.arrays import int32s
@@ -19,12 +18,10 @@ from common.messages.control import AbortReason
 from common.messages.failure import Ending, Failure
 from common.messages.text import (
     AttemptRefused,
-    Part,
-    PromptScored,
     TextGenerated,
-    TextOpened,
-    TokenLogprob,
 )
+from services.router.answer import Sink
+from services.router.request_stats import RequestStats
 
 LOST = Failure(
     503, "stream_lost", "part of the answer was lost on its route; try again", None, True
@@ -40,52 +37,19 @@ ABORTED = Failure(  # by a stage that took this router, or the stage after it, f
 )
 FAILED = Failure(500, "internal_error", "the request failed in the server")
 
+NEVER = -1.0
 IN_TRANSIT_S = 0.5  # a heartbeat's interval
-
-
-class Sink(Protocol):
-    """Where the text of one request goes; calls come in the order of the messages."""
-
-    @property
-    def wants_ids(self) -> bool:
-        """Whether `delta` gets the ids of the tokens; read once."""
-        ...
-
-    def opened(self, choice: int, prompt: TextOpened) -> None:
-        """Take the prompt's token counts, before the choice's first text."""
-        ...
-
-    def scored(self, choice: int, scored: PromptScored) -> None:
-        """Take logprobs of the prompt, in order."""
-        ...
-
-    def delta(
-        self,
-        choice: int,
-        text: str,
-        logprobs: tuple[TokenLogprob, ...] = (),
-        parts: tuple[Part, ...] = (),
-        token_ids: Sequence[int] = (),
-    ) -> None:
-        """Take new text of a choice, which may be empty; where there are parts, they are shown."""
-        ...
-
-    def finished(self, choice: int, ended: Ending) -> None:
-        """Take the end of a choice (`stop` or `length`), the last call for it."""
-        ...
-
-    def failed(self, failure: Failure) -> None:
-        """Take the failure of the whole request, the last call of all."""
-        ...
 
 
 class InflightRequest:
     """One request: its sink and its choices, `num_open` of which have not ended."""
 
-    __slots__ = ("choices", "num_open", "sink", "wants_ids")
+    __slots__ = ("admitted_at_s", "choices", "num_open", "sink", "stats", "wants_ids")
 
-    def __init__(self, sink: Sink, num_choices: int) -> None:
+    def __init__(self, sink: Sink, num_choices: int, stats: RequestStats, now_s: float) -> None:
+        self.admitted_at_s = now_s
         self.sink = sink
+        self.stats = stats
         self.wants_ids = sink.wants_ids
         self.choices = [Choice(self, index) for index in range(num_choices)]
         self.num_open = num_choices
@@ -94,16 +58,26 @@ class InflightRequest:
 class Choice:
     """One answer in progress, with the journal of its accepted tokens."""
 
-    __slots__ = ("attempts", "ended", "index", "next_scored", "opened", "request", "token_ids")
+    __slots__ = (
+        "attempts",
+        "first_token_at_s",
+        "index",
+        "next_scored",
+        "opened",
+        "request",
+        "token_at_s",
+        "token_ids",
+    )
 
     def __init__(self, request: InflightRequest, index: int) -> None:
         self.request = request
         self.index = index
         self.attempts: list[Attempt] = []
         self.token_ids: array[int] = int32s()
+        self.first_token_at_s = 0.0
+        self.token_at_s = 0.0  # when its last token arrived; 0.0 before the first one
         self.opened = False  # the sink has the prompt's token counts
         self.next_scored = 1  # position in the prompt
-        self.ended = False
 
 
 class Attempt:
@@ -156,13 +130,11 @@ class InflightTable:
     def __init__(self) -> None:
         self.next_counter = 0
         self.num_requests = 0
+        self.stats: dict[str, RequestStats] = {}  # by model
         self._attempts: dict[int, Attempt] = {}
 
     def __len__(self) -> int:
         return len(self._attempts)
-
-    def __contains__(self, counter: int) -> bool:
-        return counter in self._attempts
 
     def num_at(self, instance_id: str) -> int:
         """Count the attempts that still involve a worker."""
@@ -174,10 +146,11 @@ class InflightTable:
         self.next_counter += count
         return first
 
-    def open(self, sink: Sink, num_choices: int) -> InflightRequest:
-        """Add a request; its choices have no attempts yet."""
+    def open(self, sink: Sink, num_choices: int, model: str, now_s: float) -> InflightRequest:
+        """Add a request for a model; its choices have no attempts yet."""
         self.num_requests += 1
-        return InflightRequest(sink, num_choices)
+        stats = self.stats.setdefault(model, RequestStats())
+        return InflightRequest(sink, num_choices, stats, now_s)
 
     def attempt(self, choices: Iterable[Choice], route: Route, now_s: float) -> list[Attempt]:
         """Start one attempt per choice, with consecutive counters, along one route."""
@@ -191,14 +164,16 @@ class InflightTable:
             started.append(attempt)
         return started
 
-    def text(self, message: TextGenerated) -> list[AbortedAttempt]:
+    def text(self, message: TextGenerated, now_s: float) -> list[AbortedAttempt]:
         """Pass rows to their sinks; an attempt with a gap is lost and fails its request."""
         aborted: list[AbortedAttempt] = []
         attempts = self._attempts
-        token_ids, logprobs, parts = message.token_ids, message.logprobs, message.parts
-        if message.opened or message.scored:
-            self._prompts(message)
+        token_ids, is_rich = message.token_ids, bool(message.logprobs or message.parts)
+        self._prompts(message)
         end = 0
+        # `num_rows` rows had their previous token at `previous_s`. That is nearly all of them, so a
+        # step costs one observation instead of one per row.
+        previous_s, num_rows, stats = NEVER, 0, None
         columns = zip(
             message.counters, message.first_index, message.num_tokens, message.texts, strict=True
         )
@@ -208,30 +183,32 @@ class InflightTable:
             if attempt is None:
                 continue
             if first != attempt.next_index:
-                if first + count > attempt.next_index:
-                    aborted += self._lose(attempt)
-                continue  # a repeated row is ignored
+                aborted += self._out_of_order(attempt, first + count)
+                continue
             choice = attempt.choice
-            if count == 1:
-                choice.token_ids.append(token_ids[start])
-            elif count:
-                choice.token_ids.extend(token_ids[start:end])
+            request = choice.request
+            if count:
+                if count == 1:
+                    choice.token_ids.append(token_ids[start])
+                else:
+                    choice.token_ids.extend(token_ids[start:end])
+                if choice.token_at_s == previous_s:
+                    num_rows += 1
+                else:
+                    stats = request.stats
+                    stats.inter_token_s.observe(now_s - previous_s, num_rows)
+                    previous_s, num_rows = _previous_token(choice, now_s)
+                choice.token_at_s = now_s
             attempt.next_index = first + count
             attempt.past_tokenizer = True
-            request = choice.request
-            if logprobs or parts or request.wants_ids:
-                request.sink.delta(
-                    choice.index,
-                    text,
-                    logprobs[row] if logprobs else (),
-                    parts[row] if parts else (),
-                    token_ids[start:end] if request.wants_ids else (),
-                )
+            if is_rich or request.wants_ids:
+                _deliver(choice, message, row, token_ids[start:end])
             else:
                 request.sink.delta(choice.index, text)
-        if message.ended:
-            aborted += self._endings(message)
-        return aborted
+        if stats is not None:  # all rows are of one model, as they come from one detokenizer
+            stats.inter_token_s.observe(now_s - previous_s, num_rows)
+            stats.num_generated_tokens += len(token_ids)
+        return aborted + self._endings(message, now_s)
 
     def refused(self, message: AttemptRefused) -> list[AbortedAttempt]:
         """Fail the request whose attempts the tokenizer refused."""
@@ -248,14 +225,8 @@ class InflightTable:
         self, request: InflightRequest, reason: AbortReason = "client_gone"
     ) -> list[AbortedAttempt]:
         """Remove a request, whatever its state; its sink gets nothing more."""
-        aborted = []
-        for choice in request.choices:
-            aborted += self._drop_attempts(choice, reason)
-            choice.ended = True
-        if request.num_open:
-            request.num_open = 0
-            self.num_requests -= 1
-        return aborted
+        request.stats.num_finished["abort"] += request.num_open
+        return self._remove_request(request, reason)
 
     def fail(
         self, request: InflightRequest, failure: Failure, reason: AbortReason = "superseded"
@@ -263,7 +234,9 @@ class InflightTable:
         """End an open request with a failure."""
         if not request.num_open:
             return []
-        aborted = self.close(request, reason)
+        if failure.status >= 500:
+            request.stats.num_finished["error"] += request.num_open
+        aborted = self._remove_request(request, reason)
         request.sink.failed(failure)
         return aborted
 
@@ -325,13 +298,13 @@ class InflightTable:
             aborted += self.fail(attempt.choice.request, failure, reason)
         return aborted
 
-    def _endings(self, message: TextGenerated) -> list[AbortedAttempt]:
+    def _endings(self, message: TextGenerated, now_s: float) -> list[AbortedAttempt]:
         aborted: list[AbortedAttempt] = []
         for row, ended in zip(message.ended_rows, message.ended, strict=True):
             attempt = self._attempts.get(message.counters[row])
             if attempt is not None:
                 last = message.first_index[row] + message.num_tokens[row]
-                aborted += self._end(attempt, ended, last)
+                aborted += self._end(attempt, ended, last, now_s)
         return aborted
 
     def _prompts(self, message: TextGenerated) -> None:
@@ -340,6 +313,7 @@ class InflightTable:
             attempt = self._attempts.get(message.counters[opened.row])
             if attempt is not None and not attempt.choice.opened:
                 attempt.choice.opened = True
+                attempt.choice.request.stats.add_prompt(opened.prompt_tokens, opened.cached_tokens)
                 attempt.choice.request.sink.opened(attempt.choice.index, opened)
         for scored in message.scored:
             attempt = self._attempts.get(message.counters[scored.row])
@@ -347,26 +321,45 @@ class InflightTable:
                 attempt.choice.next_scored += len(scored.tokens)
                 attempt.choice.request.sink.scored(attempt.choice.index, scored)
 
+    def _out_of_order(self, attempt: Attempt, end: int) -> list[AbortedAttempt]:
+        """Ignore a repeated row; fail the request if one is missing."""
+        return self._lose(attempt) if end > attempt.next_index else []
+
     def _lose(self, attempt: Attempt) -> list[AbortedAttempt]:
         return self.fail(attempt.choice.request, LOST, "lost")
 
-    def _end(self, attempt: Attempt, ended: Ending, last_index: int) -> list[AbortedAttempt]:
+    def _end(
+        self, attempt: Attempt, ended: Ending, last_index: int, now_s: float
+    ) -> list[AbortedAttempt]:
         choice = attempt.choice
         request = choice.request
-        if ended.reason in ("stop", "length"):
-            if last_index != attempt.next_index:
-                return self._lose(attempt)
-            self._remove(attempt)
-            aborted = self._drop_attempts(choice, "superseded")
-            choice.ended = True
-            request.num_open -= 1
-            if not request.num_open:
-                self.num_requests -= 1
-            request.sink.finished(choice.index, ended)
-            return aborted
-        self._remove(attempt)  # it has ended and needs no Abort
-        fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
-        return self.fail(request, ended.failure or fallback)
+        if ended.reason not in ("stop", "length"):
+            self._remove(attempt)  # it has ended and needs no Abort
+            fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
+            return self.fail(request, ended.failure or fallback)
+        if last_index != attempt.next_index:
+            return self._lose(attempt)
+        self._remove(attempt)
+        aborted = self._drop_attempts(choice, "superseded")
+        request.num_open -= 1
+        if not request.num_open:
+            self.num_requests -= 1
+        decode_s = now_s - choice.first_token_at_s if choice.first_token_at_s else 0.0
+        latency_s = now_s - request.admitted_at_s
+        request.stats.add_finished(ended.reason, ended.usage, latency_s, decode_s)
+        request.sink.finished(choice.index, ended)
+        return aborted
+
+    def _remove_request(
+        self, request: InflightRequest, reason: AbortReason
+    ) -> list[AbortedAttempt]:
+        aborted = []
+        for choice in request.choices:
+            aborted += self._drop_attempts(choice, reason)
+        if request.num_open:
+            request.num_open = 0
+            self.num_requests -= 1
+        return aborted
 
     def _drop_attempts(self, choice: Choice, reason: AbortReason) -> list[AbortedAttempt]:
         aborted = []
@@ -381,3 +374,24 @@ class InflightTable:
     def _remove(self, attempt: Attempt) -> None:
         del self._attempts[attempt.counter]
         attempt.choice.attempts.remove(attempt)
+
+
+def _previous_token(choice: Choice, now_s: float) -> tuple[float, int]:
+    """Return when a choice's previous token arrived, and for how many choices that is known."""
+    if choice.token_at_s:
+        return choice.token_at_s, 1
+    choice.first_token_at_s = now_s
+    choice.request.stats.first_token_s.observe(now_s - choice.request.admitted_at_s)
+    return NEVER, 0
+
+
+def _deliver(choice: Choice, message: TextGenerated, row: int, token_ids: array[int]) -> None:
+    """Pass on a row that is more than text."""
+    request = choice.request
+    request.sink.delta(
+        choice.index,
+        message.texts[row],
+        message.logprobs[row] if message.logprobs else (),
+        message.parts[row] if message.parts else (),
+        token_ids if request.wants_ids else (),
+    )

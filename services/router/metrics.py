@@ -1,157 +1,261 @@
-"""What a router knows of itself and of the workers, in Prometheus' text format.
+"""`/metrics`: what a router knows of itself, of the workers and of its requests, for Prometheus.
 
-Everything comes from tables and heartbeats that are there anyway; a scrape costs some 50 µs a
-worker, a token nothing.
+Everything is read at the scrape from tables, heartbeats and request statistics. What a dashboard or
+an autoscaler made for vLLM reads is there a second time, under vLLM's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeAlias, TypeVar
 
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from common.messages.control import StepReport
 from services.router.dispatch import Dispatch
 from services.router.fleet import SERVICES, Worker
+from services.router.request_stats import Histogram, RequestStats
+
+T = TypeVar("T")
+Labelled: TypeAlias = Sequence[tuple[tuple[str, ...], T]]  # label values, and what they are of
+Row: TypeAlias = tuple[str, str, Callable[[T], float | None]]  # name, help, value
 
 HOST_PHASES = ("plan", "launch", "wait", "commit", "send")
+QUANTILES = ("0.5", "0.99")
 
-Sample: TypeAlias = tuple[dict[str, str], float]
+ROUTER_GAUGES: tuple[Row[Dispatch], ...] = (
+    ("ready", "1 while new requests are accepted, else 0.", lambda router: int(router.ready)),
+    (
+        "requests_open",
+        "Requests that this router is answering.",
+        lambda router: router.inflight.num_requests,
+    ),
+    ("attempts_open", "Their choices on the ring.", lambda router: len(router.inflight)),
+    ("queries_open", "Queries to workers without an answer.", lambda router: len(router.queries)),
+)
+WORKER_GAUGES: tuple[Row[Worker], ...] = (
+    ("requests_running", "Requests in work.", lambda worker: worker.load.num_running),
+    ("requests_waiting", "Requests in its queue.", lambda worker: worker.load.num_waiting),
+    ("capacity", "Requests that it works on at once.", lambda worker: worker.load.capacity),
+    (
+        "attempts_open",
+        "Attempts of this router that it has state for.",
+        lambda worker: worker.num_open,
+    ),
+    ("draining", "1 while it drains, else 0.", lambda worker: int(worker.draining)),
+)
+KV_USAGE: Row[Worker] = (
+    "kv_cache_usage_ratio",
+    "Share of the KV cache's pages in use; pages kept for their prefix count as free.",
+    lambda worker: worker.load.kv_usage,
+)
+STEP_COUNTERS: tuple[Row[StepReport], ...] = (
+    ("steps", "Steps of the engine.", lambda report: report.num_steps),
+    (
+        "prefill_tokens",
+        "Prompt tokens computed, without those that were in the prefix cache.",
+        lambda report: report.num_prefill_tokens,
+    ),
+    (
+        "sampled_tokens",
+        "Tokens sampled, including those discarded after a late stop.",
+        lambda report: report.num_samples,
+    ),
+    (
+        "preemptions",
+        "Times that a sequence lost its KV pages to an older one, to be recomputed or swapped in.",
+        lambda report: report.num_preemptions,
+    ),
+)
+DEVICE_IDLE: Row[StepReport] = (
+    "device_idle_ratio",
+    "Share of the device's time between two steps while there was work.",
+    lambda report: report.device_idle_ratio,
+)
+# From here on the names are vLLM's. Some have two, the second of which is older.
+ENGINE_GAUGES: tuple[Row[Worker], ...] = (
+    ("num_requests_running", "Requests in work.", lambda worker: worker.load.num_running),
+    ("num_requests_waiting", "Requests in the queue.", lambda worker: worker.load.num_waiting),
+    ("kv_cache_usage_perc", "KV cache usage; 1 is full.", lambda worker: worker.load.kv_usage),
+    ("gpu_cache_usage_perc", "KV cache usage; 1 is full.", lambda worker: worker.load.kv_usage),
+)
+PREEMPTIONS: Row[Worker] = (
+    "num_preemptions",
+    "Preemptions.",
+    lambda worker: None if worker.load.steps is None else worker.load.steps.num_preemptions,
+)
+REQUEST_COUNTERS: tuple[Row[RequestStats], ...] = (
+    ("prompt_tokens", "Tokens of prompts.", lambda stats: stats.num_prompt_tokens),
+    ("generation_tokens", "Tokens generated.", lambda stats: stats.num_generated_tokens),
+    (
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache.",
+        lambda stats: stats.num_prompt_tokens,
+    ),
+    (
+        "prefix_cache_hits",
+        "Prompt tokens found in the prefix cache.",
+        lambda stats: stats.num_cached_tokens,
+    ),
+)
+HISTOGRAMS: tuple[tuple[str, str, Callable[[RequestStats], Histogram]], ...] = (
+    (
+        "time_to_first_token_seconds",
+        "Time from admission to the first token.",
+        lambda stats: stats.first_token_s,
+    ),
+    (
+        "inter_token_latency_seconds",
+        "Time between two tokens of an answer.",
+        lambda stats: stats.inter_token_s,
+    ),
+    (
+        "time_per_output_token_seconds",
+        "Time between two tokens of an answer.",
+        lambda stats: stats.inter_token_s,
+    ),
+    (
+        "e2e_request_latency_seconds",
+        "Time from admission to the end.",
+        lambda stats: stats.latency_s,
+    ),
+    (
+        "request_decode_time_seconds",
+        "Time from the first token to the end.",
+        lambda stats: stats.decode_s,
+    ),
+    ("request_prompt_tokens", "Tokens of a prompt.", lambda stats: stats.prompt_tokens),
+    ("request_generation_tokens", "Tokens of an answer.", lambda stats: stats.generated_tokens),
+)
 
 
-class Family(NamedTuple):
-    """One metric with all its samples."""
-
-    name: str
-    kind: Literal["gauge", "counter"]
-    help: str
-    samples: list[Sample]
+def exposition(dispatch: Dispatch) -> bytes:
+    """Write all metrics of a router in Prometheus' text format."""
+    return generate_latest(RouterCollector(dispatch))
 
 
-def exposition(dispatch: Dispatch) -> str:
-    """Write all metrics of a router."""
-    workers = list(dispatch.fleet.workers())
-    families = (*_router(dispatch), *_workers(workers), *_computes(workers))
-    return "".join(map(rendered, families))
+class RouterCollector(Collector):
+    """Collects the metrics of a router; those without samples are left out."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+
+    def collect(self) -> Iterator[Metric]:
+        workers = list(self._dispatch.fleet.workers())
+        families = (
+            *_gauges("slipstream_router_", (), [((), self._dispatch)], *ROUTER_GAUGES),
+            *_workers(workers),
+            *_computes([worker for worker in workers if worker.service == "compute"]),
+            *_requests(list(self._dispatch.inflight.stats.items())),
+        )
+        return (family for family in families if family.samples)
 
 
-def rendered(family: Family) -> str:
-    """Write one metric; one without samples is left out."""
-    if not family.samples:
-        return ""
-    lines = [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
-    for labels, value in family.samples:
-        pairs = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
-        lines.append(f"{family.name}{{{pairs}}} {value!r}" if pairs else f"{family.name} {value!r}")
-    return "\n".join(lines) + "\n"
-
-
-def _router(dispatch: Dispatch) -> Iterator[Family]:
-    def own(name: str, text: str, value: int) -> Family:
-        return Family(f"slipstream_router_{name}", "gauge", text, [({}, value)])
-
-    inflight = dispatch.inflight
-    yield own("ready", "1 while new work is taken, else 0.", int(dispatch.ready))
-    yield own("requests_open", "Requests that this router is answering.", inflight.num_requests)
-    yield own("attempts_open", "Choices of them that are on the ring.", len(inflight))
-    yield own("queries_open", "Questions to workers without an answer.", len(dispatch.queries))
-
-
-def _workers(workers: list[Worker]) -> Iterator[Family]:
+def _workers(workers: Sequence[Worker]) -> Iterator[Metric]:
     counts = dict.fromkeys(SERVICES, 0)
     for worker in workers:
         counts[worker.service] += 1
-    yield Family(
-        "slipstream_workers",
-        "gauge",
-        "Workers that are registered here.",
-        [({"service": service}, count) for service, count in counts.items()],
-    )
-
-    def each(name: str, text: str, values: Iterable[int]) -> Family:
-        labels = ({"service": worker.service, "replica": worker.name} for worker in workers)
-        samples: list[Sample] = list(zip(labels, values, strict=True))
-        return Family(f"slipstream_worker_{name}", "gauge", text, samples)
-
-    loads = [worker.load for worker in workers]
-    yield each("requests_running", "Requests in work.", (load.num_running for load in loads))
-    yield each("requests_waiting", "Requests in its queue.", (load.num_waiting for load in loads))
-    yield each("capacity", "Requests that it works on at once.", (load.capacity for load in loads))
-    yield each(
-        "attempts_open",
-        "Attempts of this router that it has state for.",
-        (worker.num_open for worker in workers),
-    )
-    yield each("draining", "1 while it ends, else 0.", (int(each.draining) for each in workers))
+    count: Row[int] = ("workers", "Workers that are registered here.", lambda number: number)
+    by_service = [((service,), number) for service, number in counts.items()]
+    yield from _gauges("slipstream_", ("service",), by_service, count)
+    labelled = [((worker.service, worker.name), worker) for worker in workers]
+    yield from _gauges("slipstream_worker_", ("service", "replica"), labelled, *WORKER_GAUGES)
 
 
-def _computes(workers: list[Worker]) -> Iterator[Family]:
-    computes = [(worker.name, worker.load) for worker in workers if worker.service == "compute"]
-    reports = [(name, load.steps) for name, load in computes if load.steps is not None]
+def _computes(computes: Sequence[Worker]) -> Iterator[Metric]:
+    """Yield the metrics of compute workers, each of which is what vLLM calls an engine."""
+    own = "slipstream_compute_"
+    replicas = [((worker.name,), worker) for worker in computes]
+    reports = [(labels, worker.load.steps) for labels, worker in replicas if worker.load.steps]
+    yield from _gauges(own, ("replica",), replicas, KV_USAGE)
+    yield from _counters(own, ("replica",), reports, *STEP_COUNTERS)
+    yield from _step_times(reports)
+    yield from _gauges(own, ("replica",), reports, DEVICE_IDLE)
+    engines = [((worker.model.name, worker.name), worker) for worker in computes]
+    yield from _gauges("vllm:", ("model_name", "engine"), engines, *ENGINE_GAUGES)
+    yield from _counters("vllm:", ("model_name", "engine"), engines, PREEMPTIONS)
 
-    def counter(name: str, text: str, values: Iterable[int]) -> Family:
-        labels = ({"replica": replica} for replica, _ in reports)
-        samples: list[Sample] = list(zip(labels, values, strict=True))
-        return Family(f"slipstream_compute_{name}_total", "counter", text, samples)
 
-    yield Family(
-        "slipstream_compute_kv_cache_usage_ratio",
-        "gauge",
-        "Share of the KV cache's pages in use; pages kept for their prefix count as free.",
-        [({"replica": name}, load.kv_usage) for name, load in computes],
-    )
-    yield counter("steps", "Steps of the engine.", (steps.num_steps for _, steps in reports))
-    yield counter(
-        "prefill_tokens",
-        "Prompt tokens computed; what the prefix cache had is not among them.",
-        (steps.num_prefill_tokens for _, steps in reports),
-    )
-    yield counter(
-        "sampled_tokens",
-        "Tokens sampled, with those discarded after a late stop.",
-        (steps.num_samples for _, steps in reports),
-    )
-    yield counter(
-        "preemptions",
-        "Times that a sequence lost its KV pages to an older one, to be recomputed or swapped in.",
-        (steps.num_preemptions for _, steps in reports),
-    )
-    times = {
-        (replica, name): (("0.5", p50), ("0.99", p99))
-        for replica, steps in reports
-        for name, p50, p99 in steps.times
-    }
-
-    def quantiles(name: str, text: str, phases: tuple[str, ...], label: str = "") -> Family:
-        samples: list[Sample] = [
-            ({"replica": replica, **({label: phase} if label else {}), "quantile": rank}, value)
-            for (replica, phase), values in times.items()
-            if phase in phases
-            for rank, value in values
-        ]
-        return Family(f"slipstream_compute_{name}_seconds", "gauge", text, samples)
-
-    yield quantiles(
-        "step",
+def _step_times(reports: Labelled[StepReport]) -> Iterator[Metric]:
+    phases = GaugeMetricFamily(
+        "slipstream_compute_step_seconds",
         "Time of the host in each phase of a step, over the last thousand steps.",
-        HOST_PHASES,
-        "phase",
+        labels=("replica", "phase", "quantile"),
     )
-    yield quantiles(
-        "host_cycle",
-        "Time of the host a step, from send to send, without what it waited for the device.",
-        ("host",),
+    host = GaugeMetricFamily(
+        "slipstream_compute_host_cycle_seconds",
+        "Time of the host per step, from send to send, without its waits for the device.",
+        labels=("replica", "quantile"),
     )
-    yield quantiles("device_step", "Time of the device a step.", ("device",))
-    yield Family(
-        "slipstream_compute_device_idle_ratio",
-        "gauge",
-        "Share of the device's time between two steps while there was work.",
-        [
-            ({"replica": replica}, steps.device_idle_ratio)
-            for replica, steps in reports
-            if steps.device_idle_ratio is not None
-        ],
+    device = GaugeMetricFamily(
+        "slipstream_compute_device_step_seconds",
+        "Time of the device per step.",
+        labels=("replica", "quantile"),
     )
+    for (replica,), report in reports:
+        for name, *times in report.times:
+            for quantile, time_s in zip(QUANTILES, times, strict=True):
+                if name in HOST_PHASES:
+                    phases.add_metric((replica, name, quantile), time_s)
+                elif name == "host":
+                    host.add_metric((replica, quantile), time_s)
+                elif name == "device":
+                    device.add_metric((replica, quantile), time_s)
+    yield from (phases, host, device)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _requests(by_model: Sequence[tuple[str, RequestStats]]) -> Iterator[Metric]:
+    labelled = [((model,), stats) for model, stats in by_model]
+    yield from _counters("vllm:", ("model_name",), labelled, *REQUEST_COUNTERS)
+    finished: Row[int] = ("request_success", "Requests that ended.", lambda number: number)
+    by_reason = [
+        ((model, reason), number)
+        for model, stats in by_model
+        for reason, number in stats.num_finished.items()
+    ]
+    yield from _counters("vllm:", ("model_name", "finished_reason"), by_reason, finished)
+    for name, text, value in HISTOGRAMS:
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=("model_name",))
+        for labels, stats in labelled:
+            histogram = value(stats)
+            bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
+            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            family.add_metric(labels, buckets, histogram.sum)
+        yield family
+
+
+def _gauges(
+    prefix: str, labels: Sequence[str], labelled: Labelled[T], *rows: Row[T]
+) -> Iterator[Metric]:
+    return _families(GaugeMetricFamily, prefix, labels, labelled, rows)
+
+
+def _counters(
+    prefix: str, labels: Sequence[str], labelled: Labelled[T], *rows: Row[T]
+) -> Iterator[Metric]:
+    return _families(CounterMetricFamily, prefix, labels, labelled, rows)
+
+
+def _families(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    prefix: str,
+    labels: Sequence[str],
+    labelled: Labelled[T],
+    rows: Sequence[Row[T]],
+) -> Iterator[Metric]:
+    for name, text, value_of in rows:
+        family = kind(f"{prefix}{name}", text, labels=labels)
+        for values, one in labelled:
+            value = value_of(one)
+            if value is not None:
+                family.add_metric(values, value)
+        yield family

@@ -74,8 +74,8 @@ class StatusHandlers:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Say the same in numbers, as Prometheus reads them."""
-        text = exposition(self._dispatch)
-        return web.Response(body=text.encode(), headers={"Content-Type": METRICS_TYPE})
+        body = exposition(self._dispatch)
+        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def version(self, request: web.Request) -> web.Response:
         """Say which release this is."""

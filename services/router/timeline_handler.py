@@ -1,7 +1,7 @@
-"""`/timeline`: what this router and all workers did in the last seconds, for `slipstream timeline`.
+"""`/timeline`: spans of this router and all workers in the last seconds, for `slipstream timeline`.
 
-It answers with a packed `Timeline` message. Making a drawing of it would stop this loop for longer
-than anything that is drawn, so that is left to whoever asks.
+The answer is a packed `Timeline` message. Drawing it would block this loop for longer than the
+spans that it shows, so that is left to the client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_SECONDS = 600.0
 
 
 class TimelineHandler:
-    """The handler of the endpoint, and the spans of the router itself."""
+    """Handles the endpoint; `spans` are those of the router itself."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class TimelineHandler:
         self._spans = spans
 
     async def timeline(self, request: web.Request) -> web.Response:
-        """Answer with all parts; a worker that does not answer is left out."""
+        """Answer with the spans of all processes except workers that do not reply."""
         seconds = _seconds(request.query.get("seconds"))
         workers = list(self._dispatch.fleet.workers())
-        found = await asyncio.gather(*(self._part(worker, seconds) for worker in workers))
-        parts = (self._own_part(seconds), *(part for part in found if part is not None))
+        replies = await asyncio.gather(*(self._part(worker, seconds) for worker in workers))
+        parts = (self._own_part(seconds), *(part for part in replies if part is not None))
         body = pack(Timeline(parts))
-        headers = {"X-Unix-Time": f"{time.time():.6f}"}  # ties the parts to the asker's clock
+        headers = {"X-Unix-Time": f"{time.time():.6f}"}  # relates the spans to the client's clock
         return web.Response(body=body, headers=headers, content_type="application/msgpack")
 
     async def _part(self, worker: Worker, seconds: float) -> StagePart | None:
@@ -61,8 +61,7 @@ class TimelineHandler:
     def _own_part(self, seconds: float) -> StagePart:
         now_s = self._clock()
         tracks = tuple(spans.track(now_s - seconds) for spans in self._spans)
-        unix_s = time.time() - self._clock()
-        return StagePart("router", name_of(self._address), unix_s, tracks)
+        return StagePart("router", name_of(self._address), time.time() - self._clock(), tracks)
 
 
 def _seconds(text: str | None) -> float:

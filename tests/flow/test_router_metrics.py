@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from common.messages.control import Load, StepReport
-from tests.flow.router_ring import Ring, chat, running_router, waiting
+from common.messages.failure import Failure
+from tests.flow.router_ring import CHAT, Ring, chat, last_counter, running_router, waiting
 
 REPORT = StepReport(
     num_steps=1200,
@@ -15,7 +16,8 @@ REPORT = StepReport(
     device_idle_ratio=0.0125,
     num_preemptions=3,
 )
-SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="[^"]*",?)*)\})? ([0-9.e+-]+)')
+SAMPLE = re.compile(r'([a-z0-9_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? ([0-9.e+-]+)')
+ENDINGS = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 
 
 async def scraped(ring: Ring) -> dict[str, float]:
@@ -27,7 +29,7 @@ async def scraped(ring: Ring) -> dict[str, float]:
     assert text.endswith("\n")
     found: dict[str, float] = {}
     announced: set[str] = set()
-    current = ""
+    current = kind = ""
     for line in text.splitlines():
         if line.startswith("# HELP "):
             current = line.split()[2]
@@ -36,11 +38,11 @@ async def scraped(ring: Ring) -> dict[str, float]:
         elif line.startswith("# TYPE "):
             _, _, name, kind = line.split()
             assert name == current
-            assert kind == ("counter" if name.endswith("_total") else "gauge")
+            assert (kind == "counter") == name.endswith("_total")
         else:
             match = SAMPLE.fullmatch(line)
             assert match is not None, line
-            assert match[1] == current
+            assert match[1] in {current + ending for ending in ENDINGS[kind]}
             key = line.rpartition(" ")[0]
             assert key not in found
             found[key] = float(match[3])
@@ -62,16 +64,72 @@ async def test_a_computes_steps_are_metrics() -> None:
         'prefill_tokens_total{replica="compute"}': 34,
         'sampled_tokens_total{replica="compute"}': 5600,
         'preemptions_total{replica="compute"}': 3,
-        'step_seconds{replica="compute",phase="plan",quantile="0.5"}': 0.0001,
-        'step_seconds{replica="compute",phase="plan",quantile="0.99"}': 0.0002,
-        'host_cycle_seconds{replica="compute",quantile="0.5"}': 0.0005,
-        'host_cycle_seconds{replica="compute",quantile="0.99"}': 0.001,
-        'device_step_seconds{replica="compute",quantile="0.5"}': 0.004,
-        'device_step_seconds{replica="compute",quantile="0.99"}': 0.005,
+        'step_seconds{phase="plan",quantile="0.5",replica="compute"}': 0.0001,
+        'step_seconds{phase="plan",quantile="0.99",replica="compute"}': 0.0002,
+        'host_cycle_seconds{quantile="0.5",replica="compute"}': 0.0005,
+        'host_cycle_seconds{quantile="0.99",replica="compute"}': 0.001,
+        'device_step_seconds{quantile="0.5",replica="compute"}': 0.004,
+        'device_step_seconds{quantile="0.99",replica="compute"}': 0.005,
         'device_idle_ratio{replica="compute"}': 0.0125,
     }
-    assert metrics['slipstream_worker_requests_running{service="compute",replica="compute"}'] == 7
-    assert metrics['slipstream_worker_requests_waiting{service="compute",replica="compute"}'] == 3
+    assert metrics['slipstream_worker_requests_running{replica="compute",service="compute"}'] == 7
+    assert metrics['slipstream_worker_requests_waiting{replica="compute",service="compute"}'] == 3
+
+
+async def test_a_compute_is_an_engine_under_vllms_names() -> None:
+    async with running_router() as ring:
+        ring.beat("compute", load=Load(7, 3, 64, 0.25, REPORT))
+        await ring.settle()
+        metrics = await scraped(ring)
+    engine = '{engine="compute",model_name="demo"}'
+    assert {name: value for name, value in metrics.items() if name.endswith(engine)} == {
+        f"vllm:num_requests_running{engine}": 7,
+        f"vllm:num_requests_waiting{engine}": 3,
+        f"vllm:kv_cache_usage_perc{engine}": 0.25,
+        f"vllm:gpu_cache_usage_perc{engine}": 0.25,
+        f"vllm:num_preemptions_total{engine}": 3,
+    }
+
+
+async def test_answers_are_counted_under_vllms_names() -> None:
+    async with running_router() as ring:
+        async with ring.post(CHAT, chat(n=2)) as response:
+            assert response.status == 200
+        metrics = await scraped(ring)
+    model = '{model_name="demo"}'
+    assert metrics[f"vllm:prompt_tokens_total{model}"] == 10
+    assert metrics[f"vllm:prefix_cache_queries_total{model}"] == 10
+    assert metrics[f"vllm:prefix_cache_hits_total{model}"] == 0
+    assert metrics[f"vllm:generation_tokens_total{model}"] == 4
+    assert metrics['vllm:request_success_total{finished_reason="stop",model_name="demo"}'] == 2
+    for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
+        assert metrics[f"vllm:{name}_count{model}"] == 2
+    for name in (
+        "time_to_first_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_decode_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+    ):
+        assert metrics[f"vllm:{name}_count{model}"] == 2
+        assert metrics[f'vllm:{name}_bucket{{le="+Inf",model_name="demo"}}'] == 2
+    assert metrics[f"vllm:request_prompt_tokens_sum{model}"] == 10
+    assert metrics['vllm:request_prompt_tokens_bucket{le="2.0",model_name="demo"}'] == 0
+    assert metrics['vllm:request_prompt_tokens_bucket{le="5.0",model_name="demo"}'] == 2
+
+
+async def test_requests_without_an_answer_are_counted_by_what_ended_them() -> None:
+    async with running_router() as ring:
+        left = await waiting(ring, chat(stream=True))
+        failed = await waiting(ring, chat(n=2))
+        ring.text(last_counter(ring), 0, "", 0, Failure(500, "nan", "not finite"))
+        await failed
+        left.cancel()
+        await ring.until(ring.is_empty)
+        metrics = await scraped(ring)
+    finished = 'vllm:request_success_total{finished_reason="%s",model_name="demo"}'
+    assert metrics[finished % "error"] == 2
+    assert metrics[finished % "abort"] == 1
 
 
 async def test_open_requests_are_metrics() -> None:

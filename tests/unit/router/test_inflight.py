@@ -86,7 +86,7 @@ def _open(
     table: InflightTable, num_choices: int = 1, route: int = 0
 ) -> tuple[Recorder, InflightRequest, int]:
     sink = Recorder()
-    request = table.open(sink, num_choices)
+    request = table.open(sink, num_choices, "demo", 0.0)
     return sink, request, table.attempt(request.choices, _route(route), 0.0)[0].counter
 
 
@@ -112,8 +112,8 @@ def _reasons(aborted: list[AbortedAttempt]) -> list[tuple[int, str]]:
 def test_text_reaches_the_sink_and_the_journal() -> None:
     table = InflightTable()
     sink, request, counter = _open(table)
-    assert table.text(_row(counter, 0, "ab")) == []
-    assert table.text(_row(counter, 2, "c", "stop")) == []
+    assert table.text(_row(counter, 0, "ab"), 1.0) == []
+    assert table.text(_row(counter, 2, "c", "stop"), 1.0) == []
     assert sink.texts == {0: "abc"}
     assert sink.ends[0].usage.completion_tokens == 3
     assert bytes(request.choices[0].token_ids.tolist()) == b"abc"
@@ -123,10 +123,10 @@ def test_text_reaches_the_sink_and_the_journal() -> None:
 def test_choices_take_consecutive_counters_and_end_one_by_one() -> None:
     table = InflightTable()
     sink, _, first = _open(table, 3)
-    table.text(_row(first + 2, 0, "c", "length"))
+    table.text(_row(first + 2, 0, "c", "length"), 1.0)
     assert (len(table), table.num_requests) == (2, 1)
-    table.text(_row(first, 0, "a", "stop"))
-    table.text(_row(first + 1, 0, "b", "stop"))
+    table.text(_row(first, 0, "a", "stop"), 1.0)
+    table.text(_row(first + 1, 0, "b", "stop"), 1.0)
     assert sink.texts == {0: "a", 1: "b", 2: "c"}
     assert table.num_requests == 0
 
@@ -134,38 +134,38 @@ def test_choices_take_consecutive_counters_and_end_one_by_one() -> None:
 def test_a_gap_loses_the_attempt_and_fails_its_request() -> None:
     table = InflightTable()
     sink, _, first = _open(table, 2)
-    table.text(_row(first, 0, "a"))
-    aborted = table.text(_row(first, 2, "c"))
+    table.text(_row(first, 0, "a"), 1.0)
+    aborted = table.text(_row(first, 2, "c"), 1.0)
     assert sink.failures == [LOST]
     assert _reasons(aborted) == [(first, "lost"), (first + 1, "lost")]
     assert [each.past_tokenizer for each in aborted] == [True, False]
     assert len(table) == 0
-    assert table.text(_row(first, 3, "d", "stop")) == []
+    assert table.text(_row(first, 3, "d", "stop"), 1.0) == []
 
 
 def test_a_terminal_behind_a_gap_is_a_loss_too() -> None:
     table = InflightTable()
     sink, _, counter = _open(table)
-    table.text(_row(counter, 0, "a"))
-    table.text(_row(counter, 5, "", "stop"))
+    table.text(_row(counter, 0, "a"), 1.0)
+    table.text(_row(counter, 5, "", "stop"), 1.0)
     assert sink.failures == [LOST]
 
 
 def test_a_row_seen_before_is_passed_over() -> None:
     table = InflightTable()
     sink, _, counter = _open(table)
-    table.text(_row(counter, 0, "ab"))
-    table.text(_row(counter, 0, "ab"))
-    table.text(_row(counter, 1, "b"))
-    table.text(_row(counter, 2, "c", "stop"))
+    table.text(_row(counter, 0, "ab"), 1.0)
+    table.text(_row(counter, 0, "ab"), 1.0)
+    table.text(_row(counter, 1, "b"), 1.0)
+    table.text(_row(counter, 2, "c", "stop"), 1.0)
     assert sink.texts == {0: "abc"}
 
 
 def test_a_row_that_overlaps_and_goes_further_is_a_loss() -> None:
     table = InflightTable()
     sink, _, counter = _open(table)
-    table.text(_row(counter, 0, "ab"))
-    assert table.text(_row(counter, 1, "bc"))
+    table.text(_row(counter, 0, "ab"), 1.0)
+    assert table.text(_row(counter, 1, "bc"), 1.0)
     assert sink.failures == [LOST]
 
 
@@ -173,8 +173,8 @@ def test_rows_of_ended_and_never_opened_attempts_are_passed_over() -> None:
     table = InflightTable()
     _, request, counter = _open(table)
     table.close(request)
-    assert table.text(_row(counter, 0, "a")) == []
-    assert table.text(_row(999, 0, "a", "stop")) == []
+    assert table.text(_row(counter, 0, "a"), 1.0) == []
+    assert table.text(_row(999, 0, "a", "stop"), 1.0) == []
 
 
 def test_a_refusal_fails_the_request_once() -> None:
@@ -204,7 +204,7 @@ def test_a_failing_choice_fails_the_request_and_aborts_the_others(
 ) -> None:
     table = InflightTable()
     sink, _, first = _open(table, 2)
-    aborted = table.text(_row(first, 0, "", reason, given))
+    aborted = table.text(_row(first, 0, "", reason, given), 1.0)
     assert sink.failures == [shown]
     assert _reasons(aborted) == [(first + 1, "superseded")]
 
@@ -212,10 +212,10 @@ def test_a_failing_choice_fails_the_request_and_aborts_the_others(
 def test_closing_aborts_what_is_open_and_silences_the_sink() -> None:
     table = InflightTable()
     sink, request, first = _open(table, 2)
-    table.text(_row(first, 0, "a", "stop"))
+    table.text(_row(first, 0, "a", "stop"), 1.0)
     assert _reasons(table.close(request)) == [(first + 1, "client_gone")]
     assert table.close(request) == []
-    table.text(_row(first + 1, 0, "b", "stop"))
+    table.text(_row(first + 1, 0, "b", "stop"), 1.0)
     assert sink.texts == {0: "a"}
     assert (len(table), table.num_requests, sink.failures) == (0, 0, [])
 
@@ -234,7 +234,7 @@ def test_a_dead_tokenizer_does_not_concern_what_reached_compute() -> None:
     table = InflightTable()
     heard, _, first = _open(table)
     listed, _, second = _open(table)
-    table.text(_row(first, 0, "a"))
+    table.text(_row(first, 0, "a"), 1.0)
     assert table.listed("compute.0", [second], 1.0) == []
     assert table.lose_worker("tokenizer.0") == []
     assert heard.failures == listed.failures == []
@@ -284,11 +284,11 @@ def test_an_attempt_whose_terminal_never_reached_the_detokenizer_is_lost() -> No
 def test_a_choice_can_hold_several_attempts() -> None:
     table = InflightTable()
     sink, request, first = _open(table)
-    table.text(_row(first, 0, "ab"))
+    table.text(_row(first, 0, "ab"), 1.0)
     (retry,) = table.attempt(request.choices, _route(1), 1.0)
     assert retry.next_index == 2
-    table.text(_row(retry.counter, 2, "c"))
-    aborted = table.text(_row(retry.counter, 3, "d", "stop"))
+    table.text(_row(retry.counter, 2, "c"), 1.0)
+    aborted = table.text(_row(retry.counter, 3, "d", "stop"), 1.0)
     assert _reasons(aborted) == [(first, "superseded")]
     assert sink.texts == {0: "abcd"}
     assert (len(table), table.num_requests) == (0, 0)
@@ -330,7 +330,7 @@ def test_any_split_with_losses_and_repeats_ends_every_stream_once(
         transport.append(queue)
     while any(transport):
         queue = random.choice([each for each in transport if each])  # type: ignore[attr-defined]
-        table.text(queue.pop(0))
+        table.text(queue.pop(0), 1.0)
     assert (len(table), table.num_requests) == (0, 0)
     for (text, _, broken), (sink, _, _) in zip(streams, opened, strict=True):
         received = sink.texts.get(0, "")
@@ -351,8 +351,8 @@ def test_what_is_said_of_a_prompt_is_handed_on_once() -> None:
     scores = (TokenLogprob(Candidate(2, "b", b"b", -0.5), (), 1),)
     rows.score(1, scores)
     again = rows
-    table.text(again)
-    table.text(again)
+    table.text(again, 1.0)
+    table.text(again, 1.0)
     assert (sink.prompts[0].prompt_tokens, sink.prompts[0].cached_tokens) == (5, 3)
     assert sink.prompt_logprobs == {0: list(scores)}
 
@@ -361,11 +361,11 @@ def test_a_sink_gets_ids_only_if_it_wants_them() -> None:
     table = InflightTable()
     for wanted in (False, True):
         sink = Recorder(wants_ids=wanted)
-        request = table.open(sink, 1)
+        request = table.open(sink, 1, "demo", 0.0)
         counter = table.attempt(request.choices, _route(), 0.0)[0].counter
         rows = TextGenerated()
         rows.add(counter, 0, [7, 8], "ab")
-        table.text(rows)
+        table.text(rows, 1.0)
         assert sink.token_ids == ([7, 8] if wanted else [])
 
 
@@ -375,5 +375,49 @@ def test_parts_of_a_parsed_answer_reach_the_sink() -> None:
     rows = TextGenerated()
     parts = (Part("reasoning", "hm"), Part("content", "yes"))
     rows.add(counter, 0, [7], "<think>hm</think>yes", parts=parts)
-    table.text(rows)
+    table.text(rows, 1.0)
     assert sink.parts == list(parts)
+
+
+def test_times_are_observed_by_choice_and_step() -> None:
+    table = InflightTable()
+    first = [_open(table)[2] for _ in range(3)]
+    for index, now_s in enumerate((1.0, 1.5, 2.5)):
+        rows = TextGenerated()
+        for counter in first:
+            rows.add(counter, index, [7], "a")
+        table.text(rows, now_s)
+    late = _open(table)[2]  # admitted at 0.0, as the others
+    rows = TextGenerated()
+    rows.add(late, 0, [7], "a")
+    rows.add(first[0], 3, [7], "a")
+    rows.end(Ending("stop", Usage(5, 2, 4)))
+    table.text(rows, 4.0)
+    stats = table.stats["demo"]
+    assert (stats.first_token_s.sum, sum(stats.first_token_s.counts)) == (3 * 1.0 + 4.0, 4)
+    assert stats.inter_token_s.sum == 3 * 0.5 + 3 * 1.0 + 1.5
+    assert sum(stats.inter_token_s.counts) == 7
+    assert (stats.latency_s.sum, stats.decode_s.sum) == (4.0, 3.0)
+    assert stats.num_generated_tokens == 11
+    assert stats.generated_tokens.sum == 4
+
+
+def test_rows_of_several_steps_are_observed_with_their_own_intervals() -> None:
+    table = InflightTable()
+    ahead, behind = _open(table)[2], _open(table)[2]
+    table.text(_row(ahead, 0, "a"), 1.0)
+    table.text(_row(behind, 0, "a"), 2.0)
+    rows = TextGenerated()
+    for counter in (ahead, behind):
+        rows.add(counter, 1, [7], "b")
+    table.text(rows, 4.0)
+    assert table.stats["demo"].inter_token_s.sum == 3.0 + 2.0
+
+
+def test_a_row_without_a_token_is_no_step() -> None:
+    table = InflightTable()
+    counter = _open(table)[2]
+    for text, now_s in (("", 1.0), ("a", 2.0), ("", 3.0), ("b", 5.0)):
+        table.text(_row(counter, 0 if now_s < 3.0 else 1, text), now_s)
+    stats = table.stats["demo"]
+    assert (stats.first_token_s.sum, stats.inter_token_s.sum) == (2.0, 3.0)
