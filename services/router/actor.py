@@ -1,4 +1,4 @@
-"""The router's actor: mail in, decisions by the domain objects, mail and events out."""
+"""The router's actor: messages in, decisions by the domain objects, messages and events out."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from services.router.timeline_handler import TimelineHandler
 MISSING_CHECK_S = 0.5  # a heartbeat's interval
 KEYS_CHECK_S = 1.0
 MAX_ABORTS_PER_BEAT = 256
-PROTOCOL_SAY_S = 60.0
+PROTOCOL_LOG_S = 60.0
 
 
 class RouterActor:
-    """HTTP in, mail round the ring, events out."""
+    """Connects HTTP clients with the workers of the ring."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RouterActor:
         self._fleet = Fleet(PLACEMENTS[settings.placement](), settings.lease_s)
         self._missing_checked_at_s = 0.0
         self._keys_read_at_s = 0.0
-        self._protocol_said_at_s = -PROTOCOL_SAY_S
+        self._protocol_logged_at_s = -PROTOCOL_LOG_S
         self._log = structlog.get_logger()
 
     async def start(self, transport: Transport) -> None:
@@ -91,7 +91,6 @@ class RouterActor:
 
     @property
     def dispatch(self) -> Dispatch:
-        """The tables, for those who look on."""
         return self._dispatch
 
     @property
@@ -101,7 +100,7 @@ class RouterActor:
 
     @property
     def ready(self) -> bool:
-        """Whether new work is taken."""
+        """Whether the router accepts new requests."""
         return self._dispatch.ready
 
     def receive(self, message: Any, sender: Address) -> None:
@@ -110,10 +109,10 @@ class RouterActor:
         match message:
             case TextGenerated():
                 began_s = self._clock()
-                doomed = dispatch.inflight.text(message, began_s)
+                aborted = dispatch.inflight.text(message, began_s)
                 self._texts.note(began_s, self._clock(), len(message.counters))
-                if doomed:
-                    self._abort(doomed, sender)
+                if aborted:
+                    self._abort(aborted, sender)
             case WorkerAlive():
                 self._heartbeat(message, sender)
                 return
@@ -124,31 +123,31 @@ class RouterActor:
         self._fleet.heard(sender.instance_id, self._clock())
 
     def peer_lost(self, peer: Address) -> None:
-        """End what a worker has that takes no mail any more."""
+        """Fail the requests at a worker that accepts no messages any more."""
         self._fleet.remove(peer.instance_id)
-        self._lose(peer, "takes no mail")
+        self._lose(peer, "accepts no messages")
 
     def tick(self, now_s: float) -> None:
-        """Judge leases, probe silent workers, look for lost attempts, try slow clients again."""
+        """Check leases, probe silent workers, find lost attempts, retry slow clients."""
         self._server.status.ticked_at_s = time.monotonic()
         self._flushes.tick(now_s)
         self._server.tick(now_s)
         if now_s - self._keys_read_at_s >= KEYS_CHECK_S:
             self._keys_read_at_s = now_s
             self._server.keys.reload()
-        for lapse in self._fleet.judge(now_s, self._transport.inbox_empty):
-            self._lose(lapse.peer, lapse.reason)
+        for expired in self._fleet.judge(now_s, self._transport.inbox_empty):
+            self._lose(expired.peer, expired.reason)
         for worker in self._fleet.to_probe(now_s):
             self._transport.send(worker.address, RouterAlive(self._transport.address, 0))
         if now_s - self._missing_checked_at_s >= MISSING_CHECK_S:
             self._missing_checked_at_s = now_s
-            doomed = self._dispatch.inflight.fail_missing(self._fleet.beaten_since_s, now_s)
-            if doomed:
-                self._named(doomed).warning("attempts lost on their way")
-                self._dispatch.abort(doomed)
+            aborted = self._dispatch.inflight.fail_missing(self._fleet.beaten_since_s, now_s)
+            if aborted:
+                self._named(aborted).warning("attempts lost on their way")
+                self._dispatch.abort(aborted)
 
     def drain(self) -> None:
-        """Refuse new requests; those that run go on."""
+        """Refuse new requests and finish those that run."""
         self._dispatch.draining = True
 
     @property
@@ -157,7 +156,7 @@ class RouterActor:
         return self._dispatch.idle
 
     async def stop(self) -> None:
-        """Fail what still runs, let the last events leave, and close every connection."""
+        """Fail what still runs, send the last events, and close every connection."""
         dispatch = self._dispatch
         dispatch.draining = True
         dispatch.abort(dispatch.inflight.fail_all(DRAINING))
@@ -171,14 +170,14 @@ class RouterActor:
     def _heartbeat(self, message: WorkerAlive, sender: Address) -> None:
         """Register or renew a worker, answer it, and compare its attempts with the table."""
         if message.address.instance_id != sender.instance_id:
-            self._log.warning("heartbeat in another's name", sender=sender.endpoint)
+            self._log.warning("heartbeat for another instance", sender=sender.endpoint)
             return
         if not self._fleet.understands(message):
             self._refuse_protocol(message)
             return
         now_s = self._clock()
         instance_id = message.address.instance_id
-        if self._fleet.has_replaced(instance_id):  # nobody is there to be answered
+        if self._fleet.has_replaced(instance_id):  # it no longer exists
             return
         is_new = self._fleet.worker(instance_id) is None
         for replaced in self._fleet.alive(message, now_s):
@@ -201,7 +200,7 @@ class RouterActor:
         dispatch = self._dispatch
         listed = dispatch.inflight.listed(instance_id, message.open_counters, now_s)
         unknown = frozenset(counter for counter in listed if counter not in dispatch.queries)
-        # Listed twice, because what ended a moment ago may still be in the first list.
+        # Only if listed twice: an attempt that has just ended may still be in the first list.
         again = sorted(unknown & worker.unknown)[:MAX_ABORTS_PER_BEAT]
         worker.unknown = unknown
         for counter in again:
@@ -209,10 +208,10 @@ class RouterActor:
             self._transport.send(message.address, Abort(attempt, "unknown"))
 
     def _refuse_protocol(self, message: WorkerAlive) -> None:
-        """Leave a worker of another version unanswered, and so unready; say it once a minute."""
+        """Do not answer a worker of another version, so that it stays unready; log it rarely."""
         now_s = self._clock()
-        if now_s >= self._protocol_said_at_s + PROTOCOL_SAY_S:
-            self._protocol_said_at_s = now_s
+        if now_s >= self._protocol_logged_at_s + PROTOCOL_LOG_S:
+            self._protocol_logged_at_s = now_s
             self._log.error(
                 "worker speaks another protocol: run the same version everywhere",
                 service=message.service,
@@ -221,21 +220,21 @@ class RouterActor:
                 own_version=PROTOCOL_VERSION,
             )
 
-    def _abort(self, doomed: list[AbortedAttempt], sender: Address) -> None:
-        lost = [each for each in doomed if each.reason == "lost"]
+    def _abort(self, aborted: list[AbortedAttempt], sender: Address) -> None:
+        lost = [attempt for attempt in aborted if attempt.reason == "lost"]
         if lost:
             self._named(lost).warning("rows lost", sender=sender.endpoint)
-        self._dispatch.abort(doomed)
+        self._dispatch.abort(aborted)
 
-    def _named(self, doomed: list[AbortedAttempt]) -> FilteringBoundLogger:
+    def _named(self, aborted: list[AbortedAttempt]) -> FilteringBoundLogger:
         own = self._transport.address.instance_id
-        return log.for_attempts(AttemptId(own, each.counter) for each in doomed)
+        return log.for_attempts(AttemptId(own, attempt.counter) for attempt in aborted)
 
     def _lose(self, peer: Address, why: str) -> None:
-        """End the attempts of a worker that the fleet has forgotten; failover will retry them."""
-        doomed = self._dispatch.inflight.lose_worker(peer.instance_id)
-        self._log.warning("worker lost", why=why, endpoint=peer.endpoint, attempts=len(doomed))
-        self._dispatch.abort(doomed)
+        """Fail the requests at a worker that the fleet has removed."""
+        aborted = self._dispatch.inflight.lose_worker(peer.instance_id)
+        self._log.warning("worker lost", why=why, endpoint=peer.endpoint, attempts=len(aborted))
+        self._dispatch.abort(aborted)
         self._dispatch.queries.lose_worker(peer.instance_id)
         if why != "hung":
             self._transport.forget(peer)

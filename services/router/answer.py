@@ -1,4 +1,4 @@
-"""Answers as every API renders them: complete ones with their collector, and a stream's deltas."""
+"""Answers as every API renders them: complete ones and a stream's deltas; where they go."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What all chunks of a response have in common."""
+    """The fields that all chunks of a response share."""
 
     id: str
     created: int
@@ -79,10 +79,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CompleteAnswer:
-    """One complete choice; `logprobs` is None where none were asked for.
+    """One complete choice; `logprobs` is None where the client wants none.
 
-    `token_ids` are there only where the client wants them, `prompt` where the ring said it, and
-    `prompt_logprobs` where they were asked for: of each prompt token from the second on.
+    `token_ids` and `prompt_logprobs` (of each prompt token from the second on) are empty where the
+    client does not want them; `prompt` has the prompt's token counts if the ring sent them.
     """
 
     text: str
@@ -97,9 +97,9 @@ class CompleteAnswer:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one streaming choice, merged while it waits to be written.
+    """New output of one streaming choice, merged while it waits to be written.
 
-    Of a parsed answer there are `parts`, of any other there is `text`.
+    A parsed answer has `parts`, any other has `text`.
     """
 
     text: str = ""
@@ -118,7 +118,7 @@ class Delta:
         parts: Iterable[Part],
         token_ids: Iterable[int],
     ) -> None:
-        """Take one more row; text of a row with parts is what they were made of, and not shown."""
+        """Add a row; if it has parts, they replace its text, from which they were parsed."""
         has_parts = False
         for part in parts:
             has_parts = True
@@ -129,7 +129,7 @@ class Delta:
         self.token_ids.extend(token_ids)
 
     def size(self) -> int:
-        """Characters that wait, about."""
+        """Estimate the characters in the delta."""
         return len(self.text) + sum(len(part.text) for part in self.parts)
 
     def _take_part(self, part: Part) -> None:
@@ -148,7 +148,7 @@ class Delta:
 
 
 class AnswerParts:
-    """The parts of a complete answer, put together."""
+    """The joined parts of a complete answer."""
 
     __slots__ = ("_arguments", "_begun", "content", "reasoning")
 
@@ -171,15 +171,14 @@ class AnswerParts:
         self.reasoning = "".join(reasoning)
 
     def calls(self) -> tuple[ToolCall, ...]:
-        """Return the calls in their order."""
         return tuple(
             ToolCall(call.id, call.text, "".join(self._arguments.get(index, ())))
             for index, call in sorted(self._begun.items())
         )
 
 
-class _Gathered:
-    """What has come of one choice."""
+class _ChoiceParts:
+    """The collected output of one choice."""
 
     __slots__ = ("ended", "logprobs", "parts", "prompt", "prompt_logprobs", "texts", "token_ids")
 
@@ -194,7 +193,7 @@ class _Gathered:
 
 
 class AnswerCollector:
-    """Gathers the choices of one response; `done` gets None at the end, or the failure."""
+    """The sink of a response in one piece; `done` gets None at the end, or the failure."""
 
     __slots__ = (
         "_choices",
@@ -219,16 +218,14 @@ class AnswerCollector:
         self.longest_prompt = 0  # in tokens
         self._num_open = num_choices
         self._wants_logprobs = wants_logprobs
-        self._choices = [_Gathered() for _ in range(num_choices)]
+        self._choices = [_ChoiceParts() for _ in range(num_choices)]
         self._usage = UsageTally(choices_per_prompt)
 
     def opened(self, choice: int, prompt: TextOpened) -> None:
-        """Keep what a choice's prompt took."""
         self._choices[choice].prompt = prompt
         self.longest_prompt = max(self.longest_prompt, prompt.prompt_tokens)
 
     def scored(self, choice: int, scored: PromptScored) -> None:
-        """Keep logprobs of a choice's prompt."""
         self._choices[choice].prompt_logprobs.extend(scored.tokens)
 
     def delta(
@@ -239,19 +236,17 @@ class AnswerCollector:
         parts: tuple[Part, ...] = (),
         token_ids: Sequence[int] = (),
     ) -> None:
-        """Keep new text, or the parts that were made of it."""
-        gathered = self._choices[choice]
+        output = self._choices[choice]
         if parts:
-            gathered.parts.extend(parts)
+            output.parts.extend(parts)
         elif text:
-            gathered.texts.append(text)
+            output.texts.append(text)
         if logprobs:
-            gathered.logprobs.extend(logprobs)
+            output.logprobs.extend(logprobs)
         if token_ids:
-            gathered.token_ids.extend(token_ids)
+            output.token_ids.extend(token_ids)
 
     def finished(self, choice: int, ended: Ending) -> None:
-        """Keep a choice's end; the last one completes the response."""
         self._choices[choice].ended = ended
         self._usage.add(choice, ended.usage)
         self._num_open -= 1
@@ -259,13 +254,12 @@ class AnswerCollector:
             self.done.set_result(None)
 
     def failed(self, failure: Failure) -> None:
-        """End with a failure."""
         if not self.done.done():
             self.done.set_result(failure)
 
     def answers(self) -> list[CompleteAnswer]:
-        """Return all choices in order; only once `done` says that they are complete."""
-        return [self._answer(gathered) for gathered in self._choices]
+        """Return all choices in order, once `done` says that they are complete."""
+        return [self._answer(output) for output in self._choices]
 
     @property
     def usage(self) -> Usage:
@@ -275,18 +269,18 @@ class AnswerCollector:
     @property
     def finish_reasons(self) -> list[str]:
         """Why the choices ended, in order."""
-        return [gathered.ended.reason for gathered in self._choices if gathered.ended is not None]
+        return [output.ended.reason for output in self._choices if output.ended is not None]
 
-    def _answer(self, gathered: _Gathered) -> CompleteAnswer:
-        assert gathered.ended is not None
-        parts = AnswerParts(gathered.parts)
+    def _answer(self, output: _ChoiceParts) -> CompleteAnswer:
+        assert output.ended is not None
+        parts = AnswerParts(output.parts)
         return CompleteAnswer(
-            text="".join(gathered.texts) + parts.content,
-            logprobs=gathered.logprobs if self._wants_logprobs else None,
-            ended=gathered.ended,
+            text="".join(output.texts) + parts.content,
+            logprobs=output.logprobs if self._wants_logprobs else None,
+            ended=output.ended,
             reasoning=parts.reasoning,
             calls=parts.calls(),
-            token_ids=tuple(gathered.token_ids),
-            prompt=gathered.prompt,
-            prompt_logprobs=tuple(gathered.prompt_logprobs),
+            token_ids=tuple(output.token_ids),
+            prompt=output.prompt,
+            prompt_logprobs=tuple(output.prompt_logprobs),
         )

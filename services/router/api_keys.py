@@ -1,4 +1,4 @@
-"""API keys: who may ask. Some are settings; a file may hold more, and is read again as it changes.
+"""API keys, from the settings and from a file, which is read again when it changes.
 
 The file is TOML, a table for each key:
 
@@ -28,12 +28,10 @@ from services.router.admission import Client, ClientLimits
 from services.router.errors import ApiError
 
 MAX_FILE_BYTES = 1 << 20
-MAX_KEYS = 4096  # every one of them is compared for every request: 0.5 us each
+MAX_KEYS = 4096  # every request is compared with all of them: 0.5 us each
 
 
 class _Key(BaseModel):
-    """One `[[key]]` table."""
-
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
@@ -44,7 +42,7 @@ class _Key(BaseModel):
     tokens_per_minute: int = Field(0, ge=0)
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the key; ValueError unless there is exactly one form of it."""
+        """Return the SHA-256 of the key; ValueError unless exactly one form is given."""
         if (self.key is None) == (self.sha256 is None):
             raise ValueError(f"key {self.name!r} needs either key or sha256")
         if self.key is not None:
@@ -53,8 +51,6 @@ class _Key(BaseModel):
 
 
 class _File(BaseModel):
-    """The whole file."""
-
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     key: list[_Key] = Field(default_factory=list, max_length=MAX_KEYS)
@@ -62,7 +58,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """What shows that a file has changed."""
+    """The attributes that show whether a file has changed."""
 
     modified_ns: int
     size: int
@@ -70,16 +66,16 @@ class _Stamp:
 
 
 class ApiKeys:
-    """The keys that may ask; without any, everybody may.
+    """The accepted keys; without any, no request needs one.
 
-    A file that cannot be read any more leaves the keys as they were, which is logged: a mistake in
-    it must not lock out those who are let in, nor let in everybody.
+    If the file can no longer be read, the keys stay as they were and an error is logged: a mistake
+    in it must neither lock clients out nor open the server.
     """
 
     def __init__(self, keys: Iterable[str], file: str = "") -> None:
-        """Take the keys of the settings, and those of the file; ConfigError if it is no such file.
+        """Take the keys of the settings and of the file; ConfigError if the file is invalid.
 
-        With a file, even an empty one, nobody is let in without a key.
+        With a file, even an empty one, every request needs a key.
         """
         self._fixed = [
             (hashlib.sha256(key.encode()).digest(), Client(f"key-{number}"))
@@ -102,13 +98,10 @@ class ApiKeys:
         return bool(self._fixed) or self._path is not None
 
     def client(self, given: str, remote: str) -> Client:
-        """Name the client behind a request; ApiError 401 if the key is not one of those known.
-
-        All keys are compared, each in constant time: hashes have one length, so that comparing
-        tells nothing of a key's.
-        """
+        """Return the client of a request; ApiError 401 for an unknown key."""
         if not self.required:
             return Client(remote)
+        # All keys are compared, each in constant time. Hashes hide the length of a key.
         digest = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
         found: Client | None = None
         for known, client in self._known:
@@ -155,7 +148,7 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def _read(path: Path) -> list[tuple[bytes, Client]]:
-    """Read a file of keys; OSError or ValueError says what is wrong with it."""
+    """Read a file of keys; raises OSError or ValueError."""
     with path.open("rb") as stream:
         data = stream.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -178,7 +171,7 @@ def _read(path: Path) -> list[tuple[bytes, Client]]:
 
 
 def _reason(error: Exception) -> str:
-    """Say what is wrong, without any key: pydantic would show the input."""
+    """Describe an error without quoting a key, which pydantic would."""
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         return f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"

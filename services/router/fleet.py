@@ -19,7 +19,7 @@ from services.router.placement import Placement, PlacementCandidate
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 MAX_HUNG = 1024  # instances remembered as hung
-MAX_REPLACED = 512  # instances remembered as replaced: their last mail is read within seconds
+MAX_REPLACED = 512  # instances remembered as replaced: their last messages arrive within seconds
 
 
 class Worker:
@@ -58,20 +58,19 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What people call it; see `name_of`."""
         return name_of(self.address)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The workers of one model revision, by service; an itinerary stays within one."""
+    """The workers of one model revision, by service; a route stays within one group."""
 
     card: ModelCard
     workers: dict[ServiceName, tuple[Worker, ...]]
 
     @property
     def missing(self) -> tuple[ServiceName, ...]:
-        """Services of which no worker takes requests."""
+        """Services without a worker that accepts requests."""
         return tuple(service for service in SERVICES if not self.workers[service])
 
 
@@ -99,12 +98,12 @@ class Fleet:
         return self._workers.values()
 
     def alive(self, message: WorkerAlive, now_s: float) -> list[Address]:
-        """Take a heartbeat; return the earlier lives that this one replaces, now forgotten.
+        """Take a heartbeat; return the earlier instances that it replaces, now forgotten.
 
-        A silent worker is given up after `lease_s`, or the time that it declares a step of its own
-        may take, if that is longer. One that hung stays out until its progress moves, or nothing is
-        open there any more: without work it never would. One that was replaced stays out for good:
-        a beat that it sent before may be read after its successor's first.
+        A silent worker is removed after `lease_s`, or after the time that it says a step may take,
+        if that is longer. A hung worker stays out until it makes progress or has no open attempt,
+        without which it could make none. A replaced one stays out for good, because its last
+        heartbeat may arrive after its successor's first.
         """
         instance_id = message.address.instance_id
         if not self.understands(message) or self.has_replaced(instance_id):
@@ -116,7 +115,7 @@ class Fleet:
         replaced = []
         if worker is None:
             endpoint = message.address.endpoint
-            known = [each.address for each in self._workers.values()]
+            known = [other.address for other in self._workers.values()]
             replaced = [address for address in known if address.endpoint == endpoint]
             for address in replaced:
                 self._replace(address.instance_id)
@@ -125,7 +124,7 @@ class Fleet:
         else:
             if worker.draining != message.draining or worker.model != message.model:
                 self._groups = None
-            if message.caught_up:  # else what it does not list may be in its unread mail
+            if message.caught_up:  # else an attempt that it does not list may be in its inbox
                 worker.previous_beat_at_s, worker.beat_at_s = worker.beat_at_s, now_s
             worker.draining, worker.model = message.draining, message.model
         worker.heard_at_s = now_s
@@ -142,19 +141,19 @@ class Fleet:
         return message.protocol_version == PROTOCOL_VERSION
 
     def has_replaced(self, instance_id: str) -> bool:
-        """Whether another life has registered at this one's endpoint; its mail is of the past."""
+        """Whether a newer instance has registered at this one's endpoint."""
         return instance_id in self._replaced
 
     def heard(self, instance_id: str, now_s: float) -> None:
-        """Renew a worker's lease: any mail from it will do."""
+        """Renew a worker's lease, as any message from it does."""
         worker = self._workers.get(instance_id)
         if worker is not None:
             worker.heard_at_s = now_s
             self._leases.heard(instance_id, now_s)
 
     def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[Address]]:
-        """Remove and return the workers that are dead or hung; call it with every tick."""
-        lapses = []
+        """Remove and return dead and hung workers; call it at every tick."""
+        expired = []
         for instance_id, reason in self._leases.judge(now_s, inbox_empty):
             worker = self._workers[instance_id]
             if reason == "hung":
@@ -162,8 +161,8 @@ class Fleet:
                     del self._hung[next(iter(self._hung))]
                 self._hung[instance_id] = worker.progress
             self.remove(instance_id)
-            lapses.append(ExpiredLease(worker.address, reason))
-        return lapses
+            expired.append(ExpiredLease(worker.address, reason))
+        return expired
 
     def remove(self, instance_id: str) -> bool:
         """Forget a worker; returns whether it was known."""
@@ -172,10 +171,10 @@ class Fleet:
         return self._workers.pop(instance_id, None) is not None
 
     def to_probe(self, now_s: float) -> list[Worker]:
-        """Return silent workers to be sent something: does their process still take mail?
+        """Return silent workers that should get a message, to see whether it is delivered.
 
-        A worker in a long step is silent while its sockets live; mail to a dead one stays in the
-        outbox and comes back as `peer_lost`, long before a generous lease ends.
+        A worker in a long step is silent, but its sockets accept messages. Those to a dead process
+        stay in the outbox and cause `peer_lost`, long before a generous lease ends.
         """
         silent = []
         for worker in self._workers.values():
@@ -185,7 +184,7 @@ class Fleet:
         return silent
 
     def beaten_since_s(self, instance_id: str) -> float:
-        """Return when the last but one heartbeat of a worker came that had read all its mail.
+        """Return the time of a worker's previous heartbeat sent with an empty inbox.
 
         Infinity if the worker is unknown.
         """
@@ -193,7 +192,7 @@ class Fleet:
         return float("inf") if worker is None else worker.previous_beat_at_s
 
     def groups(self) -> list[Group]:
-        """Return the workers that take requests by model revision, complete or not."""
+        """Return the workers that accept requests, by model revision, complete or not."""
         if self._groups is None:
             cards: dict[tuple[str, str], ModelCard] = {}
             members: dict[tuple[str, str], list[Worker]] = {}
@@ -211,7 +210,7 @@ class Fleet:
         return self._groups
 
     def group(self, model: str) -> Group | None:
-        """Return the group to serve a model: a complete one, of several the largest."""
+        """Return the group that serves a model: the largest complete one."""
         named = [group for group in self.groups() if model in group.card.names]
         complete = [group for group in named if not group.missing]
         return max(complete or named, key=lambda group: len(group.workers["compute"]), default=None)
@@ -223,7 +222,7 @@ class Fleet:
 
     @property
     def missing(self) -> tuple[ServiceName, ...]:
-        """Services that the most complete model revision lacks."""
+        """Services without which the most complete model revision cannot serve."""
         lacks = [group.missing for group in self.groups()]
         return min(lacks, key=len, default=SERVICES)
 
@@ -263,7 +262,7 @@ class Fleet:
 
 
 def name_of(address: Address) -> str:
-    """Return a name for people: `compute-0` where the inbox is a file, else host and port."""
+    """Return a readable name: `compute-0` where the inbox is a file, else host and port."""
     return address.endpoint.rpartition("/")[2].removesuffix(".sock")
 
 

@@ -40,10 +40,9 @@ LayoutT = TypeVar("LayoutT", bound=BodyFormat | EventFormat, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class RequestContext(Generic[LayoutT]):
-    """A validated request on its way: what, of whom, by whom, and how to answer.
+    """A validated request with its model's workers, its client, and the format of its answer.
 
-    `wants_ids` says that the format has to know the ids of the tokens; `content_type` is that of
-    its stream.
+    With `wants_ids` the format gets the ids of the tokens; `content_type` is that of a stream.
     """
 
     request: GenerateRequest
@@ -56,7 +55,7 @@ class RequestContext(Generic[LayoutT]):
 
 
 class Generation:
-    """Runs requests round the ring and writes their answers; refusals are ApiErrors."""
+    """Sends requests round the ring and writes their answers; a refusal is an ApiError."""
 
     def __init__(
         self, dispatch: Dispatch, flushes: StreamFlusher, settings: RouterSettings
@@ -66,18 +65,18 @@ class Generation:
         self._settings = settings
 
     async def answer(
-        self, request: web.Request, context: RequestContext[AnswerFormat], streaming: bool
+        self, http_request: web.Request, context: RequestContext[AnswerFormat], streaming: bool
     ) -> web.StreamResponse:
-        """Answer as the client wants it."""
-        return await (self._stream if streaming else self._complete)(request, context)
+        """Answer in one piece or as a stream."""
+        return await (self._stream if streaming else self._complete)(http_request, context)
 
     async def collect(self, context: RequestContext[BodyFormat]) -> AnswerCollector:
         """Wait for all choices; ApiError if the request fails."""
-        job = context.request
+        request = context.request
         done: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
-        wants_logprobs = job.sampling.num_logprobs >= 0
+        wants_logprobs = request.sampling.num_logprobs >= 0
         sink = AnswerCollector(
-            job.num_all_choices, job.num_choices, wants_logprobs, done, context.wants_ids
+            request.num_all_choices, request.num_choices, wants_logprobs, done, context.wants_ids
         )
         with _Admitted(self.dispatch, context, sink):
             failure = await done
@@ -87,11 +86,12 @@ class Generation:
         return sink
 
     async def _complete(
-        self, request: web.Request, context: RequestContext[AnswerFormat]
+        self, http_request: web.Request, context: RequestContext[AnswerFormat]
     ) -> web.StreamResponse:
-        """Wait for all choices and answer in one piece."""
         sink = await self.collect(context)
-        _warn_of_room(request[WARNINGS], context.request, context.group.card, sink.longest_prompt)
+        _warn_of_room(
+            http_request[WARNINGS], context.request, context.group.card, sink.longest_prompt
+        )
         body = json_bytes(context.layout.body(sink.answers(), sink.usage))
         return web.Response(body=body, content_type="application/json")
 
@@ -101,12 +101,14 @@ class Generation:
         transport: HttpTransport,
         admitted: asyncio.Future[None],
     ) -> None:
-        """Write the events of an answer that no connection waits for; ApiError if it is refused.
+        """Write the events of an answer to a transport that is no connection; ApiError if refused.
 
-        `admitted` gets its result as soon as the request is on the ring.
+        `admitted` gets its result when the request is on the ring.
         """
-        job = context.request
-        sink = ResponseStream(context.layout, job.num_all_choices, job.num_choices, self._flushes)
+        request = context.request
+        sink = ResponseStream(
+            context.layout, request.num_all_choices, request.num_choices, self._flushes
+        )
         with _Admitted(self.dispatch, context, sink):
             admitted.set_result(None)
             failure = await sink.begun
@@ -118,12 +120,16 @@ class Generation:
         context.span.set_response(sink.usage, sink.reasons, failure)
 
     async def _stream(
-        self, request: web.Request, context: RequestContext[AnswerFormat]
+        self, http_request: web.Request, context: RequestContext[AnswerFormat]
     ) -> web.StreamResponse:
-        """Stream events; the header leaves with the first mail, so a refusal is still a 4xx."""
-        job = context.request
+        """Stream events; the header is sent at the first text, so a refusal keeps its status."""
+        request = context.request
         sink = ResponseStream(
-            context.layout, job.num_all_choices, job.num_choices, self._flushes, context.wants_ids
+            context.layout,
+            request.num_all_choices,
+            request.num_choices,
+            self._flushes,
+            context.wants_ids,
         )
         headers = {**STREAM_HEADERS, "Content-Type": context.content_type}
         response = web.StreamResponse(headers=headers)
@@ -132,13 +138,13 @@ class Generation:
             if failure is not None:
                 raise ApiError(failure)
             context.span.set_first_token()
-            chunked = request.version >= HttpVersion11
+            chunked = http_request.version >= HttpVersion11
             if not chunked:
                 response.force_close()  # the end of the connection is the end of the stream
-            _warn_of_room(request[WARNINGS], job, context.group.card, sink.longest_prompt)
-            response.headers.update(common_headers(request))
-            await response.prepare(request)
-            transport = request.transport
+            _warn_of_room(http_request[WARNINGS], request, context.group.card, sink.longest_prompt)
+            response.headers.update(common_headers(http_request))
+            await response.prepare(http_request)
+            transport = http_request.transport
             if transport is None:
                 return response
             sink.attach(transport, chunked)
@@ -150,12 +156,12 @@ class Generation:
         except TimeoutError:
             transport.abort()
         except ConnectionError:
-            pass  # it left with the last byte; aiohttp finds out by itself
+            pass  # the client left at the last byte, which aiohttp handles
         return response
 
 
 class _Admitted:
-    """The time between a request's admission and its end, however it ends.
+    """Holds a request's admission until its end, however it ends.
 
     A client that leaves cancels the handler; leaving this block then aborts what still runs.
     """
@@ -167,15 +173,15 @@ class _Admitted:
         sink: AnswerCollector | ResponseStream,
     ) -> None:
         self._dispatch = dispatch
-        self._asked = context
+        self._context = context
         self._sink = sink
-        self._entry: InflightRequest | None = None
+        self._inflight: InflightRequest | None = None
 
     def __enter__(self) -> None:
-        context = self._asked
+        context = self._context
         self._ticket = self._dispatch.admit(context.client, context.request, context.group)
         try:
-            self._entry = self._dispatch.submit(
+            self._inflight = self._dispatch.submit(
                 context.request, context.group, self._sink, context.span.traceparent
             )
         except BaseException:
@@ -184,23 +190,23 @@ class _Admitted:
 
     def __exit__(self, *_: object) -> None:
         used = 0
-        if self._entry is not None:
-            generated = sum(len(choice.token_ids) for choice in self._entry.choices)
+        if self._inflight is not None:
+            generated = sum(len(choice.token_ids) for choice in self._inflight.choices)
             used = generated + self._sink.usage.prompt_tokens
-            self._dispatch.close(self._entry)
+            self._dispatch.close(self._inflight)
         self._dispatch.release(self._ticket, used)
 
 
 def _warn_of_room(
-    warnings: Warnings, job: GenerateRequest, card: ModelCard, prompt_tokens: int
+    warnings: Warnings, request: GenerateRequest, card: ModelCard, prompt_tokens: int
 ) -> None:
-    """Say that the client's limit was over what its prompt leaves, as the tokenizer has found."""
+    """Warn that the client's limit exceeds what its prompt leaves of the context."""
     rest = card.max_model_len - prompt_tokens if card.max_model_len else 0
     room = min(filter(None, (rest, card.max_output_length)), default=0)
-    if 0 < room < job.sampling.max_tokens:
+    if 0 < room < request.sampling.max_tokens:
         most = card.max_model_len or card.max_output_length
         warnings.add(
-            job.max_tokens_field,
+            request.max_tokens_field,
             f"is more than the prompt leaves of this model's {most} tokens; that is the limit",
         )
 
@@ -208,9 +214,9 @@ def _warn_of_room(
 def response_head(
     prefix: str, group: Group, given_id: str = "", clock: Callable[[], float] = time.time
 ) -> ResponseHead:
-    """Make what identifies a response; the fingerprint names the model revision.
+    """Make the head of a response; its fingerprint names the model revision.
 
-    A `given_id` is the client's own for its request, and the response's behind the prefix.
+    The response's id is the prefix and `given_id`, the client's id for its request, if it has one.
     """
     card = group.card
     fingerprint = f"fp_{card.revision[:12]}" if card.revision else "fp_unknown"

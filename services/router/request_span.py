@@ -18,7 +18,7 @@ from services.router.middleware import REQUEST_ID
 
 
 class RequestSpan:
-    """Opens at the request, closes with the answer, and joins the trace that the client is in."""
+    """Spans a request from its arrival to its answer, within the client's trace if it has one."""
 
     __slots__ = ("_log", "_operation", "_outcome", "_span", "_started_at_s")
 
@@ -43,11 +43,11 @@ class RequestSpan:
 
     @property
     def traceparent(self) -> str:
-        """The span as the parent of what the other stages do; empty without a trace."""
+        """The W3C header of this span, as the other stages' parent; empty without a trace."""
         return trace.traceparent_of(self._span)
 
     def set_request(self, job: GenerateRequest, response_id: str) -> None:
-        """Note what was asked for."""
+        """Set the attributes of the request."""
         if not self._span.is_recording():
             return
         sampling = job.sampling
@@ -72,14 +72,14 @@ class RequestSpan:
             self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, job.stream.stop)
 
     def set_first_token(self) -> None:
-        """Note the time to the first mail of a stream."""
+        """Set the time to the first token of a stream."""
         elapsed_s = time.monotonic() - self._started_at_s
         self._span.set_attribute(names.TIME_TO_FIRST_TOKEN, elapsed_s)
 
     def set_response(
         self, usage: Usage, reasons: Sequence[str], failure: Failure | None = None
     ) -> None:
-        """Note what came of it."""
+        """Set the attributes of the response."""
         if failure is not None:
             self._failed(failure)
         self._outcome.update(
@@ -114,7 +114,7 @@ class RequestSpan:
             self._span.set_attribute(names.ERROR_TYPE, kind.__name__)
             self._span.set_status(Status(StatusCode.ERROR, kind.__name__))
         self._span.end()
-        # Refusals come in floods when the server is full; only what broke here is news.
+        # A full server refuses requests in floods: only failures of its own are warnings.
         say = self._log.warning if self._outcome.get("status") == 500 else self._log.debug
         say("request ended", operation=self._operation, seconds=seconds, **self._outcome)
 

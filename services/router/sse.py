@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: what never changes in a stream is rendered once, before it."""
+"""Server-sent events as bytes: the constant parts of a stream are rendered once, at its start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from services.router.errors import error_body
 
 DONE = b"data: [DONE]\n\n"
 
-# Stand for what is filled in later; private-use characters that no model name has.
+# Placeholders in templates: private-use characters, which no model name has.
 TEXT = "\ue000text\ue000"
 LOGPROBS = "\ue000logprobs\ue000"
 
-# Legal inside a JSON string, but line ends to clients that split text the Unicode way.
+# Legal inside a JSON string, but line ends to clients that split lines as Unicode does.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 _has_line_end = re.compile("[\x85\u2028\u2029]").search  # 0.2 µs; `translate` takes 1.4
 
@@ -44,7 +44,7 @@ def event(value: Any) -> bytes:
 
 
 def error_event(failure: Failure) -> bytes:
-    """Render the event that ends a stream which failed after its first byte."""
+    """Render the event that ends a stream after a failure."""
     return b"data: " + error_body(failure) + b"\n\n"
 
 
@@ -60,12 +60,12 @@ def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
 
 
 class EventTemplate:
-    """An event of one choice, cut at the places of its text and of its logprobs."""
+    """An event of one choice with places for its text and its logprobs."""
 
     __slots__ = ("_after", "_before", "_between", "_end")
 
     def __init__(self, chunk: dict[str, Any]) -> None:
-        """Take a chunk with `TEXT` and, after it, `LOGPROBS` in their places."""
+        """Take a chunk with the placeholder `TEXT` and, after it, `LOGPROBS`."""
         self._before, rest = event(chunk).split(json_bytes(TEXT))
         self._between, self._end = rest.split(json_bytes(LOGPROBS))
         self._after = self._between + b"null" + self._end
@@ -85,7 +85,7 @@ class EventTemplate:
 
 
 class TextTemplate:
-    """An event cut at every place of its text; `TEXT` may stand in it more than once."""
+    """An event with places for its text; `TEXT` may occur in it more than once."""
 
     __slots__ = ("_pieces",)
 
@@ -93,23 +93,22 @@ class TextTemplate:
         self._pieces = event(chunk).split(json_bytes(TEXT))
 
     def filled(self, text: str) -> bytes:
-        """Fill in a text."""
         return json_string(text).join(self._pieces)
 
 
 class EventFormat(Protocol):
-    """How one API writes its stream; one object per stream, since much of that is state."""
+    """How one API writes a stream; an object holds the state of one stream."""
 
     def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
-        """Render what comes before a choice's first text."""
+        """Render the beginning of a choice, before its first text."""
         ...
 
     def template(self, choice: int) -> EventTemplate | None:
-        """Return the event of new text with nothing else to say, if it is always the same."""
+        """Return the event of plain text, if it is constant but for the text."""
         ...
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        """Render what is new, whatever it is."""
+        """Render new output of a choice."""
         ...
 
     def ending(self, choice: int, ended: Ending) -> bytes:
@@ -117,11 +116,11 @@ class EventFormat(Protocol):
         ...
 
     def closing(self, usage: Usage) -> bytes:
-        """Render the end of the stream, after that of its last choice."""
+        """Render the end of the stream, after the end of its last choice."""
         ...
 
     def failed(self, failure: Failure) -> bytes:
-        """Render the end of a stream that fails after its first byte."""
+        """Render the end of a stream that fails."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""The sink of a streamed answer: merges what comes and writes it to the client's transport.
+"""The sink of a streamed answer: merges new text and writes it to the client's transport.
 
-The inbox reader calls it straight; no task is woken per token. It writes its own HTTP chunks
-between the response's header and its end, which remain aiohttp's.
+The inbox reader calls it directly; no task wakes per token. It writes the HTTP chunks itself;
+aiohttp writes the response's header and its end.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from services.router.answer import Delta
 from services.router.sse import EventFormat, EventTemplate
 from services.router.usage import UsageTally
 
-LOGPROB_BYTES = 128  # of a token's logprobs while they wait, about
+LOGPROB_BYTES = 128  # per token, while they wait; an estimate
 
 
 class HttpTransport(Protocol):
-    """What is used of an asyncio transport."""
+    """The part of an asyncio transport that a stream uses."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -40,8 +40,8 @@ class HttpTransport(Protocol):
 class SlowClientLimits:
     """When a client counts as slow, and when it is dropped.
 
-    Above `buffer_bytes` unsent, deltas merge; with more than `max_bytes` merged, or behind for
-    `timeout_s`, the client goes.
+    Above `buffer_bytes` unsent, deltas merge. With more than `max_bytes` merged, or after
+    `timeout_s` behind, the client is dropped.
     """
 
     buffer_bytes: int
@@ -49,8 +49,8 @@ class SlowClientLimits:
     timeout_s: float
 
 
-class _Slot:
-    """What waits to be written of one choice: text alone, or a delta with whatever else."""
+class _ChoiceBuffer:
+    """The unwritten output of one choice: plain text, or a delta with more than text."""
 
     __slots__ = ("choice", "ended", "is_open", "is_waiting", "prompt", "rich", "template", "text")
 
@@ -65,7 +65,7 @@ class _Slot:
         self.is_waiting = False
 
     def takes_as_text(self, logprobs: object, parts: tuple[Part, ...], token_ids: object) -> bool:
-        """Whether what is new is content alone, of which the template is all that can be said."""
+        """Whether the template can render the new content, because it is nothing but text."""
         return (
             self.rich is None
             and self.template is not None
@@ -76,14 +76,14 @@ class _Slot:
         )
 
     def enrich(self) -> Delta:
-        """Make what waits a delta that takes more than text."""
+        """Turn the buffer into a delta, which takes more than text."""
         if self.rich is None:
             self.rich = Delta(self.text)
             self.text = ""
         return self.rich
 
     def size(self) -> int:
-        """Bytes that wait, about."""
+        """Estimate the bytes in the buffer."""
         if self.rich is None:
             return len(self.text)
         return self.rich.size() + LOGPROB_BYTES * len(self.rich.logprobs)
@@ -92,8 +92,8 @@ class _Slot:
 class ResponseStream:
     """One streamed response.
 
-    `begun` gets its result at the first mail: None, or the failure that becomes a plain error
-    response as long as no header is out. `done` gets None when all has been written, or the
+    `begun` gets its result at the first message: None, or the failure, which becomes a plain error
+    response because no header has been sent. `done` gets None when everything is written, or the
     failure that was written as an event.
     """
 
@@ -134,9 +134,11 @@ class ResponseStream:
         self.longest_prompt = 0  # in tokens, of those that are known
         self.reasons: list[str] = []
         self._format = layout
-        self._slots = [_Slot(choice, layout.template(choice)) for choice in range(num_choices)]
+        self._slots = [
+            _ChoiceBuffer(choice, layout.template(choice)) for choice in range(num_choices)
+        ]
         self._num_open = num_choices
-        self._waiting: list[_Slot] = []
+        self._waiting: list[_ChoiceBuffer] = []
         self._failure: Failure | None = None
         self._tally = UsageTally(choices_per_prompt)
         self._transport: HttpTransport | None = None
@@ -149,12 +151,10 @@ class ResponseStream:
         return self._tally.total()
 
     def opened(self, choice: int, prompt: TextOpened) -> None:
-        """Take what a choice's prompt took."""
         self._slots[choice].prompt = prompt
         self.longest_prompt = max(self.longest_prompt, prompt.prompt_tokens)
 
     def scored(self, choice: int, scored: PromptScored) -> None:
-        """Take logprobs of a choice's prompt."""
         self._slots[choice].enrich().scored.append(scored)
         self.delta(choice, "")
 
@@ -166,7 +166,7 @@ class ResponseStream:
         parts: tuple[Part, ...] = (),
         token_ids: Sequence[int] = (),
     ) -> None:
-        """Take new text of a choice; it is written when the batch of mail is through."""
+        """Buffer new text of a choice until the batch of messages has been read."""
         slot = self._slots[choice]
         if slot.rich is not None or logprobs or parts or token_ids:
             if slot.takes_as_text(logprobs, parts, token_ids):  # saves 1.2 µs a token
@@ -182,7 +182,6 @@ class ResponseStream:
             self.flushes.schedule(self)
 
     def finished(self, choice: int, ended: Ending) -> None:
-        """Take the end of a choice."""
         slot = self._slots[choice]
         slot.ended = ended
         if not slot.is_waiting:
@@ -194,20 +193,19 @@ class ResponseStream:
         self.flushes.schedule(self)
 
     def failed(self, failure: Failure) -> None:
-        """Take the failure of the whole request."""
         self._failure = failure
         if not self.begun.done():
             self.begun.set_result(failure)
         self.flushes.schedule(self)
 
     def attach(self, transport: HttpTransport, chunked: bool) -> None:
-        """Begin to write: the response's header has gone out on this transport."""
+        """Begin to write on a transport, on which the response's header has been sent."""
         self._transport = transport
         self._chunked = chunked
         self.flushes.schedule(self)
 
     def flush(self, now_s: float, limits: SlowClientLimits) -> bool:
-        """Write what waits, in one piece; returns False while the client is too slow for it."""
+        """Write the buffers in one piece; returns False while the client is too slow."""
         if not self.begun.done():
             self.begun.set_result(None)
         transport = self._transport
@@ -224,7 +222,7 @@ class ResponseStream:
         return True
 
     def drop(self) -> None:
-        """Cut the client off: its handler is cancelled and closes the request."""
+        """Cut the connection; that cancels the handler, which closes the request."""
         self.dropped = True
         if self._transport is not None:
             self._transport.abort()
@@ -267,9 +265,9 @@ class ResponseStream:
 
 
 class StreamFlusher:
-    """Writes every stream that got mail once, when the batch of mail has been read.
+    """Writes each stream with new text once per batch of messages.
 
-    A stream whose client is behind waits here and is tried again with every tick.
+    A stream whose client is behind is retried at every tick.
     """
 
     def __init__(
@@ -289,7 +287,7 @@ class StreamFlusher:
         self._lagging: set[ResponseStream] = set()
 
     def schedule(self, stream: ResponseStream) -> None:
-        """Have a stream written at the end of this turn of the loop."""
+        """Write a stream at the end of this turn of the loop."""
         if stream.is_scheduled:
             return
         stream.is_scheduled = True
@@ -298,7 +296,7 @@ class StreamFlusher:
         self._scheduled.append(stream)
 
     def tick(self, now_s: float) -> None:
-        """Try streams again whose clients were behind."""
+        """Retry the streams whose clients were behind."""
         self._now_s = now_s
         lagging, self._lagging = self._lagging, set()
         for stream in lagging:
@@ -312,7 +310,7 @@ class StreamFlusher:
             try:
                 if not stream.flush(self._now_s, self._limits):
                     self._lagging.add(stream)
-            except Exception as error:  # one broken stream must not cost the others their text
+            except Exception as error:  # one broken stream must not stop the others
                 self._log.error("stream failed", exc_info=error)
                 stream.drop()
         self.spans.note(began_s, self._clock(), len(streams))
