@@ -2,118 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages.address import Address, AttemptId, Route
+from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.text import (
     AttemptRefused,
     Candidate,
     Part,
-    PromptScored,
     TextGenerated,
-    TextOpened,
     TokenLogprob,
 )
 from services.router.inflight import (
     LOST,
     MOVED,
     WORKER_LOST,
-    AbortedAttempt,
-    InflightRequest,
     InflightTable,
 )
+from tests.unit.router.recorder import Recorder, open_request, reasons, route, row
 
 NAN = Failure(500, "not_finite", "the logits are not finite")
 FULL = Failure(503, "full", "the queue is full", None, True)
 
 
-def _route(number: int = 0) -> Route:
-    names = (f"tokenizer.{number}", f"compute.{number}", f"detokenizer.{number}", "router.0")
-    return Route(*(Address(f"mem://{name}", name) for name in names))
-
-
-@dataclass
-class Recorder:
-    """A sink that keeps everything and insists on order."""
-
-    texts: dict[int, str] = field(default_factory=dict)
-    ends: dict[int, Ending] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    prompts: dict[int, TextOpened] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    parts: list[Part] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    wants_ids: bool = False
-
-    def opened(self, choice: int, prompt: TextOpened) -> None:
-        assert choice not in self.prompts
-        self.prompts[choice] = prompt
-
-    def scored(self, choice: int, scored: PromptScored) -> None:
-        self.prompt_logprobs.setdefault(choice, []).extend(scored.tokens)
-
-    def delta(
-        self,
-        choice: int,
-        text: str,
-        logprobs: tuple[TokenLogprob, ...] = (),
-        parts: tuple[Part, ...] = (),
-        token_ids: Sequence[int] = (),
-    ) -> None:
-        assert choice not in self.ends and not self.failures
-        self.texts[choice] = self.texts.get(choice, "") + text
-        self.parts += parts
-        self.token_ids += token_ids
-
-    def finished(self, choice: int, ended: Ending) -> None:
-        assert choice not in self.ends and not self.failures
-        self.ends[choice] = ended
-
-    def failed(self, failure: Failure) -> None:
-        assert not self.failures
-        self.failures.append(failure)
-
-
-def _open(
-    table: InflightTable, num_choices: int = 1, route: int = 0
-) -> tuple[Recorder, InflightRequest, int]:
-    sink = Recorder()
-    request = table.open(sink, num_choices, "demo", 0.0)
-    return sink, request, table.attempt(request.choices, _route(route), 0.0)[0].counter
-
-
-def _row(
-    counter: int,
-    first: int,
-    text: str,
-    end: EndReason | None = None,
-    failure: Failure | None = None,
-) -> TextGenerated:
-    """Make one row with a token per character."""
-    rows = TextGenerated()
-    rows.add(counter, first, [ord(each) for each in text], text)
-    if end is not None:
-        rows.end(Ending(end, Usage(5, 0, first + len(text)), None, failure))
-    return rows
-
-
-def _reasons(aborted: list[AbortedAttempt]) -> list[tuple[int, str]]:
-    return [(each.counter, each.reason) for each in aborted]
-
-
 def test_text_reaches_the_sink_and_the_journal() -> None:
     table = InflightTable()
-    sink, request, counter = _open(table)
-    assert table.text(_row(counter, 0, "ab"), 1.0) == []
-    assert table.text(_row(counter, 2, "c", "stop"), 1.0) == []
+    sink, request, counter = open_request(table)
+    assert table.text(row(counter, 0, "ab"), 1.0) == []
+    assert table.text(row(counter, 2, "c", "stop"), 1.0) == []
     assert sink.texts == {0: "abc"}
     assert sink.ends[0].usage.completion_tokens == 3
     assert bytes(request.choices[0].token_ids.tolist()) == b"abc"
@@ -122,64 +43,64 @@ def test_text_reaches_the_sink_and_the_journal() -> None:
 
 def test_choices_take_consecutive_counters_and_end_one_by_one() -> None:
     table = InflightTable()
-    sink, _, first = _open(table, 3)
-    table.text(_row(first + 2, 0, "c", "length"), 1.0)
+    sink, _, first = open_request(table, 3)
+    table.text(row(first + 2, 0, "c", "length"), 1.0)
     assert (len(table), table.num_requests) == (2, 1)
-    table.text(_row(first, 0, "a", "stop"), 1.0)
-    table.text(_row(first + 1, 0, "b", "stop"), 1.0)
+    table.text(row(first, 0, "a", "stop"), 1.0)
+    table.text(row(first + 1, 0, "b", "stop"), 1.0)
     assert sink.texts == {0: "a", 1: "b", 2: "c"}
     assert table.num_requests == 0
 
 
 def test_a_gap_loses_the_attempt_and_fails_its_request() -> None:
     table = InflightTable()
-    sink, _, first = _open(table, 2)
-    table.text(_row(first, 0, "a"), 1.0)
-    aborted = table.text(_row(first, 2, "c"), 1.0)
+    sink, _, first = open_request(table, 2)
+    table.text(row(first, 0, "a"), 1.0)
+    aborted = table.text(row(first, 2, "c"), 1.0)
     assert sink.failures == [LOST]
-    assert _reasons(aborted) == [(first, "lost"), (first + 1, "lost")]
+    assert reasons(aborted) == [(first, "lost"), (first + 1, "lost")]
     assert [each.past_tokenizer for each in aborted] == [True, False]
     assert len(table) == 0
-    assert table.text(_row(first, 3, "d", "stop"), 1.0) == []
+    assert table.text(row(first, 3, "d", "stop"), 1.0) == []
 
 
 def test_a_terminal_behind_a_gap_is_a_loss_too() -> None:
     table = InflightTable()
-    sink, _, counter = _open(table)
-    table.text(_row(counter, 0, "a"), 1.0)
-    table.text(_row(counter, 5, "", "stop"), 1.0)
+    sink, _, counter = open_request(table)
+    table.text(row(counter, 0, "a"), 1.0)
+    table.text(row(counter, 5, "", "stop"), 1.0)
     assert sink.failures == [LOST]
 
 
 def test_a_row_seen_before_is_passed_over() -> None:
     table = InflightTable()
-    sink, _, counter = _open(table)
-    table.text(_row(counter, 0, "ab"), 1.0)
-    table.text(_row(counter, 0, "ab"), 1.0)
-    table.text(_row(counter, 1, "b"), 1.0)
-    table.text(_row(counter, 2, "c", "stop"), 1.0)
+    sink, _, counter = open_request(table)
+    table.text(row(counter, 0, "ab"), 1.0)
+    table.text(row(counter, 0, "ab"), 1.0)
+    table.text(row(counter, 1, "b"), 1.0)
+    table.text(row(counter, 2, "c", "stop"), 1.0)
     assert sink.texts == {0: "abc"}
 
 
 def test_a_row_that_overlaps_and_goes_further_is_a_loss() -> None:
     table = InflightTable()
-    sink, _, counter = _open(table)
-    table.text(_row(counter, 0, "ab"), 1.0)
-    assert table.text(_row(counter, 1, "bc"), 1.0)
+    sink, _, counter = open_request(table)
+    table.text(row(counter, 0, "ab"), 1.0)
+    assert table.text(row(counter, 1, "bc"), 1.0)
     assert sink.failures == [LOST]
 
 
 def test_rows_of_ended_and_never_opened_attempts_are_passed_over() -> None:
     table = InflightTable()
-    _, request, counter = _open(table)
+    _, request, counter = open_request(table)
     table.close(request)
-    assert table.text(_row(counter, 0, "a"), 1.0) == []
-    assert table.text(_row(999, 0, "a", "stop"), 1.0) == []
+    assert table.text(row(counter, 0, "a"), 1.0) == []
+    assert table.text(row(999, 0, "a", "stop"), 1.0) == []
 
 
 def test_a_refusal_fails_the_request_once() -> None:
     table = InflightTable()
-    sink, _, first = _open(table, 3)
+    sink, _, first = open_request(table, 3)
     refusal = Failure(400, "too_long", "messages: too long", "messages")
     assert table.refused(AttemptRefused(AttemptId("router.0", first), 3, refusal)) != []
     assert table.refused(AttemptRefused(AttemptId("router.0", first), 3, refusal)) == []
@@ -203,19 +124,19 @@ def test_a_failing_choice_fails_the_request_and_aborts_the_others(
     reason: EndReason, given: Failure | None, shown: Failure
 ) -> None:
     table = InflightTable()
-    sink, _, first = _open(table, 2)
-    aborted = table.text(_row(first, 0, "", reason, given), 1.0)
+    sink, _, first = open_request(table, 2)
+    aborted = table.text(row(first, 0, "", reason, given), 1.0)
     assert sink.failures == [shown]
-    assert _reasons(aborted) == [(first + 1, "superseded")]
+    assert reasons(aborted) == [(first + 1, "superseded")]
 
 
 def test_closing_aborts_what_is_open_and_silences_the_sink() -> None:
     table = InflightTable()
-    sink, request, first = _open(table, 2)
-    table.text(_row(first, 0, "a", "stop"), 1.0)
-    assert _reasons(table.close(request)) == [(first + 1, "client_gone")]
+    sink, request, first = open_request(table, 2)
+    table.text(row(first, 0, "a", "stop"), 1.0)
+    assert reasons(table.close(request)) == [(first + 1, "client_gone")]
     assert table.close(request) == []
-    table.text(_row(first + 1, 0, "b", "stop"), 1.0)
+    table.text(row(first + 1, 0, "b", "stop"), 1.0)
     assert sink.texts == {0: "a"}
     assert (len(table), table.num_requests, sink.failures) == (0, 0, [])
 
@@ -223,8 +144,8 @@ def test_closing_aborts_what_is_open_and_silences_the_sink() -> None:
 @pytest.mark.parametrize("service", ["compute", "detokenizer", "tokenizer"])
 def test_a_dead_worker_fails_its_requests_and_no_others(service: str) -> None:
     table = InflightTable()
-    sink, _, _ = _open(table, route=0)
-    other, _, _ = _open(table, route=1)
+    sink, _, _ = open_request(table, station=0)
+    other, _, _ = open_request(table, station=1)
     table.lose_worker(f"{service}.0")
     assert (sink.failures, other.failures) == ([WORKER_LOST], [])
     assert len(table) == 1
@@ -232,9 +153,9 @@ def test_a_dead_worker_fails_its_requests_and_no_others(service: str) -> None:
 
 def test_a_dead_tokenizer_does_not_concern_what_reached_compute() -> None:
     table = InflightTable()
-    heard, _, first = _open(table)
-    listed, _, second = _open(table)
-    table.text(_row(first, 0, "a"), 1.0)
+    heard, _, first = open_request(table)
+    listed, _, second = open_request(table)
+    table.text(row(first, 0, "a"), 1.0)
     assert table.listed("compute.0", [second], 1.0) == []
     assert table.lose_worker("tokenizer.0") == []
     assert heard.failures == listed.failures == []
@@ -242,15 +163,15 @@ def test_a_dead_tokenizer_does_not_concern_what_reached_compute() -> None:
 
 def test_unknown_attempts_in_a_heartbeat_are_returned() -> None:
     table = InflightTable()
-    _, request, first = _open(table)
-    _, _, second = _open(table)
+    _, request, first = open_request(table)
+    _, _, second = open_request(table)
     table.close(request)
     assert table.listed("compute.0", [first, second, 77], 1.0) == [first, 77]
 
 
 def test_an_attempt_that_no_stage_lists_for_two_beats_is_lost() -> None:
     table = InflightTable()
-    sink, _, counter = _open(table)
+    sink, _, counter = open_request(table)
     beats = {"tokenizer.0": 0.0, "compute.0": 0.0, "detokenizer.0": 0.0}
     missing = partial(table.fail_missing, lambda instance_id: beats[instance_id])
     assert missing(0.5) == []
@@ -264,32 +185,32 @@ def test_an_attempt_that_no_stage_lists_for_two_beats_is_lost() -> None:
     beats["detokenizer.0"] = 2.4  # what compute sent last may still have been on its way
     assert missing(2.7) == []
     beats["detokenizer.0"] = 2.9
-    assert _reasons(missing(3.4)) == [(counter, "lost")]
+    assert reasons(missing(3.4)) == [(counter, "lost")]
     assert sink.failures == [LOST]
 
 
 def test_an_attempt_whose_terminal_never_reached_the_detokenizer_is_lost() -> None:
     table = InflightTable()
-    sink, _, counter = _open(table)
+    sink, _, counter = open_request(table)
     beats = dict.fromkeys(("tokenizer.0", "compute.0", "detokenizer.0"), 2.0)
     missing = partial(table.fail_missing, lambda instance_id: beats[instance_id])
     table.listed("detokenizer.0", [counter], 2.4)
     assert missing(2.5) == []
     beats = dict.fromkeys(beats, 3.0)
     table.listed("detokenizer.0", [counter], 3.4)
-    assert _reasons(missing(3.5)) == [(counter, "lost")]
+    assert reasons(missing(3.5)) == [(counter, "lost")]
     assert sink.failures == [LOST]
 
 
 def test_a_choice_can_hold_several_attempts() -> None:
     table = InflightTable()
-    sink, request, first = _open(table)
-    table.text(_row(first, 0, "ab"), 1.0)
-    (retry,) = table.attempt(request.choices, _route(1), 1.0)
+    sink, request, first = open_request(table)
+    table.text(row(first, 0, "ab"), 1.0)
+    (retry,) = table.attempt(request.choices, route(1), 1.0)
     assert retry.next_index == 2
-    table.text(_row(retry.counter, 2, "c"), 1.0)
-    aborted = table.text(_row(retry.counter, 3, "d", "stop"), 1.0)
-    assert _reasons(aborted) == [(first, "superseded")]
+    table.text(row(retry.counter, 2, "c"), 1.0)
+    aborted = table.text(row(retry.counter, 3, "d", "stop"), 1.0)
+    assert reasons(aborted) == [(first, "superseded")]
     assert sink.texts == {0: "abcd"}
     assert (len(table), table.num_requests) == (0, 0)
 
@@ -315,17 +236,17 @@ def test_any_split_with_losses_and_repeats_ends_every_stream_once(
     streams: list[tuple[str, list[str], int]], random: object, lose: bool, late: bool
 ) -> None:
     table = InflightTable()
-    opened = [_open(table) for _ in streams]
+    opened = [open_request(table) for _ in streams]
     transport: list[list[TextGenerated]] = []
     for (_, rows, broken), (_, _, counter) in zip(streams, opened, strict=True):
         queue, index = [], 0
         for number, piece in enumerate(rows):
-            message = _row(counter, index, piece)
+            message = row(counter, index, piece)
             index += len(piece)
             if number == broken and lose:
                 continue
             queue += [message, message] if number == broken else [message]
-        queue.append(_row(counter, index, "", "stop"))
+        queue.append(row(counter, index, "", "stop"))
         queue += [queue[-1]] if late else []
         transport.append(queue)
     while any(transport):
@@ -344,7 +265,7 @@ def test_any_split_with_losses_and_repeats_ends_every_stream_once(
 
 def test_what_is_said_of_a_prompt_is_handed_on_once() -> None:
     table = InflightTable()
-    sink, _, counter = _open(table)
+    sink, _, counter = open_request(table)
     rows = TextGenerated()
     rows.add(counter, 0, [], "")
     rows.open(5, 3, int32s([1, 2]))
@@ -362,7 +283,7 @@ def test_a_sink_gets_ids_only_if_it_wants_them() -> None:
     for wanted in (False, True):
         sink = Recorder(wants_ids=wanted)
         request = table.open(sink, 1, "demo", 0.0)
-        counter = table.attempt(request.choices, _route(), 0.0)[0].counter
+        counter = table.attempt(request.choices, route(), 0.0)[0].counter
         rows = TextGenerated()
         rows.add(counter, 0, [7, 8], "ab")
         table.text(rows, 1.0)
@@ -371,7 +292,7 @@ def test_a_sink_gets_ids_only_if_it_wants_them() -> None:
 
 def test_parts_of_a_parsed_answer_reach_the_sink() -> None:
     table = InflightTable()
-    sink, _, counter = _open(table)
+    sink, _, counter = open_request(table)
     rows = TextGenerated()
     parts = (Part("reasoning", "hm"), Part("content", "yes"))
     rows.add(counter, 0, [7], "<think>hm</think>yes", parts=parts)
@@ -381,13 +302,13 @@ def test_parts_of_a_parsed_answer_reach_the_sink() -> None:
 
 def test_times_are_observed_by_choice_and_step() -> None:
     table = InflightTable()
-    first = [_open(table)[2] for _ in range(3)]
+    first = [open_request(table)[2] for _ in range(3)]
     for index, now_s in enumerate((1.0, 1.5, 2.5)):
         rows = TextGenerated()
         for counter in first:
             rows.add(counter, index, [7], "a")
         table.text(rows, now_s)
-    late = _open(table)[2]  # admitted at 0.0, as the others
+    late = open_request(table)[2]  # admitted at 0.0, as the others
     rows = TextGenerated()
     rows.add(late, 0, [7], "a")
     rows.add(first[0], 3, [7], "a")
@@ -404,9 +325,9 @@ def test_times_are_observed_by_choice_and_step() -> None:
 
 def test_rows_of_several_steps_are_observed_with_their_own_intervals() -> None:
     table = InflightTable()
-    ahead, behind = _open(table)[2], _open(table)[2]
-    table.text(_row(ahead, 0, "a"), 1.0)
-    table.text(_row(behind, 0, "a"), 2.0)
+    ahead, behind = open_request(table)[2], open_request(table)[2]
+    table.text(row(ahead, 0, "a"), 1.0)
+    table.text(row(behind, 0, "a"), 2.0)
     rows = TextGenerated()
     for counter in (ahead, behind):
         rows.add(counter, 1, [7], "b")
@@ -416,8 +337,8 @@ def test_rows_of_several_steps_are_observed_with_their_own_intervals() -> None:
 
 def test_a_row_without_a_token_is_no_step() -> None:
     table = InflightTable()
-    counter = _open(table)[2]
+    counter = open_request(table)[2]
     for text, now_s in (("", 1.0), ("a", 2.0), ("", 3.0), ("b", 5.0)):
-        table.text(_row(counter, 0 if now_s < 3.0 else 1, text), now_s)
+        table.text(row(counter, 0 if now_s < 3.0 else 1, text), now_s)
     stats = table.stats["demo"]
     assert (stats.first_token_s.sum, stats.inter_token_s.sum) == (2.0, 3.0)

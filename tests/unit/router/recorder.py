@@ -1,0 +1,95 @@
+"""Requests in flight with a sink that keeps everything, and the rows that arrive for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.messages.address import Address, Route
+from common.messages.failure import Ending, EndReason, Failure, Usage
+from common.messages.text import (
+    Part,
+    PromptScored,
+    TextGenerated,
+    TextOpened,
+    TokenLogprob,
+)
+from services.router.inflight import (
+    AbortedAttempt,
+    InflightRequest,
+    InflightTable,
+)
+
+
+def route(number: int = 0) -> Route:
+    names = (f"tokenizer.{number}", f"compute.{number}", f"detokenizer.{number}", "router.0")
+    return Route(*(Address(f"mem://{name}", name) for name in names))
+
+
+@dataclass
+class Recorder:
+    """A sink that keeps everything and insists on order."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, Ending] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    prompts: dict[int, TextOpened] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    wants_ids: bool = False
+
+    def opened(self, choice: int, prompt: TextOpened) -> None:
+        assert choice not in self.prompts
+        self.prompts[choice] = prompt
+
+    def scored(self, choice: int, scored: PromptScored) -> None:
+        self.prompt_logprobs.setdefault(choice, []).extend(scored.tokens)
+
+    def delta(
+        self,
+        choice: int,
+        text: str,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        parts: tuple[Part, ...] = (),
+        token_ids: Sequence[int] = (),
+    ) -> None:
+        assert choice not in self.ends and not self.failures
+        self.texts[choice] = self.texts.get(choice, "") + text
+        self.parts += parts
+        self.token_ids += token_ids
+
+    def finished(self, choice: int, ended: Ending) -> None:
+        assert choice not in self.ends and not self.failures
+        self.ends[choice] = ended
+
+    def failed(self, failure: Failure) -> None:
+        assert not self.failures
+        self.failures.append(failure)
+
+
+def open_request(
+    table: InflightTable, num_choices: int = 1, station: int = 0
+) -> tuple[Recorder, InflightRequest, int]:
+    sink = Recorder()
+    request = table.open(sink, num_choices, "demo", 0.0)
+    return sink, request, table.attempt(request.choices, route(station), 0.0)[0].counter
+
+
+def row(
+    counter: int,
+    first: int,
+    text: str,
+    end: EndReason | None = None,
+    failure: Failure | None = None,
+) -> TextGenerated:
+    """Make one row with a token per character."""
+    rows = TextGenerated()
+    rows.add(counter, first, [ord(each) for each in text], text)
+    if end is not None:
+        rows.end(Ending(end, Usage(5, 0, first + len(text)), None, failure))
+    return rows
+
+
+def reasons(aborted: list[AbortedAttempt]) -> list[tuple[int, str]]:
+    return [(each.counter, each.reason) for each in aborted]
