@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import InboxTaken, MessageTooLarge
@@ -190,7 +190,7 @@ class MemoryTransport:
 
     def stats(self) -> LinkStats:
         """Return the counters as they are now."""
-        stats = self._stats.copy()
+        stats = replace(self._stats)
         stats.num_waiting = sum(map(len, self._outboxes.values()))
         stats.num_merged += sum(outbox.num_merged for outbox in self._outboxes.values())
         return stats

@@ -34,7 +34,6 @@ _MAX_NAME_CHARACTERS = 512  # an ipc path has 107 bytes, a host name 255
 class Envelope:
     """A message with where it was meant to go and where it came from."""
 
-    version: int
     to_instance_id: str
     sender: Address
     message: Any
@@ -95,7 +94,7 @@ class Codec:
             columns.finish()
         except MalformedMessage as error:
             raise MalformedMessage(f"{tag}: {error}") from None
-        return Envelope(version, to_instance_id, Address(endpoint, instance_id), message)
+        return Envelope(to_instance_id, Address(endpoint, instance_id), message)
 
 
 def pack(value: Any) -> bytes:

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,6 +41,8 @@ from common.run_dir import LOCK_SUFFIX, private_run_dir
 # Other messages come at once, and a busy engine may read them only seconds later.
 _MERGING_HIGH_WATER_MARK = 64
 _HIGH_WATER_MARK = 4000
+_CONTROL = (WorkerAlive, RouterAlive)  # may come without an instance id: they find each other
+_LOG_INTERVAL_S = 1.0  # a broken or hostile peer must not fill the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +199,6 @@ def _advertised(bound: TcpPlace, settings: LinkSettings) -> str:
     return endpoint
 
 
-_CONTROL = (WorkerAlive, RouterAlive)
-"""May come without an instance id: their senders are looking for one another."""
-
-_LOG_INTERVAL_S = 1.0  # a broken or hostile peer must not fill the disk
-
-
 @dataclass(slots=True)
 class LinkStats:
     """Counters of one actor's links since its start; the last two are of this moment."""
@@ -220,9 +216,6 @@ class LinkStats:
 
     def count_refused_key(self) -> None:
         self.num_refused_keys += 1
-
-    def copy(self) -> LinkStats:
-        return replace(self)
 
 
 class MessageReceiver:

@@ -26,10 +26,10 @@ class Waiting:
 
 
 class Outbox:
-    """First in, first out; a message is merged into the last one where the two can be.
+    """First in, first out, and nothing is ever reordered. The clock is an argument.
 
-    Columns of tokens therefore take little more than their tokens' bytes however slow the peer is.
-    Nothing is ever reordered. The clock is an argument.
+    A message is joined to the last one where that has a method `merged`, which returns one message
+    that says what both said, or None. So steps that wait for a slow peer share a few messages.
     """
 
     __slots__ = (

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -106,11 +107,13 @@ class ZmqTransport:
         return self._inbox_empty
 
     def stats(self) -> LinkStats:
-        stats = self._stats.copy()
-        stats.num_waiting = self._num_waiting()
-        stats.num_links = len(self._peers)
-        stats.num_merged += sum(peer.outbox.num_merged for peer in self._peers.values())
-        return stats
+        outboxes = [peer.outbox for peer in self._peers.values()]
+        return replace(
+            self._stats,
+            num_waiting=sum(map(len, outboxes)),
+            num_links=len(outboxes),
+            num_merged=self._stats.num_merged + sum(outbox.num_merged for outbox in outboxes),
+        )
 
     def resolve(self, endpoint: str) -> tuple[str, ...]:
         """Return the literal endpoints of a router's name as known now; asks every second.
@@ -346,9 +349,6 @@ class ZmqTransport:
     @property
     def _held_up(self) -> bool:
         return any(peer.outbox.holds_up for peer in self._peers.values())
-
-    def _num_waiting(self) -> int:
-        return sum(len(peer.outbox) for peer in self._peers.values())
 
 
 def _close_all(

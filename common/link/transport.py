@@ -8,11 +8,9 @@ receivers detect the gap by (attempt, first index).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from common.messages.address import Address
-
-M = TypeVar("M")
 
 Deliver = Callable[[Any, Address], None]
 """Called on the loop with each message of the inbox's union and the address of its sender."""
@@ -61,12 +59,4 @@ class Transport(Protocol):
 
         Heartbeats are not waited for: at the end of a whole deployment nobody is left to take them.
         """
-        ...
-
-
-class Mergeable(Protocol):
-    """A message that can absorb a later one to the same peer while both wait in an outbox."""
-
-    def merged(self, later: Any) -> Any:
-        """Return one message that says what both said, or None if these two do not merge."""
         ...

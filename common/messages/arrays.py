@@ -51,10 +51,6 @@ def float32s(values: Iterable[float] = ()) -> array[float]:
     return array("f", values)
 
 
-def float64s(values: Iterable[float] = ()) -> array[float]:
-    return array("d", values)
-
-
 _ONE = uint32s((1,))
 
 
