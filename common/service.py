@@ -1,23 +1,269 @@
-"""The `main` of every service: settings, logs, traces, links, then the life of its actor."""
+"""A service process: its actor, that actor's life, and the `main` of every service."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import structlog
+import uvloop
 
 from common.config import ServiceConfig, Settings, load
-from common.errors import EXIT_CONFIG, EXIT_FATAL, ConfigError, InboxTaken, ModelError
-from common.lifecycle import Actor, Watch, run_service
+from common.errors import (
+    EXIT_CONFIG,
+    EXIT_FATAL,
+    EXIT_SIGNALLED,
+    ConfigError,
+    FatalError,
+    InboxTaken,
+    ModelError,
+)
 from common.link.transport import Transport
-from common.run_dir import private_run_dir
+from common.messages.address import Address
+from common.run_dir import ReadinessFile, private_run_dir
 from common.telemetry import log, trace
 
 S = TypeVar("S", bound=Settings)
+TICK_S = 0.1
+LINGER_S = 5.0  # for messages that still wait, on an orderly exit
+STOP_S = 10.0  # for an actor's own clean-up
+
+
+class Actor(Protocol):
+    """A service's actor: private state, one inbox, messages handled one at a time, no blocking.
+
+    It only translates messages; pure domain objects decide. `run_service` calls the handlers on
+    the loop, one at a time and to completion: start, then receive, peer_lost and tick in any
+    order, drain once, again receive, peer_lost and tick until `drained`, stop.
+
+    An exception from a handler is logged and ends only that call; `FatalError` ends the process.
+    What a task of the actor raises, the actor raises again from its next `tick`. `now_s` is
+    `time.monotonic()`.
+    """
+
+    async def start(self, transport: Transport) -> None:
+        """Load what the service needs; messages are delivered after this returns."""
+        ...
+
+    def receive(self, message: Any, sender: Address) -> None:
+        """Handle one message of this actor's inbox union."""
+        ...
+
+    def peer_lost(self, peer: Address) -> None:
+        """End whatever concerns this peer: its outbox was not drained for too long."""
+        ...
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due (heartbeats, leases); called ten times a second."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can serve now; asked on every tick once it has started."""
+        ...
+
+    def drain(self) -> None:
+        """Become unready and refuse new work from now on; running work goes on."""
+        ...
+
+    @property
+    def drained(self) -> bool:
+        """Whether all work has ended, so that the process may stop."""
+        ...
+
+    async def stop(self) -> None:
+        """End what still runs (as `moved` where that applies) and release resources."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a service's life depends on.
+
+    The readiness file goes into `run_dir` (empty: none). `grace_s` bounds the drain. EOF on
+    `launcher_fd` means that the launcher is gone. `on_tick` is called after each tick of the actor.
+    """
+
+    run_dir: str = ""
+    grace_s: float = 30.0
+    launcher_fd: int | None = None
+    on_tick: Callable[[], None] | None = None
+
+
+def run_service(name: str, actor: Actor, transport: Callable[[], Transport], watch: Watch) -> int:
+    """Run one actor in this process until it is told to end; returns the exit status.
+
+    `transport` is called on the loop. The status is 0 after SIGTERM, SIGINT or the launcher's end,
+    128 + the signal's number when a second signal cut the drain short, and 1 after a FatalError.
+    """
+    return uvloop.run(_Life(name, actor, watch).run(transport))
+
+
+class _Life:
+    """One run of one actor."""
+
+    def __init__(self, name: str, actor: Actor, watch: Watch) -> None:
+        self._actor = actor
+        self._watch = watch
+        self._log = structlog.get_logger()
+        self._readiness_file = ReadinessFile(watch.run_dir, name) if watch.run_dir else None
+        self._wake = asyncio.Event()  # something below changed
+        self._starting: asyncio.Task[None] | None = None
+        self._draining = False
+        self._urgent = 0  # the second signal's number
+        self._fatal: FatalError | None = None
+
+    async def run(self, make_transport: Callable[[], Transport]) -> int:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._loop_error)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        if self._watch.launcher_fd is not None:
+            loop.add_reader(self._watch.launcher_fd, self._launcher_spoke)
+        transport = make_transport()
+        try:
+            if await self._start(transport):
+                transport.open(self._receive, self._peer_lost)
+                await self._serve()
+        finally:
+            if self._readiness_file is not None:
+                self._readiness_file.remove()
+            await self._stop(transport)
+        if self._fatal is not None:
+            return EXIT_FATAL
+        return EXIT_SIGNALLED + self._urgent if self._urgent else 0
+
+    async def _start(self, transport: Transport) -> bool:
+        """Start the actor; returns False if a signal or a fatal error came first."""
+        started_s = time.monotonic()
+        self._starting = asyncio.ensure_future(self._actor.start(transport))
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+            return False
+        except FatalError as error:
+            self._die(error)
+            return False
+        finally:
+            self._starting = None
+        self._log.info("started", seconds=round(time.monotonic() - started_s, 3))
+        return True
+
+    async def _serve(self) -> None:
+        """Tick until a signal, then drain within the grace time."""
+        if not self._draining:
+            await self._tick_until(lambda: self._draining, float("inf"))
+        if self._fatal is not None:
+            return
+        if self._readiness_file is not None:
+            self._readiness_file.remove()
+        self._log.info("draining", grace_s=self._watch.grace_s)
+        self._guarded("drain", self._actor.drain)
+        self._tick(time.monotonic())  # tells the others, even if nothing is left to do
+        deadline_s = time.monotonic() + self._watch.grace_s
+        await self._tick_until(lambda: bool(self._urgent) or self._actor.drained, deadline_s)
+
+    async def _tick_until(self, done: Callable[[], bool], deadline_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        next_s = time.monotonic()
+        while self._fatal is None and not done():
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                return
+            if now_s >= next_s:
+                self._tick(now_s)
+                next_s = max(next_s + TICK_S, now_s + TICK_S / 2)  # no burst after a long step
+            self._wake.clear()
+            timer = loop.call_later(max(0.0, next_s - now_s), self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
+
+    def _tick(self, now_s: float) -> None:
+        self._guarded("tick", self._actor.tick, now_s)
+        if self._watch.on_tick is not None:
+            self._guarded("on_tick", self._watch.on_tick)
+        if self._readiness_file is not None and not self._draining:
+            self._guarded("readiness", self._readiness_file.update, self._actor.ready, now_s)
+
+    async def _stop(self, transport: Transport) -> None:
+        hurry = bool(self._urgent) or self._fatal is not None
+        try:
+            await asyncio.wait_for(self._actor.stop(), 1.0 if hurry else STOP_S)
+        except Exception as error:
+            self._log.error("stop failed", exc_info=error)
+        try:
+            await transport.close(0.0 if self._urgent else LINGER_S)
+        except Exception as error:
+            self._log.error("closing the links failed", exc_info=error)
+        self._log.info("stopped")
+
+    def _receive(self, message: object, sender: Address) -> None:
+        try:
+            self._actor.receive(message, sender)
+        except FatalError as error:
+            self._die(error)
+        except Exception as error:
+            tag = getattr(message, "TAG", type(message).__name__)
+            self._log.error("message failed", tag=tag, sender=sender.endpoint, exc_info=error)
+
+    def _peer_lost(self, peer: Address) -> None:
+        self._guarded("peer_lost", self._actor.peer_lost, peer)
+
+    def _guarded(self, what: str, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            call(*arguments)
+        except FatalError as error:
+            self._die(error)
+        except Exception as error:
+            self._log.error(f"{what} failed", exc_info=error)
+
+    def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if isinstance(error, FatalError):
+            self._die(error)
+            return
+        self._log.error(
+            "callback failed",
+            where=str(context.get("message", "")),
+            exc_info=error if isinstance(error, BaseException) else None,
+        )
+
+    def _die(self, error: FatalError) -> None:
+        self._log.critical("fatal", error=str(error), exc_info=error.__cause__ or None)
+        self._fatal = error
+        self._wake.set()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._draining:
+            self._urgent = int(number)
+            self._wake.set()
+            return
+        self._begin_drain(number.name)
+
+    def _launcher_spoke(self) -> None:
+        fd = self._watch.launcher_fd
+        if fd is None or os.read(fd, 512):
+            return
+        asyncio.get_running_loop().remove_reader(fd)
+        if not self._draining:
+            self._begin_drain("the launcher is gone")
+
+    def _begin_drain(self, why: str) -> None:
+        self._log.info("told to end", why=why)
+        self._draining = True
+        self._wake.set()
+        if self._starting is not None:
+            self._starting.cancel()
 
 
 def service_main(

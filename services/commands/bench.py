@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
+from services.bench.client import ClientError, Clients, Endpoint, Load, Outcome
+from services.bench.figures import Figures, Spread, figures_of
+from services.bench.workloads import (
+    WORKLOADS,
+    Ask,
+    Lengths,
+    Workload,
+    arrivals,
+    completion,
+    requests_of,
+)
 from services.commands.command import Command, Parser, api_key_of
-from services.commands.server import DEFAULT_URL
-
-if TYPE_CHECKING:
-    from services.bench.client import Endpoint, Outcome
-    from services.bench.figures import Figures, Spread
-    from services.bench.workloads import Ask, Workload
-    from services.commands.server import Api
+from services.commands.server import DEFAULT_URL, Api, ApiError
 
 DESCRIPTION = """\
 Measure a server of OpenAI's API under load: many streamed completions of random
@@ -89,9 +96,6 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Measure each workload and print its figures; returns 1 if a request failed."""
-    from services.bench.client import ClientError
-    from services.commands.server import Api, ApiError
-
     try:
         workloads = [_workload(name, options) for name in options.workload.split(",")]
         bench = Bench(Api(options.url, api_key_of(options, env)), options)
@@ -113,8 +117,6 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def _workload(name: str, options: argparse.Namespace) -> Workload:
     """Return a workload with the changes that the options make, or raise ValueError."""
-    from services.bench.workloads import WORKLOADS, Lengths
-
     if (workload := WORKLOADS.get(name.strip().upper())) is None:
         raise ValueError(f"there is no workload {name}; there are {', '.join(WORKLOADS)}")
     for count in COUNTS:
@@ -135,8 +137,6 @@ class Bench:
     """Workloads against one model of one server."""
 
     def __init__(self, api: Api, options: argparse.Namespace) -> None:
-        from services.commands.server import ApiError
-
         served = api.models()
         self._api = api
         self._options = options
@@ -147,8 +147,6 @@ class Bench:
 
     def measure(self, workload: Workload) -> Figures:
         """Run a workload, after a warm-up with a tenth of its requests and other prompts."""
-        from services.bench.figures import figures_of
-
         options = self._options
         self._say(f"{self.model} at {self._api.url}, {describe(workload, options.rate)}")
         if not options.no_warm_up:
@@ -159,8 +157,6 @@ class Bench:
 
     def json_of(self, workload: Workload, figures: Figures) -> str:
         """Return a line of JSON with the figures and all that they depend on."""
-        import json
-
         document = {
             "url": self._api.url,
             "model": self.model,
@@ -178,8 +174,6 @@ class Bench:
 
         Prompts are ids, so that their lengths are exact.
         """
-        from services.commands.server import ApiError
-
         body = {"model": self.model, "prompt": SAMPLE, "add_special_tokens": False}
         try:
             answer = self._api.call("POST", "/tokenize", body)
@@ -190,8 +184,6 @@ class Bench:
 
     def _asks(self, workload: Workload, repeat: int = 0) -> list[Ask]:
         """Return the requests, cut to the model's context."""
-        from services.bench.workloads import requests_of
-
         words = SAMPLE.split()
         asks = requests_of(workload, self._options.seed, repeat, self._ids or range(len(words)))
         if not self._ids:  # lengths are in words then: about as many as tokens
@@ -205,11 +197,6 @@ class Bench:
         return asks
 
     def _run(self, workload: Workload, asks: list[Ask], what: str, rate: float | None) -> Outcome:
-        from tqdm import tqdm
-
-        from services.bench.client import Clients, Load
-        from services.bench.workloads import arrivals, completion
-
         endpoint = self._endpoint()
         requests = tuple(
             endpoint.post("/v1/completions", completion(self.model, ask)) for ask in asks
@@ -226,8 +213,6 @@ class Bench:
             clients.close()
 
     def _endpoint(self) -> Endpoint:
-        from services.bench.client import Endpoint
-
         parts = urllib.parse.urlsplit(self._api.url)
         secure = parts.scheme == "https"
         key = self._api.headers.get("Authorization")

@@ -6,8 +6,8 @@ import pytest
 import structlog
 
 from common.errors import FatalError
-from common.lifecycle import Watch, run_service
 from common.messages.address import AttemptId
+from common.service import Watch, run_service
 from services.compute.runner.protocol import SlotErrors
 from tests.flow.compute_ring import Ring, running_ring
 from tests.memory_link import MemoryTransport

@@ -16,7 +16,6 @@ from tokenizers.models import BPE
 
 from common.child_main import HEADER, pack_frame
 from common.child_process import Exited, Received
-from common.lifecycle import Actor
 from common.messages.address import Address
 from common.messages.control import ModelCard
 from common.messages.generate import ComputeInbox
@@ -24,6 +23,7 @@ from common.messages.text import RouterInbox
 from common.messages.tokenize import TextPrompt, TokenizerInbox
 from common.messages.tokens import DetokenizerInbox
 from common.registration import Registration
+from common.service import Actor
 from services.compute.actor import ComputeActor
 from services.compute.config import ComputeSettings
 from services.compute.device import guide_settings, scheduler_settings
@@ -115,7 +115,7 @@ class SimDevice:
 
 
 class Station:
-    """One actor with its links, as `common.lifecycle` would run it; its errors are the test's."""
+    """One actor with its links, as `common.service` would run it; its errors are the test's."""
 
     def __init__(
         self, ring: WholeRing, name: str, actor: Actor, transport: MemoryTransport

@@ -13,10 +13,10 @@ import pytest
 import structlog
 
 from common.errors import FatalError
-from common.lifecycle import Watch, run_service
 from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address
 from common.run_dir import is_fresh
+from common.service import Watch, run_service
 
 HERE = Address("here", "1")
 
