@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from common.messages.address import AttemptId
 from common.messages.failure import EndReason, Failure
 from common.messages.generate import Generate
 from common.messages.sampling import GrammarSpec
+from services.compute.grammar.manager import GrammarManager
 from services.compute.scheduler.intake import MAX_CHOICES
 from services.compute.scheduler.outputs import attempt_of, never_started
 from services.compute.scheduler.protocol import Output
 from services.compute.scheduler.scheduler import Scheduler
 
-Done = Callable[[Failure | None], None]
-
-
-class GrammarBackend(Protocol):
-    """Prepares grammars in its own time."""
-
-    def prepare(self, grammar_spec: GrammarSpec, done: Done) -> int:
-        """Call `done` once, perhaps before this returns; gives a number to cancel it by."""
-        ...
-
-    def cancel(self, number: int) -> None: ...
-
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     request: Generate
-    number: int = 0  # by which the backend can cancel it
+    number: int = 0  # to cancel its preparation by
     gone: set[int] = field(default_factory=set)  # choices that have ended here
 
 
@@ -46,13 +34,13 @@ class GrammarQueue:
     def __init__(
         self,
         scheduler: Scheduler,
-        backend: GrammarBackend,
+        grammars: GrammarManager,
         max_waiting: int,
         on_outputs: Callable[[list[Output]], object],
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
-        self._backend = backend
+        self._grammars = grammars
         self._max_waiting = max_waiting
         self._on_outputs = on_outputs
         self._clock = clock
@@ -105,7 +93,7 @@ class GrammarQueue:
             return
         for choice in choices:
             self._waiting[attempt_of(request, choice)] = entry, choice
-        entry.number = self._backend.prepare(
+        entry.number = self._grammars.prepare(
             grammar_spec, lambda failure: self._ready(entry, failure)
         )
 
@@ -133,7 +121,7 @@ class GrammarQueue:
             self._waiting.pop(attempt, None)
             outputs.append(never_started(entry.request, attempt, reason, failure))
             if len(entry.gone) == entry.request.num_choices and reason != "refused":
-                self._backend.cancel(entry.number)
+                self._grammars.cancel(entry.number)
         if outputs:
             self._on_outputs(outputs)
 

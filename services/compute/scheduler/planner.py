@@ -19,10 +19,7 @@ class Admission:
     """
 
     def __init__(self, state: SchedulerState) -> None:
-        self._memory = state.memory
-        self._running = state.running
-        self._waiting = state.waiting
-        self._transfers = state.transfers
+        self._state = state
         self._head: Sequence | None = None  # the first in the queue, if it did not fit
         self._head_nodes: list[Node] = []  # its pages that the prefix tree has
         self.num_started_total = 0
@@ -31,14 +28,14 @@ class Admission:
 
     def admit(self, sequence: Sequence) -> bool:
         """Give the first in the queue its pages and a slot; False if it has to wait."""
-        memory = self._memory
+        state, memory = self._state, self._state.memory
         nodes = self._look_up(sequence)
         num_missing = memory.pages_for(sequence.num_tokens) - len(nodes)
-        room = memory.num_available - len(self._running) // 4
+        room = memory.num_available - len(state.running) // 4
         if num_missing > room - memory.tree.num_idle(nodes):
             return False
         self._head = None
-        self._waiting.remove(sequence)
+        state.waiting.remove(sequence)
         sequence.table.adopt(nodes)
         if not sequence.table.grow(sequence.num_tokens):
             raise RuntimeError("pages counted as available could not be taken")
@@ -50,14 +47,14 @@ class Admission:
             self.num_started_total += 1
             self.prompt_tokens_total += sequence.prompt_len
             self.cached_tokens_total += sequence.cached_tokens
-        self._running.enter(sequence)
+        state.running.enter(sequence)
         return True
 
     def _look_up(self, sequence: Sequence) -> list[Node]:
         """The pages of a sequence that the tree has. While it stays the first in the queue they
         are looked up once, and then only what has come and gone since."""
         nodes = self._head_nodes if sequence is self._head else None
-        max_pages = sequence.num_reusable // self._memory.page_tokens
+        max_pages = sequence.num_reusable // self._state.memory.page_tokens
         self._head = sequence
         self._head_nodes = sequence.table.find(sequence.page_keys, max_pages, nodes)
         return self._head_nodes
@@ -69,8 +66,8 @@ class Admission:
             return
         wanted = host_pages[num_shared:]
         pages = sequence.table.pages
-        self._transfers.swap_in(wanted, pages[num_shared : num_shared + len(wanted)])
-        self._transfers.spend(host_pages)
+        self._state.transfers.swap_in(wanted, pages[num_shared : num_shared + len(wanted)])
+        self._state.transfers.spend(host_pages)
         sequence.host_pages = []
 
 
@@ -84,20 +81,18 @@ class Preemption:
     """
 
     def __init__(self, state: SchedulerState) -> None:
-        self._memory = state.memory
-        self._running = state.running
-        self._waiting = state.waiting
-        self._transfers = state.transfers
+        self._state = state
         self.num_total = 0
 
     def preempt(self, victim: Sequence, step_id: int) -> None:
         """Free the victim's device pages and queue it again; `step_id` is the next plan's."""
         if victim.in_flight:
             raise RuntimeError(f"{victim.attempt} has a row in flight")
-        num_pages = self._memory.pages_for(victim.num_computed_tokens)
-        host_pages = self._memory.host.take(num_pages) if victim.can_swap else None
+        state = self._state
+        num_pages = state.memory.pages_for(victim.num_computed_tokens)
+        host_pages = state.memory.host.take(num_pages) if victim.can_swap else None
         if host_pages:
-            self._transfers.swap_out(victim.table.pages[:num_pages], host_pages)
+            state.transfers.swap_out(victim.table.pages[:num_pages], host_pages)
             victim.host_pages = host_pages
             victim.swap_step = step_id
             victim.status = Status.SWAPPED
@@ -105,20 +100,20 @@ class Preemption:
             victim.restart(0)
             victim.status = Status.WAITING
         victim.table.release()
-        self._running.leave(victim)
-        self._waiting.add(victim)
+        state.running.leave(victim)
+        state.waiting.add(victim)
         self.num_total += 1
 
     def distrust_swaps(self, plan: StepPlan) -> None:
         """The step that should have swapped pages out or in broke: their sequences recompute."""
-        for sequence in self._waiting:
+        for sequence in self._state.waiting:
             if sequence.status is Status.SWAPPED and sequence.swap_step == plan.step_id:
-                self._transfers.drop(sequence.host_pages)
+                self._state.transfers.drop(sequence.host_pages)
                 sequence.host_pages = []
                 sequence.restart(0)
                 sequence.status = Status.WAITING
         targets = {page for _, page in plan.swap_in}
-        for sequence in self._running if targets else ():
+        for sequence in self._state.running if targets else ():
             table = sequence.table
             # One that is in flight has a row in a later step, which came after the swap.
             if not sequence.in_flight and not targets.isdisjoint(table.pages[len(table.nodes) :]):
