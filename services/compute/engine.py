@@ -196,7 +196,7 @@ class Engine:
             masks = masking.masks(step.plan, late, force)
             if masks is None:
                 return False
-            step.skipped = frozenset(masks.void)
+            step.skipped = frozenset(masks.skipped)
             step.sampled_s = self._clock()
             step.ticket = self._runner.sample(step.ticket, masks)
         except FatalError:

@@ -154,12 +154,12 @@ class TokenMasks:
     """Which tokens the guided samples of a step may take.
 
     Sample `samples[g]` may take token t where bit t % 32 of `bits[g, t // 32]` is set. The samples
-    in `void` draw nothing: their masks were not ready, and they will be computed again.
+    in `skipped` draw nothing: their masks were not ready, and they will be computed again.
     """
 
     samples: Int32Array  # [G]
     bits: Int32Array  # [G, ceil(V / 32)]
-    void: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class StepResult:
     """What the device says of a step: sample s produced tokens[s, :n_valid[s]].
 
     A sample whose logits were not finite has nonfinite[s] set and no valid token. The device times
-    are on the host's monotonic clock, NaN where the device does not tell them. A void sample's
+    are on the host's monotonic clock, NaN where the device does not tell them. A skipped sample's
     token means nothing.
     """
 

@@ -89,7 +89,7 @@ def test_tokens_counts_and_logprobs_are_the_cpus(
 
 
 def test_guided_rows_draw_what_the_cpu_draws_under_the_same_masks(device: torch.device) -> None:
-    """Also in the step after, when what void samples drew counts on neither side."""
+    """Also in the step after, when what skipped samples drew counts on neither side."""
     settings = [
         replace(sampling, grammar_spec=GUIDANCE) if number % 3 else sampling
         for number, sampling in enumerate(random_settings(14, 11))
@@ -110,23 +110,23 @@ def test_guided_rows_draw_what_the_cpu_draws_under_the_same_masks(device: torch.
         result = ours.launch(Variant.FULL, logits, 14)
         indices = as_int64([turn] * 14)
         sampled = theirs.sample(logits.clone().cpu(), as_int64(range(14)), indices, masks)
-        drawn = [n for n in range(14) if n not in masks.void]
+        drawn = [n for n in range(14) if n not in masks.skipped]
         assert result[drawn, 0].tolist() == sampled.tokens_S[drawn].tolist()
         assert result[:, 1].tolist() == [1] * 14
         assert step.resident.last_token[drawn].tolist() == result[drawn, 0].tolist()
 
 
-def random_masks(guided: list[int], void: tuple[int, ...], seed: int) -> TokenMasks:
+def random_masks(guided: list[int], skipped: tuple[int, ...], seed: int) -> TokenMasks:
     """Some allow one token, some a few, some nearly all; none only ids that end a text."""
     draw = np.random.default_rng(seed)
-    samples = [sample for sample in guided if sample not in void]
+    samples = [sample for sample in guided if sample not in skipped]
     rows = []
     for sample in samples:
         ids = draw.permutation(VOCAB_SIZE)[: (1, 2, 30, 900)[sample % 4]]
         rows.append(bits_of([*ids.tolist(), 100], VOCAB_SIZE))
     bits = np.array(rows, dtype=np.int32)
     return TokenMasks(
-        np.array(samples, dtype=np.int32), bits, tuple(s for s in void if s in guided)
+        np.array(samples, dtype=np.int32), bits, tuple(s for s in skipped if s in guided)
     )
 
 

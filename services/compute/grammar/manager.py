@@ -138,9 +138,9 @@ class GrammarManager:
             else:
                 self._send(order)
 
-    def advance(self, plan: StepPlan, result: StepResult, void: frozenset[int]) -> None:
-        """Take the tokens of a plan's guided samples, but for void ones; make the next masks."""
-        rows_R4 = self._sequences.advance(plan, result, void, self._clock())
+    def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
+        """Take the tokens of a plan's guided samples, but for skipped ones; make the next masks."""
+        rows_R4 = self._sequences.advance(plan, result, skipped, self._clock())
         if len(rows_R4):
             self._send(AcceptTokens(rows_R4))
 

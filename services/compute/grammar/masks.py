@@ -42,8 +42,8 @@ class MaskSource(Protocol):
         """Sequences take slots; have the first masks of those with a grammar made."""
         ...
 
-    def advance(self, plan: StepPlan, result: StepResult, void: frozenset[int]) -> None:
-        """Take the tokens of a plan's guided samples, but for void ones; make the next masks."""
+    def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
+        """Take the tokens of a plan's guided samples, but for skipped ones; make the next masks."""
         ...
 
     def look(self, plan: StepPlan) -> MaskStatus:

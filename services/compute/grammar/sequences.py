@@ -64,10 +64,10 @@ class StructuredSequences:
             yield _order(sequence)
 
     def advance(
-        self, plan: StepPlan, result: StepResult, void: frozenset[int], now_s: float
+        self, plan: StepPlan, result: StepResult, skipped: frozenset[int], now_s: float
     ) -> Int32Array:
         """Take the tokens of a step's guided samples; return the rows of `AcceptTokens`."""
-        drawn = [s for s in plan.guided if s not in void] if void else list(plan.guided)
+        drawn = [s for s in plan.guided if s not in skipped] if skipped else list(plan.guided)
         if not drawn:
             return _NONE
         row = plan.sample_row[drawn]

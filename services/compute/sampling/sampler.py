@@ -67,7 +67,7 @@ class Sampler:
     ) -> Sampled:
         """Draw output number indices[s] of slot slots[s]; overwrites the logits.
 
-        What is drawn for void samples means nothing and is not counted.
+        What is drawn for skipped samples means nothing and is not counted.
         """
         settings = self._slots
         # a sum is finite if all are (short of 1e33), at a fortieth of the cost of looking at each
@@ -83,8 +83,8 @@ class Sampler:
             self._mask(logits_SV, masks)
         tokens_S = self._draw(logits_SV, slots, indices)
         if count_rows is not None:
-            if masks is not None and masks.void:
-                drawn = ~np.isin(penalised, masks.void)
+            if masks is not None and masks.skipped:
+                drawn = ~np.isin(penalised, masks.skipped)
                 penalised, count_rows = penalised[drawn], count_rows[self._upload(drawn)]
             self._penalties.count(count_rows, tokens_S[self._upload(penalised)])
         return Sampled(tokens_S, finite_S, None if raw is None else raw.pick(tokens_S))

@@ -1,4 +1,4 @@
-"""Guided sequences on the CUDA runner: masks go with their step, and void draws leave no trace."""
+"""Guided sequences on the CUDA runner: masks go with their step, skipped samples leave no trace."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_a_void_sample_draws_does_not_count(hand: HandScheduler, runner: ob
     hand.runner = guiding = Guiding(runner, lambda slot, index: None)
     sequence = hand.add(PROMPT, penalised)
     hand.step((sequence, len(PROMPT)))
-    assert guiding.void == [(0, 0)]
+    assert guiding.skipped == [(0, 0)]
     sequence.output.clear()
     hand.runner = again = Guiding(runner, lambda slot, index: [50, 51])
     again._guided[0] = True

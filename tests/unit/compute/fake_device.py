@@ -137,7 +137,7 @@ class FakeDevice:
         self.last_step_id = -1
 
     def run(
-        self, plan: StepPlan, damaged: bool = False, void: frozenset[int] = frozenset()
+        self, plan: StepPlan, damaged: bool = False, skipped: frozenset[int] = frozenset()
     ) -> StepResult:
         """Execute one plan; a damaged step computes nonsense, which its result does not show.
 
@@ -154,7 +154,7 @@ class FakeDevice:
             self.slots[int(slot)].pages[int(index)] = int(page)
         self._check_shape(plan)
         prefixes = self._forward(plan, damaged)
-        result = self._sample(plan, [row[-1] for row in prefixes], void)
+        result = self._sample(plan, [row[-1] for row in prefixes], skipped)
         for score in plan.scores:
             result.scores[score.row] = self._score(plan, prefixes[score.row], score)
         for pool in plan.pools:
@@ -272,7 +272,7 @@ class FakeDevice:
         seed = self.slots[int(plan.row_slot[row])].delta.sampling.seed
         return seed in self.nonfinite_seeds
 
-    def _sample(self, plan: StepPlan, prefixes: list[int], void: frozenset[int]) -> StepResult:
+    def _sample(self, plan: StepPlan, prefixes: list[int], skipped: frozenset[int]) -> StepResult:
         count = len(plan.sample_row)
         tokens = np.zeros((count, 1), dtype=np.int32)
         valid = np.ones(count, dtype=np.int32)
@@ -281,7 +281,7 @@ class FakeDevice:
         for sample, (row, index) in enumerate(zip(plan.sample_row, plan.sample_index, strict=True)):
             slot = self.slots[int(plan.row_slot[row])]
             sampling = slot.delta.sampling
-            if sample in void:
+            if sample in skipped:
                 slot.last, nonfinite[sample] = None, sampling.seed in self.nonfinite_seeds
                 continue
             token = next_token(prefixes[row], int(index), sampling, slot.delta, slot.outputs)

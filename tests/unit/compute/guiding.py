@@ -32,7 +32,7 @@ class Guiding:
         self._allow = allow
         self._guided: dict[int, bool] = {}
         self.spec = runner.spec
-        self.void: list[tuple[int, int]] = []  # slot and output number
+        self.skipped: list[tuple[int, int]] = []  # slot and output number
 
     def forward(self, plan: StepPlan) -> Any:
         for delta in plan.slots:
@@ -44,19 +44,19 @@ class Guiding:
     def sample(self, ticket: Any) -> Any:
         plan: StepPlan = ticket.plan
         slots = plan.row_slot[plan.sample_row].tolist()
-        samples, rows, void = [], [], []
+        samples, rows, skipped = [], [], []
         for sample in plan.guided:
             where = slots[sample], int(plan.sample_index[sample])
             allowed = self._allow(*where)
             if allowed is None:
-                void.append(sample)
-                self.void.append(where)
+                skipped.append(sample)
+                self.skipped.append(where)
             else:
                 samples.append(sample)
                 rows.append(bits_of(allowed, self.spec().vocab_size))
         words = -(-self.spec().vocab_size // 32)
         bits = np.array(rows, dtype=np.int32).reshape(len(rows), words)
-        masks = TokenMasks(np.array(samples, dtype=np.int32), bits, tuple(void))
+        masks = TokenMasks(np.array(samples, dtype=np.int32), bits, tuple(skipped))
         return self._runner.sample(ticket, masks if plan.guided else None)
 
     def result(self, ticket: Any) -> StepResult:

@@ -46,9 +46,9 @@ class HandGuide:
     def place(self, deltas: Sequence[SlotDelta]) -> None:
         self.placed += [delta.slot for delta in deltas if delta.sampling.grammar_spec]
 
-    def advance(self, plan: StepPlan, result: StepResult, void: frozenset[int]) -> None:
+    def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
         for sample in plan.guided:
-            if sample not in void:
+            if sample not in skipped:
                 index = int(plan.sample_index[sample])
                 self.taken.append((index, int(result.tokens[sample, 0])))
 
@@ -172,8 +172,8 @@ def test_others_do_not_wait_for_a_late_mask(bench: Bench) -> None:
         bench.turn()
         bench.now_s += STEP_S
     assert 1 not in bench.tokens
-    voids = [masks.void for masks in bench.runner.masks if masks is not None]
-    assert len(voids) >= 20 and all(len(void) == 1 for void in voids)
+    skips = [masks.skipped for masks in bench.runner.masks if masks is not None]
+    assert len(skips) >= 20 and all(len(skipped) == 1 for skipped in skips)
     bench.guide.ready = set(range(8))
     bench.run()
     assert bench.tokens[1] == [ALLOWED] * 4
@@ -242,7 +242,7 @@ def test_who_was_held_back_from_the_step_does_not_wait_for_its_masks() -> None:
     assert plan is not None and plan.guided == (0,)
     alone = replace(plan, row_slot=plan.row_slot[:1])  # as if the other had found no room in it
     masks = Masking(scheduler, HandGuide()).masks(alone, late=True)
-    assert masks is not None and masks.void == (0,)
+    assert masks is not None and masks.skipped == (0,)
 
 
 def test_nobody_waits_for_the_mask_of_a_sequence_that_was_aborted(bench: Bench) -> None:

@@ -171,11 +171,11 @@ class MaskStaging:
     def upload(self, plan: StepPlan, masks: TokenMasks | None) -> int:
         """Start the copy; return the upload's number.
 
-        Raises ValueError where a guided sample is neither masked nor void: it could say anything.
+        Raises ValueError where a guided sample is neither masked nor skipped.
         """
         missing = set(plan.guided)
         if masks is not None:
-            missing.difference_update(masks.samples.tolist(), masks.void)
+            missing.difference_update(masks.samples.tolist(), masks.skipped)
         if masks is None or missing:
             raise ValueError(f"step {plan.step_id}: no mask for guided samples {sorted(missing)}")
         size = pack_masks(masks, self._max_samples, self._num_words, self._staging.buffer())
@@ -198,7 +198,7 @@ def pack_masks(masks: TokenMasks, max_samples: int, num_words: int, out: Int32Ar
         )
     row_of_S = out[:max_samples]
     row_of_S.fill(NO_MASK)
-    row_of_S[list(masks.void)] = VOID_MASK
+    row_of_S[list(masks.skipped)] = VOID_MASK
     row_of_S[masks.samples] = range(num_rows)
     end = max_samples + num_rows * num_words
     out[max_samples:end].reshape(num_rows, num_words)[:] = masks.bits

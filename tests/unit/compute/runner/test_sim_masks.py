@@ -25,9 +25,9 @@ def guided(slot: int, seed: int, grammar_spec: GrammarSpec = GRAMMAR) -> SlotDel
     return SlotDelta(slot, 0, sampling, choice=0, stop_ids=(2, 3))
 
 
-def make_masks(allowed: list[list[int]], void: tuple[int, ...] = ()) -> TokenMasks:
+def make_masks(allowed: list[list[int]], skipped: tuple[int, ...] = ()) -> TokenMasks:
     bits = np.array([bits_of(ids, VOCAB_SIZE) for ids in allowed], dtype=np.int32)
-    return TokenMasks(np.arange(len(allowed), dtype=np.int32), bits, void)
+    return TokenMasks(np.arange(len(allowed), dtype=np.int32), bits, skipped)
 
 
 @given(
@@ -66,7 +66,7 @@ def test_masks_decide_the_tokens_of_guided_samples_alone() -> None:
     device: SimRunner = runner(clock)
     step = plan(0, 0, slots=(guided(0, 5), guided(1, 6)))
     free = device.result(device.sample(device.forward(step))).tokens[:, 0].tolist()
-    ticket = device.sample(device.forward(step), make_masks([[9]], void=(1,)))
+    ticket = device.sample(device.forward(step), make_masks([[9]], skipped=(1,)))
     assert device.result(ticket).tokens[:, 0].tolist() == [9, free[1]]
 
 

@@ -1,4 +1,4 @@
-"""Masks in the CPU's sampler: what they bar is never drawn, and void samples leave no trace."""
+"""Masks in the CPU's sampler: what they bar is never drawn, and skipped samples leave no trace."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def make_sampler(*settings: dict[str, Any]) -> Sampler:
     return sampler
 
 
-def make_masks(allowed: dict[int, list[int]], void: tuple[int, ...] = ()) -> TokenMasks:
+def make_masks(allowed: dict[int, list[int]], skipped: tuple[int, ...] = ()) -> TokenMasks:
     rows = [bits_of(ids, VOCAB_SIZE) for ids in allowed.values()]
     bits = np.array(rows, dtype=np.int32).reshape(len(rows), -(-VOCAB_SIZE // 32))
-    return TokenMasks(np.array(list(allowed), dtype=np.int32), bits, void)
+    return TokenMasks(np.array(list(allowed), dtype=np.int32), bits, skipped)
 
 
 def draw(sampler: Sampler, logits: torch.Tensor, index: int, masks: TokenMasks | None) -> list[int]:
@@ -89,7 +89,7 @@ def test_what_a_void_sample_draws_is_not_counted(temperature: float) -> None:
     first, second = make_sampler(fields, fields), make_sampler(fields, fields)
     everything = list(range(VOCAB_SIZE))
     for index in range(5):
-        draw(first, logits, index, make_masks({0: everything}, void=(1,)))
+        draw(first, logits, index, make_masks({0: everything}, skipped=(1,)))
         draw(second, logits, index, make_masks({0: everything, 1: everything}))
     expected = draw(make_sampler(fields, fields), logits, 0, None)
     assert draw(first, logits, 0, None)[1] == expected[1]

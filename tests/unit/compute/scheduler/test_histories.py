@@ -117,7 +117,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.counter = 0
         self.damaged: set[int] = set()
         self.unsampled: tuple[StepPlan, bool] | None = None
-        self.num_void = 0
+        self.num_skipped = 0
 
     @rule(own=st.lists(st.integers(0, 31), min_size=1, max_size=12), wish=wishes)
     def add(self, own: list[int], wish: dict[str, Any]) -> None:
@@ -260,9 +260,9 @@ class SchedulerHistory(RuleBasedStateMachine):
             self.sampled(plan, damaged)
         return True
 
-    def sampled(self, plan: StepPlan, damaged: bool, void: frozenset[int] = frozenset()) -> None:
+    def sampled(self, plan: StepPlan, damaged: bool, skipped: frozenset[int] = frozenset()) -> None:
         """Run a step, whose result waits."""
-        result = self.loop.device.run(plan, damaged, void)
+        result = self.loop.device.run(plan, damaged, skipped)
         self.loop.in_flight.append((plan, result))
         if damaged:
             self.damaged.add(plan.step_id)
@@ -275,10 +275,10 @@ class SchedulerHistory(RuleBasedStateMachine):
         while self.loop.in_flight:
             self.collect()
         (plan, damaged), self.unsampled = self.unsampled, None
-        void = frozenset(s for s in plan.guided if pattern >> (s + plan.step_id) % 6 & 1)
-        self.num_void += len(void)
-        self.loop.scheduler.reschedule(plan, void)
-        self.sampled(plan, damaged, void)
+        skipped = frozenset(s for s in plan.guided if pattern >> (s + plan.step_id) % 6 & 1)
+        self.num_skipped += len(skipped)
+        self.loop.scheduler.reschedule(plan, skipped)
+        self.sampled(plan, damaged, skipped)
 
     @precondition(lambda self: self.unsampled)
     @rule(pattern=st.integers(0, 63))

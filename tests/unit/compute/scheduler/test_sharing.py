@@ -44,9 +44,9 @@ def planned(loop: Loop) -> StepPlan:
     return plan
 
 
-def run_planned(loop: Loop, plan: StepPlan, void: frozenset[int] = frozenset()) -> None:
+def run_planned(loop: Loop, plan: StepPlan, skipped: frozenset[int] = frozenset()) -> None:
     """Launch it, and everything else after it."""
-    loop.in_flight.append((plan, loop.device.run(plan, void=void)))
+    loop.in_flight.append((plan, loop.device.run(plan, skipped=skipped)))
     loop.run()
     loop.check_finished()
 
@@ -120,7 +120,7 @@ def test_the_page_of_a_guided_sample_is_not_shared_before_it_is_drawn() -> None:
     plan = planned(loop)
     assert plan.q_start.tolist() == [0, 8]
     loop.scheduler.reschedule(plan, plan.guided)
-    run_planned(loop, plan, void=frozenset(plan.guided))
+    run_planned(loop, plan, skipped=frozenset(plan.guided))
 
 
 def test_a_page_that_two_have_computed_is_exchanged_only_once_both_are_on_the_device() -> None:

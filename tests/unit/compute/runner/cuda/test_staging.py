@@ -172,14 +172,14 @@ def plan_with(guided: tuple[int, ...]) -> StepPlan:
     return replace(random_plan(PlanSizes(num_decode_rows=6), 1), guided=guided)
 
 
-def masks_of(allowed: dict[int, list[int]], void: tuple[int, ...] = ()) -> TokenMasks:
+def masks_of(allowed: dict[int, list[int]], skipped: tuple[int, ...] = ()) -> TokenMasks:
     bits = np.array([bits_of(ids, VOCAB_SIZE) for ids in allowed.values()], dtype=np.int32)
-    return TokenMasks(np.array(list(allowed), dtype=np.int32), bits.reshape(-1, 3), void)
+    return TokenMasks(np.array(list(allowed), dtype=np.int32), bits.reshape(-1, 3), skipped)
 
 
 def test_each_sample_finds_its_row_and_void_and_free_ones_find_none() -> None:
     rows, staging = make()
-    masks = masks_of({4: [0, 31, 32, 69], 1: [5]}, void=(2,))
+    masks = masks_of({4: [0, 31, 32, 69], 1: [5]}, skipped=(2,))
     staging.done(staging.upload(plan_with((1, 2, 4)), masks))
     assert rows.row_of_S.tolist() == [NO_MASK, 1, VOID_MASK, NO_MASK, 0, NO_MASK]
     words = rows.bits_GM[0].tolist()
@@ -196,11 +196,11 @@ def test_a_step_forgets_the_masks_of_the_step_before() -> None:
 
 def test_all_may_be_void() -> None:
     rows, staging = make()
-    staging.upload(plan_with((0, 5)), masks_of({}, void=(0, 5)))
+    staging.upload(plan_with((0, 5)), masks_of({}, skipped=(0, 5)))
     assert rows.row_of_S.tolist() == [VOID_MASK, NO_MASK, NO_MASK, NO_MASK, NO_MASK, VOID_MASK]
 
 
-@pytest.mark.parametrize("masks", [None, masks_of({1: [3]}), masks_of({1: [3]}, void=(4,))])
+@pytest.mark.parametrize("masks", [None, masks_of({1: [3]}), masks_of({1: [3]}, skipped=(4,))])
 def test_a_guided_sample_that_has_no_mask_is_refused(masks: TokenMasks | None) -> None:
     _, staging = make()
     with pytest.raises(ValueError, match="no mask for guided samples"):

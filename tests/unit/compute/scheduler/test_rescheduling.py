@@ -21,15 +21,15 @@ def make_loop(**spec: int) -> Loop:
     return Loop(make_spec(**spec), SchedulerSettings(in_flight_steps=1))
 
 
-def launch(loop: Loop, void: frozenset[int] = frozenset()) -> StepPlan:
-    """Plan a step, take all before it, and run it with these of its guided samples void."""
+def launch(loop: Loop, skipped: frozenset[int] = frozenset()) -> StepPlan:
+    """Plan a step, take all before it, and run it with these of its guided samples skipped."""
     plan = loop.scheduler.plan(0.0)
     assert plan is not None
     while loop.in_flight:
         loop.collect()
-    void = void & set(plan.guided)
-    loop.scheduler.reschedule(plan, void)
-    loop.in_flight.append((plan, loop.device.run(plan, void=void)))
+    skipped = skipped & set(plan.guided)
+    loop.scheduler.reschedule(plan, skipped)
+    loop.in_flight.append((plan, loop.device.run(plan, skipped=skipped)))
     return plan
 
 
@@ -50,9 +50,9 @@ def test_guided_samples_are_numbered_in_the_plan() -> None:
 def test_a_prompt_whose_sample_is_void_goes_on_as_a_decode_row_of_its_last_token() -> None:
     loop = make_loop()
     loop.add(make_request(0, prompt=(2, 3, 4, 5, 6), **GUIDED))
-    first = launch(loop, void=ALL)
+    first = launch(loop, skipped=ALL)
     assert first.sample_index.tolist() == [0]
-    second = launch(loop, void=ALL)
+    second = launch(loop, skipped=ALL)
     assert second.tokens.tolist() == [6]
     assert (second.num_decode_rows, second.q_start.tolist()) == (1, [4])
     third = launch(loop)
@@ -71,8 +71,8 @@ def test_a_decode_row_that_is_void_gets_its_token_from_the_host() -> None:
     loop.add(make_request(0, **GUIDED))
     loop.add(make_request(1))
     launch(loop)
-    void = launch(loop, void=ALL)
-    assert void.tokens.tolist() == [DEVICE_TOKEN, DEVICE_TOKEN]
+    skipped = launch(loop, skipped=ALL)
+    assert skipped.tokens.tolist() == [DEVICE_TOKEN, DEVICE_TOKEN]
     again = launch(loop)
     loop.hear()
     assert again.tokens.tolist() == [loop.streams[0].tokens[0], DEVICE_TOKEN]
@@ -84,8 +84,8 @@ def test_a_decode_row_that_is_void_gets_its_token_from_the_host() -> None:
 def test_a_page_that_is_written_again_is_not_shared() -> None:
     loop = make_loop()
     loop.add(make_request(0, prompt=tuple(range(2, 10)), **GUIDED))  # two pages
-    launch(loop, void=ALL)
-    launch(loop, void=ALL)
+    launch(loop, skipped=ALL)
+    launch(loop, skipped=ALL)
     assert len(list(loop.scheduler._state.memory.tree.nodes())) == 1
     launch(loop)
     launch(loop)
@@ -97,8 +97,8 @@ def test_a_page_that_is_written_again_is_not_shared() -> None:
 def test_followers_do_not_wait_for_their_leaders_mask() -> None:
     loop = make_loop()
     loop.add(make_request(0, prompt=tuple(range(2, 10)), num_choices=3, **GUIDED))
-    launch(loop, void=ALL)
-    assert launch(loop, void=ALL).num_rows == 3
+    launch(loop, skipped=ALL)
+    assert launch(loop, skipped=ALL).num_rows == 3
     loop.run()
     loop.check_finished()
 
@@ -122,7 +122,7 @@ def test_a_sample_that_fails_ends_its_sequence_and_no_other() -> None:
     loop.scheduler.fail_samples(plan, {0: Failure(500, "grammar_failed", "No.")})
     assert loop.scheduler.live_samples(plan, [0, 1]) == [1]
     loop.scheduler.reschedule(plan, [0, 1])
-    loop.in_flight.append((plan, loop.device.run(plan, void=frozenset([0, 1]))))
+    loop.in_flight.append((plan, loop.device.run(plan, skipped=frozenset([0, 1]))))
     loop.run()
     endings = [loop.streams[counter].ending for counter in (0, 1)]
     assert [ending and ending.reason for ending in endings] == ["failed", "length"]
@@ -140,9 +140,9 @@ def test_a_sequence_that_is_taken_back_can_be_preempted_at_once() -> None:
         while loop.in_flight:
             loop.collect()
         if plan is not None:
-            void = frozenset(s for s in plan.guided if (s + number) % 2)
-            loop.scheduler.reschedule(plan, void)
-            loop.in_flight.append((plan, loop.device.run(plan, void=void)))
+            skipped = frozenset(s for s in plan.guided if (s + number) % 2)
+            loop.scheduler.reschedule(plan, skipped)
+            loop.in_flight.append((plan, loop.device.run(plan, skipped=skipped)))
         loop.hear()
     loop.run()
     assert loop.scheduler.stats().preemptions_total > 0
@@ -158,7 +158,7 @@ def test_a_prompt_of_one_missing_token_can_be_preempted_while_its_void_step_is_i
     for _ in range(13):
         launch(loop)
     loop.add(make_request(2, prompt=prompt, **GUIDED))
-    plan = launch(loop, void=ALL)  # takes the last page; in the next step the older needs one
+    plan = launch(loop, skipped=ALL)  # takes the last page; in the next step the older needs one
     assert (plan.q_start.tolist(), plan.q_len.tolist()) == ([15, 8], [1, 1])
     assert launch(loop).num_rows == 1
     assert loop.scheduler.stats().preemptions_total == 1
