@@ -23,7 +23,7 @@ from services.tokenizer.pool import Pool, PoolSettings
 
 
 def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
-    """Put the actor together; ModelError when the model folder cannot be used."""
+    """Build the actor; ModelError when the model folder cannot be used."""
     own = config.own
     folder = locate(config.model.path, config.model.revision)
     # Lengths are 0 in a card of a worker that does not decide them.
@@ -54,7 +54,7 @@ def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
 
 
 def _about(folder: Path, settings: TokenizerSettings) -> dict[str, Any]:
-    """Describe the tokenizer: its folder's settings, its chat template, what it writes and how."""
+    """Describe the tokenizer: its folder's settings, its chat template, its answer formats."""
     config = read_json(folder, "tokenizer_config.json")
     template = folder / "chat_template.jinja"
     if template.is_file():

@@ -45,7 +45,7 @@ _STALL_MARGIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Where the actor has the time from: Unix seconds for spans, monotonic ones for leases."""
+    """The actor's clocks: Unix seconds for prompts, monotonic seconds for leases."""
 
     unix_s: Callable[[], float] = time.time
     monotonic_s: Callable[[], float] = time.monotonic
@@ -63,7 +63,7 @@ class TokenizerActor(Worker):
         clocks: Clocks | None = None,
         about: bytes = b"{}",
     ) -> None:
-        """`about` describes the tokenizer to operators, a JSON object."""
+        """`about` is a JSON object that describes the tokenizer to operators."""
         super().__init__(registration)
         self._settings = settings
         self._card = card
@@ -81,7 +81,6 @@ class TokenizerActor(Worker):
 
     @property
     def num_open(self) -> int:
-        """Requests in work."""
         return len(self._work)
 
     async def start(self, transport: Transport) -> None:
@@ -91,7 +90,7 @@ class TokenizerActor(Worker):
         self._registration.start(transport, self._card)
 
     async def stop(self) -> None:
-        """Refuse what is still in work, so that routers place it elsewhere, and end the pool."""
+        """Refuse the open requests, so that routers place them elsewhere, and end the pool."""
         failure = Failure(
             status=503,
             code="draining",
@@ -104,7 +103,7 @@ class TokenizerActor(Worker):
         self._pool.stop()
 
     def receive(self, message: TokenizerInbox, sender: Address) -> None:
-        """Handle one message; any mail renews its sender's lease."""
+        """Handle one message; any message renews its sender's lease."""
         now_s = self._clocks.monotonic_s()
         self._registration.heard(sender, now_s)
         match message:
@@ -122,15 +121,15 @@ class TokenizerActor(Worker):
                 self._links.send(message.reply, Inspection(message.query, self._about))
 
     def peer_lost(self, peer: Address) -> None:
-        """End the requests of a router that does not take its mail.
+        """End the requests of a router that does not accept messages.
 
-        Compute's are the router's to notice: this tokenizer has no state left for them.
+        The router itself notices a lost compute: this tokenizer keeps no state for it.
         """
         self._registration.lost(peer)
         self.drop_router(peer.instance_id, self._clocks.monotonic_s())
 
     def tick(self, now_s: float) -> None:
-        """Watch the pool, end the requests of routers whose lease ran out, and beat."""
+        """Watch the pool, end the requests of routers whose lease has expired, send heartbeats."""
         self._pool.tick()
         self._work.expire(now_s)
         self.beat(now_s)
@@ -245,7 +244,7 @@ class TokenizerActor(Worker):
             self._send(work, message.route.reply, AttemptRefused(first, num_choices, failure))
 
     def _drop(self, work: Work) -> None:
-        """Forget a request that nobody waits for any more."""
+        """Forget a request whose answer is no longer wanted."""
         if work.job:
             self._pool.cancel(work.job)
         self._spans.pop(work).end()

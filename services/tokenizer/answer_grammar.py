@@ -1,4 +1,4 @@
-"""Composes all that a client wants of an answer's tokens into one `GrammarSpec`.
+"""Composes everything that a client demands of an answer's tokens into one `GrammarSpec`.
 
 Runs in a process of the pool, within its limits. Grammars are only written here; compute compiles
 them, with limits of its own.
@@ -42,7 +42,7 @@ def compose(
     vocabulary: Vocabulary,
     banned: tuple[tuple[int, ...], ...] = (),
 ) -> GrammarSpec | None:
-    """Return what the answer's tokens must obey; None for nothing. Refused for what cannot be."""
+    """Return the rules of the answer's tokens, None for no rules; Refused for impossible ones."""
     answer = _AnswerGrammar(rules, functions, format, vocabulary).fragment()
     if answer is None and not rules.allowed_token_ids and not banned:
         return None
@@ -77,7 +77,7 @@ class _AnswerGrammar:
         return answer if reasoning is None else reasoning.before(answer)
 
     def _free(self, reasoning: ReasoningGrammar | None) -> Fragment | None:
-        """Return the grammar of free text, as far as its calls or its reasoning have rules."""
+        """Return the grammar of free text whose calls or reasoning have rules."""
         tools, watched = self.rules.tools, None
         if tools is not None and self.functions and self.format.tool_format in MARKED:
             make = TOOL_GRAMMARS[self.format.tool_format]

@@ -1,4 +1,4 @@
-"""Renders conversations by the chat templates of a model folder, and knows how its answers look."""
+"""Renders conversations with a model's chat templates, and detects the format of its answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RenderedChat:
 
 
 class ChatRenderer:
-    """The chat templates of one folder; whatever they do happens inside of `limits()`."""
+    """The chat templates of one folder; all of their code runs inside `limits()`."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class ChatRenderer:
         settings: EncoderSettings,
         limits: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Compile the templates; one that is not valid refuses its conversations later.
+        """Compile the templates; an invalid one refuses its conversations later.
 
-        ModelError for one that was chosen by the settings: whoever did is there to mend it.
+        ModelError for an invalid one that the settings name: the operator can correct it now.
         """
         self._folder = folder
         self._settings = settings
         self._limits = limits
-        self._templates: dict[str, ChatTemplate | str] = {}  # by source; a text says what is wrong
+        self._templates: dict[str, ChatTemplate | str] = {}  # by source; a str is the error
         self._capabilities: dict[str, TemplateCapabilities] = {}
         for source in folder.templates.values():
             self._compile(source)
@@ -86,7 +86,7 @@ class ChatRenderer:
                 raise ModelError(f"{settings.chat_template}: {why}")
 
     def render(self, prompt: ChatPrompt, now_s: float) -> RenderedChat:
-        """Render at Unix time `now_s`; Refused says why a conversation cannot be."""
+        """Render a conversation as of Unix time `now_s`; Refused says why it cannot be rendered."""
         try:
             with self._limits():
                 return self._rendered(prompt, now_s)
@@ -95,7 +95,7 @@ class ChatRenderer:
         except UnsupportedContent as error:
             raise refused(str(error), "unsupported_content", error.field) from error
         except MemoryError as error:
-            # What was allocated stays mapped here and there; a fresh process is cheaper than doubt.
+            # Parts of the memory may stay allocated; a fresh process is the safe choice.
             limit = self._settings.template_memory_mb
             because = refused(
                 f"the chat template needs more than {limit} MiB for this conversation"
@@ -183,7 +183,7 @@ class ChatRenderer:
 
 
 def _final_text(messages: list[Any]) -> str:
-    """Return the text of the message that the model continues."""
+    """Return the text of the final message, which the model continues."""
     content = messages[-1].get("content") if messages and isinstance(messages[-1], dict) else None
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
@@ -202,7 +202,7 @@ def _parsed(data: bytes, kind: type, field: str, what: str) -> Any:
 
 
 def check_kwargs(variables: dict[str, Any], allowed: Collection[str], template: str) -> None:
-    """Raise Refused, by name, for a variable that is not allowed or has too much in it."""
+    """Raise Refused, naming the variable, for one that is not allowed or too large."""
     for name in sorted(variables):
         field = f"{_KWARGS_FIELD}.{name}"
         if name in RESERVED_KWARGS:

@@ -1,6 +1,6 @@
 """Chat templates as transformers renders them: sandboxed jinja2, character for character the same.
 
-It knows neither tokens nor limits; time and memory are bounded by the process that renders.
+It knows neither tokens nor limits; the process that renders bounds time and memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ChatTemplateError(Exception):
 class Conversation:
     """What a template is applied to; `variables` are further ones, such as `enable_thinking`.
 
-    Null fields are as good as absent, but for some templates the content beside calls must be there
-    and be null: `keep_null_content`.
+    Null fields count as absent; with `keep_null_content`, a message with calls keeps a null
+    content, which some templates require.
     """
 
     messages: list[Message]
@@ -50,7 +50,7 @@ class ChatTemplate:
     """One compiled template of a model folder."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """Compile; ChatTemplateError when the source is not valid."""
+        """Compile the source; ChatTemplateError when it is not valid."""
         self.source = source
         self._special_tokens = special_tokens
         self._now_s = 0.0
@@ -110,7 +110,7 @@ class ChatTemplate:
 
 
 def _completed(message: Message, keep_null_content: bool) -> Message:
-    """Copy a message without its null fields, its reasoning under every name templates read."""
+    """Copy a message without null fields, its reasoning under each name that templates read."""
     if not isinstance(message, dict):
         raise ChatTemplateError("every message must be an object with a role and content")
     copied = {key: _copy(value) for key, value in message.items() if value is not None}

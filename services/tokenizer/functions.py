@@ -24,10 +24,10 @@ _WHERE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function: `parameters` is the JSON schema of an object; `field` is where it stands.
+    """One function: `parameters` is a JSON schema of an object, `field` its place in the request.
 
-    Of a function that takes one text, `input`, there may be a Lark grammar of that text as it
-    stands in a JSON string.
+    A function that takes one text, `input`, may have a Lark grammar of that text inside a JSON
+    string.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Function:
 
 
 def functions_of(tools: list[Any], inputs: Iterable[ToolInput] = ()) -> list[Function]:
-    """Read the functions of a request's `tools`; Refused names the tool that is none."""
-    grammars = {each.tool: each.lark for each in inputs}
+    """Read the functions of a request's `tools`; Refused names a tool that has none."""
+    grammars = {tool_input.tool: tool_input.lark for tool_input in inputs}
     return [_function(tool, f"tools[{number}]", grammars) for number, tool in enumerate(tools)]
 
 

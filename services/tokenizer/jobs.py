@@ -26,7 +26,7 @@ class Refused(Exception):
 def refused(
     message: str, code: str = "template_error", field: str | None = None, status: int = 400
 ) -> Refused:
-    """Make a refusal; without a field it is the prompt's."""
+    """Make a refusal; without a field it blames the prompt's."""
     return Refused(Failure(status=status, code=code, message=message, field=field))
 
 
@@ -34,7 +34,7 @@ def refused(
 class Job:
     """A prompt to tokenize, as of Unix time `now_s`; `want_strs` asks for the tokens' texts.
 
-    `rules` are what the client wants of the answer's tokens.
+    `rules` are the client's demands on the answer's tokens.
     """
 
     prompt: PromptSource
@@ -44,15 +44,15 @@ class Job:
 
     @property
     def is_confined(self) -> bool:
-        """Whether it runs what is not ours: a template, or a client's schema or grammar."""
+        """Whether it runs foreign code: a template, or a client's schema or grammar."""
         return isinstance(self.prompt, ChatPrompt) or self.rules != OutputRules()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is known of the answer beforehand: its tokens' rules, and the formats it is in.
+    """What is known of the answer in advance: the rules of its tokens, and its formats.
 
-    `reasoning_open` says that the prompt ends inside of reasoning.
+    `reasoning_open` says that the prompt ends inside the reasoning.
     """
 
     grammar_spec: GrammarSpec | None = None
@@ -63,7 +63,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the job that the process was given; `retiring` says that it ends now."""
+    """The result of a job; `retiring` says that the process ends after it."""
 
     ids: array[int]
     strs: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings:
-    """What a process of the pool needs to know; it travels as JSON on its command line."""
+    """The settings of a process of the pool; they travel as JSON on its command line."""
 
     folder: str
     max_prompt_bytes: int
@@ -87,7 +87,7 @@ class EncoderSettings:
 
 
 def size_of(prompt: PromptSource) -> int:
-    """Bytes that a prompt takes in memory and on the way to a process."""
+    """Return the bytes that a prompt takes in memory and on its way to a process."""
     match prompt:
         case ChatPrompt():
             parts = (prompt.messages_json, prompt.tools_json, prompt.template_kwargs_json)

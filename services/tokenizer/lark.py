@@ -1,6 +1,6 @@
 """Writes grammars as llguidance reads them: Lark's syntax with JSON schemas and token ids inside.
 
-It knows the syntax and nothing of chats.
+It knows the syntax, but nothing about chats.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FREE_TEXT = "<[*]>*"  # any tokens, special ones too
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A part of a grammar: the expression that stands for it, and what that refers to.
+    """A part of a grammar: its expression, and the rules and grammars which that refers to.
 
     `rules` are lines of the main grammar. `grammars` are (name, text) of grammars with rules of
     their own, which an expression refers to as `@name`.
@@ -27,35 +27,32 @@ class Fragment:
 
 
 def literal(text: str) -> str:
-    """Write a text that has to come as it is."""
+    """Write a text literally."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def escaped(text: str) -> str:
-    """Write a text as a regular expression that stands between slashes."""
-    signs = "".join(f"\\{each}" if each in "/[]().*+?|\\{}^$" else each for each in text)
-    return signs.replace("\n", "\\n").replace("\r", "\\r")
+    """Write a text as a regular expression to stand between slashes."""
+    escaped = "".join(f"\\{char}" if char in "/[]().*+?|\\{}^$" else char for char in text)
+    return escaped.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def optional(fragment: Fragment) -> Fragment:
-    """What may come or not."""
     return replace(fragment, expression=f"({fragment.expression})?")
 
 
 def one_of(fragments: Sequence[Fragment]) -> Fragment:
-    """Either one of these."""
     if len(fragments) == 1:
         return fragments[0]
     return _joined(fragments, "(" + " | ".join(part.expression for part in fragments) + ")")
 
 
 def in_order(*fragments: Fragment) -> Fragment:
-    """One after the other."""
     return _joined(fragments, " ".join(part.expression for part in fragments))
 
 
 def separated(fragment: Fragment, separator: str, max_items: int) -> Fragment:
-    """One to `max_items` of these, with an expression between each two."""
+    """Repeat a fragment one to `max_items` times, with the separator between."""
     item = fragment.expression
     if max_items == 1:
         return fragment
@@ -64,12 +61,12 @@ def separated(fragment: Fragment, separator: str, max_items: int) -> Fragment:
 
 
 def json_rule(name: str, schema: Any) -> str:
-    """Write a rule for what a JSON schema describes."""
+    """Write a rule for the JSON that a schema describes."""
     return f"{name}: %json {json.dumps(schema, ensure_ascii=False)}"
 
 
 def grammar_of(fragment: Fragment) -> str:
-    """Write the whole grammar; with grammars of their own inside it takes the JSON form."""
+    """Write the whole grammar, in the JSON form if it has grammars inside."""
     main = "\n".join((f"start: {fragment.expression}", *fragment.rules))
     if not fragment.grammars:
         return main

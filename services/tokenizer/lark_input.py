@@ -1,12 +1,12 @@
-r"""Rewrites a client's Lark grammar of a text for that text inside of a JSON string.
+r"""Rewrites a client's Lark grammar of a text for that text inside a JSON string.
 
 Models write the input of a custom tool as they write all arguments: as JSON, in which a line break
-is `\n` and a quote `\"`. So every terminal is written with these escapes in place of the characters
-that JSON does not have. What a grammar builds of its terminals stays as it is.
+is `\n` and a quote `\"`. So every terminal gets these escapes in place of the characters that JSON
+does not allow; the rules above the terminals stay as they are.
 
-llguidance takes the longest terminal and never goes back: at the backslash of `\n`, a terminal
-that may go on with `\"` would. So one that ends in a run of characters, as `/.*/` does, becomes a
-rule in which every escape is a terminal of its own.
+llguidance takes the longest terminal and never backtracks: at the backslash of `\n` it would follow
+a terminal that may continue with `\"`. So a terminal that ends in a run of characters, as `/.*/`
+does, becomes a rule in which every escape is a terminal of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOKEN = re.compile(
 _DEFINITION = re.compile(r"^[ \t]*([A-Z]\w*)[ \t]*:((?:.|\n(?=[ \t]*\|))*)", re.MULTILINE)
 _NAME = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|\b[A-Z]\w*')
 _RUN = re.compile(r"\brun_\d")
-# What `%import common` has, as Lark defines it.
+# The terminals of `%import common`, as Lark defines them.
 _COMMON: Final = {
     "CNAME": r"[_A-Za-z][_A-Za-z0-9]*",
     "CPP_COMMENT": r"\/\/[^\n]*",
@@ -75,7 +75,7 @@ _CATEGORIES: Final = {
 
 
 def in_json_string(lark: str) -> str:
-    """Return the grammar of the JSON string's inside; ValueError says what cannot be rewritten."""
+    """Return the grammar of the string's content; ValueError says what cannot be rewritten."""
     if len(lark) > MAX_LENGTH:
         raise ValueError(f"it is longer than {MAX_LENGTH} characters")
     runs: list[str] = []
@@ -111,13 +111,13 @@ def _rewritten(token: re.Match[str], runs: list[str]) -> str:
 
 
 def _without_terminals_of_rules(text: str) -> str:
-    """Make rules of the terminals that are made of rules by now: give them a rule's name."""
-    found: dict[str, str] = dict(_DEFINITION.findall(text))
+    """Turn terminals that now consist of rules into rules, by giving them rule names."""
+    definitions: dict[str, str] = dict(_DEFINITION.findall(text))
     rules: set[str] = set()
     while True:
         more = {
             name
-            for name, body in found.items()
+            for name, body in definitions.items()
             if name not in rules and (_RUN.search(body) or rules & set(_names(body)))
         }
         if not more:
@@ -161,7 +161,7 @@ def _terminal(pattern: str, flags: int, runs: list[str]) -> str:
 
 
 def _parsed(pattern: str, flags: int) -> tuple[list[Any], bool, bool]:
-    """Return a regular expression's nodes, and whether dots mean all and case means nothing."""
+    """Return a regular expression's nodes, whether dots match all and whether case is ignored."""
     try:
         parsed = parser.parse(pattern.replace(r"\/", "/"), flags)
     except (re.error, OverflowError) as error:
@@ -171,7 +171,7 @@ def _parsed(pattern: str, flags: int) -> tuple[list[Any], bool, bool]:
 
 
 def _run(node: tuple[Any, Any], dot_all: bool, folds: bool) -> str:
-    """Write the rule of a repeated set of characters, plain ones and others; empty for no such."""
+    """Write the rule of a repeated set of characters with escapes in it; empty for other nodes."""
     op, value = node
     if op not in (ops.MAX_REPEAT, ops.MIN_REPEAT) or len(value[2]) != 1:
         return ""
@@ -192,7 +192,7 @@ def _sequence(nodes: Any, dot_all: bool, folds: bool) -> str:
 
 
 def _node(op: Any, value: Any, dot_all: bool, folds: bool) -> str:
-    """Write one node of Python's own parser."""
+    """Write one node of the tree that Python's parser makes."""
     match op:
         case ops.LITERAL if not folds and chr(value) not in _ESCAPED:
             return _shown(value)
@@ -205,7 +205,7 @@ def _node(op: Any, value: Any, dot_all: bool, folds: bool) -> str:
         case ops.IN:
             return _characters("".join(map(_member, value)), folds)
         case ops.BRANCH:
-            return f"(?:{'|'.join(_sequence(each, dot_all, folds) for each in value[1])})"
+            return f"(?:{'|'.join(_sequence(branch, dot_all, folds) for branch in value[1])})"
         case ops.SUBPATTERN:
             _, added, removed, inner = value
             folds = (folds or bool(added & re.I)) and not removed & re.I
@@ -233,12 +233,12 @@ def _member(item: tuple[Any, Any]) -> str:
 
 
 def _shown(code: int) -> str:
-    """Write a character as regular expressions have it anywhere, Python's and Rust's."""
+    """Write a character as Python and Rust both read it, inside or outside a set."""
     return chr(code) if chr(code).isalnum() else f"\\U{code:08x}"
 
 
 def _characters(inside: str, folds: bool) -> str:
-    """Write a set of characters: those of JSON as they are, the others by their escapes."""
+    """Write a set of characters; those that JSON escapes as their escapes."""
     known = re.compile(f"[{inside}]", re.I if folds else 0)
     ways = [
         _backslashed(json.dumps(character)[1:-1])

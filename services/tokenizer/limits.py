@@ -1,4 +1,4 @@
-"""How many tokens a request may have, and which ids exist. Pure decisions, no messages sent."""
+"""Limits of a request: its tokens, its ids, its structure. Pure decisions, no messages sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_ids(ids: array[int], vocab_size: int, field: str) -> Failure | None:
 
 
 def check_rules(rules: OutputRules, vocab_size: int, max_structure_bytes: int) -> Failure | None:
-    """Refuse allowed ids that do not exist, and a structure that is too large to be read."""
+    """Refuse allowed ids that do not exist, and a structure that is too large."""
     structure = rules.structure
     if structure is not None and len(structure.text) > max_structure_bytes:
         return _invalid(
@@ -58,14 +58,14 @@ def _check_allowed(allowed: tuple[int, ...], vocab_size: int) -> Failure | None:
 
 
 def truncated(ids: array[int], truncate_to: int, side: Literal["left", "right"]) -> array[int]:
-    """Cut what is over `truncate_to` tokens (0: nothing) off at one side."""
+    """Cut a prompt to `truncate_to` tokens (0: no limit), at one side."""
     if not 0 < truncate_to < len(ids):
         return ids
     return ids[-truncate_to:] if side == "left" else ids[:truncate_to]
 
 
 def check_prompt_len(limits: TokenLimits, prompt_len: int, field: str) -> Failure | None:
-    """Refuse a prompt that the model cannot read, whether it generates or not."""
+    """Refuse a prompt that is longer than the model or its settings allow."""
     context, longest = limits.max_model_len, limits.max_input_length
     if 0 < longest < prompt_len:
         message = (
@@ -85,9 +85,9 @@ def check_prompt_len(limits: TokenLimits, prompt_len: int, field: str) -> Failur
 def resolve_max_tokens(
     sampling: SamplingParams, limits: TokenLimits, prompt_len: int, field: str
 ) -> SamplingParams | Failure:
-    """Fit a request into the model's limits; `max_tokens` 0, or over what fits, becomes that.
+    """Fit `max_tokens` into the model's limits; 0 means as many as fit.
 
-    A limit of 0 in `limits` is none. Refused is a prompt alone that leaves no room.
+    A limit of 0 in `limits` means no limit. A prompt that leaves no room is refused.
     """
     context = limits.max_model_len
     too_long = check_prompt_len(replace(limits, max_model_len=0), prompt_len, field)

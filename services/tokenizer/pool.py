@@ -101,7 +101,7 @@ class Pool:
 
     @property
     def num_pending(self) -> int:
-        """Jobs in work or waiting."""
+        """Jobs that run or wait."""
         return len(self._entries)
 
     @property
@@ -124,7 +124,7 @@ class Pool:
         self._last_number += 1
         timeout_s = self._settings.encode_timeout_s
         if job.is_confined:
-            # Once for the template, once for what is composed of the answer's rules.
+            # Once for the template, once for the answer's grammar.
             timeout_s += 2 * self._settings.template_timeout_s
         entry = _Entry(
             number=self._last_number,
@@ -143,7 +143,7 @@ class Pool:
         return entry.number
 
     def cancel(self, number: int) -> None:
-        """Forget a job: its `done` is not called. A process that works on it goes on to its end."""
+        """Forget a job: its `done` is not called. A process that already runs it finishes it."""
         entry = self._entries.pop(number, None)
         if entry is not None:
             entry.done = None
@@ -151,7 +151,7 @@ class Pool:
             entry.frame, entry.rules = b"", OutputRules()
 
     def tick(self) -> None:
-        """Replace processes, kill those that take too long, give up jobs that waited too long."""
+        """Restart processes, kill those that take too long, fail jobs that waited too long."""
         now_s = self._clock()
         for child in self._children:
             child.tick(now_s)
@@ -239,7 +239,7 @@ class Pool:
 
 
 def _early_end(status: int, settings: PoolSettings) -> str:
-    """Say why a process ended before it was ready; jinja2 computes constants when it compiles."""
+    """Explain why a process ended before it was ready; jinja2 folds constants when it compiles."""
     if status == -signal.SIGALRM:
         return (
             f"the model's chat template takes over {settings.template_timeout_s:g} s to compile; "
@@ -249,7 +249,7 @@ def _early_end(status: int, settings: PoolSettings) -> str:
 
 
 def _death(entry: _Entry, status: int, settings: PoolSettings) -> Failure | None:
-    """Say what a job's process died of; None when it deserves another try."""
+    """Explain the death of a job's process; None when the job deserves another try."""
     if status == -signal.SIGALRM:
         has_rules = entry.rules != OutputRules()
         what = "the chat template or the answer's grammar" if has_rules else "the chat template"

@@ -1,4 +1,4 @@
-"""Brings clients' JSON schemas into what llguidance takes, without a change of their meaning."""
+"""Adapts clients' JSON schemas to llguidance without changing their meaning."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from common.json_schema import demands_nothing
 
-# Whitespace at each place where JSON allows it: one blank, or a line break with an indent. That is
-# what models write; without a bound a model at high temperature can fill its answer with blanks.
+# Whitespace where JSON allows it: one blank, or a line break with an indent, as models write it.
+# Without a bound, a model at high temperature can fill its answer with blanks.
 _WHITESPACE = r" |\r?\n[ \t]{0,20}"
-# The formats that llguidance enforces, less those of calendars. To JSON Schema a format is a
-# remark, so others are left out.
+# The formats that llguidance enforces, without those of dates. JSON Schema lets a validator ignore
+# a format, so others are left out.
 _FORMATS = frozenset(
     {
         "duration",
@@ -25,8 +25,8 @@ _FORMATS = frozenset(
 )
 _VALUES = frozenset({"const", "enum"})  # data, not schemas
 _MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-# What says nothing of what is valid, and can be most of a schema's length. The last is
-# llguidance's own: how whitespace is bounded is not for clients to say.
+# Keywords that do not affect validity and can be most of a schema's length. The last is
+# llguidance's own: clients do not decide how whitespace is bounded.
 _REMARKS = frozenset(
     {
         "$comment",
@@ -65,14 +65,14 @@ CALENDAR_PATTERNS: Final[Mapping[str, str]] = {
     "time": f"^{_TIME}$",
 }
 
-# One blank behind each comma and colon: what models write on one line, and Python.
+# One blank after each comma and colon, as models and Python write JSON on one line.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def prepared(schema: Any, lenient: bool = False, compact: bool = False) -> Any:
     """Return a schema for `%json`; `lenient` ignores the keywords that cannot be enforced.
 
-    Where it is `compact` the JSON stands on one line, and no whitespace is the model's choice.
+    With `compact` the JSON stands on one line, and the model chooses no whitespace.
     """
     whitespace = _COMPACT if compact else {"whitespace_pattern": _WHITESPACE}
     options = {**whitespace, "lenient": lenient}
@@ -84,7 +84,7 @@ def prepared(schema: Any, lenient: bool = False, compact: bool = False) -> Any:
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the properties that a plain object's schema does not name but would allow."""
+    """Forbid the properties that a plain object's schema allows without naming them."""
     if "properties" not in schema or _OPENING & schema.keys():
         return schema
     return {**schema, "additionalProperties": schema.get("additionalProperties", False)}
@@ -108,7 +108,7 @@ def _cleaned(schema: Any) -> Any:
 
 
 def _with_pattern(schema: dict[str, Any], pattern: str) -> dict[str, Any]:
-    """Add a pattern to a schema, beside one that it has."""
+    """Add a pattern to a schema, which may have one already."""
     if "pattern" not in schema:
         return {**schema, "pattern": pattern}
     others = schema.get("allOf")

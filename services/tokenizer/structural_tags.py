@@ -1,6 +1,6 @@
-"""The grammar of a structural tag: free text in which some tags begin what has a form.
+"""The grammar of a structural tag: free text in which tags begin constrained parts.
 
-Runs in a process of the pool, within its limits: the formats are the clients'. They are xgrammar's.
+Runs in a process of the pool, within its limits: formats come from clients. They are xgrammar's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from services.tokenizer.vocabulary import Vocabulary
 
 MAX_REPEATS = 1000
 
-# The texts one of which comes behind a format and belongs to it. Where there are none it is the
-# last of the answer; None is what comes behind and has no such mark.
+# The texts that end a format, one of which belongs to it. Without any, the format is the last of
+# the answer; None means that more follows without such a mark.
 Ends: TypeAlias = tuple[str, ...] | None
 
 _TEXT = r"(.|\n)*"
@@ -26,7 +26,7 @@ _FREE = Fragment("FREE_TEXT?", (f"FREE_TEXT: /{_TEXT}/",))
 
 
 def tag_grammar(structure: Structure, vocabulary: Vocabulary) -> Fragment:
-    """Return the grammar of a structural tag; Refused for a format that is none."""
+    """Return the grammar of a structural tag; Refused for an invalid format."""
     try:
         value = json.loads(structure.text)
     except ValueError as error:
@@ -56,11 +56,11 @@ class _Writer:
                 return self._tag(value, ends)
             case "sequence":
                 *before, last = self._formats(value, "elements")
-                parts = [self.write(each, None) for each in before]
+                parts = [self.write(element, None) for element in before]
                 return in_order(*parts, self.write(last, ends))
             case "or":
                 elements = self._formats(value, "elements")
-                return one_of([self.write(each, ends) for each in elements])
+                return one_of([self.write(element, ends) for element in elements])
             case "tags_with_separator":
                 return self._then(self._separated(value), ends)
             case "optional" | "star" | "plus" | "repeat":
@@ -69,7 +69,7 @@ class _Writer:
                 return self._then(self._simple(value), ends)
 
     def _simple(self, value: dict[str, Any]) -> Fragment:
-        """Write what has no format inside of it."""
+        """Write a format that has no format inside."""
         match value.get("type"):
             case "const_string":
                 return self._spelled(self._text(value, "value"))
@@ -96,21 +96,21 @@ class _Writer:
         return self._text_until(ends, self._texts(value, "excludes"))
 
     def _tag(self, value: Any, ends: Ends = None) -> Fragment:
-        """Write a tag from its beginning to its end."""
+        """Write a whole tag."""
         return in_order(self._spelled(self._text(value, "begin")), self._behind_begin(value, ends))
 
     def _behind_begin(self, tag: dict[str, Any], ends: Ends = None) -> Fragment:
         end = tag.get("end")
         given = end if isinstance(end, list) else [end]
-        if not given or not all(isinstance(each, str) for each in given):
+        if not given or not all(isinstance(text, str) for text in given):
             raise self._wrong("the end of a tag must be a text or several")
-        own = tuple(each for each in given if each)
+        own = tuple(text for text in given if text)
         if not own:
             return self.write(tag.get("content"), ends)
         return self._then(self.write(tag.get("content"), own), ends)
 
     def _triggered(self, value: dict[str, Any], ends: Ends) -> Fragment:
-        """Write free text that leads to one of the tags wherever it has a trigger in it."""
+        """Write free text in which each trigger begins one of its tags."""
         if ends is None:
             raise self._wrong("triggered_tags can only be the last part of a tag or of the answer")
         triggers, excludes = self._texts(value, "triggers"), self._texts(value, "excludes")
@@ -120,7 +120,7 @@ class _Writer:
         rests: dict[str, list[Fragment]] = {}
         for tag in tags:
             begin = self._text(tag, "begin")
-            met = [each for each in triggers if begin.startswith(each)]
+            met = [trigger for trigger in triggers if begin.startswith(trigger)]
             if not met:
                 raise self._wrong(f"the tag {json.dumps(begin)[:60]} begins with no trigger")
             trigger = min(met, key=len)  # the first that is seen
@@ -165,8 +165,8 @@ class _Writer:
         return _times(item, f"{{{least},{most}}}") if most else self._spelled("")
 
     def _text_until(self, ends: tuple[str, ...], excludes: tuple[str, ...] = ()) -> Fragment:
-        """Write free text up to and with the first of these; to the end of the answer if none."""
-        without = "|".join(escaped(each) for each in excludes if each)
+        """Write free text up to and including the first end; to the end of the answer if none."""
+        without = "|".join(escaped(text) for text in excludes if text)
         kept = f" & ~/{_TEXT}({without}){_TEXT}/" if without else ""
         if not ends:
             return self._token(f"/{_TEXT}/{kept}") if kept else _FREE
@@ -196,22 +196,22 @@ class _Writer:
         return Fragment(self._vocabulary.spelled(text))
 
     def _formats(self, value: dict[str, Any], name: str) -> list[Any]:
-        found = value.get(name)
-        if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
+        items = value.get(name)
+        if not isinstance(items, list) or not items or not all(isinstance(x, dict) for x in items):
             raise self._wrong(f"{name} must be a list of objects, not empty")
-        return found
+        return items
 
     def _texts(self, value: dict[str, Any], name: str) -> tuple[str, ...]:
-        found = value.get(name) or []
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        texts = value.get(name) or []
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise self._wrong(f"{name} must be a list of texts")
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(texts))
 
     def _text(self, value: Any, name: str) -> str:
-        found = value.get(name) if isinstance(value, dict) else None
-        if not isinstance(found, str):
+        text = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(text, str):
             raise self._wrong(f"{name} must be a text")
-        return found
+        return text
 
     def _name(self, kind: str) -> str:
         self._num_rules += 1

@@ -1,6 +1,6 @@
-"""The grammar of an answer that must have a structure: JSON, a regex, a choice, a client's grammar.
+"""The grammar of a structured answer: JSON, a regex, a choice, a client's grammar.
 
-Runs in a process of the pool, within its limits: the texts are the clients'.
+Runs in a process of the pool, within its limits, since the texts come from clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GBNF_RULE = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*::=", re.MULTILINE)
 
 
 def structure_grammar(structure: Structure, name: str = _NAME) -> Fragment:
-    """Return the grammar of a structure, called `name`; Refused names the field of a wrong one."""
+    """Return the grammar of a structure, named `name`; Refused for an invalid one."""
     match structure.kind:
         case "json_object":
             schema = prepared({"type": "object"}, compact=structure.compact)
@@ -38,16 +38,15 @@ def structure_grammar(structure: Structure, name: str = _NAME) -> Fragment:
             return Fragment(name, (f"{name}: {_choice(structure)}",))
         case "grammar":
             return Fragment(f"@{name}", grammars=((name, _lark(structure)),))
-    raise AssertionError(structure.kind)  # structural tags have a file of their own
+    raise AssertionError(structure.kind)  # structural tags are in structural_tags.py
 
 
 def _regex(structure: Structure) -> str:
     from llguidance import regex_to_lark
 
     try:
-        # Digits are ASCII's: which others there are depends on the version of Unicode, and who
-        # checks the answer has another one. The group keeps an empty regex from being read as a
-        # comment.
+        # Digits are ASCII: the others depend on the version of Unicode, and the client that checks
+        # the answer may have another one. The group keeps an empty regex from reading as a comment.
         pattern = regex_to_lark(structure.text, "d").replace("\n", "\\n")
         return f"(?:{pattern})"
     except ValueError as error:
@@ -75,7 +74,7 @@ def _lark(structure: Structure) -> str:
 
 
 def _from_gbnf(text: str) -> str:
-    """Convert with llguidance's own means; without a rule `root` the first rule is the start."""
+    """Convert with llguidance's converter; without a rule `root` the first rule is the start."""
     from llguidance.gbnf_to_lark import GrammarParser, resolve
 
     rules = GrammarParser().parse(text)

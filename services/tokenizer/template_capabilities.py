@@ -41,10 +41,9 @@ _CALL_CONTENTS: tuple[CallContent, ...] = ("absent", "null", "empty")
 class TemplateCapabilities:
     """What a template renders: content as `text` or `parts`, arguments as an object or JSON text.
 
-    `call_content` is what a message that only makes calls must have as its content. With
-    `nine_character_ids` it refuses the ids of calls that are longer or shorter; without
-    `several_calls` it renders one call a message, without `late_system` a system message only at
-    the beginning.
+    `call_content` is the content that a message with nothing but calls must have. With
+    `nine_character_ids` the template refuses call ids of another length; without `several_calls` it
+    renders one call a message, without `late_system` a system message only at the beginning.
     """
 
     text: bool
@@ -57,7 +56,7 @@ class TemplateCapabilities:
 
 
 def probe_capabilities(template: ChatTemplate) -> TemplateCapabilities:
-    """Try the shapes that templates are known to differ in."""
+    """Render the shapes of messages in which templates are known to differ."""
     text = _shows(template, _PROBE)
     parts = _shows(template, [{"type": "text", "text": _PROBE}])
     late_system = _shows_late_system(template, parts and not text)
@@ -92,7 +91,7 @@ def _shows_late_system(template: ChatTemplate, as_parts: bool) -> bool:
     user = {"role": "user", "content": content}
     twice = Conversation([user, {**user, "role": "system"}, user])
     without = Conversation([user, {**user, "role": "assistant"}, user])
-    # One that renders neither is judged by what it is given.
+    # A template that renders neither passes.
     return _rendered(template, twice).count(_PROBE) >= _rendered(template, without).count(_PROBE)
 
 
@@ -113,7 +112,7 @@ def _calls(template: ChatTemplate, shape: tuple[bool, CallContent], call_ids: li
         template,
         Conversation(messages, tools=[_TOOL], keep_null_content=call_content == "null"),
     )
-    # The description of the tool shows its names too: without the call they are fewer.
+    # The tool's description shows these names too, but fewer times than with the call.
     without = _rendered(template, Conversation(messages[:1], tools=[_TOOL]))
     if f"'{_ARGUMENT}'" in rendered.replace(without, ""):
         return False  # an object as Python writes it
@@ -130,7 +129,7 @@ def _rendered(template: ChatTemplate, conversation: Conversation) -> str:
 
 
 class UnsupportedContent(Exception):
-    """A message holds what this model cannot read; `field` says which."""
+    """A message has content that this model cannot read, at `field`."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -138,18 +137,18 @@ class UnsupportedContent(Exception):
 
 
 def adapt_messages(messages: list[Any], capabilities: TemplateCapabilities) -> list[Any]:
-    """Return the messages as the template wants them; UnsupportedContent for media parts."""
+    """Return the messages in the template's shapes; UnsupportedContent for media parts."""
     if not capabilities.late_system:
         messages = _without_late_system(messages)
     return [_message(message, capabilities, number) for number, message in enumerate(messages)]
 
 
 def _without_late_system(messages: list[Any]) -> list[Any]:
-    """Make system messages that come later the user's words; with the user's own they are one."""
+    """Turn later system messages into user messages, merged with the user's own beside them."""
     moved: list[Any] = []
     was_late = False
     for message in messages:
-        is_late = _role(message) == "system" and any(_role(each) != "system" for each in moved)
+        is_late = _role(message) == "system" and any(_role(other) != "system" for other in moved)
         if is_late:
             message = {**message, "role": "user"}
         if moved and (is_late or was_late) and _role(moved[-1]) == _role(message) == "user":
@@ -235,7 +234,7 @@ def _arguments(function: dict[str, Any], capabilities: TemplateCapabilities) -> 
 
 
 def _nine(call_id: str) -> str:
-    """Make of an id the nine letters and digits that Mistral's templates want, always the same."""
+    """Map an id to nine letters and digits, as Mistral's templates require, always the same."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     digest = hashlib.blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=15).digest()

@@ -18,7 +18,7 @@ from services.tokenizer.vocabulary import Vocabulary
 _SHARED = ("$defs", "definitions")
 _FENCE = "```json"
 _PYTHON_NAME = re.compile(r"[A-Za-z_]\w*")
-# What Python writes otherwise than JSON; inside of lists and objects JSON's words stand.
+# Words that Python writes unlike JSON; inside lists and objects the models write JSON's.
 _PYTHON_WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 # The formats in which no call begins without the first marker.
 MARKED = frozenset({"deepseek", "hermes", "mistral"})
@@ -27,7 +27,7 @@ _ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one model writes a format: its markers and tokens, and the template it was made with."""
+    """How one model writes a format: its markers, its vocabulary and its chat template."""
 
     markers: ToolMarkers
     vocabulary: Vocabulary
@@ -43,7 +43,7 @@ class ToolGrammar(Protocol):
 
 
 def arguments(number: int, function: Function) -> Fragment:
-    """Return the grammar of a function's arguments, a JSON object, as the rule of this number."""
+    """Return the grammar of a function's arguments, a JSON object; `number` names its rule."""
     if function.input_lark:
         return text_argument(number, function, '{"input": "', '"}')
     schema = prepared(closed(function.parameters), lenient=not function.strict)
@@ -58,7 +58,7 @@ def call_object(number: int, function: Function, key: str) -> Fragment:
 
 
 def text_argument(number: int, function: Function, before: str, after: str) -> Fragment:
-    """Return the grammar of a text that has one of its own, between two that are always there."""
+    """Return the grammar of a text argument that has its own grammar, between two fixed texts."""
     name = f"input_{number}"
     text = Fragment(f"@{name}", grammars=((name, function.input_lark),))
     return in_order(Fragment(literal(before)), text, Fragment(literal(after)))
@@ -140,8 +140,8 @@ def llama_json_calls(functions: Sequence[Function], dialect: Dialect, max_calls:
 
     `{"name": …, "parameters": {…}}`, with `; ` between several.
 
-    The whole call is one schema, not text around the arguments' one: where an answer may also be
-    JSON of another schema, llguidance follows both only if both are schemas.
+    The whole call is one schema instead of text around the arguments' schema: where an answer may
+    also be JSON of another schema, llguidance follows both only if both are schemas.
     """
     markers = dialect.markers
     bodies = [
@@ -178,7 +178,7 @@ def _call_schema(function: Function, markers: Any) -> Any:
 
 
 def _moved(schema: Any, at: str) -> Any:
-    """Point references to the schema's root to where it stands now; shared parts stay on top."""
+    """Redirect references to the schema's root to its new place; shared parts stay at the top."""
     if isinstance(schema, list):
         return [_moved(item, at) for item in schema]
     if not isinstance(schema, dict):
@@ -229,7 +229,7 @@ def _pythonic_call(number: int, function: Function) -> Fragment:
 
 
 def _pythonic_arguments(number: int, arguments: list[tuple[int, bool]]) -> tuple[str, list[str]]:
-    """Write a list in order with some left out: `rest` rules begin with a comma each."""
+    """Write the arguments in order, any optional one left out; each `after` rule has a comma."""
     rules: list[str] = []
     alternatives: list[str] = []
     open_end = True  # whether all arguments up to here may be left out
@@ -273,10 +273,10 @@ def watched_calls(
     make: ToolGrammar,
     max_calls: int,
 ) -> Fragment | None:
-    """Hold calls to what the client wants of them: strict arguments, or no more than one call.
+    """Return free text whose calls obey the client's rules: strict arguments, or one call at most.
 
-    None where it wants neither, or where the first marker is no token that free text can be kept
-    from. Functions that are not strict get any object for their arguments.
+    None if there are no such rules, or if the first marker is not a token that free text can be
+    kept from. Functions that are not strict take any object as their arguments.
     """
     begin, vocabulary = dialect.markers.begin, dialect.vocabulary
     token_id = vocabulary.token_of(begin) if vocabulary.is_special(begin) else None

@@ -1,4 +1,4 @@
-"""What grammars need to know of a vocabulary: which texts are one token, which are special."""
+"""The vocabulary as grammars need it: which texts are one token, and which are special."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Vocabulary:
         self.size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         if added:
             self.size = max(self.size, 1 + max(added))  # where ids between are not used
-        # Ranges over a vocabulary of 128,000 take 20 ms to write; they are as many as formats.
+        # Writing ranges over a vocabulary of 128,000 takes 20 ms; there are as many as formats.
         self._written = lru_cache(maxsize=16)(self._write)
 
     def token_of(self, text: str) -> int | None:
@@ -36,7 +36,7 @@ class Vocabulary:
         return self._added.get(text)
 
     def is_special(self, text: str) -> bool:
-        """Whether one token spells this text that no text in a grammar matches."""
+        """Whether a special token spells this text, which no text in a grammar matches."""
         return self._added.get(text) in self._special
 
     def marker(self, text: str) -> str:
@@ -44,7 +44,7 @@ class Vocabulary:
         return f"<[{self._added[text]}]>" if self.is_special(text) else literal(text)
 
     def parts(self, text: str) -> list[str]:
-        """Cut a text into special tokens and what is between them."""
+        """Cut a text into special tokens and the texts between them."""
         parts = self._markers.split(text) if self._markers is not None else [text]
         return [part for part in parts if part]
 
@@ -53,11 +53,11 @@ class Vocabulary:
         return " ".join(map(self.marker, self.parts(text))) or literal("")
 
     def ordinary(self, without: int | None = None, lacking: str = "") -> str:
-        """Write "any token of plain text", less an id and less those that hold a character."""
+        """Write "any token of plain text" except an id and the tokens that hold a character."""
         return self._written(self._special, without, lacking)
 
     def any(self, without: int) -> str:
-        """Write "any token but this"."""
+        """Write "any token but this one"."""
         return self._written(frozenset(), without, "")
 
     def _write(self, excluded: frozenset[int], without: int | None, lacking: str) -> str:
@@ -68,7 +68,7 @@ class Vocabulary:
         return ids_expression(token for token in range(self.size) if token not in excluded)
 
     def _scan(self, character: str) -> frozenset[int]:
-        """Find the tokens that hold a character, or its first byte, which may stand alone.
+        """Find the tokens that hold a character or its first byte, which may be a token of its own.
 
         Byte-level vocabularies write a byte from 0xA1 on as the character of that number.
         """
@@ -86,12 +86,12 @@ class Vocabulary:
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Make what finds these texts, of two at one place the longer, and keeps them in a split."""
+    """Compile a pattern whose split keeps these texts, the longer of two at one place."""
     return re.compile(f"({'|'.join(map(re.escape, sorted(texts, key=len, reverse=True)))})")
 
 
 def _is_tag(text: str) -> bool:
-    """Whether llguidance takes an added token for special whatever the folder says."""
+    """Whether llguidance takes an added token for special regardless of the folder."""
     return text.startswith("<") and text.endswith(">")
 
 

@@ -37,19 +37,18 @@ class Work:
 
     @property
     def first(self) -> AttemptId:
-        """The id of the request's first attempt, or of the query."""
+        """Id of the request's first attempt, or of the query."""
         message = self.message
         return message.attempt if isinstance(message, Tokenize) else message.query
 
     @property
     def counters(self) -> range:
-        """The counters of all its attempts."""
         message = self.message
         num_choices = message.num_choices if isinstance(message, Tokenize) else 1
         return range(self.first.counter, self.first.counter + num_choices)
 
     def live_runs(self) -> list[tuple[int, int]]:
-        """Return (offset of the first choice, number of choices) of what was not aborted."""
+        """Return (offset of the first choice, number of choices) of each run not aborted."""
         runs: list[tuple[int, int]] = []
         for offset, counter in enumerate(self.counters):
             if counter in self.aborted:
@@ -62,7 +61,7 @@ class Work:
 
 
 class WorkTable:
-    """Every request in work, bounded in number and bytes, and the tombstones of early aborts."""
+    """Every open request, bounded in number and bytes, and the tombstones of early aborts."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests = max_requests
@@ -76,7 +75,7 @@ class WorkTable:
         return len(self._work)
 
     def refusal(self, size: int) -> Failure | None:
-        """Say why a request of so many bytes cannot be taken now; another replica may take it."""
+        """Return why a request of so many bytes cannot be accepted now; another replica may."""
         if len(self._work) < self._max_requests and self.num_bytes + size <= self._max_bytes:
             return None
         return Failure(
@@ -87,7 +86,7 @@ class WorkTable:
         )
 
     def open(self, work: Work, now_s: float) -> bool:
-        """Enter a request; False when it is known already or was aborted before it came."""
+        """Add a request; False when it is known already or was aborted before it arrived."""
         router = work.first.router
         attempts = [AttemptId(router, counter) for counter in work.counters]
         if any(attempt in self._by_attempt for attempt in attempts):
@@ -104,7 +103,7 @@ class WorkTable:
         return True
 
     def close(self, work: Work) -> None:
-        """Take out a request that has come to its end; idempotent."""
+        """Remove a finished request; idempotent."""
         if work not in self._work:
             return
         del self._work[work]
@@ -114,7 +113,7 @@ class WorkTable:
             del self._by_attempt[AttemptId(router, counter)]
 
     def abort(self, attempt: AttemptId, now_s: float) -> Work | None:
-        """End an attempt; returns its request if that has no live attempt left (now closed)."""
+        """End an attempt; return its request, now closed, if that was its last live attempt."""
         work = self._by_attempt.get(attempt)
         if work is None:
             self._bury(attempt, now_s)
@@ -133,7 +132,7 @@ class WorkTable:
         return lost
 
     def open_counters(self, router: str) -> array[int]:
-        """The live attempts of a router, for its heartbeat; queries are not attempts."""
+        """Return the live attempts of a router, for its heartbeat; queries are not attempts."""
         return int64s(
             counter
             for work in self._work
@@ -143,12 +142,12 @@ class WorkTable:
         )
 
     def expire(self, now_s: float) -> None:
-        """Drop tombstones that have had their time."""
+        """Drop expired tombstones."""
         while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
             self._tombstones.popitem(last=False)
 
     def _bury(self, attempt: AttemptId, now_s: float) -> None:
-        self._tombstones.pop(attempt, None)  # to the end again, for its new time
+        self._tombstones.pop(attempt, None)  # to the end again, with its new time
         self._tombstones[attempt] = now_s + TOMBSTONE_S
         if len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)

@@ -1,6 +1,6 @@
-"""A process of the pool: makes ids of prompts, and the rules of their answers, one job at a time.
+"""A process of the pool: tokenizes prompts and composes answers' grammars, one job at a time.
 
-SIGALRM, left to the kernel's default, ends it when a template takes too long.
+SIGALRM, with its default action, ends the process when a template takes too long.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PromptEncoder:
     ) -> None:
         """Load the folder; ModelError when it cannot be used.
 
-        Whatever a template or a client's grammar makes us do happens inside of `limits()`.
+        The code of templates and clients' grammars runs inside `limits()`.
         """
         self._settings = settings
         self._limits = limits
@@ -52,7 +52,7 @@ class PromptEncoder:
         self._chats = ChatRenderer(folder, settings, limits)
 
     def run(self, job: Job) -> Outcome:
-        """Make ids of the job's prompt, or say why not; raises nothing that a client can cause."""
+        """Tokenize the job's prompt, or refuse it; raises nothing that a client can cause."""
         try:
             return self._outcome(job)
         except Refused as error:

@@ -85,7 +85,7 @@ class GrammarManager:
         return self._worker.num_restarts
 
     def start(self) -> None:
-        """Start the process; what comes before it is ready waits."""
+        """Start the process; requests that come before it is ready wait."""
         self._worker.start()
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class GrammarManager:
         return self._sequences.bits_GW(plan, ready)
 
     def tick(self, now_s: float) -> None:
-        """Fail what takes too long and kill the process that is stuck in it; start another one."""
+        """Fail whatever takes too long and kill the process that is stuck in it; restart it."""
         self._worker.tick(now_s)
         if self._worker.is_ready and self._queue.overdue(now_s) | self._sequences.overdue(now_s):
             self._worker.kill()

@@ -182,7 +182,7 @@ class MaskWorker:
     def _make(
         self, slot: int, epoch: int, thread: int, proceed: Callable[[], SequenceMatcher | None]
     ) -> bool:
-        """Bring a sequence's matcher to the next token and make its mask; False if it ended."""
+        """Advance a sequence's matcher to the next token and make its mask; False if it ended."""
         memory, mask_W, place = self._memory, self._scratch[thread], 2 * self._plane + thread
         memory.thread_slots[place] = slot
         memory.thread_stamps[place] = stamp(epoch, 0)
@@ -208,7 +208,7 @@ class MaskWorker:
         return True
 
     def _let_go(self, start: StartSequence) -> None:
-        """Let the other process go on with a sequence."""
+        """Hand a sequence over to the other process."""
         with self._lock:
             if self._hand_over is None or self._epochs.get(start.slot) != start.epoch:
                 return
@@ -255,7 +255,7 @@ def work(orders: Iterator[bytes], owner: FrameWriter) -> int:
 
 
 def _fork() -> tuple[FrameWriter, Iterator[bytes] | None]:
-    """Double this process, with all that it has loaded; neither lives without the other.
+    """Fork this process, with all that it has loaded; neither lives without the other.
 
     Returns the pipe to the second process and, in that process, its orders. There are no threads
     yet.

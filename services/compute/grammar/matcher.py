@@ -18,7 +18,7 @@ REPLAYED_TOKENS = 16
 
 
 def bits_of(ids: Iterable[int], vocab_size: int) -> Int32Array:
-    """A mask [W] with the bits of these tokens; ids beyond the vocabulary are left out."""
+    """Return a mask [W] with the bits of these tokens; ids beyond the vocabulary are left out."""
     there = np.zeros(32 * mask_words(vocab_size), dtype=np.uint8)
     at = np.fromiter(ids, dtype=np.int64)
     there[at[(at >= 0) & (at < vocab_size)]] = 1
@@ -60,7 +60,6 @@ class TokenRules:
         self.follow(start.output_ids)
 
     def follow(self, tokens: Iterable[int]) -> None:
-        """Take more of the sequence's tokens."""
         if self._banned_after:
             self._tail = [*self._tail, *tokens][-self._longest :]
 
@@ -114,7 +113,7 @@ class SequenceMatcher:
 
     @property
     def index(self) -> int:
-        """The output index that the next mask is for."""
+        """Output index of the next mask."""
         return len(self._outputs)
 
     def owns(self, slot: int, epoch: int) -> bool:
@@ -122,7 +121,7 @@ class SequenceMatcher:
         return self._start.slot == slot and self._start.epoch == epoch
 
     def replay(self) -> Iterator[None]:
-        """Bring the grammar to where the outputs produced before have led, in steps."""
+        """Advance the grammar by the outputs produced before, in steps."""
         tokens, grammar = self._start.output_ids, self._grammar
         if grammar is None:
             return
@@ -132,7 +131,7 @@ class SequenceMatcher:
             yield
 
     def consume(self, index: int, token: int) -> bool:
-        """Take the token drawn as output `index`; False if no mask is needed after it."""
+        """Accept the token sampled as output `index`; False if no mask is needed after it."""
         outputs = self._outputs
         if index != len(outputs):
             raise TokenRefused(f"output {index} came where output {len(outputs)} was due")
@@ -145,7 +144,7 @@ class SequenceMatcher:
         return True
 
     def fill(self, mask_W: Int32Array) -> None:
-        """Write the mask of the next token; GrammarError if there is none that it may be."""
+        """Write the mask of the next token; GrammarError if no token is allowed."""
         grammar = self._grammar
         accepting = True
         if grammar is None:
@@ -161,7 +160,7 @@ class SequenceMatcher:
 
 
 def _refusal(grammar: LLMatcher) -> Exception:
-    """Tell a token that does not fit from a grammar that costs too much to take it."""
+    """Tell a token that does not fit from a grammar that became too expensive."""
     message = error_of(grammar)
     return (
         TokenRefused(message) if "doesn't satisfy the grammar" in message else GrammarError(message)
