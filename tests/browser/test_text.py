@@ -11,7 +11,7 @@ import pytest
 from tests.browser.scripted_server import ScriptedServer
 from tests.browser.visit import Visit
 
-FOLDER = Path(__file__).parents[1] / "unit" / "router" / "page" / "samples"
+FOLDER = Path(__file__).parents[1] / "unit" / "web" / "samples"
 SAMPLES = {path.stem: path.read_text() for path in sorted(FOLDER.iterdir())}
 
 STREAMED_AND_WHOLE = """

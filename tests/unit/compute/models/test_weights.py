@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from common.config import TelemetrySettings
 from common.errors import ModelError
-from common.telemetry import log, progress
+from common.telemetry import log
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import load_decoder
 from services.compute.models.registry import describe_model
@@ -81,7 +81,7 @@ def test_several_files_without_an_index_are_read_too(
 def test_people_see_how_many_tensors_are_loaded(
     model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "SHOWN_EVERY_S", 0.0)
+    monkeypatch.setattr(log, "SHOWN_EVERY_S", 0.0)
     stream = io.StringIO()
     log.configure("compute-0", "compute", TelemetrySettings(log_format="console"), stream)
     load(save_model(model, tmp_path))
