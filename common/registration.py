@@ -215,7 +215,8 @@ class Registration(Heartbeats):
         if transport is None:
             return []
         expired = self.expired(now_s, transport.inbox_empty)
-        self.resolved([found for name in self._names for found in transport.resolve(name)], now_s)
+        endpoints = [endpoint for name in self._names for endpoint in transport.resolve(name)]
+        self.resolved(endpoints, now_s)
         for to, beat in self.due(now_s):
             message = WorkerAlive(
                 service=self._service,

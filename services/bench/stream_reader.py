@@ -106,8 +106,8 @@ class StreamReader:
         reply.last_s = now_s
         reply.num_events += num_events
 
-    def _fail(self, reply: Reply, said: bytes, now_s: float) -> bool:
-        reply.error = said[:400].decode(errors="replace")
+    def _fail(self, reply: Reply, text: bytes, now_s: float) -> bool:
+        reply.error = text[:400].decode(errors="replace")
         reply.end_s = now_s
         self._reply = None
         return True
