@@ -32,8 +32,8 @@ from services.router.errors import ApiError, bad_field
 from services.router.fleet import Fleet, Group, Worker
 from services.router.generate_request import GenerateRequest, check_prompt_length
 from services.router.inflight import AbortedAttempt, InflightRequest, InflightTable
+from services.router.prompts import check_ids
 from services.router.queries import Queries
-from services.router.token_ids import check_ids
 
 Query: TypeAlias = TokenizeQuery | DetokenizeQuery | TimelineQuery | InspectionQuery
 

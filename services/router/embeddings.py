@@ -6,64 +6,152 @@ import base64
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
 
-from common.messages.arrays import int32s
 from common.messages.control import Matryoshka
 from common.messages.failure import Failure, Usage
 from common.messages.sampling import SamplingParams
-from common.messages.tokenize import ChatPrompt, IdsPrompt, PromptSource, StreamSettings, TextPrompt
+from common.messages.tokenize import PromptSource, StreamSettings
 from common.telemetry import names
 from services.router.answer import CompleteAnswer, ResponseHead
 from services.router.endpoint import ApiRequest, Call, Endpoint, json_response, prepare
-from services.router.errors import ApiError, bad_field, from_validation, shown, unsupported
+from services.router.errors import ApiError, bad_field
 from services.router.fleet import Group
 from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
 from services.router.generation import Generation, RequestContext, response_head
+from services.router.json_schema import NULL
 from services.router.middleware import WARNINGS
-from services.router.openai.chat import chat_prompt, parse_fields
-from services.router.openai.fields import check_unknown, refuse_unsupported
-from services.router.openai.sampling_fields import MAX_INT32
+from services.router.openai.messages import Messages
+from services.router.openai.sampling import TRUNCATION
+from services.router.openai.template_fields import (
+    TemplateKwargs,
+    chat_prompt,
+    check_special,
+    pack_variables,
+)
 from services.router.openai.tools import Tools
+from services.router.prompts import MAX_INT32, prompts_schema, read_prompts
+from services.router.request_model import UNSUPPORTED_FIELDS, OpenAIModel, Refused
 from services.router.request_warnings import Warnings
-from services.router.token_ids import check_ids
 
 MAX_INPUTS: Final = 2048  # OpenAI's
 MOST_AT_ONCE: Final = 256  # inputs; a tokenizer and a compute take 1024, which others use, too
 MAX_DIMENSIONS: Final = 1 << 20
-TEMPLATE_FIELDS: Final = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
-class EmbeddingFields(BaseModel):
-    """The fields of an embeddings request."""
+def _check_truncation(length: int | None) -> int | None:
+    if length == 0:
+        raise bad_field("truncate_prompt_tokens", "should be -1 or greater than 0 (it is 0)")
+    return length
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
-    model: str | None = Field(None, max_length=512)
-    input: Any = None
-    messages: Any = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, ge=1, le=MAX_DIMENSIONS)
-    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT32)
+def _read_inputs(value: Any, info: ValidationInfo) -> tuple[PromptSource, ...]:
+    if value is None:
+        raise bad_field("input", "is required", "missing_required_parameter")
+    adds = info.data.get("add_special_tokens") is not False
+    return read_prompts(value, "input", adds, _check_number)
+
+
+def _check_number(inputs: list[Any]) -> None:
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        code = "invalid_value" if inputs else "empty_array"
+        message = f"should have 1 to {MAX_INPUTS} entries (it has {len(inputs)})"
+        raise bad_field("input", message, code)
+
+
+def _refuse_input(value: Any) -> None:
+    if value is not None:
+        raise bad_field("input", "cannot be used together with messages")
+
+
+class EmbeddingFields(OpenAIModel):
+    """The fields of both forms of an embeddings request."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {
+        **UNSUPPORTED_FIELDS,
+        "stream": Refused((False,), "an embedding comes in one piece"),
+    }
+
+    model: str | None = Field(
+        None,
+        max_length=512,
+        description="one of `/v1/models`; where one is served it may be left out",
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="numbers, or the bytes of little-endian float32"
+    )
+    dimensions: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_DIMENSIONS,
+        description="the model's own number, or fewer where it is made for that",
+    )
+    truncate_prompt_tokens: Annotated[
+        int | None, Field(ge=-1, le=MAX_INT32), AfterValidator(_check_truncation), TRUNCATION
+    ] = Field(
+        None, description="what to cut off an input that is too long; -1 is what the model takes"
+    )
     truncation_side: Literal["left", "right"] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = Field(None, ge=-MAX_INT32, le=MAX_INT32)
+    priority: int | None = Field(
+        None,
+        ge=-MAX_INT32,
+        le=MAX_INT32,
+        description="who goes first (lower is earlier); who shares prompt pages with whom",
+    )
     cache_salt: str | None = Field(None, max_length=256)
-    request_id: str | None = None
+    request_id: str | None = Field(None, description="comes back as the header `X-Request-Id`")
     rid: str | None = None
-    user: str | None = None
+    user: str | None = Field(None, description="accepted, without effect")
+    add_generation_prompt: bool | None = Field(
+        None, description="with `messages`: how the template is applied"
+    )
+    continue_final_message: bool | None = None
 
 
-# What is refused where it asks for something is no unknown field where it does not.
-KNOWN_FIELDS: Final = frozenset(EmbeddingFields.model_fields) | {"stream"}
+class InputFields(EmbeddingFields):
+    """A request with `input`."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = Field(
+        None, description="whether special tokens are added to texts"
+    )
+    input: Annotated[
+        Any,  # a tuple of PromptSource, whose arrays pydantic does not know
+        PlainValidator(_read_inputs),
+        WithJsonSchema(prompts_schema(MAX_INPUTS)),
+    ] = Field(description=f"a text, token ids, or an array of up to {MAX_INPUTS:,} of either")
+    messages: None = None
+
+    @property
+    def prompts(self) -> tuple[PromptSource, ...]:
+        """What is embedded."""
+        prompts: tuple[PromptSource, ...] = self.input
+        return prompts
+
+
+class MessagesFields(EmbeddingFields):
+    """A request with one input in the form of a chat, as vLLM takes it."""
+
+    messages: Messages = Field(
+        description="in place of `input`: a conversation, which the chat template makes one text of"
+    )
+    input: Annotated[None, PlainValidator(_refuse_input), WithJsonSchema(NULL)] = None
+    chat_template_kwargs: TemplateKwargs = None
+    add_special_tokens: Annotated[
+        bool | None, AfterValidator(check_special), WithJsonSchema({"enum": [None, False]})
+    ] = None
+
+    @property
+    def prompts(self) -> tuple[PromptSource, ...]:
+        """What is embedded; no answer is begun behind it."""
+        variables = pack_variables(self.chat_template_kwargs)
+        adds, continues = bool(self.add_generation_prompt), bool(self.continue_final_message)
+        return (chat_prompt(self.messages, Tools(), adds, continues, variables),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,91 +164,25 @@ class EmbeddingRequest(ApiRequest):
 
 def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingRequest:
     """Validate a request; ApiError 400 names the field at fault."""
-    try:
-        fields = EmbeddingFields.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
-    refuse_unsupported(body)
-    if body.get("stream") is not None and body["stream"] is not False:
-        raise unsupported("stream", "an embedding comes in one piece")
-    if fields.truncate_prompt_tokens == 0:
-        raise bad_field("truncate_prompt_tokens", "should be -1 or greater than 0 (it is 0)")
-    prompts: tuple[PromptSource, ...]
-    if fields.input is None and fields.messages is None:
-        raise bad_field("input", "is required", "missing_required_parameter")
-    if fields.messages is None:
-        prompts = read_inputs(fields.input, fields.add_special_tokens is not False)
-    else:
-        prompts = (_conversation(fields, body),)
+    has_input = body.get("messages") is None
+    fields = (InputFields if has_input else MessagesFields).read(body, warnings)
+    cut_at = fields.truncate_prompt_tokens
     job = GenerateRequest(
         model=fields.model or "",
-        prompts=prompts,
-        prompt_field="input" if fields.messages is None else "messages",
+        prompts=fields.prompts,
+        prompt_field="input" if has_input else "messages",
         sampling=SamplingParams(max_tokens=0, seed=0),
         has_seed=True,  # nothing is drawn
         stream=StreamSettings(),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
         usual_max_tokens=1,
-        truncate_to=_truncate_to(fields.truncate_prompt_tokens),
+        truncate_to=TRUNCATE_TO_FIT if cut_at == -1 else cut_at or 0,
         truncate_side=fields.truncation_side or "right",
         pooling=True,
     )
-    check_unknown(body, KNOWN_FIELDS, warnings)
     as_base64 = fields.encoding_format == "base64"
     return EmbeddingRequest(job=job, as_base64=as_base64, dimensions=fields.dimensions)
-
-
-def _conversation(fields: EmbeddingFields, body: dict[str, Any]) -> ChatPrompt:
-    """Read one input in the form of a chat, as vLLM takes it: no answer is begun behind it."""
-    if fields.input is not None:
-        raise bad_field("input", "cannot be used together with messages")
-    if fields.add_special_tokens:
-        raise unsupported("add_special_tokens", "the chat template writes them")
-    given = {name: body[name] for name in TEMPLATE_FIELDS if body.get(name) is not None}
-    chat = {"add_generation_prompt": False, **given, "messages": fields.messages}
-    return chat_prompt(parse_fields(chat), Tools())
-
-
-def _truncate_to(wanted: int | None) -> int:
-    return TRUNCATE_TO_FIT if wanted == -1 else wanted or 0
-
-
-def read_inputs(value: Any, add_special_tokens: bool) -> tuple[PromptSource, ...]:
-    """Check and translate the field; ApiError 400 names the input at fault."""
-    if isinstance(value, str):
-        return (_read_input(value, "input", add_special_tokens),)
-    if not isinstance(value, list):
-        raise bad_field(
-            "input",
-            f"should be a string, an array of token ids, or an array of either "
-            f"(it is {shown(value)})",
-        )
-    if value and type(value[0]) is int:
-        return (_read_input(value, "input", add_special_tokens),)
-    if not 1 <= len(value) <= MAX_INPUTS:
-        code = "invalid_value" if value else "empty_array"
-        raise bad_field(
-            "input", f"should have 1 to {MAX_INPUTS} entries (it has {len(value)})", code
-        )
-    return tuple(
-        _read_input(each, f"input[{at}]", add_special_tokens) for at, each in enumerate(value)
-    )
-
-
-def _read_input(value: Any, field: str, add_special_tokens: bool) -> PromptSource:
-    if isinstance(value, str):
-        if not value:
-            raise bad_field(field, "should not be empty", "empty_string")
-        return TextPrompt(value, add_special_tokens)
-    if not isinstance(value, list):
-        raise bad_field(
-            field, f"should be a string or an array of token ids (it is {shown(value)})"
-        )
-    if not value:
-        raise bad_field(field, "should not be empty", "empty_array")
-    check_ids(value, field)
-    return IdsPrompt(int32s(value))
 
 
 class EmbeddingFormat:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
-
-from pydantic import ValidationError
 
 from common.messages.failure import Failure
 
 FULL = Failure(503, "overloaded", "the server is full; try again later", None, True)
 
-_LENGTH = re.compile(r"^(?:List|Dictionary|String) should have")
-
 ErrorWriter = Callable[[Failure], tuple[int, bytes]]
 
-MAX_LISTED_ERRORS = 3
 MAX_INPUT_CHARACTERS = 60
 
 _TYPES = {
@@ -42,12 +36,16 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
 
-def bad_field(field: str, message: str, code: str = "invalid_value") -> ApiError:
+class FieldError(ApiError, ValueError):
+    """The 400 that names the field at fault. Validators of request models raise it, too."""
+
+
+def bad_field(field: str, message: str, code: str = "invalid_value") -> FieldError:
     """Make the 400 that names the field at fault."""
-    return ApiError(Failure(400, code, f"{field}: {message}", field))
+    return FieldError(Failure(400, code, f"{field}: {message}", field))
 
 
-def unsupported(field: str, why: str = "") -> ApiError:
+def unsupported(field: str, why: str = "") -> FieldError:
     """Make the 400 for a field that this server cannot honour, so it is not silently ignored."""
     detail = f"; {why}" if why else ""
     return bad_field(field, f"is not supported by this server{detail}", "unsupported_parameter")
@@ -62,29 +60,6 @@ def shown(value: Any) -> str:
     if len(text) > MAX_INPUT_CHARACTERS:
         return text[: MAX_INPUT_CHARACTERS - 3] + "..."
     return text
-
-
-def from_validation(error: ValidationError) -> ApiError:
-    """Turn pydantic's complaints into one 400 that names the first field and lists a few."""
-    problems = error.errors(include_url=False, include_context=False)
-    lines = []
-    for problem in problems[:MAX_LISTED_ERRORS]:
-        message = _worded(problem["msg"])
-        given = "" if problem["type"] == "missing" else f" (it is {shown(problem['input'])})"
-        if problem["type"] == "missing":
-            message = "is required"
-        lines.append(f"{_path(problem['loc'])}: {message}{given}")
-    if len(problems) > MAX_LISTED_ERRORS:
-        lines.append(f"and {len(problems) - MAX_LISTED_ERRORS} more")
-    code = "missing_required_parameter" if problems[0]["type"] == "missing" else "invalid_value"
-    return ApiError(Failure(400, code, "; ".join(lines), _path(problems[0]["loc"])))
-
-
-def _worded(message: str) -> str:
-    """Put a complaint of pydantic's in the words of the other refusals."""
-    message = _LENGTH.sub("should have", message).partition(" after validation")[0]
-    message = message.partition(" or instance of ")[0].replace("a valid dictionary", "an object")
-    return message.removeprefix("Value error, ").replace("Input should", "should")
 
 
 def error_object(failure: Failure) -> dict[str, Any]:
@@ -112,13 +87,3 @@ def ollama_error(failure: Failure) -> tuple[int, bytes]:
     """Return the HTTP status and the body of an error response in Ollama's shape."""
     status, _ = written_error(failure)
     return status, json.dumps({"error": failure.message}, ensure_ascii=False).encode()
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    path = ""
-    for part in loc:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            path += f".{part}" if path else part
-    return path[: 2 * MAX_INPUT_CHARACTERS]

@@ -19,7 +19,7 @@ from common.messages.tokenize import (
     TokenLimits,
 )
 from services.router.errors import ApiError, bad_field
-from services.router.token_ids import check_ids
+from services.router.prompts import check_ids
 
 MAX_PROMPTS = 1024
 MAX_ALL_CHOICES = 1024  # prompts x n of one call

@@ -1,31 +1,15 @@
-"""What the APIs' request readers share: strict models, checks on open fields, the chat history."""
+"""What the APIs' request readers share: checks on open fields, the chat history."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Self
+from collections.abc import Iterator
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from services.router.errors import bad_field, from_validation, shown
+from services.router.errors import bad_field, shown
 from services.router.json_body import dump
 
 MAX_MESSAGES: Final = 4096
 UNSUPPORTED: Final = "unsupported_parameter"
-
-
-class RequestModel(BaseModel):
-    """The fields of a request, or of an object in it; other fields are ignored."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
-
-    @classmethod
-    def read(cls, body: Mapping[str, Any]) -> Self:
-        """Validate a body; ApiError 400 names the fields at fault."""
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise from_validation(error) from None
 
 
 def text_part(text: str) -> dict[str, Any]:

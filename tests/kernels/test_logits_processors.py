@@ -16,7 +16,7 @@ from services.compute.kernels.logits_processors import (
 from services.compute.kernels.slot_words import VOID_MASK, MaskRows
 from services.compute.sampling.slots import known_bias
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
-from services.router.openai.sampling_fields import MAX_STOP_TOKEN_IDS
+from services.router.openai.sampling import MAX_STOP_TOKEN_IDS
 from tests.kernels.sampling_step import (
     NUM_SLOTS,
     STOP_IDS,

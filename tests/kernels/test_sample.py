@@ -9,7 +9,7 @@ import torch
 
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.sample import SampleScratch, sample_tokens, sample_tokens_reference
-from services.router.openai.sampling_fields import MAX_TEMPERATURE
+from services.router.openai.sampling import MAX_TEMPERATURE
 from tests.kernels.sampling_step import NUM_SLOTS, SamplingStep, make_step, random_logits
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)

@@ -17,7 +17,7 @@ from services.compute.kernels.top_k_top_p import (
     top_k_top_p_reference,
 )
 from services.compute.sampling import logits_processors
-from services.router.openai.sampling_fields import MAX_TEMPERATURE
+from services.router.openai.sampling import MAX_TEMPERATURE
 from tests.kernels.sampling_step import SamplingStep, make_step, random_logits
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)

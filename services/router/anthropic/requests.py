@@ -1,4 +1,4 @@
-"""`/v1/messages` requests: from a JSON object to a Job."""
+"""`/v1/messages` requests: from a JSON object to a GenerateRequest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from services.router.anthropic.conversation import read_conversation
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, shown
 from services.router.generate_request import GenerateRequest
-from services.router.openai.fields import check_unknown
 from services.router.openai.rules import make_rules
-from services.router.openai.sampling_fields import (
-    MAX_INT32,
+from services.router.openai.sampling import (
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
     MODEL_DEFAULTS,
@@ -34,13 +32,14 @@ from services.router.openai.tools import (
     check_names,
     make_tools,
 )
+from services.router.prompts import MAX_INT32
 from services.router.request_fields import (
     UNSUPPORTED,
-    RequestModel,
     object_at,
     objects_at,
     tool_name_in,
 )
+from services.router.request_model import RequestModel, check_unknown
 from services.router.request_warnings import Warnings
 from services.router.thinking import thinking_kwargs
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.router.endpoint import ApiRequest
 from services.router.errors import ApiError, bad_field, shown, unsupported
@@ -14,8 +14,8 @@ from services.router.generate_request import GenerateRequest
 from services.router.json_body import dump
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.sampling_fields import ALL_LOGPROBS, MAX_TOP_LOGPROBS
-from services.router.request_fields import RequestModel
+from services.router.openai.sampling import ALL_LOGPROBS, MAX_TOP_LOGPROBS
+from services.router.request_model import RequestModel
 from services.router.request_warnings import Warnings
 
 TEXT_ONLY: Final = "this server takes and makes text only"
@@ -49,11 +49,10 @@ class _Fields(RequestModel):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
 
-    @classmethod
-    def read(cls, body: Mapping[str, Any]) -> Self:
-        fields = super().read(body)
-        _response_format(fields.format)
-        return fields
+    @model_validator(mode="after")
+    def _check_format(self) -> Self:
+        _response_format(self.format)
+        return self
 
     @property
     def streaming(self) -> bool:
@@ -78,16 +77,15 @@ class GenerateFields(_Fields):
     template: str | None = None
     images: list[Any] | None = None
 
-    @classmethod
-    def read(cls, body: Mapping[str, Any]) -> Self:
-        fields = super().read(body)
-        if fields.images:
+    @model_validator(mode="after")
+    def _check_unsupported(self) -> Self:
+        if self.images:
             raise unsupported("images", TEXT_ONLY)
-        if fields.suffix:
+        if self.suffix:
             raise unsupported("suffix", "write the model's own fill-in-the-middle format, with raw")
-        if fields.template:
+        if self.template:
             raise unsupported("template", "the template is the model's own")
-        return fields
+        return self
 
 
 class ShowFields(RequestModel):

@@ -4,45 +4,86 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.messages.tokenize import Structure, StructureKind
 from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
+from services.router.json_schema import (
+    BOOLEAN,
+    NULL,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    constant,
+    either,
+    nullable,
+    partial,
+)
+from services.router.request_model import OpenAIModel
 
 MAX_STRUCTURE_BYTES = 128 << 10  # a schema of 100 KB compiles for seconds; compute has limits, too
 MAX_CHOICES = 1024
-STRUCTURE_FIELDS = ("response_format", "structured_outputs", "json_schema", "regex", "ebnf")
-
 SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
+_TEXT_SCHEMA: Schema = {"type": "string", "minLength": 1}
+_SCHEMA = either(OBJECT, {"type": "string", "contentMediaType": "application/json"})
+_NAMED_SCHEMA = partial(
+    {
+        "name": {"type": "string", "pattern": f"^{SCHEMA_NAME.pattern}$"},
+        "description": nullable(STRING),
+        "schema": _SCHEMA,
+        "strict": nullable(BOOLEAN),
+    },
+    ("description", "strict"),
+)
+_TAG = either(
+    partial({"format": _SCHEMA}),
+    partial({"format": NULL, "structures": array(OBJECT)}, ("format",)),
+)
+_RESPONSE_FORMAT = either(
+    partial({"type": constant("text")}),
+    partial({"type": constant("json_object"), "schema": nullable(_SCHEMA)}, ("schema",)),
+    partial({"type": constant("json_schema"), "json_schema": _NAMED_SCHEMA}),
+    {**_TAG, **partial({"type": constant("structural_tag")})},
+)
+_STRUCTURES: dict[str, Schema] = {
+    "json": _SCHEMA,
+    "regex": _TEXT_SCHEMA,
+    "choice": array(_TEXT_SCHEMA, minItems=1, maxItems=MAX_CHOICES),
+    "grammar": _TEXT_SCHEMA,
+    "json_object": {"const": True},
+    "structural_tag": either(_TAG, {"type": "string", "contentMediaType": "application/json"}),
+}
+_STRUCTURED = either(
+    *(
+        {
+            **partial(
+                {
+                    **dict.fromkeys(_STRUCTURES, {"enum": [None, False]}),
+                    "disable_fallback": nullable(BOOLEAN),
+                    "disable_any_whitespace": nullable(BOOLEAN),
+                    "disable_additional_properties": {"enum": [None, False]},
+                    "whitespace_pattern": NULL,
+                    name: schema,
+                },
+            ),
+            "required": [name],
+            "additionalProperties": False,
+        }
+        for name, schema in _STRUCTURES.items()
+    )
+)
+_KINDS = tuple(_STRUCTURES)
 
-def parse_structure(body: Mapping[str, Any]) -> Structure | None:
-    """Read the structure of a chat or completion request under any of its names; ApiError 400."""
-    readers: dict[str, Callable[[Any], Structure | None]] = {
-        "response_format": response_format,
-        "structured_outputs": _structured_outputs,
-        "json_schema": lambda value: schema_structure(value, "json_schema"),  # SGLang
-        "regex": lambda value: _text("regex", value, "regex"),
-        "ebnf": lambda value: _text("grammar", value, "ebnf"),
-    }
-    found: Structure | None = None
-    for field, read in readers.items():
-        value = body.get(field)
-        structure = None if value is None else read(value)
-        if structure is None:
-            continue
-        if found is not None:
-            raise bad_field(field, f"cannot be used together with {found.field}")
-        found = structure
-    return found
 
-
-def response_format(value: Any, field: str = "response_format") -> Structure | None:
+def read_response_format(value: Any, field: str = "response_format") -> Structure | None:
     """Read a `response_format` of a chat request; ApiError 400."""
     if not isinstance(value, dict):
         raise bad_field(field, f"should be an object (it is {shown(value)})")
@@ -201,3 +242,50 @@ def _check_size(packed: bytes, field: str) -> None:
     if len(packed) > MAX_STRUCTURE_BYTES:
         most = f"may have {MAX_STRUCTURE_BYTES} bytes at most"
         raise bad_field(field, f"{most} (it has {len(packed)})")
+
+
+def _reader(read: Callable[[Any], Structure | None]) -> PlainValidator:
+    return PlainValidator(lambda value: None if value is None else read(value))
+
+
+class StructureFields(OpenAIModel):
+    """The many names under which clients ask for a structure."""
+
+    response_format: Annotated[
+        Structure | None,
+        _reader(read_response_format),
+        WithJsonSchema(nullable(_RESPONSE_FORMAT)),
+    ] = Field(None, description="[answers that must parse](structured.md)")
+    structured_outputs: Annotated[
+        Structure | None,
+        _reader(_structured_outputs),
+        WithJsonSchema(nullable(_STRUCTURED)),
+    ] = None
+    json_schema: Annotated[  # SGLang's, as are the others below
+        Structure | None,
+        _reader(lambda value: schema_structure(value, "json_schema")),
+        WithJsonSchema(nullable(_SCHEMA)),
+    ] = None
+    regex: Annotated[
+        Structure | None,
+        _reader(lambda value: _text("regex", value, "regex")),
+        WithJsonSchema(nullable(_TEXT_SCHEMA)),
+    ] = None
+    ebnf: Annotated[
+        Structure | None,
+        _reader(lambda value: _text("grammar", value, "ebnf")),
+        WithJsonSchema(nullable(_TEXT_SCHEMA)),
+    ] = None
+
+    @property
+    def structure(self) -> Structure | None:
+        """The structure under whichever name; ApiError 400 if there are two."""
+        found: Structure | None = None
+        for field in ("response_format", "structured_outputs", "json_schema", "regex", "ebnf"):
+            structure: Structure | None = getattr(self, field)
+            if structure is None:
+                continue
+            if found is not None:
+                raise bad_field(field, f"cannot be used together with {found.field}")
+            found = structure
+        return found

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from services.router.errors import bad_field, shown
+from pydantic import PlainValidator, WithJsonSchema
+
+from common.messages.tokenize import ChatPrompt
+from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
+from services.router.json_schema import OBJECT, array, nullable
+from services.router.openai.tools import Tools
 from services.router.thinking import SWITCHES
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -16,16 +21,35 @@ MAX_DOCUMENTS = 256
 MAX_DEPTH = 8
 
 
-def pack_variables(kwargs: Any, documents: Any = None, effort: Effort | None = None) -> bytes:
+def chat_prompt(
+    messages: list[dict[str, Any]], tools: Tools, adds: bool, continues: bool, variables: bytes
+) -> ChatPrompt:
+    """Return a conversation as the tokenizer renders it; ApiError 400."""
+    if continues and adds:
+        message = "cannot be used together with add_generation_prompt"
+        raise bad_field("continue_final_message", message)
+    return ChatPrompt(dump(messages), tools.json, adds, continues, variables)
+
+
+def check_special(adds: bool | None) -> bool | None:
+    """Refuse `add_special_tokens` of a conversation; ApiError 400."""
+    if adds:
+        raise unsupported("add_special_tokens", "the chat template writes them")
+    return adds
+
+
+def pack_variables(
+    kwargs: dict[str, Any] | None,
+    documents: list[Any] | None = None,
+    effort: Effort | None = None,
+) -> bytes:
     """Pack `chat_template_kwargs`, `documents` and `reasoning_effort`; ApiError 400.
 
     An effort of "none" switches thinking off under both names that templates have for it, any
     other switches it on; what the client says of that itself wins.
     """
-    variables: dict[str, Any] = {}
-    if kwargs is not None:
-        variables.update(_checked(kwargs, "chat_template_kwargs"))
-    if documents is not None and _documents(documents):
+    variables = dict(kwargs or {})
+    if documents:
         if "documents" in variables:
             raise bad_field("documents", "is in chat_template_kwargs, too")
         variables["documents"] = documents
@@ -46,7 +70,11 @@ def _think(variables: dict[str, Any], effort: Effort) -> None:
         variables.update(dict.fromkeys(SWITCHES, effort != "none"))
 
 
-def _checked(kwargs: Any, field: str) -> dict[str, Any]:
+def read_kwargs(kwargs: Any) -> dict[str, Any] | None:
+    """Read `chat_template_kwargs`; ApiError 400."""
+    field = "chat_template_kwargs"
+    if kwargs is None:
+        return None
     if not isinstance(kwargs, dict):
         raise bad_field(field, f"should be an object (it is {shown(kwargs)})")
     if len(kwargs) > MAX_VARIABLES:
@@ -58,7 +86,10 @@ def _checked(kwargs: Any, field: str) -> dict[str, Any]:
     return kwargs
 
 
-def _documents(documents: Any) -> list[Any]:
+def read_documents(documents: Any) -> list[Any] | None:
+    """Read `documents`; ApiError 400."""
+    if documents is None:
+        return None
     if not isinstance(documents, list) or len(documents) > MAX_DOCUMENTS:
         raise bad_field("documents", f"should be an array of at most {MAX_DOCUMENTS} objects")
     for at, document in enumerate(documents):
@@ -81,3 +112,15 @@ def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
+
+
+TemplateKwargs = Annotated[
+    dict[str, Any] | None,
+    PlainValidator(read_kwargs),
+    WithJsonSchema(nullable({**OBJECT, "maxProperties": MAX_VARIABLES})),
+]
+Documents = Annotated[
+    list[Any] | None,
+    PlainValidator(read_documents),
+    WithJsonSchema(nullable(array(OBJECT, maxItems=MAX_DOCUMENTS))),
+]

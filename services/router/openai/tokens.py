@@ -2,50 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from common.messages.arrays import int32s
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Endpoint, query
-from services.router.errors import bad_field, from_validation, shown
-from services.router.openai.chat import chat_prompt, chat_tools, parse_fields
-from services.router.openai.fields import refuse_unsupported
-from services.router.token_ids import check_ids
+from services.router.errors import bad_field, shown
+from services.router.json_schema import array
+from services.router.openai.chat import ConversationFields
+from services.router.prompts import TOKEN_ID, check_ids
+from services.router.request_model import OpenAIModel, Refused, RequestModel
 
 
-class TokenizeFields(BaseModel):
-    """A `/tokenize` request: a `prompt`, or `messages` with what chat requests have beside them."""
+def _read_ids(ids: Any) -> list[int]:
+    if not isinstance(ids, list):
+        raise bad_field("tokens", f"should be an array of token ids (it is {shown(ids)})")
+    check_ids(ids, "tokens")
+    return ids
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+class TokenizeTextFields(OpenAIModel):
+    """A `/tokenize` request with a `prompt`."""
+
+    model: str | None = Field(
+        None, description="one of `/v1/models`; where one is served it may be left out"
+    )
+    prompt: str = Field(description="a text")
+    messages: None = None
+    add_special_tokens: bool | None = Field(
+        None, description="whether special tokens are added to the prompt"
+    )
+    return_token_strs: bool | None = Field(None, description="the texts of the tokens, too")
+
+    @property
+    def source(self) -> PromptSource:
+        """What the tokenizer is asked."""
+        return TextPrompt(self.prompt, self.add_special_tokens is not False)
+
+
+class TokenizeChatFields(ConversationFields):
+    """A `/tokenize` request with `messages` and what chat requests have beside them."""
 
     model: str | None = None
-    prompt: str | None = None
-    messages: Any = None
+    prompt: None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
+    @property
+    def source(self) -> PromptSource:
+        """What the tokenizer is asked."""
+        return self.template_input(self.offered_tools)
 
-class DetokenizeFields(BaseModel):
+
+class DetokenizeFields(RequestModel):
     """A `/detokenize` request."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+    refused: ClassVar[Mapping[str, Refused]] = {}
 
-    model: str | None = None
-    tokens: Any
+    model: str | None = Field(
+        None, description="one of `/v1/models`; where one is served it may be left out"
+    )
+    tokens: Annotated[list[int], PlainValidator(_read_ids), WithJsonSchema(array(TOKEN_ID))] = (
+        Field(description="token ids")
+    )
 
 
 async def _tokenize(
-    dispatch: Dispatch, parsed: tuple[TokenizeFields, PromptSource]
+    dispatch: Dispatch, fields: TokenizeTextFields | TokenizeChatFields
 ) -> dict[str, Any]:
     """Answer with the ids of a prompt or a conversation."""
-    fields, prompt = parsed
     group = dispatch.group(fields.model or "")
     field = "prompt" if fields.messages is None else "messages"
     with_strings = bool(fields.return_token_strs)
-    answer = await dispatch.tokenize(group, prompt, field, with_strings)
+    answer = await dispatch.tokenize(group, fields.source, field, with_strings)
     computes = group.workers["compute"]
     return {
         "count": len(answer.ids),
@@ -64,40 +97,17 @@ async def _detokenize(dispatch: Dispatch, fields: DetokenizeFields) -> dict[str,
     return {"prompt": text}
 
 
-def parse_tokenize(body: dict[str, Any]) -> tuple[TokenizeFields, PromptSource]:
+def parse_tokenize(body: dict[str, Any]) -> TokenizeTextFields | TokenizeChatFields:
     """Validate a `/tokenize` request; ApiError 400 names the field at fault."""
-    refuse_unsupported(body)
-    try:
-        fields = TokenizeFields.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
-    return fields, _prompt(fields, body)
-
-
-def parse_detokenize(body: dict[str, Any]) -> DetokenizeFields:
-    """Validate a `/detokenize` request; ApiError 400 names the field at fault."""
-    try:
-        fields = DetokenizeFields.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
-    if not isinstance(fields.tokens, list):
-        raise bad_field("tokens", f"should be an array of token ids (it is {shown(fields.tokens)})")
-    check_ids(fields.tokens, "tokens")
-    return fields
-
-
-def _prompt(fields: TokenizeFields, body: dict[str, Any]) -> PromptSource:
-    if (fields.prompt is None) == (fields.messages is None):
+    if (body.get("prompt") is None) == (body.get("messages") is None):
         raise bad_field("prompt", "give either prompt or messages")
-    if fields.prompt is None:
-        chat = parse_fields(body)
-        return chat_prompt(chat, chat_tools(chat))
-    return TextPrompt(fields.prompt, fields.add_special_tokens is not False)
+    model = TokenizeTextFields if body.get("messages") is None else TokenizeChatFields
+    return model.read(body)
 
 
-TOKENIZE: Endpoint[tuple[TokenizeFields, PromptSource]] = Endpoint(
+TOKENIZE: Endpoint[TokenizeTextFields | TokenizeChatFields] = Endpoint(
     "/tokenize", lambda body, _: parse_tokenize(body), query(_tokenize)
 )
 DETOKENIZE: Endpoint[DetokenizeFields] = Endpoint(
-    "/detokenize", lambda body, _: parse_detokenize(body), query(_detokenize)
+    "/detokenize", lambda body, _: DetokenizeFields.read(body), query(_detokenize)
 )

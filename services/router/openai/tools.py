@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import PlainValidator, WithJsonSchema
 
 from common.messages.tokenize import ToolUse
 from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
+from services.router.json_schema import (
+    BOOLEAN,
+    STRING,
+    array,
+    constant,
+    either,
+    nullable,
+    one_of,
+    partial,
+)
 
 MAX_TOOLS = 1024  # OpenAI's own limit is 128
 MAX_TOOLS_BYTES = 1 << 20  # of all of them as JSON
@@ -38,36 +50,15 @@ class ToolChoice:
     allowed: frozenset[str] | None = None
 
 
-def parse_tools(tools: Any, tool_choice: Any, parallel: bool | None = None) -> Tools:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls` of a chat request; ApiError 400."""
-    functions = _functions(tools)
-    choice = parse_choice(tool_choice)
+def choose_tools(
+    functions: list[dict[str, Any]], choice: ToolChoice, parallel: bool | None
+) -> Tools:
+    """Bring `tools`, `tool_choice` and `parallel_tool_calls` of a chat together; ApiError 400."""
     if not functions:
         if choice.choice in ("required", "named") or choice.allowed is not None:
             raise bad_field("tool_choice", "is only allowed together with tools")
         return Tools()
     return make_tools(functions, choice, parallel is not False)
-
-
-def parse_functions(functions: Any, function_call: Any) -> Tools:
-    """Read `functions` and `function_call`, the form of the time before tools; ApiError 400.
-
-    An answer of that form has one call at most.
-    """
-    if functions is not None and (not isinstance(functions, list) or len(functions) > MAX_TOOLS):
-        raise bad_field("functions", f"should be an array of at most {MAX_TOOLS} functions")
-    fields = [f"functions[{at}]" for at in range(len(functions or ()))]
-    checked = [check_function(*each) for each in zip(functions or (), fields, strict=True)]
-    check_names(checked, fields)
-    choice = ToolChoice()
-    if isinstance(function_call, dict):
-        choice = ToolChoice("named", _name_in(function_call, "function_call"))
-    elif function_call == "none":
-        choice = ToolChoice("none")
-    elif function_call not in (None, "auto"):
-        kinds = "auto, none, or an object with the name of a function"
-        raise bad_field("function_call", f"should be {kinds} (it is {shown(function_call)})")
-    return make_tools(checked, choice, False, "function_call")
 
 
 def make_tools(
@@ -172,7 +163,8 @@ def _name_in(value: Any, field: str) -> str:
     return name
 
 
-def _functions(tools: Any) -> list[dict[str, Any]]:
+def read_tools(tools: Any) -> list[dict[str, Any]]:
+    """Read the functions in `tools` of a chat; ApiError 400."""
     if tools is None:
         return []
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
@@ -189,3 +181,74 @@ def _functions(tools: Any) -> list[dict[str, Any]]:
         functions.append(check_function(tool.get("function"), fields[-1]))
     check_names(functions, fields)
     return functions
+
+
+def read_functions(functions: Any) -> list[dict[str, Any]]:
+    """Read `functions`, the form of the time before tools; ApiError 400."""
+    if functions is None:
+        return []
+    if not isinstance(functions, list) or len(functions) > MAX_TOOLS:
+        raise bad_field("functions", f"should be an array of at most {MAX_TOOLS} functions")
+    fields = [f"functions[{at}]" for at in range(len(functions))]
+    checked = [check_function(*each) for each in zip(functions, fields, strict=True)]
+    check_names(checked, fields)
+    return checked
+
+
+def read_function_call(value: Any) -> ToolChoice | None:
+    """Read `function_call`, the choice of a function in that form; ApiError 400."""
+    if isinstance(value, dict):
+        return ToolChoice("named", _name_in(value, "function_call"))
+    if value == "none":
+        return ToolChoice("none")
+    if value not in (None, "auto"):
+        kinds = "auto, none, or an object with the name of a function"
+        raise bad_field("function_call", f"should be {kinds} (it is {shown(value)})")
+    return None if value is None else ToolChoice()
+
+
+_NAMES_ONE = partial({"name": {"type": "string", "minLength": 1}})
+_PARAMETERS = nullable(partial({"type": constant("object")}, ("type",)))
+_FUNCTION = partial(
+    {
+        "name": {"type": "string", "pattern": f"^{FUNCTION_NAME.pattern}$"},
+        "description": nullable(STRING),
+        "parameters": _PARAMETERS,
+        "strict": nullable(BOOLEAN),
+    },
+    ("description", "parameters", "strict"),
+)
+_TOOL = partial({"type": constant("function"), "function": _FUNCTION})
+_NAMED = partial({"type": constant("function"), "function": _NAMES_ONE})
+_ALLOWED = partial(
+    {
+        "type": constant("allowed_tools"),
+        "allowed_tools": partial(
+            {
+                "mode": one_of("auto", "required"),
+                "tools": array(_NAMED, minItems=1, maxItems=MAX_TOOLS),
+            }
+        ),
+    }
+)
+
+ChatTools = Annotated[
+    list[dict[str, Any]],
+    PlainValidator(read_tools),
+    WithJsonSchema(nullable(array(_TOOL, maxItems=MAX_TOOLS))),
+]
+Choosing = Annotated[
+    ToolChoice,
+    PlainValidator(parse_choice),
+    WithJsonSchema(nullable(either(one_of("none", "auto", "required"), _NAMED, _ALLOWED))),
+]
+Functions = Annotated[
+    list[dict[str, Any]],
+    PlainValidator(read_functions),
+    WithJsonSchema(nullable(array(_FUNCTION, maxItems=MAX_TOOLS))),
+]
+FunctionCall = Annotated[
+    ToolChoice | None,
+    PlainValidator(read_function_call),
+    WithJsonSchema(nullable(either(one_of("none", "auto"), _NAMES_ONE))),
+]

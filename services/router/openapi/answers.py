@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.openapi.shapes import (
+from services.router.json_schema import (
     ANY,
     BOOLEAN,
     COUNT,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from services.router.json_schema import BOOLEAN, STRING, Schema, either, one_of, ref
 from services.router.ollama.endpoints import NDJSON
 from services.router.openapi import answers, other_answers
 from services.router.openapi.requests import request_schemas
-from services.router.openapi.shapes import BOOLEAN, STRING, Schema, either, one_of, ref
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

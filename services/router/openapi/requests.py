@@ -1,131 +1,122 @@
-"""What the endpoints take: the request models' own schemas, and those of what they leave open."""
+"""What the endpoints take: the schemas of the request models themselves."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
+from pydantic_core import core_schema
 
 from services.router.anthropic.requests import MessageFields, PromptFields
-from services.router.embeddings import EmbeddingFields
+from services.router.embeddings import InputFields, MessagesFields
+from services.router.json_schema import (
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    either,
+    nullable,
+    one_of,
+    partial,
+)
 from services.router.ollama.requests import ChatFields as OllamaChatFields
 from services.router.ollama.requests import GenerateFields, ShowFields
-from services.router.openai.chat import NOT_FOR_CHAT, ChatFields
-from services.router.openai.completions import NOT_FOR_COMPLETIONS, CompletionFields
-from services.router.openai.fields import REMOVED_FIELDS, UNSUPPORTED_FIELDS
-from services.router.openai.sampling_fields import SamplingFields
-from services.router.openai.tokens import DetokenizeFields, TokenizeFields
-from services.router.openapi.fields import (
-    AN_ANSWER,
-    ANTHROPIC,
-    CONVERSATION,
-    EMBEDDING,
-    MESSAGES,
-    OLLAMA,
-    OLLAMA_GENERATE,
-    PROMPT,
-    RESPONSES,
-    SAMPLING,
-    STRUCTURE,
-    TEMPLATE,
-    TOKEN_ID,
-    TRUE_ALONE,
-    refused,
-)
-from services.router.openapi.shapes import NULL, Schema, array, either
+from services.router.openai.chat import ChatFields
+from services.router.openai.completions import CompletionFields
+from services.router.openai.messages import MAX_MESSAGES
+from services.router.openai.sampling import SamplingFields
+from services.router.openai.tokens import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
+from services.router.openai.tools import MAX_TOOLS
+from services.router.request_model import UNSUPPORTED_FIELDS, Refused
 from services.router.responses.requests import REFUSED, ResponsesFields
 
-_REFUSED: dict[str, Schema] = {
-    **refused(UNSUPPORTED_FIELDS),
-    **dict.fromkeys(REMOVED_FIELDS, NULL),
+_TOOLS = nullable(array(OBJECT, maxItems=MAX_TOOLS))
+_BLOCKS = either(STRING, array(OBJECT))
+# Items and blocks are many; of the kinds that a server does not know it says so with a 400.
+_RESPONSES: dict[str, Schema] = {
+    "input": either(STRING, array(OBJECT, minItems=1)),
+    "tools": _TOOLS,
+    "tool_choice": nullable(either(one_of("none", "auto", "required"), OBJECT)),
 }
+_ANTHROPIC: dict[str, Schema] = {
+    "messages": array(
+        partial({"role": one_of("user", "assistant", "system"), "content": _BLOCKS}),
+        minItems=1,
+        maxItems=MAX_MESSAGES,
+    ),
+    "system": nullable(_BLOCKS),
+    "tools": _TOOLS,
+    "tool_choice": nullable(OBJECT),
+}
+_OLLAMA: dict[str, Schema] = {
+    "format": nullable(either(one_of("", "json"), OBJECT)),
+    "options": nullable(OBJECT),
+}
+_OLLAMA_GENERATE: dict[str, Schema] = {
+    **_OLLAMA,
+    "images": nullable(array(OBJECT, maxItems=0)),
+    "suffix": {"enum": [None, ""]},
+    "template": {"enum": [None, ""]},
+}
+
+
+class _Responses(SamplingFields, ResponsesFields):
+    refused: ClassVar[Mapping[str, Refused]] = {**UNSUPPORTED_FIELDS, **REFUSED}
+
+
+# A model for each request, or several for one that has several forms; what models leave open.
+MODELS: dict[str, tuple[type[BaseModel], ...]] = {
+    "ChatRequest": (ChatFields,),
+    "CompletionRequest": (CompletionFields,),
+    "ResponsesRequest": (_Responses,),
+    "ResponsesInputRequest": (_Responses,),
+    "MessageRequest": (MessageFields,),
+    "CountTokensRequest": (PromptFields,),
+    "EmbeddingsRequest": (InputFields, MessagesFields),
+    "TokenizeRequest": (TokenizeTextFields, TokenizeChatFields),
+    "DetokenizeRequest": (DetokenizeFields,),
+    "OllamaChatRequest": (OllamaChatFields,),
+    "OllamaGenerateRequest": (GenerateFields,),
+    "OllamaShowRequest": (ShowFields,),
+}
+_OPEN: dict[str, dict[str, Schema]] = {
+    "ResponsesRequest": _RESPONSES,
+    "ResponsesInputRequest": _RESPONSES,
+    "MessageRequest": _ANTHROPIC,
+    "CountTokensRequest": _ANTHROPIC,
+    "OllamaChatRequest": _OLLAMA,
+    "OllamaGenerateRequest": _OLLAMA_GENERATE,
+}
+
+
+class _Plain(GenerateJsonSchema):
+    """Without titles and defaults, which would be most of the document."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
 
 
 def request_schemas() -> dict[str, Schema]:
     """Return the schema of every request body, by the name of its component."""
-    return {
-        "ChatRequest": _merged(
-            (SamplingFields, ChatFields),
-            {
-                **_REFUSED,
-                **refused(NOT_FOR_CHAT),
-                **SAMPLING,
-                **STRUCTURE,
-                **CONVERSATION,
-                **AN_ANSWER,
-            },
-        ),
-        "CompletionRequest": _merged(
-            (SamplingFields, CompletionFields),
-            {**_REFUSED, **SAMPLING, **STRUCTURE, "prompt": PROMPT, **refused(NOT_FOR_COMPLETIONS)},
-        ),
-        "ResponsesRequest": _merged(
-            (SamplingFields, ResponsesFields),
-            {**_REFUSED, **SAMPLING, **RESPONSES, **refused(REFUSED)},
-        ),
-        # Counting reads no more of the sampling than its types.
-        "ResponsesInputRequest": _merged(
-            (SamplingFields, ResponsesFields),
-            {**_REFUSED, **TRUE_ALONE, **RESPONSES, **refused(REFUSED)},
-        ),
-        "MessageRequest": _merged((MessageFields,), ANTHROPIC),
-        "CountTokensRequest": _merged((PromptFields,), ANTHROPIC),
-        "EmbeddingsRequest": either(
-            _merged(
-                (EmbeddingFields,), {**EMBEDDING, "input": PROMPT, "messages": NULL}, ("input",)
-            ),
-            _merged(
-                (EmbeddingFields,),
-                {**EMBEDDING, **TEMPLATE, "input": NULL, "messages": MESSAGES},
-                ("messages",),
-            ),
-        ),
-        "TokenizeRequest": either(
-            _merged((TokenizeFields,), {**_REFUSED, "messages": NULL}, ("prompt",)),
-            _merged((TokenizeFields, ChatFields), {**_REFUSED, **CONVERSATION, "prompt": NULL}),
-        ),
-        "OllamaChatRequest": _merged((OllamaChatFields,), OLLAMA),
-        "OllamaGenerateRequest": _merged((GenerateFields,), OLLAMA_GENERATE),
-        "OllamaShowRequest": _merged((ShowFields,), {}),
-        "DetokenizeRequest": _merged((DetokenizeFields,), {"tokens": array(TOKEN_ID)}),
-    }
-
-
-def _merged(
-    models: tuple[type[BaseModel], ...],
-    open_properties: dict[str, Schema],
-    needed: tuple[str, ...] = (),
-) -> Schema:
-    """Join the schemas of models that read one body; what they leave open is filled in."""
-    properties: dict[str, Any] = {}
-    required = set(needed)
-    for model in models:
-        schema = _inlined(model.model_json_schema())
-        properties.update(schema["properties"])
-        required.update(schema.get("required", ()))
-    properties.update(open_properties)
-    return {"type": "object", "properties": properties, "required": sorted(required)}
-
-
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Put definitions where they are referred to, and leave titles and defaults out."""
-    definitions = schema.get("$defs", {})
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, list):
-            return [clean(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if "$ref" in value:
-            return clean(definitions[value["$ref"].rpartition("/")[2]])
-        return {
-            key: {name: clean(item) for name, item in content.items()}
-            if key == "properties"
-            else clean(content)
-            for key, content in value.items()
-            if key not in ("title", "default", "$defs", "description")
-        }
-
-    cleaned = clean(schema)
-    assert isinstance(cleaned, dict)
-    return cleaned
+    models = {model for models in MODELS.values() for model in models}
+    places, definitions = models_json_schema(
+        [(model, "validation") for model in models],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=_Plain,
+    )
+    parts: dict[str, Schema] = definitions["$defs"]
+    components: dict[str, Schema] = {}
+    for name, forms in MODELS.items():
+        schemas = [parts[places[form, "validation"]["$ref"].rpartition("/")[2]] for form in forms]
+        for schema in schemas:
+            schema["properties"].update(_OPEN.get(name, {}))
+        components[name] = schemas[0] if len(schemas) == 1 else either(*schemas)
+    written = json.dumps(components)
+    used = {name: part for name, part in parts.items() if f'/{name}"' in written}
+    return {**components, **used}

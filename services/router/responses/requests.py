@@ -1,4 +1,4 @@
-"""`/v1/responses` requests: from a JSON object to a Job, and what the response repeats of it."""
+"""`/v1/responses` requests: how one is read, and what the response repeats of it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from common.messages.tokenize import ChatPrompt, Structure
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, shown
 from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
-from services.router.openai.fields import Refused, check_unknown, refuse_unsupported
 from services.router.openai.rules import make_rules
-from services.router.openai.sampling_fields import (
-    MAX_INT32,
+from services.router.openai.sampling import (
     MAX_TOP_LOGPROBS,
     SamplingFields,
-    parse_sampling,
 )
 from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import named_schema
-from services.router.request_fields import UNSUPPORTED, RequestModel
+from services.router.prompts import MAX_INT32
+from services.router.request_fields import UNSUPPORTED
+from services.router.request_model import Refused, RequestModel, check_unknown, refuse_unsupported
 from services.router.request_warnings import Warnings
 from services.router.responses.input_items import pack_input, read_input
 from services.router.responses.store import FORGETFUL, STORE_OFF, History
@@ -186,7 +185,7 @@ def parse_response(
 ) -> ResponsesRequest:
     """Validate a request; ApiError 400 names the field at fault."""
     fields = _fields(body)
-    shared = parse_sampling(body)
+    shared = SamplingFields.read(body)
     stream = shared.stream_settings()
     response_input = _input(fields, warnings, history)
     tools = response_input.tools.offered
@@ -206,7 +205,7 @@ def parse_response(
             tools,
             warnings,
             allowed_token_ids=shared.allowed_ids,
-            bad_words=shared.banned_words,
+            bad_words=shared.bad_words,
         ),
         truncate_to=TRUNCATE_TO_FIT if fields.truncation == "auto" else 0,
     )
@@ -232,7 +231,7 @@ def parse_input(
 ) -> tuple[str, ChatPrompt]:
     """Validate a request to count its input; returns the model's name and the prompt."""
     fields = _fields(body)
-    model = parse_sampling(body).model or ""
+    model = SamplingFields.read(body).model or ""
     response_input = _input(fields, warnings, history)
     check_unknown(body, KNOWN_FIELDS, warnings)
     return model, response_input.prompt

@@ -15,11 +15,10 @@ from common.messages.tokenize import PromptSource, TokenizeQuery, TokenizerInbox
 from services.router.anthropic.requests import KNOWN_FIELDS as MESSAGE_FIELDS
 from services.router.anthropic.requests import parse_message, parse_prompt
 from services.router.anthropic_errors import AnthropicErrors
-from services.router.embeddings import KNOWN_FIELDS as EMBEDDING_FIELDS
-from services.router.embeddings import parse_embedding
+from services.router.embeddings import InputFields, MessagesFields, parse_embedding
 from services.router.errors import ApiError, error_body
 from services.router.json_body import parse
-from services.router.openai.fields import REMOVED_FIELDS
+from services.router.request_model import REMOVED_FIELDS
 from services.router.request_warnings import Warnings
 from services.router.responses.requests import KNOWN_FIELDS as RESPONSE_FIELDS
 from services.router.responses.requests import parse_input, parse_response
@@ -32,6 +31,7 @@ WORDS = (
     *("reasoning", "item_reference", "tool_use", "tool_result", "thinking", "json_schema"),
     *("json_object", "enabled", "adaptive", "low", "base64", "allowed_tools", "custom"),
 )
+EMBEDDING_FIELDS = frozenset(InputFields.model_fields) | frozenset(MessagesFields.model_fields)
 NAMES = (
     *("role", "content", "type", "text", "name", "parameters", "input_schema", "schema", "format"),
     *("input", "output", "arguments", "call_id", "id", "tool_use_id", "is_error", "thinking"),

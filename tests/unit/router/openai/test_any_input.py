@@ -15,11 +15,9 @@ from common.messages.tokenize import Tokenize, TokenizerInbox, TokenLimits
 from services.router.errors import ApiError, error_body
 from services.router.generate_request import GenerateRequest
 from services.router.json_body import parse
-from services.router.openai.chat import KNOWN_FIELDS as CHAT_FIELDS
-from services.router.openai.chat import NOT_FOR_CHAT, parse_chat
-from services.router.openai.completions import KNOWN_FIELDS as COMPLETION_FIELDS
-from services.router.openai.completions import NOT_FOR_COMPLETIONS, parse_completion
-from services.router.openai.fields import REMOVED_FIELDS, UNSUPPORTED_FIELDS
+from services.router.openai.chat import ChatFields, parse_chat
+from services.router.openai.completions import CompletionFields, parse_completion
+from services.router.request_model import RequestModel
 from services.router.request_warnings import Warnings
 
 HERE = Address("mem://x", "x.1")
@@ -48,18 +46,13 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
-refused = UNSUPPORTED_FIELDS.keys() | REMOVED_FIELDS.keys()
-chat_bodies = st.dictionaries(
-    st.sampled_from(sorted(CHAT_FIELDS)) | st.sampled_from(sorted(refused | NOT_FOR_CHAT.keys())),
-    values,
-    max_size=6,
-)
-completion_bodies = st.dictionaries(
-    st.sampled_from(sorted(COMPLETION_FIELDS))
-    | st.sampled_from(sorted(refused | NOT_FOR_COMPLETIONS.keys())),
-    values,
-    max_size=6,
-)
+
+
+def bodies(model: type[RequestModel]) -> st.SearchStrategy[dict[str, Any]]:
+    fields = st.sampled_from(sorted(model.model_fields)) | st.sampled_from(sorted(model.refused))
+    return st.dictionaries(fields, values, max_size=6)
+
+
 functions = st.fixed_dictionaries(
     {},
     optional={
@@ -124,12 +117,12 @@ def _can_be_sent(job: GenerateRequest) -> None:
         assert codec.decode(codec.encode(message, HERE, HERE)).message == message
 
 
-@given(chat_bodies)
+@given(bodies(ChatFields))
 def test_any_chat_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     _check(parse_chat, body, {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]})
 
 
-@given(completion_bodies)
+@given(bodies(CompletionFields))
 def test_any_completion_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     _check(parse_completion, body, {"model": "demo", "prompt": "Hi"})
 

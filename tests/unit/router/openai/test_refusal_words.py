@@ -10,7 +10,7 @@ from services.router.embeddings import parse_embedding
 from services.router.errors import ApiError
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.fields import REMOVED_FIELDS
+from services.router.request_model import REMOVED_FIELDS
 from services.router.request_warnings import WarningLog, Warnings
 
 USER = {"role": "user", "content": "Hi"}

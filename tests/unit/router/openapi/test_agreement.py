@@ -24,7 +24,7 @@ from services.router.json_body import parse
 from services.router.ollama.requests import ChatFields, GenerateFields
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.tokens import parse_detokenize, parse_tokenize
+from services.router.openai.tokens import DetokenizeFields, parse_tokenize
 from services.router.openapi.document import build_document
 from services.router.request_warnings import Warnings
 from services.router.responses.requests import parse_input, parse_response
@@ -56,7 +56,7 @@ READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     COUNT: lambda body: parse_prompt(body, Warnings()),
     EMBEDDINGS: lambda body: parse_embedding(body, Warnings()),
     TOKENIZE: parse_tokenize,
-    DETOKENIZE: parse_detokenize,
+    DETOKENIZE: DetokenizeFields.read,
     OLLAMA_CHAT: ChatFields.read,
     OLLAMA_GENERATE: GenerateFields.read,
 }

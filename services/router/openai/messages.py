@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
 
 from services.router.errors import ApiError, bad_field, shown, unsupported
 from services.router.json_body import dump
+from services.router.json_schema import (
+    NULL,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    constant,
+    either,
+    nullable,
+    one_of,
+    partial,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 4096
@@ -15,25 +29,26 @@ _TEXTS = ("name", "reasoning", "reasoning_content", "refusal", "tool_call_id")  
 _TEXT_KINDS = ("text", "input_text", "output_text")  # the last two are what Responses calls them
 
 
-def pack_messages(messages: Any, field: str = "messages") -> bytes:
-    """Check a conversation and pack it for the chat template.
+def read_messages(messages: Any) -> list[dict[str, Any]]:
+    """Check a conversation and write it as chat templates know it.
 
     Text parts stay parts: the tokenizer knows what its template renders. `developer` becomes
     `system`, its older name, which is the one that templates know; function calls of the time
     before tools become calls of tools. Arguments become JSON text, as OpenAI has them.
     """
     if not isinstance(messages, list):
-        raise bad_field(field, f"should be an array of messages (it is {shown(messages)})")
+        raise bad_field("messages", f"should be an array of messages (it is {shown(messages)})")
     if not messages:
-        raise bad_field(field, "should have at least one message", "empty_array")
+        raise bad_field("messages", "should have at least one message", "empty_array")
     if len(messages) > MAX_MESSAGES:
-        raise bad_field(field, f"may have at most {MAX_MESSAGES} entries")
+        raise bad_field("messages", f"may have at most {MAX_MESSAGES} entries")
     modern = _Modern()
-    checked = [_message(message, f"{field}[{at}]") for at, message in enumerate(messages)]
-    return dump([modern.message(message) for message in checked])
+    return [
+        modern.message(_message(message, f"messages[{at}]")) for at, message in enumerate(messages)
+    ]
 
 
-def final_words(messages: list[Any]) -> str:
+def final_words(messages: list[dict[str, Any]]) -> str:
     """Return the text of a checked conversation's last message, if it is the assistant's."""
     last = messages[-1]
     content = last.get("content") if last["role"] == "assistant" else None
@@ -178,3 +193,66 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 def _content_error(where: str, message: str, code: str = "invalid_value") -> ApiError:
     return bad_field(f"{where}.content", message, code)
+
+
+_NOT_EMPTY: Schema = {"type": "string", "minLength": 1}
+_PART = either(
+    partial({"type": one_of("text", "input_text", "output_text"), "text": STRING}),
+    partial({"type": constant("refusal"), "refusal": STRING}),
+)
+_CONTENT = either(STRING, array(_PART))
+_FUNCTION_CALL = partial(
+    {"name": _NOT_EMPTY, "arguments": nullable(either(STRING, OBJECT))}, ("arguments",)
+)
+_CALL = partial(
+    {"id": _NOT_EMPTY, "type": constant("function"), "function": _FUNCTION_CALL}, ("type",)
+)
+_TOOL_CALLS = array(_CALL, maxItems=MAX_CALLS)
+_BESIDE: dict[str, Schema] = {  # what a message of any role may have
+    **dict.fromkeys(
+        ("name", "reasoning", "reasoning_content", "refusal", "tool_call_id"), nullable(STRING)
+    ),
+    "audio": NULL,
+}
+_NO_CALLS: dict[str, Schema] = {"tool_calls": NULL, "function_call": NULL}
+_SPEAKER: dict[str, Schema] = {
+    **_BESIDE,
+    "role": constant("assistant"),
+    "tool_calls": nullable(_TOOL_CALLS),
+    "function_call": nullable(_FUNCTION_CALL),
+}
+_SPEAKS_BY: dict[str, Schema] = {  # one of these, where there is no content
+    "tool_calls": {**_TOOL_CALLS, "minItems": 1},
+    "function_call": _FUNCTION_CALL,
+    "reasoning": _NOT_EMPTY,
+    "refusal": _NOT_EMPTY,
+}
+
+
+def _message_schema(needed: dict[str, Schema], beside: dict[str, Schema]) -> Schema:
+    optional = tuple(name for name in beside if name not in needed)
+    return partial({**beside, **needed}, optional)
+
+
+_HEARD = one_of("system", "developer", "user", "function")
+_MESSAGES = array(
+    either(
+        _message_schema({"role": _HEARD, "content": _CONTENT}, {**_BESIDE, **_NO_CALLS}),
+        _message_schema(
+            {"role": constant("tool"), "content": _CONTENT, "tool_call_id": _NOT_EMPTY},
+            {**_BESIDE, **_NO_CALLS},
+        ),
+        _message_schema({"role": constant("assistant"), "content": _CONTENT}, _SPEAKER),
+        *(
+            _message_schema(
+                {"role": constant("assistant"), name: schema},
+                {**_SPEAKER, "content": nullable(_CONTENT)},
+            )
+            for name, schema in _SPEAKS_BY.items()
+        ),
+    ),
+    minItems=1,
+    maxItems=MAX_MESSAGES,
+)
+
+Messages = Annotated[list[dict[str, Any]], PlainValidator(read_messages), WithJsonSchema(_MESSAGES)]

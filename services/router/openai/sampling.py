@@ -1,0 +1,378 @@
+"""The request fields that chat and completions share, from JSON to the ring's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+
+from common.messages.sampling import SamplingParams
+from common.messages.tokenize import StreamSettings
+from services.router.errors import bad_field, shown, unsupported
+from services.router.json_schema import NUMBER, array, either, nullable
+from services.router.middleware import is_harmless_id
+from services.router.openai.options import AnswerOptions
+from services.router.prompts import MAX_INT32, TOKEN_ID
+from services.router.request_model import OpenAIModel
+from services.router.request_warnings import Warnings
+
+MAX_CHOICES = 128
+MAX_STOPS = 128  # OpenAI's own limit is 4
+MAX_STOP_CHARACTERS = 1024
+MAX_ALL_STOP_CHARACTERS = 16 << 10  # of all stops: every choice has tables as long
+MAX_STOP_TOKEN_IDS = 512
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 1 << 16
+MAX_TOP_LOGPROBS = 20
+ALL_LOGPROBS = -1  # vLLM's "of the whole vocabulary": here as many as may be
+MAX_TEMPERATURE = 1e6  # OpenAI's own limit is 2; here every token is as likely as any other
+SEED_MASK = (1 << 63) - 1
+MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+TRUNCATION = WithJsonSchema(nullable(either({"const": -1}, {**TOKEN_ID, "minimum": 1})))
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_BAD_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}
+
+
+def read_stops(value: Any) -> tuple[str, ...]:
+    """Read `stop`: a string or several."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        _check_text(value, "stop", MAX_STOP_CHARACTERS)
+        return (value,)
+    kind = "a string or an array of strings"
+    stops = _texts(value, "stop", kind, MAX_STOPS, MAX_STOP_CHARACTERS)
+    check_all_stops(stops, "stop")
+    return stops
+
+
+def check_all_stops(stops: Sequence[str], field: str) -> None:
+    """Bound the stops of a request together; ApiError 400."""
+    total = sum(map(len, stops))
+    if total > MAX_ALL_STOP_CHARACTERS:
+        most = f"may have {MAX_ALL_STOP_CHARACTERS} characters at most"
+        raise bad_field(field, f"{most}, all together (it has {total})")
+
+
+def read_bad_words(value: Any) -> tuple[str, ...]:
+    """Read `bad_words`, none of which an answer may contain."""
+    if value is None:
+        return ()
+    kind = "an array of strings"
+    return _texts(value, "bad_words", kind, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
+
+
+def _check_ids(field: str, ids: list[int] | None) -> list[int] | None:
+    """Check token ids; which of them the model has is checked at admission."""
+    for index, token_id in enumerate(ids or ()):
+        if not 0 <= token_id <= MAX_INT32:
+            raise bad_field(f"{field}[{index}]", f"is not a token id (it is {shown(token_id)})")
+    return ids
+
+
+def _check_bias(bias: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Check `logit_bias`: token ids, as JSON has them for keys, and numbers."""
+    for key, value in (bias or {}).items():
+        if not (key.isascii() and key.isdigit()) or len(key) > 9:
+            message = f"has the key {shown(key)}, which is not a token id"
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            message = f"of token {key} should be a number (it is {shown(value)})"
+        elif not -100 <= value <= 100:
+            message = f"of token {key} should be within -100 and 100 (it is {shown(value)})"
+        else:
+            continue
+        raise bad_field("logit_bias", message)
+    return bias
+
+
+def _texts(value: Any, field: str, kind: str, most: int, characters: int) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise bad_field(field, f"should be {kind} (it is {shown(value)})")
+    if len(value) > most:
+        raise bad_field(field, f"may have at most {most} strings (it has {len(value)})")
+    for index, text in enumerate(value):
+        if not isinstance(text, str):
+            raise bad_field(f"{field}[{index}]", f"should be a string (it is {shown(text)})")
+        _check_text(text, f"{field}[{index}]", characters)
+    return tuple(dict.fromkeys(value))
+
+
+def _check_text(text: str, field: str, characters: int) -> None:
+    if not text or len(text) > characters:
+        raise bad_field(field, f"should have 1 to {characters} characters (it has {len(text)})")
+
+
+def _check_truncation(length: int | None) -> int | None:
+    if length == 0:
+        raise bad_field("truncate_prompt_tokens", "should be at least 1, or -1 (it is 0)")
+    return length
+
+
+def _check_spaces(between: bool | None) -> bool | None:
+    if between is False:
+        raise unsupported("spaces_between_special_tokens", "only true, the default, is")
+    return between
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(OpenAIModel):
+    """Fields of several APIs that say how to sample and what to do with the text.
+
+    A field without a description stands in the documentation beside the one before it.
+    """
+
+    model: str | None = Field(
+        None,
+        max_length=512,
+        description="one of `/v1/models`; where one is served it may be left out",
+    )
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_INT32,
+        description="the most tokens to generate; else what fits, which is also the limit, with a "
+        "[warning](errors.md#warnings), where a larger one is given",
+    )
+    n: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_CHOICES,
+        description="answers to one prompt, whose pages they share: it is computed once, but for "
+        f"the page that it leaves half full; up to {MAX_CHOICES}",
+    )
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="the same number as `n`")
+    stream: bool | None = Field(None, description="[events](chat.md#streaming) instead of one body")
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(
+        None,
+        ge=0.0,
+        le=MAX_TEMPERATURE,
+        description="how to draw; what is left out is the model's own default. A temperature may "
+        "be up to a million",
+    )
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT32)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    presence_penalty: float | None = Field(
+        None, ge=-2.0, le=2.0, description="what to make more or less likely"
+    )
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
+    logit_bias: Annotated[
+        dict[str, Any] | None,
+        Field(max_length=MAX_LOGIT_BIAS),
+        AfterValidator(_check_bias),
+        WithJsonSchema(
+            nullable(
+                {
+                    "type": "object",
+                    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+                    "additionalProperties": {**NUMBER, "minimum": -100, "maximum": 100},
+                    "maxProperties": MAX_LOGIT_BIAS,
+                }
+            )
+        ),
+    ] = None
+    seed: int | None = Field(
+        None, ge=-(1 << 63), le=SEED_MASK, description="the same seed draws the same noise"
+    )
+    stop: Annotated[
+        tuple[str, ...],
+        PlainValidator(read_stops),
+        WithJsonSchema(nullable(either(_STOP, array(_STOP, maxItems=MAX_STOPS)))),
+    ] = Field(
+        (),
+        description=f"a text or up to {MAX_STOPS}, of {MAX_ALL_STOP_CHARACTERS:,} characters "
+        "together; `include_stop_str_in_output` keeps it",
+    )
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: Annotated[
+        list[int] | None,
+        Field(max_length=MAX_STOP_TOKEN_IDS),
+        AfterValidator(partial(_check_ids, "stop_token_ids")),
+        WithJsonSchema(nullable(array(TOKEN_ID, maxItems=MAX_STOP_TOKEN_IDS))),
+    ] = Field(None, description=f"when to end otherwise; up to {MAX_STOP_TOKEN_IDS} ids")
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
+    allowed_token_ids: Annotated[
+        list[int] | None,
+        Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS),
+        AfterValidator(partial(_check_ids, "allowed_token_ids")),
+        WithJsonSchema(nullable(array(TOKEN_ID, minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS))),
+    ] = Field(
+        None,
+        description="the only tokens there are; words that must not appear (as the tokenizer cuts "
+        "them, with and without a space before)",
+    )
+    bad_words: Annotated[
+        tuple[str, ...],
+        PlainValidator(read_bad_words),
+        WithJsonSchema(nullable(array(_BAD_WORD, maxItems=MAX_BAD_WORDS))),
+    ] = ()
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=ALL_LOGPROBS,
+        le=MAX_TOP_LOGPROBS,
+        description="the probabilities of the prompt's tokens (not while streaming), with up to "
+        f"{MAX_TOP_LOGPROBS} others each; -1 is {MAX_TOP_LOGPROBS}",
+    )
+    return_token_ids: bool | None = Field(
+        None, description="ids of prompt and answer; ids in place of texts in logprobs"
+    )
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(ge=-1, le=MAX_INT32),
+        AfterValidator(_check_truncation),
+        TRUNCATION,
+    ] = Field(
+        None,
+        description="what to cut off a prompt that is too long; -1 is what the model takes",
+    )
+    truncation_side: Literal["left", "right"] | None = None
+    skip_special_tokens: bool | None = Field(None, description="whether special tokens are shown")
+    add_special_tokens: bool | None = Field(None, description="whether special tokens are added")
+    spaces_between_special_tokens: Annotated[
+        bool | None,
+        AfterValidator(_check_spaces),
+        WithJsonSchema({"enum": [True, None]}),
+    ] = Field(None, description="true alone, which is the default")
+    priority: int | None = Field(
+        None,
+        ge=-MAX_INT32,
+        le=MAX_INT32,
+        description="who goes first (lower is earlier); who shares prompt pages with whom",
+    )
+    cache_salt: str | None = Field(None, max_length=256)
+    request_id: str | None = Field(
+        None,
+        description="comes back as the header `X-Request-Id`, and at the end of the answer's `id`; "
+        "one that no header can have is passed over",
+    )
+    rid: str | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.best_of not in (None, self.n or 1):
+            raise unsupported("best_of", "only n itself is; ask for n and choose among the answers")
+        if self.stream_options is not None and not self.stream:
+            raise bad_field("stream_options", "is only allowed together with stream: true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise bad_field("prompt_logprobs", "is not available together with stream: true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def unset(self) -> frozenset[str]:
+        """Settings that the client leaves to the model's own defaults."""
+        return frozenset(name for name in MODEL_DEFAULTS if getattr(self, name) is None)
+
+    @property
+    def given_id(self) -> str:
+        """The id that the client gave its request in the body, where one can be shown again."""
+        given = self.request_id or self.rid or ""
+        return given if is_harmless_id(given) else ""
+
+    @property
+    def allowed_ids(self) -> tuple[int, ...]:
+        """The only tokens allowed, if there are any."""
+        return tuple(dict.fromkeys(self.allowed_token_ids or ()))
+
+    def warn(self, warnings: Warnings) -> None:
+        """Say what of these fields is not as it was asked for."""
+        if (self.request_id or self.rid) and not self.given_id:
+            name = "request_id" if self.request_id else "rid"
+            warnings.add(name, "is left out; it may have 1 to 128 letters, digits, ., _, : or -")
+        warn_of_all("prompt_logprobs", self.prompt_logprobs, warnings)
+
+    def options(self) -> AnswerOptions:
+        """Return what is to be shown beside the text."""
+        stream = self.stream_options
+        return AnswerOptions(
+            include_usage=self.include_usage,
+            continuous_usage=stream is not None and bool(stream.continuous_usage_stats),
+            token_ids=bool(self.return_token_ids),
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
+            prompt_logprobs=self.prompt_logprobs is not None,
+            given_id=self.given_id,
+        )
+
+    def stream_settings(self) -> StreamSettings:
+        """Return the detokenizer's settings."""
+        skip = self.skip_special_tokens
+        return StreamSettings(
+            stop=self.stop,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=True if skip is None else skip,
+            return_prompt_ids=bool(self.return_token_ids),
+        )
+
+    def sampling(self, max_tokens: int, num_logprobs: int) -> SamplingParams:
+        """Return the sampling settings; `seed` is 0 where the client gave none.
+
+        `max_tokens` 0 means as much as fits.
+        """
+        min_tokens = self.min_tokens or 0
+        bias = {int(key): float(value) for key, value in (self.logit_bias or {}).items()}
+        if max_tokens and min_tokens > max_tokens:
+            raise bad_field("min_tokens", f"must not exceed max_tokens, which is {max_tokens}")
+        return SamplingParams(
+            max_tokens=max_tokens,
+            seed=0 if self.seed is None else self.seed & SEED_MASK,
+            temperature=_or(self.temperature, 1.0),
+            top_k=max(0, self.top_k or 0),  # -1 is another name for "off"
+            top_p=_or(self.top_p, 1.0),
+            min_p=_or(self.min_p, 0.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            logit_bias=tuple(sorted(bias.items())),
+            min_tokens=min_tokens,
+            stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids or ())),
+            ignore_eos=bool(self.ignore_eos),
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_candidates(self.prompt_logprobs),
+        )
+
+
+def num_candidates(wanted: int | None) -> int:
+    """Return how many candidates a token has in its logprobs; -1 where there are none at all."""
+    if wanted is None:
+        return -1
+    return MAX_TOP_LOGPROBS if wanted == ALL_LOGPROBS else wanted
+
+
+def warn_of_all(field: str, wanted: int | None, warnings: Warnings) -> None:
+    """Say that logprobs of the whole vocabulary are not to be had."""
+    if wanted == ALL_LOGPROBS:
+        warnings.add(field, f"{ALL_LOGPROBS} is {MAX_TOP_LOGPROBS} here, which is the most")
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)

@@ -1,0 +1,261 @@
+"""Request models: pydantic reads a body in one walk, and what is wrong with it becomes one 400."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, ErrorDetails
+
+from common.messages.failure import Failure
+from services.router.errors import (
+    MAX_INPUT_CHARACTERS,
+    ApiError,
+    FieldError,
+    bad_field,
+    shown,
+    unsupported,
+)
+from services.router.request_warnings import Warnings
+
+MAX_LISTED_ERRORS = 3
+
+_LENGTH = re.compile(r"^(?:List|Dictionary|String) should have")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that cannot be served unless its value asks for nothing; `why` may say what to do.
+
+    Instead of one that peers have removed there is another to `use`.
+    """
+
+    harmless: tuple[Any, ...] = ()
+    why: str = ""
+    use: str = ""
+
+    def is_asked_by(self, value: Any) -> bool:
+        """Whether a value asks for something."""
+        known = any(value == each and type(value) is type(each) for each in self.harmless)
+        return value is not None and not known
+
+    def check(self, field: str, value: Any) -> None:
+        """Raise ApiError 400 for a value that asks for something."""
+        if not self.is_asked_by(value):
+            return
+        if self.use:
+            message = f"is not a field any more; use {self.use}"
+            raise bad_field(field, message, "unsupported_parameter")
+        raise unsupported(field, self.why)
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """The values that ask for nothing; JSON writes some in two ways, as 1 and 1.0."""
+        values = [None, *self.harmless]
+        return {"enum": [value for at, value in enumerate(values) if value not in values[:at]]}
+
+
+# Known, without effect here, and harmless to leave out: no warning.
+IGNORED_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "session_id",
+        "stream_interval",
+        "log_metrics",
+        "return_mm_kwargs",
+        "return_cached_tokens_details",
+        "prediction",  # makes OpenAI's answers faster, not other ones
+    }
+)
+
+# Known, and answered without what they ask for: the client is told, as peers do not.
+WITHOUT_EFFECT: Mapping[str, Refused] = {
+    "verbosity": Refused(("medium",), "say it in a message"),
+    "moderation": Refused(({},), "no content is checked here"),
+    "web_search_options": Refused(why="let the model call a tool of yours"),
+    "vllm_xargs": Refused(({},), "there are no extensions here"),
+}
+
+# What peers have removed, and some of them silently ignore: what to use instead.
+REMOVED_FIELDS: Mapping[str, str] = {
+    "guided_json": 'structured_outputs {"json": …} or response_format',
+    "guided_regex": 'structured_outputs {"regex": …}',
+    "guided_choice": 'structured_outputs {"choice": …}',
+    "guided_grammar": 'structured_outputs {"grammar": …}',
+    "guided_decoding_backend": "structured_outputs, which has one backend here",
+    "guided_whitespace_pattern": "structured_outputs without it",
+    "structural_tag": 'response_format {"type": "structural_tag"}',
+}
+
+_TEXT_ONLY = "this server takes and makes text only"
+_ONE_PROCESS = "prompts and their cache stay where they are"
+
+# Fields whose silent loss would change the answer.
+UNSUPPORTED_FIELDS: Mapping[str, Refused] = {
+    **{name: Refused(use=use) for name, use in REMOVED_FIELDS.items()},
+    "suffix": Refused(("",), "write the prompt as the model's own fill-in-the-middle format"),
+    "audio": Refused(why=_TEXT_ONLY),
+    "modalities": Refused((["text"],), _TEXT_ONLY),
+    "media_io_kwargs": Refused(({},), _TEXT_ONLY),
+    "mm_processor_kwargs": Refused(({},), _TEXT_ONLY),
+    "image_data": Refused(why=_TEXT_ONLY),
+    "audio_data": Refused(why=_TEXT_ONLY),
+    "video_data": Refused(why=_TEXT_ONLY),
+    "prompt_embeds": Refused(why="send the prompt as text or token ids"),
+    "input_embeds": Refused(why="send the prompt as text or token ids"),
+    "input_ids": Refused(why="send token ids as prompt of /v1/completions"),
+    "chat_template": Refused(why="the template is the model's own"),
+    "chat_template_content_format": Refused(("auto",)),
+    "use_beam_search": Refused((False,)),
+    "length_penalty": Refused((1, 1.0)),
+    "watermarking": Refused((False,)),
+    "repetition_detection": Refused(why="use repetition_penalty"),
+    "logprob_token_ids": Refused(([],), "use logprobs with a number of candidates"),
+    "stop_regex": Refused(([],), "use stop"),
+    "no_stop_trim": Refused((False,), "use include_stop_str_in_output"),
+    "logits_processors": Refused(([],)),
+    "custom_logit_processor": Refused(),
+    "custom_params": Refused(({},)),
+    "extra_key": Refused(("",), "use cache_salt"),
+    "lora_path": Refused(why="name a model of /v1/models as model"),
+    "session_params": Refused(({},)),
+    "kv_transfer_params": Refused(({},), _ONE_PROCESS),
+    "ec_transfer_params": Refused(({},), _ONE_PROCESS),
+    "bootstrap_host": Refused(why=_ONE_PROCESS),
+    "bootstrap_room": Refused(why=_ONE_PROCESS),
+    "return_hidden_states": Refused((False,)),
+    "return_routed_experts": Refused((False,)),
+    "routed_experts_prompt_start": Refused((0,)),
+    "return_prompt_text": Refused((False,), "use return_token_ids and /detokenize"),
+    "return_token_offsets": Refused((False,)),
+}
+
+
+class RequestModel(BaseModel):
+    """The body of a request; a field that is null counts as not given, as with OpenAI.
+
+    Rules stand beside the fields, as validators that raise `bad_field`.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    refused: ClassVar[Mapping[str, Refused]] = {}
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any], warnings: Warnings | None = None) -> Self:
+        """Validate a body; ApiError 400 names the field at fault.
+
+        `warnings` get the fields that nobody reads, which are refused where the server is strict.
+        """
+        try:
+            fields = cls.model_validate(body)
+        except ValidationError as error:
+            raise from_validation(error) from None
+        known = cls.__pydantic_fields__
+        for name, value in body.items():
+            if name in known:
+                continue
+            if (refused := cls.refused.get(name)) is not None:
+                refused.check(name, value)
+            elif warnings is not None:
+                warn_unknown(name, value, warnings)
+        return fields
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        refused = {name: each.json_schema for name, each in cls.refused.items()}
+        schema["properties"].update(refused)
+        return schema
+
+
+class OpenAIModel(RequestModel):
+    """The body of a request in OpenAI's manner, where the silent loss of a field is an error."""
+
+    refused: ClassVar[Mapping[str, Refused]] = UNSUPPORTED_FIELDS
+
+
+def warn_unknown(name: str, value: Any, warnings: Warnings) -> None:
+    """Warn about a field that nobody here reads; ApiError 400 where the server is strict."""
+    hint = WITHOUT_EFFECT.get(name)
+    if hint is not None:
+        if hint.is_asked_by(value):
+            warnings.add(name, f"has no effect; {hint.why}")
+        return
+    if name in IGNORED_FIELDS or name in UNSUPPORTED_FIELDS:
+        return
+    name = name[:64]
+    if warnings.refuse_unknown:
+        raise bad_field(name, "is not a field of this request", "unknown_parameter")
+    warnings.add(name, f"unknown request field {shown(name)} is ignored")
+
+
+def refuse_unsupported(body: Mapping[str, Any], more: Mapping[str, Refused] | None = None) -> None:
+    """Raise ApiError 400 for any field that asks for something this server cannot do."""
+    for name, value in body.items():
+        refused = UNSUPPORTED_FIELDS.get(name) or (more or {}).get(name)
+        if refused is not None:
+            refused.check(name, value)
+
+
+def check_unknown(body: Mapping[str, Any], known: Collection[str], warnings: Warnings) -> None:
+    """Warn about all fields but the `known` ones; ApiError 400 where the server is strict."""
+    for name, value in body.items():
+        if name not in known:
+            warn_unknown(name, value, warnings)
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """Turn pydantic's complaints into one 400 that names the first field and lists a few."""
+    problems = error.errors(include_url=False)
+    failures = [_failure(problem) for problem in problems[:MAX_LISTED_ERRORS]]
+    lines = [failure.message for failure in failures]
+    if len(problems) > MAX_LISTED_ERRORS:
+        lines.append(f"and {len(problems) - MAX_LISTED_ERRORS} more")
+    return ApiError(replace(failures[0], message="; ".join(lines)))
+
+
+def _failure(problem: ErrorDetails) -> Failure:
+    """Return what a validator of ours has raised, or pydantic's own complaint in our words."""
+    raised = problem.get("ctx", {}).get("error")
+    if isinstance(raised, FieldError):
+        return raised.failure
+    field = _path(problem["loc"])
+    if problem["type"] == "missing":
+        return Failure(400, "missing_required_parameter", f"{field}: is required", field)
+    message = f"{field}: {_worded(problem['msg'])} (it is {shown(problem['input'])})"
+    return Failure(400, "invalid_value", message, field)
+
+
+def _worded(message: str) -> str:
+    """Put a complaint of pydantic's in the words of the other refusals."""
+    message = _LENGTH.sub("should have", message).partition(" after validation")[0]
+    message = message.partition(" or instance of ")[0].replace("a valid dictionary", "an object")
+    return message.removeprefix("Value error, ").replace("Input should", "should")
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path[: 2 * MAX_INPUT_CHARACTERS]

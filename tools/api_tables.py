@@ -1,0 +1,53 @@
+"""Writes the tables of request fields in docs/api from the request models.
+
+    python -m tools.api_tables
+
+A table stands between two comments, `<!-- fields: ChatRequest -->` and `<!-- end of fields -->`;
+the name is that of the request in the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from services.router.openapi.requests import MODELS
+from services.router.request_model import IGNORED_FIELDS, WITHOUT_EFFECT, RequestModel
+
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "api"
+TABLE = re.compile(r"(<!-- fields: (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
+
+
+def table(models: tuple[type[BaseModel], ...]) -> str:
+    """Make the table of a request that has one form or several.
+
+    A field without a description stands in the row of the field before it.
+    """
+    rows: list[tuple[list[str], str]] = []
+    seen: set[str] = set()
+    for model in models:
+        for name, field in model.model_fields.items():
+            if name in seen or field.annotation is type(None):
+                continue
+            seen.add(name)
+            if field.description is not None:
+                rows.append(([], field.description))
+            rows[-1][0].append(name)
+    if any(issubclass(model, RequestModel) and model.refused for model in models):
+        rows.append((sorted(IGNORED_FIELDS - seen), "accepted, without effect"))
+        rows.append((list(WITHOUT_EFFECT), "accepted, without effect and with a warning"))
+    lines = ["| Field | What it does |", "| --- | --- |"]
+    lines += [f"| {', '.join(f'`{name}`' for name in names)} | {what} |" for names, what in rows]
+    return "\n".join(lines) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """Return a page with its tables as they should be."""
+    return TABLE.sub(lambda found: found[1] + table(MODELS[found[2]]) + found[3], text)
+
+
+if __name__ == "__main__":
+    for page in PAGES.glob("*.md"):
+        page.write_text(with_tables(page.read_text()))
