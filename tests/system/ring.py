@@ -38,4 +38,5 @@ def num_steps(stack: Stack) -> int:
     """Return how many steps the engines have made, by their last heartbeats."""
     with urllib.request.urlopen(f"{stack.url}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
-    return sum(map(int, re.findall(r"^slipstream_compute_steps_total{.*} (\d+)(?:\.0)?$", text, re.M)))
+    counts = re.findall(r"^slipstream_compute_steps_total{.*} (\d+)\.0$", text, re.M)
+    return sum(map(int, counts))
