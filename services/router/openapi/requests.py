@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
@@ -27,11 +26,9 @@ from services.router.ollama.requests import GenerateFields, ShowFields
 from services.router.openai.chat import ChatFields
 from services.router.openai.completions import CompletionFields
 from services.router.openai.messages import MAX_MESSAGES
-from services.router.openai.sampling import SamplingFields
 from services.router.openai.tokens import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 from services.router.openai.tools import MAX_TOOLS
-from services.router.request_model import UNSUPPORTED_FIELDS, Refused
-from services.router.responses.requests import REFUSED, ResponsesFields
+from services.router.responses.requests import ResponsesFields
 
 _TOOLS = nullable(array(OBJECT, maxItems=MAX_TOOLS))
 _BLOCKS = either(STRING, array(OBJECT))
@@ -63,16 +60,12 @@ _OLLAMA_GENERATE: dict[str, Schema] = {
 }
 
 
-class _Responses(SamplingFields, ResponsesFields):
-    refused: ClassVar[Mapping[str, Refused]] = {**UNSUPPORTED_FIELDS, **REFUSED}
-
-
 # A model for each request, or several for one that has several forms; what models leave open.
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "ChatRequest": (ChatFields,),
     "CompletionRequest": (CompletionFields,),
-    "ResponsesRequest": (_Responses,),
-    "ResponsesInputRequest": (_Responses,),
+    "ResponsesRequest": (ResponsesFields,),
+    "ResponsesInputRequest": (ResponsesFields,),
     "MessageRequest": (MessageFields,),
     "CountTokensRequest": (PromptFields,),
     "EmbeddingsRequest": (InputFields, MessagesFields),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
@@ -21,7 +21,12 @@ from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import named_schema
 from services.router.prompts import MAX_INT32
 from services.router.request_fields import UNSUPPORTED
-from services.router.request_model import Refused, RequestModel, check_unknown, refuse_unsupported
+from services.router.request_model import (
+    UNSUPPORTED_FIELDS,
+    Refused,
+    RequestModel,
+    refuse_unsupported,
+)
 from services.router.request_warnings import Warnings
 from services.router.responses.input_items import pack_input, read_input
 from services.router.responses.store import FORGETFUL, STORE_OFF, History
@@ -76,8 +81,10 @@ class Reasoning(RequestModel):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesFields(RequestModel):
-    """Fields that only Responses requests have."""
+class ResponsesFields(SamplingFields):
+    """The fields of a Responses request."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {**UNSUPPORTED_FIELDS, **REFUSED}
 
     input: Any
     instructions: str | None = None
@@ -107,19 +114,21 @@ class ResponsesFields(RequestModel):
     service_tier: str | None = None
     client_metadata: Any = None  # of Codex, for the operator
 
+    @classmethod
+    def read(cls, body: Mapping[str, Any], warnings: Warnings | None = None) -> Self:
+        refuse_unsupported(body, REFUSED)  # some have the names of sampling fields
+        fields = super().read(body, warnings)
+        for at, name in enumerate(fields.include or ()):
+            if name not in INCLUDABLE:
+                raise bad_field(f"include[{at}]", f"{shown(name)} is nothing that can be included")
+        return fields
+
     @property
     def num_logprobs(self) -> int:
         """The number of candidates per token; -1 if no logprobs are requested."""
         if self.top_logprobs is None and LOGPROBS not in (self.include or ()):
             return -1
         return self.top_logprobs or 0
-
-
-KNOWN_FIELDS = (
-    frozenset(ResponsesFields.model_fields)
-    | frozenset(SamplingFields.model_fields)
-    | frozenset(REFUSED)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,33 +193,32 @@ def parse_response(
     body: dict[str, Any], warnings: Warnings, history: History = FORGETFUL
 ) -> ResponsesRequest:
     """Validate a request; ApiError 400 names the field at fault."""
-    fields = _fields(body)
-    shared = SamplingFields.read(body)
-    stream = shared.stream_settings()
+    fields = ResponsesFields.read(body, warnings)
     response_input = _input(fields, warnings, history)
     tools = response_input.tools.offered
     job = GenerateRequest(
-        model=shared.model or "",
+        model=fields.model or "",
         prompts=(response_input.prompt,),
         prompt_field="input",
-        sampling=shared.sampling(fields.max_output_tokens or 0, fields.num_logprobs),
-        has_seed=shared.seed is not None,
-        stream=replace(stream, parse_tools=tools.use is not None, parse_reasoning=True),
-        priority=shared.priority or 0,
-        cache_salt=shared.cache_salt or "",
-        unset=shared.unset,
+        sampling=fields.sampling(fields.max_output_tokens or 0, fields.num_logprobs),
+        has_seed=fields.seed is not None,
+        stream=replace(
+            fields.stream_settings(), parse_tools=tools.use is not None, parse_reasoning=True
+        ),
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
+        unset=fields.unset,
         max_tokens_field="max_output_tokens",
         rules=make_rules(
             response_input.structure,
             tools,
             warnings,
-            allowed_token_ids=shared.allowed_ids,
-            bad_words=shared.bad_words,
+            allowed_token_ids=fields.allowed_ids,
+            bad_words=fields.bad_words,
         ),
         truncate_to=TRUNCATE_TO_FIT if fields.truncation == "auto" else 0,
     )
-    check_unknown(body, KNOWN_FIELDS, warnings)
-    shared.warn(warnings)
+    fields.warn(warnings)
     is_stored = history.keeps and fields.store is not False
     if fields.background and not is_stored:
         why = "cannot be used together with store false" if history.keeps else STORE_OFF
@@ -219,7 +227,7 @@ def parse_response(
         warnings.add("store", STORE_OFF)
     return ResponsesRequest(
         job=job,
-        streaming=bool(shared.stream),
+        streaming=bool(fields.stream),
         fields=fields,
         input=response_input,
         is_stored=is_stored,
@@ -230,20 +238,8 @@ def parse_input(
     body: dict[str, Any], warnings: Warnings, history: History = FORGETFUL
 ) -> tuple[str, ChatPrompt]:
     """Validate a request to count its input; returns the model's name and the prompt."""
-    fields = _fields(body)
-    model = SamplingFields.read(body).model or ""
-    response_input = _input(fields, warnings, history)
-    check_unknown(body, KNOWN_FIELDS, warnings)
-    return model, response_input.prompt
-
-
-def _fields(body: dict[str, Any]) -> ResponsesFields:
-    fields = ResponsesFields.read(body)
-    refuse_unsupported(body, REFUSED)
-    for at, name in enumerate(fields.include or ()):
-        if name not in INCLUDABLE:
-            raise bad_field(f"include[{at}]", f"{shown(name)} is nothing that can be included")
-    return fields
+    fields = ResponsesFields.read(body, warnings)
+    return fields.model or "", _input(fields, warnings, history).prompt
 
 
 def _input(fields: ResponsesFields, warnings: Warnings, history: History) -> ResponseInput:

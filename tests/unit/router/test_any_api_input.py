@@ -20,10 +20,10 @@ from services.router.errors import ApiError, error_body
 from services.router.json_body import parse
 from services.router.request_model import REMOVED_FIELDS
 from services.router.request_warnings import Warnings
-from services.router.responses.requests import KNOWN_FIELDS as RESPONSE_FIELDS
-from services.router.responses.requests import parse_input, parse_response
+from services.router.responses.requests import ResponsesFields, parse_input, parse_response
 from services.router.sse import json_bytes
 
+RESPONSE_FIELDS = frozenset(ResponsesFields.model_fields) | ResponsesFields.refused.keys()
 HERE = Address("mem://x", "x.1")
 WORDS = (
     *("user", "assistant", "system", "auto", "none", "required", "any", "tool", "function"),
