@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
-from services.router.usage import UsageTally
 
 
 class Sink(Protocol):
@@ -174,6 +173,35 @@ class AnswerParts:
         return tuple(
             ToolCall(call.id, call.text, "".join(self._arguments.get(index, ())))
             for index, call in sorted(self._begun.items())
+        )
+
+
+class UsageTally:
+    """The usage of one response: a prompt counts once, however many choices continue it."""
+
+    __slots__ = ("_completion", "_choices_per_prompt", "_prompts")
+
+    def __init__(self, choices_per_prompt: int) -> None:
+        self._choices_per_prompt = choices_per_prompt
+        self._prompts: dict[int, Usage] = {}
+        self._completion = 0
+
+    def add(self, choice: int, usage: Usage) -> None:
+        """Add the usage of one choice."""
+        prompt = choice // self._choices_per_prompt
+        known = self._prompts.get(prompt)
+        # Later choices find the prompt cached by the first one: the smallest number counts.
+        if known is None or usage.cached_tokens < known.cached_tokens:
+            self._prompts[prompt] = usage
+        self._completion += usage.completion_tokens
+
+    def total(self) -> Usage:
+        """Return the usage of the response so far."""
+        prompts = self._prompts.values()
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
+            cached_tokens=sum(usage.cached_tokens for usage in prompts),
+            completion_tokens=self._completion,
         )
 
 

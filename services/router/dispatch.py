@@ -29,7 +29,7 @@ from common.messages.tokens import DetokenizeQuery
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.answer import Sink
 from services.router.errors import ApiError, bad_field
-from services.router.fleet import Fleet, Group, Worker
+from services.router.fleet import Fleet, Group, RegisteredWorker
 from services.router.generate_request import GenerateRequest, check_prompt_length
 from services.router.inflight import AbortedAttempt, InflightRequest, InflightTable
 from services.router.prompts import check_ids
@@ -202,25 +202,29 @@ class Dispatch:
         answer: Detokenized = await self._ask(worker, query, field)
         return answer.text
 
-    async def timeline(self, worker: Worker, seconds: float) -> TimelinePart:
+    async def timeline(self, worker: RegisteredWorker, seconds: float) -> TimelinePart:
         """Ask a worker for its spans of the last seconds; ApiError 503 if it does not answer."""
         query = TimelineQuery(self._query_id(), self._transport.address, seconds)
         answer: TimelinePart = await self._ask(worker, query, timeout_s=TIMELINE_TIMEOUT_S)
         return answer
 
-    async def inspect(self, worker: Worker, subject: Subject) -> dict[str, Any]:
+    async def inspect(self, worker: RegisteredWorker, subject: Subject) -> dict[str, Any]:
         """Ask a worker an operator's question; ApiError 503 if it does not answer."""
         query = InspectionQuery(self._query_id(), self._transport.address, subject)
         answer: Inspection = await self._ask(worker, query)
         found: dict[str, Any] = json.loads(answer.found_json)
         return found
 
-    def place(self, group: Group, service: ServiceName) -> Worker:
+    def place(self, group: Group, service: ServiceName) -> RegisteredWorker:
         """Choose a worker of a service for one query."""
         return self.fleet.place(group, service, self._clock())
 
     async def _ask(
-        self, worker: Worker, query: Query, field: str | None = None, timeout_s: float = 0.0
+        self,
+        worker: RegisteredWorker,
+        query: Query,
+        field: str | None = None,
+        timeout_s: float = 0.0,
     ) -> Any:
         """Send a query and wait for its answer; a failure to send it names the client's `field`."""
         self.queries.check_room()

@@ -22,7 +22,7 @@ MAX_HUNG = 1024  # instances remembered as hung
 MAX_REPLACED = 512  # instances remembered as replaced: their last messages arrive within seconds
 
 
-class Worker:
+class RegisteredWorker:
     """One instance of one worker and its last heartbeat."""
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Group:
     """The workers of one model revision, by service; a route stays within one group."""
 
     card: ModelCard
-    workers: dict[ServiceName, tuple[Worker, ...]]
+    workers: dict[ServiceName, tuple[RegisteredWorker, ...]]
 
     @property
     def missing(self) -> tuple[ServiceName, ...]:
@@ -81,7 +81,7 @@ class Fleet:
         self._placement = placement
         self._lease_s = lease_s
         self._leases: Leases[str] = Leases(lease_s)
-        self._workers: dict[str, Worker] = {}  # by instance id
+        self._workers: dict[str, RegisteredWorker] = {}  # by instance id
         self._hung: dict[str, int] = {}  # instance id: the progress it stopped at
         self._replaced: dict[str, None] = {}  # instances, in the order of their ends
         self._groups: list[Group] | None = None
@@ -89,11 +89,11 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def worker(self, instance_id: str) -> Worker | None:
+    def worker(self, instance_id: str) -> RegisteredWorker | None:
         """Return a registered worker."""
         return self._workers.get(instance_id)
 
-    def workers(self) -> Iterable[Worker]:
+    def workers(self) -> Iterable[RegisteredWorker]:
         """Iterate over all registered workers."""
         return self._workers.values()
 
@@ -119,7 +119,7 @@ class Fleet:
             replaced = [address for address in known if address.endpoint == endpoint]
             for address in replaced:
                 self._replace(address.instance_id)
-            worker = self._workers[instance_id] = Worker(message, now_s)
+            worker = self._workers[instance_id] = RegisteredWorker(message, now_s)
             self._groups = None
         else:
             if worker.draining != message.draining or worker.model != message.model:
@@ -170,7 +170,7 @@ class Fleet:
         self._groups = None
         return self._workers.pop(instance_id, None) is not None
 
-    def to_probe(self, now_s: float) -> list[Worker]:
+    def to_probe(self, now_s: float) -> list[RegisteredWorker]:
         """Return silent workers that should get a message, to see whether it is delivered.
 
         A worker in a long step is silent, but its sockets accept messages. Those to a dead process
@@ -195,7 +195,7 @@ class Fleet:
         """Return the workers that accept requests, by model revision, complete or not."""
         if self._groups is None:
             cards: dict[tuple[str, str], ModelCard] = {}
-            members: dict[tuple[str, str], list[Worker]] = {}
+            members: dict[tuple[str, str], list[RegisteredWorker]] = {}
             for worker in self._workers.values():
                 key = (worker.model.name, worker.model.revision)
                 members.setdefault(key, [])
@@ -234,7 +234,7 @@ class Fleet:
         route = Route(tokenizer.address, compute.address, detokenizer.address, reply)
         return route, compute.model
 
-    def place(self, group: Group, service: ServiceName, now_s: float) -> Worker:
+    def place(self, group: Group, service: ServiceName, now_s: float) -> RegisteredWorker:
         """Choose a worker of one service; silent ones only where all are."""
         workers = group.workers[service]
         audible = [worker for worker in workers if not self._is_silent(worker, now_s)]
@@ -257,7 +257,7 @@ class Fleet:
             del self._replaced[next(iter(self._replaced))]
         self._replaced[instance_id] = None
 
-    def _is_silent(self, worker: Worker, now_s: float) -> bool:
+    def _is_silent(self, worker: RegisteredWorker, now_s: float) -> bool:
         return now_s - worker.heard_at_s > self._lease_s
 
 
@@ -266,5 +266,5 @@ def name_of(address: Address) -> str:
     return address.endpoint.rpartition("/")[2].removesuffix(".sock")
 
 
-def _of(workers: Iterable[Worker], service: ServiceName) -> tuple[Worker, ...]:
+def _of(workers: Iterable[RegisteredWorker], service: ServiceName) -> tuple[RegisteredWorker, ...]:
     return tuple(worker for worker in workers if worker.service == service)

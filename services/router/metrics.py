@@ -22,7 +22,7 @@ from prometheus_client.utils import floatToGoString
 
 from common.messages.control import StepReport
 from services.router.dispatch import Dispatch
-from services.router.fleet import SERVICES, Worker
+from services.router.fleet import SERVICES, RegisteredWorker
 from services.router.request_stats import Histogram, RequestStats
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ ROUTER_GAUGES: tuple[Row[Dispatch], ...] = (
     ("attempts_open", "Their choices on the ring.", lambda router: len(router.inflight)),
     ("queries_open", "Queries to workers without an answer.", lambda router: len(router.queries)),
 )
-WORKER_GAUGES: tuple[Row[Worker], ...] = (
+WORKER_GAUGES: tuple[Row[RegisteredWorker], ...] = (
     ("requests_running", "Requests in work.", lambda worker: worker.load.num_running),
     ("requests_waiting", "Requests in its queue.", lambda worker: worker.load.num_waiting),
     ("capacity", "Requests that it works on at once.", lambda worker: worker.load.capacity),
@@ -53,7 +53,7 @@ WORKER_GAUGES: tuple[Row[Worker], ...] = (
     ),
     ("draining", "1 while it drains, else 0.", lambda worker: int(worker.draining)),
 )
-KV_USAGE: Row[Worker] = (
+KV_USAGE: Row[RegisteredWorker] = (
     "kv_cache_usage_ratio",
     "Share of the KV cache's pages in use; pages kept for their prefix count as free.",
     lambda worker: worker.load.kv_usage,
@@ -82,13 +82,13 @@ DEVICE_IDLE: Row[StepReport] = (
     lambda report: report.device_idle_ratio,
 )
 # From here on the names are vLLM's. Some have two, the second of which is older.
-ENGINE_GAUGES: tuple[Row[Worker], ...] = (
+ENGINE_GAUGES: tuple[Row[RegisteredWorker], ...] = (
     ("num_requests_running", "Requests in work.", lambda worker: worker.load.num_running),
     ("num_requests_waiting", "Requests in the queue.", lambda worker: worker.load.num_waiting),
     ("kv_cache_usage_perc", "KV cache usage; 1 is full.", lambda worker: worker.load.kv_usage),
     ("gpu_cache_usage_perc", "KV cache usage; 1 is full.", lambda worker: worker.load.kv_usage),
 )
-PREEMPTIONS: Row[Worker] = (
+PREEMPTIONS: Row[RegisteredWorker] = (
     "num_preemptions",
     "Preemptions.",
     lambda worker: None if worker.load.steps is None else worker.load.steps.num_preemptions,
@@ -160,7 +160,7 @@ class RouterCollector(Collector):
         return (family for family in families if family.samples)
 
 
-def _workers(workers: Sequence[Worker]) -> Iterator[Metric]:
+def _workers(workers: Sequence[RegisteredWorker]) -> Iterator[Metric]:
     counts = dict.fromkeys(SERVICES, 0)
     for worker in workers:
         counts[worker.service] += 1
@@ -171,7 +171,7 @@ def _workers(workers: Sequence[Worker]) -> Iterator[Metric]:
     yield from _gauges("slipstream_worker_", ("service", "replica"), labelled, *WORKER_GAUGES)
 
 
-def _computes(computes: Sequence[Worker]) -> Iterator[Metric]:
+def _computes(computes: Sequence[RegisteredWorker]) -> Iterator[Metric]:
     """Yield the metrics of compute workers, each of which is what vLLM calls an engine."""
     own = "slipstream_compute_"
     replicas = [((worker.name,), worker) for worker in computes]

@@ -12,7 +12,7 @@ from common.messages.control import ModelCard
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
-from services.router.fleet import SERVICES, Worker
+from services.router.fleet import SERVICES, RegisteredWorker
 from services.router.sse import json_bytes
 from services.router.status_handlers import installed_version
 
@@ -69,7 +69,7 @@ class OperatorHandlers:
         is_done = None not in found
         return _json({"success": is_done, "pages_freed": pages}, 200 if is_done else 503)
 
-    async def _reset(self, worker: Worker) -> int | None:
+    async def _reset(self, worker: RegisteredWorker) -> int | None:
         """Return the pages that came free; None where the worker does not answer."""
         try:
             found = await self._dispatch.inspect(worker, "prefix_cache_reset")

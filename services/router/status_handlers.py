@@ -14,7 +14,7 @@ from common.messages.sampling import SamplingParams
 from services.router.anthropic.endpoints import model_info, model_list
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
-from services.router.fleet import SERVICES, Group, Worker
+from services.router.fleet import SERVICES, Group, RegisteredWorker
 from services.router.metrics import exposition
 from services.router.middleware import is_anthropic
 from services.router.sse import json_bytes
@@ -142,7 +142,7 @@ def installed_version() -> str:
         return "unknown"
 
 
-def _instance(worker: Worker) -> dict[str, Any]:
+def _instance(worker: RegisteredWorker) -> dict[str, Any]:
     load = worker.load
     found = {
         "service": worker.service,

@@ -17,9 +17,8 @@ import structlog
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
 from common.telemetry.span_ring import SpanRing
-from services.router.answer import Delta
+from services.router.answer import Delta, UsageTally
 from services.router.sse import EventFormat, EventTemplate
-from services.router.usage import UsageTally
 
 LOGPROB_BYTES = 128  # per token, while they wait; an estimate
 

@@ -20,7 +20,7 @@ from common.messages.queries import StagePart, Timeline
 from common.telemetry.span_ring import SpanRing
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, bad_field
-from services.router.fleet import Worker, name_of
+from services.router.fleet import RegisteredWorker, name_of
 
 DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 600.0
@@ -51,7 +51,7 @@ class TimelineHandler:
         headers = {"X-Unix-Time": f"{time.time():.6f}"}  # relates the spans to the client's clock
         return web.Response(body=body, headers=headers, content_type="application/msgpack")
 
-    async def _part(self, worker: Worker, seconds: float) -> StagePart | None:
+    async def _part(self, worker: RegisteredWorker, seconds: float) -> StagePart | None:
         try:
             part = await self._dispatch.timeline(worker, seconds)
         except (ApiError, LinkError):

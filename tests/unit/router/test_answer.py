@@ -6,8 +6,7 @@ import asyncio
 
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Candidate, TokenLogprob
-from services.router.answer import AnswerCollector
-from services.router.usage import UsageTally
+from services.router.answer import AnswerCollector, UsageTally
 
 TOKEN = TokenLogprob(Candidate(1, "a", b"a", -0.5), ())
 
