@@ -45,7 +45,7 @@ class Device(Protocol):
         """Load the model and make its runner, scheduler and card; ModelError if it cannot be."""
         ...
 
-    def guide_settings(self, spec: RunnerSpec) -> GrammarSettings:
+    def grammar_settings(self, spec: RunnerSpec) -> GrammarSettings:
         """What the process is told that makes the masks of guided requests."""
         ...
 
@@ -66,7 +66,7 @@ class ComputeActor(Worker):
         self._clock = clock
         self._spans = GenerateSpans()
         self._step_id = 0
-        self._num_waits = 0  # beats at which everything waited for the guide
+        self._num_waits = 0  # beats at which everything waited for masks
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger()
 
@@ -76,10 +76,16 @@ class ComputeActor(Worker):
         self._transport = transport
         self._runner, self._scheduler, card = self._device.load()
         spec = self._runner.spec()
-        guide_settings = self._device.guide_settings(spec)
-        self._guide = GrammarManager(guide_settings, spawn_mask_worker, self._wake, self._clock)
+        grammar_settings = self._device.grammar_settings(spec)
+        self._grammars = GrammarManager(
+            grammar_settings, spawn_mask_worker, self._wake, self._clock
+        )
         self._queue = GrammarQueue(
-            self._scheduler, self._guide, self._settings.max_waiting, self._queue_moved, self._clock
+            self._scheduler,
+            self._grammars,
+            self._settings.max_waiting,
+            self._queue_moved,
+            self._clock,
         )
         self._engine = Engine(
             self._scheduler,
@@ -87,7 +93,7 @@ class ComputeActor(Worker):
             self._settings.in_flight_steps,
             self._clock,
             self._step_failed,
-            self._guide,
+            self._grammars,
         )
         if self._settings.warmup:
             warm_up(self._engine, self._scheduler)
@@ -106,7 +112,7 @@ class ComputeActor(Worker):
         self._task = asyncio.get_running_loop().create_task(self._steps.run())
         self._task.add_done_callback(self._loop_ended)
         if self._settings.guide_at_startup:
-            self._guide.start()
+            self._grammars.start()
         # From here on a collection would stop the device's loop for milliseconds: the loop
         # collects by hand when there is no work.
         gc.collect()
@@ -145,13 +151,13 @@ class ComputeActor(Worker):
 
     def tick(self, now_s: float) -> None:
         """Send heartbeats, and end the attempts of routers whose lease ran out."""
-        self._guide.tick(now_s)
+        self._grammars.tick(now_s)
         self.beat(now_s)
 
     def state(self, now_s: float) -> WorkerState:
         stats = self._scheduler.stats()
         used = stats.pages_total - stats.pages_free
-        # The guide has bounds of its own and is killed beyond them: waiting for it is no hang.
+        # The mask worker is killed beyond its own bounds: waiting for it is no hang.
         queue_alone = self._queue and not self._engine.num_in_flight
         self._num_waits += bool(self._engine.waits_for_masks() or queue_alone)
         return WorkerState(
@@ -197,7 +203,7 @@ class ComputeActor(Worker):
             name: round(value, 4) for name, value in asdict(stats).items() if name[-2:] == "_s"
         }
         self._log.info("engine stopped", steps=stats.num_steps, **seconds)
-        self._guide.close()
+        self._grammars.close()
         self._runner.close()
         gc.enable()
 

@@ -19,7 +19,7 @@ from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.scheduler import Scheduler
 
 KEPT_PART = 256
-"""Of the guide's memory, what the text of kept grammars comes to: compiled, to some 0.4 of it."""
+"""The mask worker's memory over the text of kept grammars, which take 0.4 of it when compiled."""
 
 
 class ModelDevice:
@@ -45,12 +45,12 @@ class ModelDevice:
         card = replace(card, sampling_defaults=defaults, matryoshka=matryoshka)
         return runner, scheduler, card
 
-    def guide_settings(self, spec: RunnerSpec) -> GrammarSettings:
+    def grammar_settings(self, spec: RunnerSpec) -> GrammarSettings:
         """What the process is told that makes the masks."""
-        return guide_settings(self._folder, self._settings, spec)
+        return grammar_settings(self._folder, self._settings, spec)
 
 
-def guide_settings(
+def grammar_settings(
     folder: Path | str, settings: ComputeSettings, spec: RunnerSpec
 ) -> GrammarSettings:
     """Resolve what the process is told that makes the masks of guided requests."""

@@ -70,7 +70,7 @@ class Engine:
     `in_flight_steps` is how many launched steps may be without a result when the next is planned;
     a runner that does not overlap gets 0, since waiting there would only delay its tokens.
     `on_step_error` gets the error of a broken step and the attempts that it ended, with the
-    traceparent of each. `guide` makes the masks of guided samples: their step's forward pass is
+    traceparent of each. `mask_source` has the masks of guided samples: their step's forward pass is
     launched as any other, and its sampling when all earlier steps are taken and the masks are
     there (`sample`).
     """
@@ -82,15 +82,15 @@ class Engine:
         in_flight_steps: int,
         clock: Callable[[], float],
         on_step_error: Callable[[Exception, dict[AttemptId, str]], None],
-        guide: MaskSource | None = None,
+        mask_source: MaskSource | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._depth = in_flight_steps if runner.spec().overlaps else 0
         self._clock = clock
         self._on_step_error = on_step_error
-        self._guide = guide
-        self._masking = None if guide is None else Masking(scheduler, guide)
+        self._mask_source = mask_source
+        self._masking = None if mask_source is None else Masking(scheduler, mask_source)
         self._in_flight: deque[_Launched] = deque()
         self._timer = StepTimer()
         self._device_end_s = 0.0
@@ -140,8 +140,8 @@ class Engine:
         if plan is None:
             return False
         try:
-            if self._guide is not None and plan.slots:
-                self._guide.place(plan.slots)
+            if self._mask_source is not None and plan.slots:
+                self._mask_source.place(plan.slots)
             ticket = self._forward(plan)
             if not plan.guided:
                 ticket = self._runner.sample(ticket)
@@ -192,7 +192,9 @@ class Engine:
         began_s = self._clock()
         try:
             if masking is None:
-                raise RuntimeError(f"step {step.plan.step_id} is guided, and there is no guide")
+                raise RuntimeError(
+                    f"step {step.plan.step_id} is guided, and there is no source of masks"
+                )
             masks = masking.masks(step.plan, late, force)
             if masks is None:
                 return False
@@ -228,8 +230,8 @@ class Engine:
             self._fail(oldest.plan, error)
             return True
         waited_s = self._clock()
-        if self._guide is not None and oldest.plan.guided:
-            self._guide.advance(oldest.plan, result, oldest.skipped)
+        if self._mask_source is not None and oldest.plan.guided:
+            self._mask_source.advance(oldest.plan, result, oldest.skipped)
         self._scheduler.commit(oldest.plan, result, waited_s)
         committed_s = self._clock()
         self.records.taken(oldest.record, began_s, waited_s, committed_s)

@@ -16,9 +16,9 @@ class Masking:
     step or held back from it, or could join. Else the device just waits.
     """
 
-    def __init__(self, scheduler: Scheduler, guide: MaskSource) -> None:
+    def __init__(self, scheduler: Scheduler, mask_source: MaskSource) -> None:
         self._scheduler = scheduler
-        self._guide = guide
+        self._mask_source = mask_source
         self._late: dict[int, tuple[int, int]] = {}  # slot: owner's epoch, index of a late mask
 
     def masks(self, plan: StepPlan, late: bool, force: bool = False) -> TokenMasks | None:
@@ -26,7 +26,7 @@ class Masking:
 
         `late` says that the device would soon wait, too; `force` that nothing is waited for.
         """
-        ready, failures = self._guide.look(plan)
+        ready, failures = self._mask_source.look(plan)
         if failures:
             self._scheduler.fail_samples(plan, failures)
         samples = np.array(plan.guided, dtype=np.int32)
@@ -39,11 +39,11 @@ class Masking:
             self._scheduler.reschedule(plan, missing)
         if missing or self._late:
             self._remember(plan, ready)
-        return TokenMasks(samples[ready], self._guide.bits_GW(plan, ready), tuple(missing))
+        return TokenMasks(samples[ready], self._mask_source.bits_GW(plan, ready), tuple(missing))
 
     def may_come_soon(self, plan: StepPlan) -> bool:
         """Whether a mask is missing that is not of a sequence whose last one was late, too."""
-        missing = ~self._guide.look(plan).ready
+        missing = ~self._mask_source.look(plan).ready
         return any(self._late.get(s, (0, 0))[0] != e for s, e, _ in _whose(plan, missing))
 
     def _remember(self, plan: StepPlan, ready: BoolArray) -> None:

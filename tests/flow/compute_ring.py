@@ -20,7 +20,7 @@ from common.messages.tokens import DetokenizerInbox, TokenRow, TokensGenerated
 from common.registration import Registration
 from services.compute.actor import ComputeActor
 from services.compute.config import ComputeSettings
-from services.compute.device import guide_settings, scheduler_settings
+from services.compute.device import grammar_settings, scheduler_settings
 from services.compute.grammar.messages import GrammarSettings
 from services.compute.runner.protocol import KVGroup, Runner, RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner
@@ -62,8 +62,8 @@ class SimDevice:
     def load(self) -> tuple[Runner, Scheduler, ModelCard]:
         return self.runner, self.scheduler, CARD
 
-    def guide_settings(self, spec: RunnerSpec) -> GrammarSettings:
-        return guide_settings(self._folder, self._settings, spec)
+    def grammar_settings(self, spec: RunnerSpec) -> GrammarSettings:
+        return grammar_settings(self._folder, self._settings, spec)
 
 
 class FaultyRunner:

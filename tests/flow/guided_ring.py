@@ -1,4 +1,4 @@
-"""One compute actor with a real guide process, over a small tokenizer that can write JSON."""
+"""One compute actor with a real mask worker, over a small tokenizer that can write JSON."""
 
 from __future__ import annotations
 

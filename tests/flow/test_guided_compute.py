@@ -46,7 +46,7 @@ def free(seed: int) -> dict[str, SamplingParams]:
 
 def mask_worker_pid(ring: Ring) -> int:
     """The process that makes the masks."""
-    process: Any = ring.actor._guide._worker._process
+    process: Any = ring.actor._grammars._worker._process
     return int(process.pid)
 
 
@@ -315,7 +315,9 @@ async def test_a_mask_worker_that_is_killed_in_mid_stream_costs_no_token(tmp_pat
             pid = mask_worker_pid(ring)
             os.kill(pid, signal.SIGKILL)
             await ring.until(
-                lambda old=pid: ring.actor._guide._worker.is_ready and mask_worker_pid(ring) != old
+                lambda old=pid: (
+                    ring.actor._grammars._worker.is_ready and mask_worker_pid(ring) != old
+                )
             )
         await all_ended(ring, again)
         for first, second in zip(alone, again, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from common.config import ModelSettings
 from common.errors import ModelError
 from services.compute.config import ComputeSettings
-from services.compute.device import ModelDevice, guide_settings
+from services.compute.device import ModelDevice, grammar_settings
 from tests.unit.compute.fake_device import make_spec
 
 
@@ -35,5 +35,5 @@ def test_a_model_with_a_broken_sampling_setting_does_not_load(tmp_path: Path) ->
 def test_kept_grammars_leave_half_of_the_guides_memory_to_sequences() -> None:
     for memory_mb in (64, 1024, 8192):
         settings = ComputeSettings(device="sim", grammar_memory_mb=memory_mb)
-        guide = guide_settings("/nowhere", settings, make_spec())
-        assert 0 < guide.cache_bytes * 95 < memory_mb << 19  # of compiled ones, as measured
+        worker = grammar_settings("/nowhere", settings, make_spec())
+        assert 0 < worker.cache_bytes * 95 < memory_mb << 19  # of compiled ones, as measured

@@ -34,7 +34,7 @@ ALLOWED = 21
 STEP_S = 0.01
 
 
-class HandGuide:
+class HandMasks:
     """Masks are there when the test says so; every mask allows token ALLOWED alone."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Bench:
         self.scheduler = Scheduler(
             spec, SchedulerSettings(in_flight_steps=int(overlaps)), DecodeFirst()
         )
-        self.guide = HandGuide()
+        self.masks = HandMasks()
         self.runner = Recorder(
             spec, LatencyModel(STEP_S, 0.0, 0.0), lambda: self.now_s, self._sleep
         )
@@ -98,7 +98,7 @@ class Bench:
             1,
             lambda: self.now_s,
             lambda error, attempts: self.errors.append(error),
-            self.guide,
+            self.masks,
         )
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, str] = {}
@@ -134,14 +134,14 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 
 
 def test_guided_rows_get_their_masks_and_others_none(bench: Bench) -> None:
-    bench.guide.ready = set(range(8))
+    bench.masks.ready = set(range(8))
     bench.ask(1, guided=True)
     bench.ask(2, guided=False)
     bench.run()
     assert bench.tokens[1] == [ALLOWED] * 4
     assert len(bench.tokens[2]) == 4 and ALLOWED not in bench.tokens[2]
     assert bench.ends == {1: "length", 2: "length"}
-    assert bench.guide.taken == [(index, ALLOWED) for index in range(4)]
+    assert bench.masks.taken == [(index, ALLOWED) for index in range(4)]
     assert bench.errors == []
 
 
@@ -149,7 +149,7 @@ def test_a_step_without_guided_rows_is_sampled_at_once(bench: Bench) -> None:
     bench.ask(1, guided=False)
     bench.run()
     assert set(bench.runner.masks) == {None}
-    assert bench.guide.taken == []
+    assert bench.masks.taken == []
 
 
 def test_a_step_of_guided_rows_alone_waits_for_them(bench: Bench) -> None:
@@ -160,7 +160,7 @@ def test_a_step_of_guided_rows_alone_waits_for_them(bench: Bench) -> None:
     assert bench.engine.waits_for_masks()
     assert not bench.engine.has_room
     assert bench.tokens == {}
-    bench.guide.ready = {0, 1, 2, 3, 4, 5, 6, 7}
+    bench.masks.ready = {0, 1, 2, 3, 4, 5, 6, 7}
     bench.run()
     assert bench.tokens[1] == [ALLOWED] * 4
 
@@ -174,7 +174,7 @@ def test_others_do_not_wait_for_a_late_mask(bench: Bench) -> None:
     assert 1 not in bench.tokens
     skips = [masks.skipped for masks in bench.runner.masks if masks is not None]
     assert len(skips) >= 20 and all(len(skipped) == 1 for skipped in skips)
-    bench.guide.ready = set(range(8))
+    bench.masks.ready = set(range(8))
     bench.run()
     assert bench.tokens[1] == [ALLOWED] * 4
     assert len(bench.tokens[2]) == 30
@@ -196,13 +196,13 @@ def test_a_sequence_whose_masks_are_late_is_waited_for_once() -> None:
     bench.ask(1, guided=True)
     bench.ask(2, guided=False, max_tokens=60)
     assert count_waits(bench, 20) == 20 + 4  # each step is looked at, at the first with patience
-    bench.guide.ready = {0}
+    bench.masks.ready = {0}
     count_waits(bench, 21)
-    bench.guide.ready = set()
+    bench.masks.ready = set()
     assert count_waits(bench, 40) == 19  # a mask that came in the end changes nothing
-    bench.guide.ready = {0}
+    bench.masks.ready = {0}
     count_waits(bench, 42)
-    bench.guide.ready = set()
+    bench.masks.ready = set()
     assert bench.tokens[1] == [ALLOWED] * 3
     assert count_waits(bench, 60) == 18 + 4  # one that came in time does
 
@@ -227,7 +227,7 @@ def test_nothing_is_computed_again_for_those_who_cannot_join() -> None:
         bench.now_s += STEP_S
     assert bench.scheduler.stats().num_waiting == 1
     assert bench.engine.waits_for_masks() and bench.runner.masks == []
-    bench.guide.ready = {0, 1}
+    bench.masks.ready = {0, 1}
     bench.run()
     assert [bench.tokens[counter] for counter in range(3)] == [[ALLOWED] * 4] * 3
 
@@ -241,7 +241,7 @@ def test_who_was_held_back_from_the_step_does_not_wait_for_its_masks() -> None:
     plan = scheduler.plan(0.0)
     assert plan is not None and plan.guided == (0,)
     alone = replace(plan, row_slot=plan.row_slot[:1])  # as if the other had found no room in it
-    masks = Masking(scheduler, HandGuide()).masks(alone, late=True)
+    masks = Masking(scheduler, HandMasks()).masks(alone, late=True)
     assert masks is not None and masks.skipped == (0,)
 
 
@@ -259,8 +259,8 @@ def test_nobody_waits_for_the_mask_of_a_sequence_that_was_aborted(bench: Bench) 
 
 
 def test_a_sequence_whose_guidance_fails_ends_alone(bench: Bench) -> None:
-    bench.guide.failing = {0: Failure(500, "grammar_failed", "No.")}
-    bench.guide.ready = {1}
+    bench.masks.failing = {0: Failure(500, "grammar_failed", "No.")}
+    bench.masks.ready = {1}
     bench.ask(1, guided=True)
     bench.ask(2, guided=True)
     bench.run()
@@ -281,7 +281,7 @@ def test_at_the_end_nothing_is_waited_for(bench: Bench) -> None:
 
 
 def test_a_sampling_that_breaks_fails_its_step(bench: Bench) -> None:
-    bench.guide.ready = set(range(8))
+    bench.masks.ready = set(range(8))
     bench.ask(1, guided=True)
 
     def broken(ticket: SimTicket, masks: TokenMasks | None = None) -> SimTicket:
@@ -295,10 +295,10 @@ def test_a_sampling_that_breaks_fails_its_step(bench: Bench) -> None:
 
 def test_the_device_is_given_the_next_forward_pass_before_the_masks_are_there() -> None:
     bench = Bench()
-    bench.guide.ready = set(range(8))
+    bench.masks.ready = set(range(8))
     bench.ask(1, guided=True)
     while len(bench.tokens.get(1, ())) < 1:
         bench.turn()
-    bench.guide.ready = set()
+    bench.masks.ready = set()
     assert bench.engine.num_in_flight == 1  # its forward pass runs
     assert bench.engine.waits_for_masks()

@@ -1,4 +1,4 @@
-"""Plans of guided samples, and what a device says to them, for tests of the guide."""
+"""Plans of guided samples, and what a device says to them, for tests of grammars."""
 
 from __future__ import annotations
 
