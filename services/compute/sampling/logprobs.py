@@ -49,6 +49,8 @@ class RawLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PickedLogprobs:
+    """What a step's result needs of them."""
+
     samples: Int64Array
     wanted: Int64Array
     chosen_L: Tensor
@@ -56,6 +58,7 @@ class PickedLogprobs:
     top_logprobs_LN: Tensor
 
     def to_host(self) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """By sample."""
         rows = zip(
             self.samples.tolist(),
             self.wanted.tolist(),

@@ -47,6 +47,7 @@ class StartLog:
         self._began_s = time.monotonic()
 
     def say(self, event: str, **more: object) -> None:
+        """One line; the clock starts again."""
         now_s = time.monotonic()
         memory = {}
         if self._device.type == "cuda":
@@ -66,6 +67,7 @@ def load_cuda(path: Path, settings: ComputeSettings) -> CudaRunner:
 def load_on(
     path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
 ) -> CudaRunner:
+    """The same on a given device and stream."""
     try:
         return _load(path, settings, device, stream)
     except torch.OutOfMemoryError as error:  # trying again would not help
