@@ -28,7 +28,7 @@ from services.router.json_schema import NULL
 from services.router.middleware import WARNINGS
 from services.router.openai.messages import Messages
 from services.router.openai.sampling import TRUNCATION
-from services.router.openai.template_fields import (
+from services.router.openai.template import (
     TemplateKwargs,
     chat_prompt,
     check_special,

@@ -14,8 +14,8 @@ from services.router.dispatch import Dispatch
 from services.router.fleet import Group
 from services.router.generate_request import GenerateRequest
 from services.router.generation import EVENTS, Generation, RequestContext, response_head
+from services.router.json_body import read_json
 from services.router.middleware import CLIENT, Handler, adopt_request_id
-from services.router.request_body import read_json
 from services.router.request_span import RequestSpan
 from services.router.sse import AnswerFormat, BodyFormat, EventFormat, json_bytes
 

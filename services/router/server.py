@@ -23,12 +23,15 @@ from services.router.middleware import CrossOrigin, make_guard, origins_of
 from services.router.ollama import endpoints as ollama
 from services.router.openai.endpoints import CHAT, COMPLETIONS
 from services.router.openai.tokens import DETOKENIZE, TOKENIZE
-from services.router.openapi.handler import OpenAPIHandler
-from services.router.operator_handlers import OperatorHandlers
+from services.router.openapi.document import OpenAPIHandler
+from services.router.operations import (
+    OperatorHandlers,
+    StatusHandlers,
+    installed_version,
+    sagemaker_routes,
+)
 from services.router.request_warnings import WarningLog
 from services.router.responses.endpoints import Responses
-from services.router.sagemaker import SageMakerHandlers
-from services.router.status_handlers import StatusHandlers, installed_version
 from services.router.stream import StreamFlusher
 from services.router.timeline_handler import TimelineHandler
 
@@ -137,17 +140,11 @@ class HttpServer:
         status, dispatch, settings = self.status, backend.dispatch, backend.settings
         return [
             *(endpoint.route(backend) for endpoint in ENDPOINTS),
-            web.get("/v1/models", status.models),
-            web.get("/v1/models/{model:.+}", status.model),
             *Responses(backend).routes(),
             *ollama.listing_routes(backend),
+            *status.routes(),
             *OperatorHandlers(dispatch, settings).routes(),
-            *SageMakerHandlers(status.ready, INVOCABLE, backend).routes(),
-            web.get("/version", status.version),
-            web.get("/live", status.live),
-            web.get("/ready", status.ready),
-            web.get("/health", status.health),
-            web.get("/metrics", status.metrics),
+            *sagemaker_routes(status.ready, INVOCABLE, backend),
             web.get("/openapi.json", OpenAPIHandler(installed_version()).document),
         ]
 

@@ -14,7 +14,7 @@ from services.router.anthropic.conversation import read_conversation
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, shown
 from services.router.generate_request import GenerateRequest
-from services.router.openai.rules import make_rules
+from services.router.openai.rules import make_rules, with_schema
 from services.router.openai.sampling import (
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
@@ -22,8 +22,8 @@ from services.router.openai.sampling import (
     SEED_MASK,
     check_all_stops,
 )
-from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import schema_structure
+from services.router.openai.template import thinking_kwargs
 from services.router.openai.tools import (
     MAX_TOOLS,
     ToolChoice,
@@ -41,7 +41,6 @@ from services.router.request_fields import (
 )
 from services.router.request_model import RequestModel, check_unknown
 from services.router.request_warnings import Warnings
-from services.router.thinking import thinking_kwargs
 
 SCHEMA: Final = "input_schema"
 # Tools that Anthropic runs or defines: their types end with a date, except for these two.

@@ -32,10 +32,10 @@ from services.router.ollama.requests import (
     parse_chat_request,
     parse_generate_request,
 )
-from services.router.openai.logprobs import chat_logprobs
+from services.router.openai.chunks import chat_logprobs
+from services.router.operations import installed_version
 from services.router.request_warnings import Warnings
 from services.router.sse import json_bytes
-from services.router.status_handlers import installed_version
 
 NDJSON: Final = "application/x-ndjson"
 TAG: Final = ":latest"  # Ollama's clients append it to names without a tag

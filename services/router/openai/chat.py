@@ -13,9 +13,9 @@ from common.messages.tokenize import ChatPrompt, StreamSettings
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field
 from services.router.generate_request import GenerateRequest
+from services.router.openai.chunks import AnswerOptions
 from services.router.openai.messages import Messages, final_words
-from services.router.openai.options import AnswerOptions
-from services.router.openai.rules import make_rules
+from services.router.openai.rules import make_rules, with_schema
 from services.router.openai.sampling import (
     ALL_LOGPROBS,
     MAX_TOP_LOGPROBS,
@@ -23,9 +23,8 @@ from services.router.openai.sampling import (
     num_candidates,
     warn_of_all,
 )
-from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import StructureFields
-from services.router.openai.template_fields import (
+from services.router.openai.template import (
     Documents,
     Effort,
     TemplateKwargs,

@@ -9,14 +9,15 @@ from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened
 from services.router.answer import CompleteAnswer, Delta, ResponseHead, ToolCall
 from services.router.openai.chunks import (
+    AnswerOptions,
     RunningUsage,
+    chat_logprobs,
     closing,
     full_usage,
     head_of,
+    prompt_logprobs,
     stop_reason,
 )
-from services.router.openai.logprobs import chat_logprobs, prompt_logprobs
-from services.router.openai.options import AnswerOptions
 from services.router.sse import (
     DONE,
     LOGPROBS,

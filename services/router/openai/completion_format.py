@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import TextOpened, TokenLogprob
+from common.messages.text import Candidate, TextOpened, TokenLogprob
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chunks import (
+    AnswerOptions,
+    CompletionLogprobs,
     RunningUsage,
     closing,
     full_usage,
     head_of,
+    prompt_logprobs,
     stop_reason,
 )
-from services.router.openai.echo import Echo
-from services.router.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from services.router.openai.options import AnswerOptions
 from services.router.sse import DONE, LOGPROBS, TEXT, EventTemplate, error_event, event
 
 KIND = "text_completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt's text; `first` is its first token, which no logprob is known of."""
+
+    text: str
+    first: Candidate | None = None
 
 
 class CompletionFormat:

@@ -13,7 +13,7 @@ from common.messages.tokenize import PromptSource
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field
 from services.router.generate_request import MAX_ALL_CHOICES, MAX_PROMPTS, GenerateRequest
-from services.router.openai.options import AnswerOptions
+from services.router.openai.chunks import AnswerOptions
 from services.router.openai.rules import make_rules
 from services.router.openai.sampling import (
     ALL_LOGPROBS,

@@ -22,6 +22,7 @@ from services.router.json_schema import (
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_PLAIN_ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 4096
 MAX_CALLS = 128  # of one message
 
@@ -44,8 +45,19 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
         raise bad_field("messages", f"may have at most {MAX_MESSAGES} entries")
     modern = _Modern()
     return [
-        modern.message(_message(message, f"messages[{at}]")) for at, message in enumerate(messages)
+        message if _is_plain(message) else modern.message(_message(message, f"messages[{at}]"))
+        for at, message in enumerate(messages)
     ]
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether a message is what most are: a role and a text, with nothing to check or rewrite."""
+    return (
+        type(message) is dict
+        and len(message) == 2
+        and message.get("role") in _PLAIN_ROLES
+        and type(message.get("content")) is str
+    )
 
 
 def final_words(messages: list[dict[str, Any]]) -> str:

@@ -1,14 +1,16 @@
-"""What an answer's tokens must obey, all together, and what of it no grammar can hold."""
+"""What an answer must obey, what of it no grammar can hold, and what the model is told of it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 from common.json_schema import unheld_keywords
-from common.messages.tokenize import OutputRules, Structure
+from common.messages.tokenize import ChatPrompt, OutputRules, Structure, ToolUse
 from services.router.errors import unsupported
+from services.router.json_body import dump
 from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
 
@@ -71,3 +73,36 @@ def _schemas_of(structure: Structure) -> Iterator[tuple[str, Any]]:
                     yield f"{field}.{name}", value
                 else:
                     waiting.append((f"{field}.{name}", value))
+
+
+_JSON: Final = "Unless you call a tool, answer with a JSON object and nothing else."
+_SCHEMA: Final = f"{_JSON} It must follow this JSON schema:\n"
+
+
+def with_schema(
+    prompt: ChatPrompt, structure: Structure | None, tools: ToolUse | None
+) -> ChatPrompt:
+    """Add a JSON structure to the system message of a prompt with tools that may be called.
+
+    Such an answer can only begin as a call or as JSON. A model that was told of no JSON would
+    write prose; what is left of its choices is the call, which it makes again and again.
+    """
+    if structure is None or tools is None or tools.choice != "auto":
+        return prompt
+    match structure.kind:
+        case "json_schema":
+            text = _SCHEMA + structure.text
+        case "json_object":
+            text = _JSON
+        case _:
+            return prompt
+    messages: list[dict[str, Any]] = json.loads(prompt.messages_json)
+    first = messages[0] if messages else {}
+    content = first.get("content")
+    if first.get("role") != "system":
+        messages.insert(0, {"role": "system", "content": text})
+    elif isinstance(content, list):
+        messages[0] = {**first, "content": [*content, {"type": "text", "text": text}]}
+    else:
+        messages[0] = {**first, "content": f"{content}\n\n{text}" if content else text}
+    return dataclasses.replace(prompt, messages_json=dump(messages))

@@ -21,7 +21,7 @@ from common.messages.tokenize import StreamSettings
 from services.router.errors import bad_field, shown, unsupported
 from services.router.json_schema import NUMBER, array, either, nullable
 from services.router.middleware import is_harmless_id
-from services.router.openai.options import AnswerOptions
+from services.router.openai.chunks import AnswerOptions
 from services.router.prompts import MAX_INT32, TOKEN_ID
 from services.router.request_model import OpenAIModel
 from services.router.request_warnings import Warnings

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from aiohttp import web
+
 from services.router.json_schema import BOOLEAN, STRING, Schema, either, one_of, ref
 from services.router.ollama.endpoints import NDJSON
 from services.router.openapi import answers, other_answers
 from services.router.openapi.requests import request_schemas
+from services.router.sse import json_bytes
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -339,3 +342,14 @@ def _stored_responses() -> dict[str, Any]:
 
 def _parameter(name: str, place: str, schema: Schema) -> dict[str, Any]:
     return {"name": name, "in": place, "required": place == "path", "schema": schema}
+
+
+class OpenAPIHandler:
+    """Answers with the document, which is made once."""
+
+    def __init__(self, version: str) -> None:
+        self._body = json_bytes(build_document(version))
+
+    async def document(self, request: web.Request) -> web.Response:
+        """Answer with all of it."""
+        return web.Response(body=self._body, content_type="application/json")

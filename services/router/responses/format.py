@@ -10,7 +10,7 @@ from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened, TokenLogprob
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.errors import error_object
-from services.router.openai.logprobs import chat_logprobs
+from services.router.openai.chunks import chat_logprobs
 from services.router.responses.tools import CustomInput, ToolName
 from services.router.sse import json_bytes, json_string
 

@@ -12,13 +12,13 @@ from common.messages.tokenize import ChatPrompt, Structure
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, shown
 from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
-from services.router.openai.rules import make_rules
+from services.router.openai.rules import make_rules, with_schema
 from services.router.openai.sampling import (
     MAX_TOP_LOGPROBS,
     SamplingFields,
 )
-from services.router.openai.schema_prompt import with_schema
 from services.router.openai.structure import named_schema
+from services.router.openai.template import thinking_kwargs
 from services.router.prompts import MAX_INT32
 from services.router.request_fields import UNSUPPORTED
 from services.router.request_model import (
@@ -31,7 +31,6 @@ from services.router.request_warnings import Warnings
 from services.router.responses.input_items import pack_input, read_input
 from services.router.responses.store import FORGETFUL, STORE_OFF, History
 from services.router.responses.tools import ResponseTools, read_tools
-from services.router.thinking import thinking_kwargs
 
 REFUSED: Final[Mapping[str, Refused]] = {
     "conversation": Refused(why="use previous_response_id, or send the whole conversation"),

@@ -12,7 +12,7 @@ from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Candidate, TokenLogprob
 from services.router.answer import ResponseHead
 from services.router.openai.chat_format import ChatFormat
-from services.router.openai.options import AnswerOptions
+from services.router.openai.chunks import AnswerOptions
 from services.router.stream import ResponseStream, SlowClientLimits, StreamFlusher
 
 LIMITS = SlowClientLimits(buffer_bytes=1000, max_bytes=5000, timeout_s=10.0)

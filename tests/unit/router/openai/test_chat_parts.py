@@ -13,7 +13,7 @@ from common.messages.failure import Ending, Usage
 from common.messages.text import Candidate, Part, TextOpened, TokenLogprob
 from services.router.answer import AnswerParts, CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chat_format import ChatFormat
-from services.router.openai.options import AnswerOptions
+from services.router.openai.chunks import AnswerOptions
 
 HEAD = ResponseHead("id-1", 1700000000, "demo", "fp_rev1")
 BEGIN = (

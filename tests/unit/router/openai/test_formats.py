@@ -12,9 +12,8 @@ from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Candidate, TokenLogprob
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chat_format import ChatFormat
-from services.router.openai.completion_format import CompletionFormat
-from services.router.openai.echo import Echo
-from services.router.openai.options import AnswerOptions
+from services.router.openai.chunks import AnswerOptions
+from services.router.openai.completion_format import CompletionFormat, Echo
 from services.router.sse import DONE, error_event, json_bytes, json_string
 
 HEAD = ResponseHead("id-1", 1700000000, "demo", "fp_rev1")

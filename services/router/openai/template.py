@@ -1,8 +1,8 @@
-"""What a chat request sets of its template's variables; the tokenizer knows which it may."""
+"""What a request sets of its chat template's variables; the tokenizer knows which it may."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import PlainValidator, WithJsonSchema
 
@@ -11,7 +11,6 @@ from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
 from services.router.json_schema import OBJECT, array, nullable
 from services.router.openai.tools import Tools
-from services.router.thinking import SWITCHES
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -124,3 +123,18 @@ Documents = Annotated[
     PlainValidator(read_documents),
     WithJsonSchema(nullable(array(OBJECT, maxItems=MAX_DOCUMENTS))),
 ]
+
+
+# Qwen3, GLM and others ask for the one name, DeepSeek and Granite for the other; a template passes
+# over what it does not know.
+SWITCHES: Final = ("enable_thinking", "thinking")
+
+
+def thinking_kwargs(thinks: bool | None, effort: str | None = None) -> bytes:
+    """Pack the template's variables; None leaves a choice to the template."""
+    variables: dict[str, Any] = {}
+    if thinks is not None:
+        variables.update(dict.fromkeys(SWITCHES, thinks))
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+    return dump(variables) if variables else b""

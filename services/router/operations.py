@@ -1,0 +1,289 @@
+"""What operators, probes and platforms ask: status, metrics, models, SageMaker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from aiohttp import web
+
+from common.errors import LinkError
+from common.messages.control import ModelCard, StepReport
+from common.messages.failure import Failure
+from common.messages.sampling import SamplingParams
+from services.router.anthropic.endpoints import model_info, model_list
+from services.router.config import RouterSettings
+from services.router.dispatch import Dispatch
+from services.router.endpoint import Backend, Endpoint, json_response
+from services.router.errors import ApiError, bad_field
+from services.router.fleet import SERVICES, Group, RegisteredWorker
+from services.router.json_body import read_json
+from services.router.metrics import exposition
+from services.router.middleware import Handler, is_anthropic
+
+MAX_TICK_AGE_S = 5.0  # ticks come ten times a second
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SAMPLING_SETTINGS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+RETRY_AFTER_S = "1"  # workers register twice a second
+
+
+class StatusHandlers:
+    """The handlers of probes and of the model list."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self.ticked_at_s = time.monotonic()
+        self._dispatch = dispatch
+        self._created = int(time.time())
+        self._version = installed_version()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.model),
+            web.get("/version", self.version),
+            web.get("/live", self.live),
+            web.get("/ready", self.ready),
+            web.get("/health", self.health),
+            web.get("/metrics", self.metrics),
+        ]
+
+    async def live(self, request: web.Request) -> web.Response:
+        """Say whether the loop turns and its ticks come."""
+        age_s = time.monotonic() - self.ticked_at_s
+        status = "ok" if age_s < MAX_TICK_AGE_S else "stuck"
+        return json_response({"status": status}, 200 if status == "ok" else 503)
+
+    async def ready(self, request: web.Request) -> web.Response:
+        return self._readiness({})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Say whether new work is taken, what there is of every service, and how busy it is.
+
+        `requests`, `attempts` and `queries` are this router's; what is said of an instance is as
+        of its last heartbeat, `open` being the attempts of this router that it has state for.
+        """
+        inflight = self._dispatch.inflight
+        return self._readiness(
+            {
+                "workers": _worker_counts(self._dispatch),
+                "instances": list(map(_instance, self._dispatch.fleet.workers())),
+                "requests": inflight.num_requests,
+                "attempts": len(inflight),
+                "queries": len(self._dispatch.queries),
+            }
+        )
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Say the same in numbers, as Prometheus reads them."""
+        body = exposition(self._dispatch)
+        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response({"version": self._version})
+
+    async def models(self, request: web.Request) -> web.Response:
+        """List the models that are served, in the shape of the client's API."""
+        groups = self._complete_groups()
+        by_name = {name: self._card(group, name) for group in groups for name in group.card.names}
+        cards = list(by_name.values())
+        if is_anthropic(request):
+            return json_response(model_list(cards))
+        return json_response({"object": "list", "data": cards})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Describe one model."""
+        name = request.match_info["model"]
+        for group in self._complete_groups():
+            if name in group.card.names:
+                card = self._card(group, name)
+                return json_response(model_info(card) if is_anthropic(request) else card)
+        message = f"the model {name[:100]!r} does not exist; /v1/models lists those that do"
+        raise ApiError(Failure(404, "model_not_found", message, "model"))
+
+    def _readiness(self, more: dict[str, Any]) -> web.Response:
+        dispatch = self._dispatch
+        missing = list(dispatch.fleet.missing)
+        status = "draining" if dispatch.draining else "waiting" if missing else "ok"
+        body = {"status": status, "missing": missing, **more}
+        response = json_response(body, 200 if dispatch.ready else 503)
+        if not dispatch.ready:
+            response.headers["Retry-After"] = RETRY_AFTER_S
+        return response
+
+    def _complete_groups(self) -> list[Group]:
+        return [group for group in self._dispatch.fleet.groups() if not group.missing]
+
+    def _card(self, group: Group, name: str) -> dict[str, Any]:
+        computes = group.workers["compute"]
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "slipstream",
+            "root": group.card.name,
+            "max_model_len": max(worker.model.max_model_len for worker in computes),
+            "sampling_defaults": sampling_in_force(group.card),
+        }
+
+
+def sampling_in_force(card: ModelCard) -> dict[str, float]:
+    """Return what holds for each sampling setting that a request leaves out."""
+    plain = SamplingParams(max_tokens=0, seed=0)
+    values = {name: getattr(plain, name) for name in SAMPLING_SETTINGS}
+    values |= dict(card.sampling_defaults)
+    return {**values, "top_k": max(0, int(values["top_k"]))}  # -1 is another name for "off"
+
+
+def installed_version() -> str:
+    try:
+        return version("slipstream")
+    except PackageNotFoundError:  # run from a checkout
+        return "unknown"
+
+
+def _worker_counts(dispatch: Dispatch) -> dict[str, int]:
+    counts: dict[str, int] = dict.fromkeys(SERVICES, 0)
+    for worker in dispatch.fleet.workers():
+        counts[worker.service] += 1
+    return counts
+
+
+def _instance(worker: RegisteredWorker) -> dict[str, Any]:
+    load = worker.load
+    report = {
+        "service": worker.service,
+        "name": worker.name,
+        "instance_id": worker.address.instance_id,
+        "incarnation": worker.address.instance_id,  # its former name, for one release
+        "draining": worker.draining,
+        "open": worker.num_open,
+        "num_running": load.num_running,
+        "num_waiting": load.num_waiting,
+        "capacity": load.capacity,
+        "kv_usage": round(load.kv_usage, 4),
+    }
+    if load.steps is not None:
+        report["steps"] = _steps(load.steps)
+    return report
+
+
+def _steps(report: StepReport) -> dict[str, Any]:
+    return {
+        "count": report.num_steps,
+        "prefill_tokens": report.num_prefill_tokens,
+        "sampled_tokens": report.num_samples,
+        "preemptions": report.num_preemptions,
+        "seconds": {
+            name: {"p50": round(p50, 6), "p99": round(p99, 6)} for name, p50, p99 in report.times
+        },
+        "device_idle_ratio": report.device_idle_ratio,
+    }
+
+
+SECRET_SETTINGS = frozenset({"api_keys", "api_keys_file"})
+
+
+class OperatorHandlers:
+    """The handlers of these endpoints; all of them want a key where there are some."""
+
+    def __init__(self, dispatch: Dispatch, settings: RouterSettings) -> None:
+        self._dispatch = dispatch
+        self._settings = settings
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/load", self.load),
+            web.get("/server_info", self.server_info),
+            web.get("/tokenizer_info", self.tokenizer_info),
+            web.post("/reset_prefix_cache", self.reset_prefix_cache),
+        ]
+
+    async def load(self, request: web.Request) -> web.Response:
+        """Say how many requests this router is answering, as vLLM's `/load` does."""
+        return json_response({"server_load": self._dispatch.inflight.num_requests})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """Show the release, the models with their limits, and the settings but for the keys."""
+        fleet = self._dispatch.fleet
+        settings = self._settings.model_dump(mode="json", exclude=set(SECRET_SETTINGS))
+        return json_response(
+            {
+                "version": installed_version(),
+                "models": [_model(group.card) for group in fleet.groups() if not group.missing],
+                "workers": _worker_counts(self._dispatch),
+                "router": settings,
+            }
+        )
+
+    async def tokenizer_info(self, request: web.Request) -> web.Response:
+        """Show the model's tokenizer_config.json, with its chat template and what it writes."""
+        group = self._dispatch.group(request.query.get("model", ""))
+        worker = self._dispatch.place(group, "tokenizer")
+        return json_response(await self._dispatch.inspect(worker, "tokenizer"))
+
+    async def reset_prefix_cache(self, request: web.Request) -> web.Response:
+        """Have every compute forget the pages that no running sequence holds."""
+        workers = [
+            worker for worker in self._dispatch.fleet.workers() if worker.service == "compute"
+        ]
+        counts = await asyncio.gather(*map(self._reset, workers))
+        pages = {worker.name: freed for worker, freed in zip(workers, counts, strict=True)}
+        is_done = None not in counts
+        return json_response({"success": is_done, "pages_freed": pages}, 200 if is_done else 503)
+
+    async def _reset(self, worker: RegisteredWorker) -> int | None:
+        """Return the pages that came free; None where the worker does not answer."""
+        try:
+            answer = await self._dispatch.inspect(worker, "prefix_cache_reset")
+        except (ApiError, LinkError):
+            return None
+        return int(answer["pages_freed"])
+
+
+def _model(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "aliases": list(card.aliases),
+        "revision": card.revision,
+        "vocab_size": card.vocab_size,
+        "max_model_len": card.max_model_len,
+        "max_input_length": card.max_input_length,
+        "max_output_length": card.max_output_length,
+        "sampling_defaults": dict(card.sampling_defaults),
+        "pooling": card.pooling,
+    }
+
+
+def sagemaker_routes(
+    ready: Handler, endpoints: Mapping[str, Endpoint[Any]], backend: Backend
+) -> list[web.RouteDef]:
+    """Return what Amazon SageMaker asks of a container.
+
+    An invocation goes to the endpoint of the field that only its requests have.
+    """
+    handlers = {field: endpoint.handler(backend) for field, endpoint in endpoints.items()}
+
+    async def invocations(request: web.Request) -> web.StreamResponse:
+        body = await read_json(request, backend.settings)  # aiohttp keeps it for the handler
+        for field, handler in handlers.items():
+            if body.get(field) is not None:
+                return await handler(request)
+        fields = list(handlers)
+        raise bad_field(fields[0], f"is missing; give {', '.join(fields[:-1])} or {fields[-1]}")
+
+    return [
+        web.get("/ping", ready),
+        web.post("/ping", ready),
+        web.post("/invocations", invocations),
+    ]
