@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher
 
 from tests.flow.guided_ring import guided, guided_ring, schema_grammar
+from tests.patience import PATIENCE_S
 
 
 def regex(text: str) -> str:
@@ -69,7 +70,9 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 async def test_a_bomb_has_one_end_and_hurts_nobody_else(tmp_path: Path, name: str) -> None:
-    async with guided_ring(tmp_path, step_s=0.001, max_grammar_bytes=1 << 20) as ring:
+    # A busy machine may take longer than the usual limits, which would restart the mask worker.
+    patience = {"grammar_timeout_s": PATIENCE_S, "grammar_step_timeout_s": PATIENCE_S}
+    async with guided_ring(tmp_path, step_s=0.001, max_grammar_bytes=1 << 20, **patience) as ring:
         beside = ring.ask(1, **guided('start: /[a-z]{60}/ "."\n'))
         await ring.until(lambda: len(ring.tokens(beside)) > 1)
         bomb = ring.ask(2, **guided(BOMBS[name], max_tokens=25))
