@@ -56,11 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Workshop:
     """A running pool, with its ticks."""
 
-    def __init__(self, folder: Path, num_processes: int) -> None:
-        settings = EncoderSettings(str(folder), 8 << 20, tool_format="hermes", **LIMITS)
+    def __init__(self, folder: Path, num_processes: int, template_timeout_s: float = 1.0) -> None:
+        limits = {**LIMITS, "template_timeout_s": template_timeout_s}
+        settings = EncoderSettings(str(folder), 8 << 20, tool_format="hermes", **limits)
         self._settings_json = json.dumps(asdict(settings))
         self.processes: list[PipedChild] = []
-        self.pool = Pool(PoolSettings(num_processes, 1.0, 30.0), self._spawn)
+        self.pool = Pool(PoolSettings(num_processes, template_timeout_s, 30.0), self._spawn)
 
     def _spawn(self, received: Received, exited: Exited) -> PipedChild:
         process = PipedChild("services.tokenizer.worker", [self._settings_json], received, exited)
@@ -102,9 +103,9 @@ Scenario = Callable[[Workshop], Awaitable[None]]
 def play(request: Any, folder: Path) -> Callable[..., None]:
     """Runs a scenario in a loop of its own, of both kinds: services run on uvloop."""
 
-    def played(scenario: Scenario, num_processes: int = 2) -> None:
+    def played(scenario: Scenario, num_processes: int = 2, template_timeout_s: float = 1.0) -> None:
         async def whole() -> None:
-            async with Workshop(folder, num_processes) as workshop:
+            async with Workshop(folder, num_processes, template_timeout_s) as workshop:
                 await scenario(workshop)
 
         runner = uvloop.run if request.param == "uvloop" else asyncio.run
@@ -140,7 +141,7 @@ def test_a_template_that_allocates_without_end_is_stopped_and_the_service_goes_o
         assert "64 MiB" in failure.message
         assert (await workshop.chat("after")).ids
 
-    play(scenario, num_processes=1)
+    play(scenario, num_processes=1, template_timeout_s=PATIENCE_S)
 
 
 def test_the_loop_stays_free_while_a_huge_prompt_is_encoded(play: Callable[..., None]) -> None:
