@@ -161,7 +161,7 @@ async def test_the_models_own_sampling_settings_stand_for_what_a_client_left_out
         }
 
 
-async def test_the_itinerary_and_the_limits_are_stamped_on_the_request() -> None:
+async def test_the_route_and_the_limits_are_stamped_on_the_request() -> None:
     async with running_router() as ring:
         async with ring.post(CHAT, chat()) as response:
             assert response.status == 200

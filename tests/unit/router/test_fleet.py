@@ -56,7 +56,7 @@ def test_one_worker_of_each_service_makes_the_fleet_ready() -> None:
     assert fleet.missing == ()
 
 
-def test_an_itinerary_stays_within_one_model_revision() -> None:
+def test_a_route_stays_within_one_model_revision() -> None:
     fleet = _fleet()
     newer = ModelCard("demo", "rev2", 1000, 512, 511, 511)
     fleet.alive(_alive("compute", "newer", model=newer), 0.0)
