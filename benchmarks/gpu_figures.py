@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from benchmarks.gpu_timeline import DeviceTimes
-from services.bench.client import Outcome
+from services.bench.client import LoadResult
 from services.bench.figures import Figures, figures_of
 from services.bench.workloads import Ask
 
@@ -58,7 +58,7 @@ class GpuFigures(Figures):
 
 def gpu_figures_of(
     asks: Sequence[Ask],
-    outcome: Outcome,
+    outcome: LoadResult,
     cpu_s: dict[str, float],
     device: DeviceTimes | None = None,
 ) -> GpuFigures:

@@ -15,7 +15,7 @@ from benchmarks.gpu_figures import GpuFigures, gpu_figures_of
 from benchmarks.gpu_timeline import cut, device_times
 from benchmarks.stack import Stack, StackError, cpu_s, rss_mib
 from common.messages.queries import Timeline
-from services.bench.client import Clients, Endpoint, Load, Outcome
+from services.bench.client import Clients, LoadResult, OfferedLoad, ServerAddress
 from services.bench.workloads import Ask, completion
 from services.timeline import TimelineError, chrome_trace, fetch
 
@@ -89,10 +89,10 @@ class Server:
 
     def measure(self, asks: Sequence[Ask], concurrency: int, within_s: float) -> GpuFigures:
         """Run a workload; ClientError when it takes longer than it may."""
-        endpoint = Endpoint("127.0.0.1", self.stack.port)
+        endpoint = ServerAddress("127.0.0.1", self.stack.port)
         requests = tuple(endpoint.post(PATH, completion(self.model, ask)) for ask in asks)
         processes = self.stack.pids()
-        clients = Clients(endpoint, Load(requests, concurrency), self._setup.num_clients)
+        clients = Clients(endpoint, OfferedLoad(requests, concurrency), self._setup.num_clients)
         before = {name: cpu_s(pid) for name, pid in processes.items()}
         outcome = clients.run(within_s)
         used = {name: cpu_s(pid) - before[name] for name, pid in processes.items()}
@@ -107,7 +107,7 @@ class Server:
         moment = cut(self._timeline, middle_s, middle_s + TRACED_S)
         path.write_text(json.dumps(chrome_trace(moment)))
 
-    def _fetch(self, outcome: Outcome) -> Timeline:
+    def _fetch(self, outcome: LoadResult) -> Timeline:
         try:
             return fetch(self.stack.url, min(600.0, outcome.wall_s + 5.0))
         except TimelineError as error:

@@ -17,7 +17,7 @@ from benchmarks.load import ended, streams
 from benchmarks.report import Report
 from benchmarks.stack import Stack, scratch_folder
 from benchmarks.structured import FREE, SETUPS, SLOW, Kind, ask, bodies
-from services.bench.client import Outcome
+from services.bench.client import LoadResult
 
 NEEDS_GPU = True
 MAX_TOKENS = 256
@@ -25,7 +25,7 @@ REQUESTS = 4  # of each client
 SERVED = {name: kinds for name, kinds in SETUPS.items() if all(k.name != SLOW for k in kinds)}
 
 
-def tokens_per_s(outcome: Outcome) -> float:
+def tokens_per_s(outcome: LoadResult) -> float:
     """Tokens per second of a run in which every request writes as many; events may hold several."""
     return len(outcome.replies) * MAX_TOKENS / outcome.wall_s
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from services.bench.client import ClientError, Clients, Endpoint, Load, Outcome
+from services.bench.client import ClientError, Clients, LoadResult, OfferedLoad, ServerAddress
 from services.bench.stream_reader import Reply
 
 PATH = "/v1/completions"
@@ -21,14 +21,14 @@ def streams(
     num_processes: int = 2,
 ) -> Clients:
     """Make clients that are ready to ask the bodies in turn, by so many streams at once."""
-    endpoint = Endpoint("127.0.0.1", port)
+    endpoint = ServerAddress("127.0.0.1", port)
     rendered = [endpoint.post(PATH, body) for body in bodies]
     count = num_streams * requests_per_stream
     requests = tuple(itertools.islice(itertools.cycle(rendered), count))
-    return Clients(endpoint, Load(requests, num_streams), num_processes)
+    return Clients(endpoint, OfferedLoad(requests, num_streams), num_processes)
 
 
-def ended(clients: Clients) -> Outcome:
+def ended(clients: Clients) -> LoadResult:
     """Wait for the end of what was started; ClientError if a request failed."""
     outcome = clients.outcome(WITHIN_S)
     for reply in outcome.replies:
@@ -37,7 +37,7 @@ def ended(clients: Clients) -> Outcome:
     return outcome
 
 
-def run(clients: Clients) -> Outcome:
+def run(clients: Clients) -> LoadResult:
     """Start them, and wait for the end."""
     clients.start()
     return ended(clients)
@@ -48,7 +48,7 @@ def event_times_s(reply: Reply) -> list[float]:
     return list(itertools.accumulate(reply.gaps_s, initial=reply.first_s))
 
 
-def middle_of(outcome: Outcome, margin: float) -> tuple[float, float]:
+def middle_of(outcome: LoadResult, margin: float) -> tuple[float, float]:
     """Return the times between which a run was steady: without that share at either end."""
     begin_s = min(reply.sent_s for reply in outcome.replies)
     margin_s = margin * outcome.wall_s

@@ -22,7 +22,7 @@ from benchmarks.load import ended, event_times_s, streams
 from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.report import Report
 from benchmarks.stack import Stack, cpu_s, rss_mib, scratch_folder
-from services.bench.client import Outcome
+from services.bench.client import LoadResult
 from services.timeline import fetch
 
 SHAPE = ModelShape(vocab_size=4096, max_model_len=8192)
@@ -36,7 +36,7 @@ LATENCY_TOKENS = 2000
 class Round:
     """One load, and what the services used for it."""
 
-    outcome: Outcome
+    outcome: LoadResult
     num_tokens: int
     wall_s: float
     cpu_s: dict[str, float]

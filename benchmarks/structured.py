@@ -21,7 +21,7 @@ from benchmarks.model_folders import ModelShape, save_folder
 from benchmarks.report import Report
 from benchmarks.stack import Stack, scratch_folder
 from common.model_folder import describe
-from services.bench.client import Outcome
+from services.bench.client import LoadResult
 
 STEP_S = 0.005
 NUM_STREAMS = 64
@@ -161,7 +161,7 @@ def bodies(kind: Kind, max_tokens: int = MAX_TOKENS) -> tuple[dict[str, Any], ..
     )
 
 
-def steady_tokens_per_s(outcome: Outcome) -> float:
+def steady_tokens_per_s(outcome: LoadResult) -> float:
     """Events per second, without the beginning and the end of the run."""
     begin_s, end_s = middle_of(outcome, WARMUP_SHARE)
     times_s = (time_s for reply in outcome.replies for time_s in event_times_s(reply))

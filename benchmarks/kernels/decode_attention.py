@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.kernels.case import Case
 from services.compute.kernels.decode_attention import decode_attention
-from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeWork, Tiling, plan_decode
+from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork, plan_decode
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
@@ -97,7 +97,7 @@ def _case(
     rows = len(lengths)
     inputs, resident, num_pages = step_of(lengths, device, bucket)
     bucket = max(bucket, rows)
-    tiling = Tiling.of(width, 2)
+    tiling = DecodeTiling.of(width, 2)
     work = DecodeWork.make(
         bucket,
         kv_heads,

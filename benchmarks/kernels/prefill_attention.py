@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.prefill_attention import Tiling, prefill_attention
+from services.compute.kernels.prefill_attention import PrefillTiling, prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.step_buffers import NUM_ROWS, NUM_TOKENS, Resident, StepInputs
 
@@ -37,25 +37,25 @@ STEPS: dict[str, Rows] = {
 PLANNED: dict[str, Rows] = STEPS | {"1x8192": [(0, 8192)], "256x32": [(0, 32)] * 256}
 TILINGS = {
     "8B": (
-        Tiling(128, 128, 8, 2),
-        Tiling(128, 64, 8, 3),
-        Tiling(128, 64, 8, 2),
-        Tiling(64, 64, 4, 2),
-        Tiling(64, 64, 4, 3),
-        Tiling(64, 128, 4, 2),
-        Tiling(128, 64, 8, 3, programs_per_sm=2),
-        Tiling(128, 64, 8, 3, programs_per_sm=64),
-        Tiling(64, 64, 4, 3, programs_per_sm=16),
+        PrefillTiling(128, 128, 8, 2),
+        PrefillTiling(128, 64, 8, 3),
+        PrefillTiling(128, 64, 8, 2),
+        PrefillTiling(64, 64, 4, 2),
+        PrefillTiling(64, 64, 4, 3),
+        PrefillTiling(64, 128, 4, 2),
+        PrefillTiling(128, 64, 8, 3, programs_per_sm=2),
+        PrefillTiling(128, 64, 8, 3, programs_per_sm=64),
+        PrefillTiling(64, 64, 4, 3, programs_per_sm=16),
     ),
     "1B": (
-        Tiling(128, 128, 8, 2),
-        Tiling(128, 128, 8, 3),
-        Tiling(128, 64, 8, 3),
-        Tiling(64, 64, 4, 3),
-        Tiling(64, 128, 4, 3),
-        Tiling(128, 64, 4, 3),
-        Tiling(128, 64, 8, 3, programs_per_sm=2),
-        Tiling(64, 64, 4, 3, programs_per_sm=16),
+        PrefillTiling(128, 128, 8, 2),
+        PrefillTiling(128, 128, 8, 3),
+        PrefillTiling(128, 64, 8, 3),
+        PrefillTiling(64, 64, 4, 3),
+        PrefillTiling(64, 128, 4, 3),
+        PrefillTiling(128, 64, 4, 3),
+        PrefillTiling(128, 64, 8, 3, programs_per_sm=2),
+        PrefillTiling(64, 64, 4, 3, programs_per_sm=16),
     ),
 }
 
@@ -93,7 +93,7 @@ def _step(rows: Rows) -> tuple[StepInputs, Resident, int]:
     return inputs, resident, sum(needed)
 
 
-def _case(model: str, name: str, window: int = 0, tiling: Tiling | None = None) -> Case:
+def _case(model: str, name: str, window: int = 0, tiling: PrefillTiling | None = None) -> Case:
     num_heads, num_kv_heads, width = HEADS[model]
     rows = STEPS[name]
     inputs, resident, num_pages = _step(rows)

@@ -27,7 +27,7 @@ WATCHED_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadResult:
     """All replies, and the processor seconds of each client process."""
 
     replies: list[Reply]
@@ -41,7 +41,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServerAddress:
     """Where requests go; each gets `headers`, and `prefix` before its path."""
 
     host: str
@@ -64,7 +64,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """Requests, as bytes, and when they are sent.
 
     Each stream sends one as soon as it is free; or with `arrivals_s`, each request is sent at its
@@ -121,7 +121,7 @@ class _Connection(asyncio.Protocol):
 class _Client:
     """The streams of one process; `next_` and `done` are numbers that all processes share."""
 
-    def __init__(self, endpoint: Endpoint, load: Load, next_: Any, done: Any) -> None:
+    def __init__(self, endpoint: ServerAddress, load: OfferedLoad, next_: Any, done: Any) -> None:
         self._endpoint = endpoint
         self._load = load
         self._next = next_
@@ -188,7 +188,11 @@ class _Client:
 
 
 def _process(
-    endpoint: Endpoint, load: Load, share: tuple[int, int, int], shared: Any, pipe: Connection
+    endpoint: ServerAddress,
+    load: OfferedLoad,
+    share: tuple[int, int, int],
+    shared: Any,
+    pipe: Connection,
 ) -> None:
     """Run one client process; `share` is its number, of how many, and its streams."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
@@ -217,7 +221,7 @@ def _process(
 class Clients:
     """Client processes that are ready to send; `run` starts them."""
 
-    def __init__(self, endpoint: Endpoint, load: Load, num_processes: int) -> None:
+    def __init__(self, endpoint: ServerAddress, load: OfferedLoad, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
         # Kept here: the memory of a value whose maker has dropped it is used for the next one.
         self._shared = (context.Value("i", 0), context.Value("i", 0))
@@ -247,7 +251,7 @@ class Clients:
         for _, pipe in self._members:
             pipe.send("go")
 
-    def run(self, within_s: float, watch: Callable[[int], None] | None = None) -> Outcome:
+    def run(self, within_s: float, watch: Callable[[int], None] | None = None) -> LoadResult:
         """Send all requests and return the replies; ClientError if that takes too long.
 
         `watch` is called now and then with the number of requests that have ended.
@@ -259,7 +263,7 @@ class Clients:
             time.sleep(WATCHED_EVERY_S)
         return self.outcome(max(0.0, deadline_s - time.monotonic()))
 
-    def outcome(self, within_s: float) -> Outcome:
+    def outcome(self, within_s: float) -> LoadResult:
         """Wait for the replies."""
         deadline_s = time.monotonic() + within_s
         try:
@@ -267,7 +271,7 @@ class Clients:
         finally:
             self.close()
         replies = [reply for own_replies, _ in reports for reply in own_replies]
-        return Outcome(replies, [cpu_s for _, cpu_s in reports])
+        return LoadResult(replies, [cpu_s for _, cpu_s in reports])
 
     def close(self) -> None:
         """End all processes; those that have reported end by themselves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.bench.client import Outcome
+from services.bench.client import LoadResult
 from services.bench.workloads import Ask
 
 
@@ -71,7 +71,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def figures_of(asks: Sequence[Ask], outcome: Outcome) -> Figures:
+def figures_of(asks: Sequence[Ask], outcome: LoadResult) -> Figures:
     answered = [reply for reply in outcome.replies if not reply.error and reply.usage]
     used = [int(reply.usage["completion_tokens"]) for reply in answered]
     per_token = [
@@ -104,7 +104,7 @@ def _cached(usage: dict[str, object]) -> int:
     return int(details.get("cached_tokens") or 0) if isinstance(details, dict) else 0
 
 
-def _problems(asks: Sequence[Ask], outcome: Outcome) -> tuple[str, ...]:
+def _problems(asks: Sequence[Ask], outcome: LoadResult) -> tuple[str, ...]:
     """Describe what is wrong with the replies: each kind once, with its first case."""
     cases_of: dict[str, list[str]] = {}
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 from tqdm import tqdm
 
-from services.bench.client import ClientError, Clients, Endpoint, Load, Outcome
+from services.bench.client import ClientError, Clients, LoadResult, OfferedLoad, ServerAddress
 from services.bench.figures import Figures, Spread, figures_of
 from services.bench.workloads import (
     WORKLOADS,
@@ -23,7 +23,7 @@ from services.bench.workloads import (
     requests_of,
 )
 from services.commands.command import Command, Parser, api_key_of
-from services.commands.server import DEFAULT_URL, Api, ApiError
+from services.commands.server import DEFAULT_URL, Api, ServerError
 
 DESCRIPTION = """\
 Measure a server of OpenAI's API under load: many streamed completions of random
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
             sys.stdout.write(f"{lines}\n")
             sys.stdout.flush()
         return 1 if failed else 0
-    except (ApiError, ClientError, ValueError) as error:
+    except (ServerError, ClientError, ValueError) as error:
         sys.stderr.write(f"slipstream bench: {error}\n")
         return 1
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ class Bench:
         self._options = options
         self.model = options.model or next(iter(served), "")
         if self.model not in served:
-            raise ApiError(f"{api.url} serves no {self.model}; it serves {', '.join(served)}")
+            raise ServerError(f"{api.url} serves no {self.model}; it serves {', '.join(served)}")
         self._ids, self._longest = self._vocabulary()
 
     def measure(self, workload: Workload) -> Figures:
@@ -179,7 +179,7 @@ class Bench:
             answer = self._api.call("POST", "/tokenize", body)
             ids = sorted({int(token) for token in answer["tokens"]})
             return ids, int(answer.get("max_model_len") or 0)
-        except (ApiError, KeyError, TypeError, ValueError):
+        except (ServerError, KeyError, TypeError, ValueError):
             return [], 0
 
     def _asks(self, workload: Workload, repeat: int = 0) -> list[Ask]:
@@ -196,13 +196,15 @@ class Bench:
             ]
         return asks
 
-    def _run(self, workload: Workload, asks: list[Ask], what: str, rate: float | None) -> Outcome:
+    def _run(
+        self, workload: Workload, asks: list[Ask], what: str, rate: float | None
+    ) -> LoadResult:
         endpoint = self._endpoint()
         requests = tuple(
             endpoint.post("/v1/completions", completion(self.model, ask)) for ask in asks
         )
         times = tuple(arrivals(rate, len(asks), self._options.seed)) if rate else ()
-        load = Load(requests, workload.concurrency, times)
+        load = OfferedLoad(requests, workload.concurrency, times)
         clients = Clients(endpoint, load, self._options.processes)
         try:
             with tqdm(
@@ -212,11 +214,11 @@ class Bench:
         finally:
             clients.close()
 
-    def _endpoint(self) -> Endpoint:
+    def _endpoint(self) -> ServerAddress:
         parts = urllib.parse.urlsplit(self._api.url)
         secure = parts.scheme == "https"
         key = self._api.headers.get("Authorization")
-        return Endpoint(
+        return ServerAddress(
             parts.hostname or "",
             parts.port or (443 if secure else 80),
             secure,

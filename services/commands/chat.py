@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 
 from services.commands.command import Command, Parser, near
-from services.commands.conversation import Answer, Conversation, read_tools
+from services.commands.conversation import ChatAnswer, ChatSession, read_tools
 from services.commands.server import (
-    ApiError,
     NoServer,
+    ServerError,
     add_answer_options,
     add_target_options,
     answer_settings,
@@ -68,11 +68,11 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     try:
         with open_target(options, env) as target:
             settings = answer_settings(options)
-            chat = Chat(Conversation(target, settings, options.system, tools), options.stats)
+            chat = Chat(ChatSession(target, settings, options.system, tools), options.stats)
             if options.prompt is None and sys.stdin.isatty():
                 return chat.run()
             return chat.once(sys.stdin.read() if options.prompt is None else options.prompt)
-    except ApiError as error:
+    except ServerError as error:
         sys.stderr.write(f"slipstream chat: {error}\n")
         return 1
     except NoServer:
@@ -137,14 +137,14 @@ class Screen:
 class Chat:
     """A conversation and the person at the terminal."""
 
-    def __init__(self, conversation: Conversation, shows_stats: bool) -> None:
+    def __init__(self, conversation: ChatSession, shows_stats: bool) -> None:
         self._conversation = conversation
         self._shows_stats = shows_stats
         self._screen = Screen()
 
     def once(self, question: str) -> int:
         if not question.strip():
-            raise ApiError("there is no question; give one with -p or pipe it in")
+            raise ServerError("there is no question; give one with -p or pipe it in")
         answer = self._conversation.ask(self._screen, {"role": "user", "content": question})
         self._screen.end(self._note(answer))
         return 130 if answer.finish_reason == "interrupted" else 0
@@ -171,7 +171,7 @@ class Chat:
         while messages:
             try:
                 answer = self._conversation.ask(self._screen, *messages)
-            except ApiError as error:
+            except ServerError as error:
                 self._screen.end()
                 sys.stdout.write(f"That failed: {error}\n")
                 return
@@ -189,7 +189,7 @@ class Chat:
             result = "The tool did not answer."
         return {"role": "tool", "tool_call_id": str(call["id"]), "content": result}
 
-    def _note(self, answer: Answer) -> str:
+    def _note(self, answer: ChatAnswer) -> str:
         notes = []
         if answer.finish_reason == "interrupted":
             notes.append("stopped")

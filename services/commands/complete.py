@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from services.commands.command import Command, Parser
 from services.commands.server import (
-    ApiError,
     NoServer,
+    ServerError,
     add_answer_options,
     add_target_options,
     answer_settings,
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
                         sys.stdout.write(choice.get("text") or "")
                         sys.stdout.flush()
         sys.stdout.write("\n")
-    except ApiError as error:
+    except ServerError as error:
         sys.stderr.write(f"slipstream complete: {error}\n")
         return 1
     except NoServer:

@@ -22,7 +22,7 @@ class Display(Protocol):
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """An answer so far; `calls` are in the API's form."""
 
     text: str = ""
@@ -38,7 +38,7 @@ class Answer:
         return {**message, "tool_calls": self.calls} if self.calls else message
 
 
-class Conversation:
+class ChatSession:
     """The messages so far; `settings` are fields of every request."""
 
     def __init__(
@@ -54,13 +54,13 @@ class Conversation:
         self._settings = settings
         self._tools = tools or []
 
-    def ask(self, display: Display, *messages: dict[str, Any]) -> Answer:
+    def ask(self, display: Display, *messages: dict[str, Any]) -> ChatAnswer:
         """Add messages and the model's answer; if that raises ApiError, nothing is added.
 
         At Ctrl-C the answer ends and its text so far is kept; its calls, which may be cut off, are
         not.
         """
-        answer = Answer()
+        answer = ChatAnswer()
         began_s = time.monotonic()
         try:
             with contextlib.closing(self._events([*self.messages, *messages])) as events:
@@ -87,7 +87,7 @@ class Conversation:
         yield from self.target.api.events("/v1/chat/completions", body)
 
 
-def _take(event: dict[str, Any], answer: Answer, display: Display) -> None:
+def _take(event: dict[str, Any], answer: ChatAnswer, display: Display) -> None:
     """Add one event to the answer, and show it."""
     answer.usage = event.get("usage") or answer.usage
     for choice in event.get("choices") or []:
@@ -102,7 +102,7 @@ def _take(event: dict[str, Any], answer: Answer, display: Display) -> None:
             _take_call(piece, answer, display)
 
 
-def _take_call(piece: dict[str, Any], answer: Answer, display: Display) -> None:
+def _take_call(piece: dict[str, Any], answer: ChatAnswer, display: Display) -> None:
     function = piece.get("function") or {}
     if piece.get("index", 0) >= len(answer.calls):
         name = str(function.get("name") or "")

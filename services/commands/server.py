@@ -29,7 +29,7 @@ CONNECT_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 600.0
 
 
-class ApiError(Exception):
+class ServerError(Exception):
     """The server refused, with this status, or could not be reached: then `status` is 0."""
 
     def __init__(self, text: str, status: int = 0) -> None:
@@ -44,7 +44,7 @@ class Api:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._parts = urllib.parse.urlsplit(self.url)
         if self._parts.scheme not in ("http", "https") or not self._parts.hostname:
-            raise ApiError(f"{url} is no address of a server; one looks like http://HOST:PORT")
+            raise ServerError(f"{url} is no address of a server; one looks like http://HOST:PORT")
         self.headers = {"Content-Type": "application/json"}
         if api_key:
             self.headers["Authorization"] = f"Bearer {api_key}"
@@ -59,7 +59,7 @@ class Api:
         try:
             return json.loads(response.read())
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ApiError(f"{self.url}{path} gave no JSON: {error}") from error
+            raise ServerError(f"{self.url}{path} gave no JSON: {error}") from error
         finally:
             connection.close()
 
@@ -74,10 +74,10 @@ class Api:
                 if data:
                     event = json.loads(data)
                     if "error" in event:
-                        raise ApiError(_message(event) or data.decode())
+                        raise ServerError(_message(event) or data.decode())
                     yield event
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ApiError(f"the answer was cut off: {error}") from error
+            raise ServerError(f"the answer was cut off: {error}") from error
         finally:
             connection.close()
 
@@ -99,9 +99,9 @@ class Api:
             body_read = response.read(1 << 16)
         except (OSError, ValueError, http.client.HTTPException) as error:
             connection.close()
-            raise ApiError(f"{self.url} does not answer: {error}") from error
+            raise ServerError(f"{self.url} does not answer: {error}") from error
         connection.close()
-        raise ApiError(_refusal(response.status, body_read), response.status)
+        raise ServerError(_refusal(response.status, body_read), response.status)
 
 
 def _refusal(status: int, body: bytes) -> str:
@@ -159,7 +159,7 @@ def open_target(options: argparse.Namespace, env: Mapping[str, str]) -> Iterator
     running = Api(DEFAULT_URL, api_key)
     try:
         served = running.models()
-    except ApiError as error:
+    except ServerError as error:
         if error.status in (401, 403) and not target:  # with another status it has another API
             raise
         served = []
@@ -188,9 +188,9 @@ def _chosen(api: Api, model: str | None) -> Target:
     """Choose the named model or the first one; ApiError if it is not there."""
     served = api.models()
     if not served:
-        raise ApiError(f"{api.url} serves no model")
+        raise ServerError(f"{api.url} serves no model")
     if model and model not in served:
-        raise ApiError(f"{api.url} serves no {model}; it serves {', '.join(served)}")
+        raise ServerError(f"{api.url} serves no {model}; it serves {', '.join(served)}")
     return Target(api, model or served[0])
 
 

@@ -36,7 +36,7 @@ from services.router.openai.template import (
 )
 from services.router.openai.tools import Tools
 from services.router.prompts import MAX_INT32, prompts_schema, read_prompts
-from services.router.request_model import UNSUPPORTED_FIELDS, OpenAIModel, Refused
+from services.router.request_model import UNSUPPORTED_FIELDS, OpenAIModel, RefusedFields
 from services.router.request_warnings import Warnings
 
 MAX_INPUTS: Final = 2048  # OpenAI's
@@ -72,9 +72,9 @@ def _refuse_input(value: Any) -> None:
 class EmbeddingFields(OpenAIModel):
     """The fields of both forms of an embeddings request."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {
+    refused: ClassVar[Mapping[str, RefusedFields]] = {
         **UNSUPPORTED_FIELDS,
-        "stream": Refused((False,), "an embedding comes in one piece"),
+        "stream": RefusedFields((False,), "an embedding comes in one piece"),
     }
 
     model: str | None = Field(

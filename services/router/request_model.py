@@ -32,7 +32,7 @@ _LENGTH = re.compile(r"^(?:List|Dictionary|String) should have")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedFields:
     """A field that cannot be served unless its value asks for nothing; `why` may say what to do.
 
     Instead of one that peers have removed there is another to `use`.
@@ -84,11 +84,11 @@ IGNORED_FIELDS = frozenset(
 )
 
 # Known, and answered without what they ask for: the client is told, as peers do not.
-WITHOUT_EFFECT: Mapping[str, Refused] = {
-    "verbosity": Refused(("medium",), "say it in a message"),
-    "moderation": Refused(({},), "no content is checked here"),
-    "web_search_options": Refused(why="let the model call a tool of yours"),
-    "vllm_xargs": Refused(({},), "there are no extensions here"),
+WITHOUT_EFFECT: Mapping[str, RefusedFields] = {
+    "verbosity": RefusedFields(("medium",), "say it in a message"),
+    "moderation": RefusedFields(({},), "no content is checked here"),
+    "web_search_options": RefusedFields(why="let the model call a tool of yours"),
+    "vllm_xargs": RefusedFields(({},), "there are no extensions here"),
 }
 
 # What peers have removed, and some of them silently ignore: what to use instead.
@@ -106,43 +106,43 @@ _TEXT_ONLY = "this server takes and makes text only"
 _ONE_PROCESS = "prompts and their cache stay where they are"
 
 # Fields whose silent loss would change the answer.
-UNSUPPORTED_FIELDS: Mapping[str, Refused] = {
-    **{name: Refused(use=use) for name, use in REMOVED_FIELDS.items()},
-    "suffix": Refused(("",), "write the prompt as the model's own fill-in-the-middle format"),
-    "audio": Refused(why=_TEXT_ONLY),
-    "modalities": Refused((["text"],), _TEXT_ONLY),
-    "media_io_kwargs": Refused(({},), _TEXT_ONLY),
-    "mm_processor_kwargs": Refused(({},), _TEXT_ONLY),
-    "image_data": Refused(why=_TEXT_ONLY),
-    "audio_data": Refused(why=_TEXT_ONLY),
-    "video_data": Refused(why=_TEXT_ONLY),
-    "prompt_embeds": Refused(why="send the prompt as text or token ids"),
-    "input_embeds": Refused(why="send the prompt as text or token ids"),
-    "input_ids": Refused(why="send token ids as prompt of /v1/completions"),
-    "chat_template": Refused(why="the template is the model's own"),
-    "chat_template_content_format": Refused(("auto",)),
-    "use_beam_search": Refused((False,)),
-    "length_penalty": Refused((1, 1.0)),
-    "watermarking": Refused((False,)),
-    "repetition_detection": Refused(why="use repetition_penalty"),
-    "logprob_token_ids": Refused(([],), "use logprobs with a number of candidates"),
-    "stop_regex": Refused(([],), "use stop"),
-    "no_stop_trim": Refused((False,), "use include_stop_str_in_output"),
-    "logits_processors": Refused(([],)),
-    "custom_logit_processor": Refused(),
-    "custom_params": Refused(({},)),
-    "extra_key": Refused(("",), "use cache_salt"),
-    "lora_path": Refused(why="name a model of /v1/models as model"),
-    "session_params": Refused(({},)),
-    "kv_transfer_params": Refused(({},), _ONE_PROCESS),
-    "ec_transfer_params": Refused(({},), _ONE_PROCESS),
-    "bootstrap_host": Refused(why=_ONE_PROCESS),
-    "bootstrap_room": Refused(why=_ONE_PROCESS),
-    "return_hidden_states": Refused((False,)),
-    "return_routed_experts": Refused((False,)),
-    "routed_experts_prompt_start": Refused((0,)),
-    "return_prompt_text": Refused((False,), "use return_token_ids and /detokenize"),
-    "return_token_offsets": Refused((False,)),
+UNSUPPORTED_FIELDS: Mapping[str, RefusedFields] = {
+    **{name: RefusedFields(use=use) for name, use in REMOVED_FIELDS.items()},
+    "suffix": RefusedFields(("",), "write the prompt as the model's own fill-in-the-middle format"),
+    "audio": RefusedFields(why=_TEXT_ONLY),
+    "modalities": RefusedFields((["text"],), _TEXT_ONLY),
+    "media_io_kwargs": RefusedFields(({},), _TEXT_ONLY),
+    "mm_processor_kwargs": RefusedFields(({},), _TEXT_ONLY),
+    "image_data": RefusedFields(why=_TEXT_ONLY),
+    "audio_data": RefusedFields(why=_TEXT_ONLY),
+    "video_data": RefusedFields(why=_TEXT_ONLY),
+    "prompt_embeds": RefusedFields(why="send the prompt as text or token ids"),
+    "input_embeds": RefusedFields(why="send the prompt as text or token ids"),
+    "input_ids": RefusedFields(why="send token ids as prompt of /v1/completions"),
+    "chat_template": RefusedFields(why="the template is the model's own"),
+    "chat_template_content_format": RefusedFields(("auto",)),
+    "use_beam_search": RefusedFields((False,)),
+    "length_penalty": RefusedFields((1, 1.0)),
+    "watermarking": RefusedFields((False,)),
+    "repetition_detection": RefusedFields(why="use repetition_penalty"),
+    "logprob_token_ids": RefusedFields(([],), "use logprobs with a number of candidates"),
+    "stop_regex": RefusedFields(([],), "use stop"),
+    "no_stop_trim": RefusedFields((False,), "use include_stop_str_in_output"),
+    "logits_processors": RefusedFields(([],)),
+    "custom_logit_processor": RefusedFields(),
+    "custom_params": RefusedFields(({},)),
+    "extra_key": RefusedFields(("",), "use cache_salt"),
+    "lora_path": RefusedFields(why="name a model of /v1/models as model"),
+    "session_params": RefusedFields(({},)),
+    "kv_transfer_params": RefusedFields(({},), _ONE_PROCESS),
+    "ec_transfer_params": RefusedFields(({},), _ONE_PROCESS),
+    "bootstrap_host": RefusedFields(why=_ONE_PROCESS),
+    "bootstrap_room": RefusedFields(why=_ONE_PROCESS),
+    "return_hidden_states": RefusedFields((False,)),
+    "return_routed_experts": RefusedFields((False,)),
+    "routed_experts_prompt_start": RefusedFields((0,)),
+    "return_prompt_text": RefusedFields((False,), "use return_token_ids and /detokenize"),
+    "return_token_offsets": RefusedFields((False,)),
 }
 
 
@@ -154,7 +154,7 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
-    refused: ClassVar[Mapping[str, Refused]] = {}
+    refused: ClassVar[Mapping[str, RefusedFields]] = {}
 
     @classmethod
     def read(cls, body: Mapping[str, Any], warnings: Warnings | None = None) -> Self:
@@ -189,7 +189,7 @@ class RequestModel(BaseModel):
 class OpenAIModel(RequestModel):
     """The body of a request in OpenAI's manner, where the silent loss of a field is an error."""
 
-    refused: ClassVar[Mapping[str, Refused]] = UNSUPPORTED_FIELDS
+    refused: ClassVar[Mapping[str, RefusedFields]] = UNSUPPORTED_FIELDS
 
 
 def warn_unknown(name: str, value: Any, warnings: Warnings) -> None:
@@ -207,7 +207,9 @@ def warn_unknown(name: str, value: Any, warnings: Warnings) -> None:
     warnings.add(name, f"unknown request field {shown(name)} is ignored")
 
 
-def refuse_unsupported(body: Mapping[str, Any], more: Mapping[str, Refused] | None = None) -> None:
+def refuse_unsupported(
+    body: Mapping[str, Any], more: Mapping[str, RefusedFields] | None = None
+) -> None:
     """Raise ApiError 400 for any field that asks for something this server cannot do."""
     for name, value in body.items():
         refused = UNSUPPORTED_FIELDS.get(name) or (more or {}).get(name)

@@ -25,7 +25,7 @@ MAX_CALLS = 32  # of one answer; a model in a loop would make them until its tok
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat:
+class TemplateFormat:
     """How a model writes its answer to this prompt; formats are empty where it has none."""
 
     tool_format: str = ""
@@ -38,7 +38,7 @@ class AnswerFormat:
 def compose(
     rules: OutputRules,
     functions: Sequence[Function],
-    format: AnswerFormat,
+    format: TemplateFormat,
     vocabulary: Vocabulary,
     banned: tuple[tuple[int, ...], ...] = (),
 ) -> GrammarSpec | None:
@@ -61,7 +61,7 @@ def _must_call(tools: ToolUse | None) -> bool:
 class _AnswerGrammar:
     rules: OutputRules
     functions: Sequence[Function]
-    format: AnswerFormat
+    format: TemplateFormat
     vocabulary: Vocabulary
 
     def fragment(self) -> Fragment | None:

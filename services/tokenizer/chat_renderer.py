@@ -19,7 +19,7 @@ from common.chat_formats import (
 from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import TokenizerFolder
-from services.tokenizer.answer_grammar import AnswerFormat
+from services.tokenizer.answer_grammar import TemplateFormat
 from services.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Conversation
 from services.tokenizer.jobs import EncoderSettings, Refused, refused
 from services.tokenizer.reasoning import ReasoningStage, stage_of
@@ -59,7 +59,7 @@ class RenderedChat:
 
     text: str = ""
     tools: list[Any] = field(default_factory=list)
-    answer_format: AnswerFormat = AnswerFormat()
+    answer_format: TemplateFormat = TemplateFormat()
 
 
 class ChatRenderer:
@@ -141,7 +141,7 @@ class ChatRenderer:
 
     def _answer_format(
         self, template: ChatTemplate, text: str, continued: str | None
-    ) -> AnswerFormat:
+    ) -> TemplateFormat:
         tool_format = self._settings.tool_format
         if tool_format == "auto":
             tool_format = tool_format_of(template.source)
@@ -155,7 +155,7 @@ class ChatRenderer:
         is_switched_off = reasoning_format == "think" and opens_reasoning(template.source)
         if stage == "before" and is_switched_off:
             stage = "behind"
-        return AnswerFormat(
+        return TemplateFormat(
             tool_format="" if tool_format == "none" else tool_format,
             reasoning_format="" if reasoning_format == "none" else reasoning_format,
             stage=stage,

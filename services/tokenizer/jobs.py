@@ -49,7 +49,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExpectedAnswer:
     """What is known of the answer in advance: the rules of its tokens, and its formats.
 
     `reasoning_open` says that the prompt ends inside the reasoning.
@@ -69,7 +69,7 @@ class Outcome:
     strs: tuple[str, ...] = ()
     failure: Failure | None = None
     retiring: bool = False
-    answer: Answer = Answer()
+    answer: ExpectedAnswer = ExpectedAnswer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +125,5 @@ def unpack_outcome(report: list[Any]) -> Outcome:
         tuple(strs),
         None if failure is None else Failure(*failure),
         retiring,
-        unpack(Answer, answer),
+        unpack(ExpectedAnswer, answer),
     )

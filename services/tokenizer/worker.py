@@ -18,12 +18,12 @@ from common.errors import ModelError
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, TextPrompt
 from common.tokenizer_folder import load_tokenizer, read_folder
-from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.chat_renderer import ChatRenderer, RenderedChat
 from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import (
-    Answer,
     EncoderSettings,
+    ExpectedAnswer,
     Job,
     Outcome,
     Refused,
@@ -73,7 +73,7 @@ class PromptEncoder:
         if job.want_strs:
             strs = tuple(self._tokenizer.id_to_token(token_id) or "" for token_id in ids)
         format = chat.answer_format
-        answer = Answer(
+        answer = ExpectedAnswer(
             grammar_spec=self._grammar_spec(job.rules, chat.tools, format),
             tool_format=format.tool_format,
             reasoning_format=format.reasoning_format,
@@ -82,7 +82,7 @@ class PromptEncoder:
         return Outcome(ids, strs, answer=answer)
 
     def _grammar_spec(
-        self, rules: OutputRules, tools: list[object], format: AnswerFormat
+        self, rules: OutputRules, tools: list[object], format: TemplateFormat
     ) -> GrammarSpec | None:
         if rules == OutputRules():
             return None

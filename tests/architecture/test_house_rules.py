@@ -104,3 +104,12 @@ def test_the_environment_is_read_in_one_place() -> None:
         "services/cli.py",
         "services/compute/runner/registry.py",  # CC, which Triton reads
     }
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name_of(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

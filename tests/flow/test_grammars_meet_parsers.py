@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from common.messages.tokenize import OutputRules, Structure, ToolUse
 from services.detokenizer.answer.formats import reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import AnswerParser
-from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.reasoning import ReasoningStage
 from tests.cases import num_cases
@@ -77,7 +77,7 @@ def test_calls_and_structures_come_out_as_they_went_in(
         structure=structure if with_structure else None,
         tools=ToolUse("auto" if with_structure else "required"),
     )
-    speech = AnswerFormat(tool_format, "think", stage, template)
+    speech = TemplateFormat(tool_format, "think", stage, template)
     grammar_spec = compose(rules, functions_of(tools), speech, subject.vocabulary)
     assert grammar_spec is not None
     text = subject.walk(grammar_spec, Random(seed), num_free)
@@ -107,7 +107,7 @@ def test_an_answer_after_reasoning_matches_alone(
     subject = model(kind)
     structure = Structure("regex", "[a-z]{1,9}", "structured_outputs.regex")
     rules = OutputRules(structure=structure, thinking_budget=budget)
-    grammar_spec = compose(rules, [], AnswerFormat("", "think", stage), subject.vocabulary)
+    grammar_spec = compose(rules, [], TemplateFormat("", "think", stage), subject.vocabulary)
     assert grammar_spec is not None
     text = subject.walk(grammar_spec, Random(seed), num_free)
     if text is not None:

@@ -18,12 +18,12 @@ from common.messages.tokenize import (
     Structure,
     ToolUse,
 )
-from services.tokenizer.jobs import Answer
+from services.tokenizer.jobs import ExpectedAnswer
 from services.tokenizer.work_table import call_key
 from tests.flow.tokenizer_ring import Ring
 from tests.unit.tokenizer.requests import LIMITS, request
 
-SPEECH = Answer(
+SPEECH = ExpectedAnswer(
     grammar_spec=GrammarSpec('start: "x"', (1,), ((2, 3),), "tools"),
     tool_format="hermes",
     reasoning_format="think",
@@ -31,7 +31,7 @@ SPEECH = Answer(
 )
 
 
-async def header_of(answer: Answer, **stream: Any) -> StreamHeader:
+async def header_of(answer: ExpectedAnswer, **stream: Any) -> StreamHeader:
     ring = await Ring().start()
     message = request(40, stream=StreamSettings(**stream), num_choices=2, first_choice=3)
     ring.send(message)
@@ -50,7 +50,7 @@ async def test_the_parsers_of_an_answer_are_named_where_they_are_asked_for() -> 
     assert formats == ("hermes", "", False)
     header = await header_of(SPEECH)
     assert (header.tool_format, header.reasoning_format) == ("", "")
-    header = await header_of(Answer(), parse_tools=True, parse_reasoning=True)
+    header = await header_of(ExpectedAnswer(), parse_tools=True, parse_reasoning=True)
     assert (header.tool_format, header.reasoning_format) == ("", "")
 
 

@@ -12,7 +12,7 @@ from common.messages.tokenize import TokenizerInbox
 from common.registration import Registration
 from services.tokenizer.actor import Clocks, TokenizerActor
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.jobs import Answer
+from services.tokenizer.jobs import ExpectedAnswer
 from services.tokenizer.pool import Pool, PoolSettings
 from tests.memory_link import Exchange
 from tests.unit.tokenizer.requests import address
@@ -60,7 +60,7 @@ class Ring:
         *ids: int,
         process: int = 0,
         strs: tuple[str, ...] = (),
-        answer: Answer = NO_ANSWER,
+        answer: ExpectedAnswer = NO_ANSWER,
     ) -> None:
         self.processes.started[process].answer(*ids, strs=strs, answer=answer)
         self.exchange.deliver()

@@ -9,7 +9,7 @@ import pytest
 from services.bench.figures import Figures, Spread
 from services.bench.workloads import WORKLOADS, Ask
 from services.commands.bench import COMMANDS, Bench, report
-from services.commands.server import Api, ApiError
+from services.commands.server import Api, ServerError
 
 
 class Server(Api):
@@ -23,7 +23,7 @@ class Server(Api):
         if path == "/v1/models":
             return {"data": [{"id": "model"}]}
         if self._tokenized is None:
-            raise ApiError("Not Found (status 404)", 404)
+            raise ServerError("Not Found (status 404)", 404)
         return self._tokenized
 
 
@@ -57,7 +57,7 @@ def test_requests_go_to_the_address_with_its_path_and_key() -> None:
 
 
 def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ApiError, match="serves no other; it serves model"):
+    with pytest.raises(ServerError, match="serves no other; it serves model"):
         asks_of(Server(None), "--model", "other")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.commands import server
-from services.commands.server import Api, ApiError, open_target
+from services.commands.server import Api, ServerError, open_target
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -87,7 +87,7 @@ def test_something_else_at_the_usual_address_is_no_server(
 
 def test_a_server_here_that_wants_a_key_is_said_to(here: type[Answers]) -> None:
     here.status, here.body = 401, b'{"error": {"message": "no key"}}'
-    with pytest.raises(ApiError, match=r"no key \(status 401; --api-key gives a key\)"):
+    with pytest.raises(ServerError, match=r"no key \(status 401; --api-key gives a key\)"):
         model_at()
 
 

@@ -17,7 +17,7 @@ PASSING_FACTOR = 4  # a known grammar may have to wait for one that is being com
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Compilation:
     number: int
     grammar_spec: GrammarSpec
     done: Done | None
@@ -34,8 +34,8 @@ class CompileQueue:
     def __init__(self, timeout_s: float, max_known: int) -> None:
         self._timeout_s = timeout_s
         self._max_known = max_known
-        self._entries: dict[int, _Entry] = {}
-        self._running: _Entry | None = None
+        self._entries: dict[int, _Compilation] = {}
+        self._running: _Compilation | None = None
         self._known: OrderedDict[str, None] = OrderedDict()
         self._last_number = 0
 
@@ -45,7 +45,7 @@ class CompileQueue:
     def add(self, grammar_spec: GrammarSpec, done: Done) -> int:
         """Queue a grammar; return its number."""
         self._last_number += 1
-        self._entries[self._last_number] = _Entry(self._last_number, grammar_spec, done)
+        self._entries[self._last_number] = _Compilation(self._last_number, grammar_spec, done)
         return self._last_number
 
     def cancel(self, number: int) -> None:
@@ -113,11 +113,11 @@ class CompileQueue:
         for entry in list(self._entries.values()):
             self._end(entry, failure)
 
-    def _refuse(self, entry: _Entry, code: str, message: str) -> None:
+    def _refuse(self, entry: _Compilation, code: str, message: str) -> None:
         field = entry.grammar_spec.field
         self._end(entry, Failure(400, code, f"The grammar of {field} {message}.", field))
 
-    def _end(self, entry: _Entry, failure: Failure | None) -> None:
+    def _end(self, entry: _Compilation, failure: Failure | None) -> None:
         del self._entries[entry.number]
         if entry is self._running:
             self._running = None

@@ -23,8 +23,8 @@ from services.compute.kernels.decode_plan import (
     ROW,
     SHIFT,
     SLOT,
+    DecodeTiling,
     DecodeWork,
-    Tiling,
     padded,
 )
 from services.compute.kernels.launch import dependent_launch
@@ -217,7 +217,7 @@ def decode_attention(
     """
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
-    tiling = work.tiling or Tiling.of(head_dim, kv_pages.element_size())
+    tiling = work.tiling or DecodeTiling.of(head_dim, kv_pages.element_size())
     block_dim = padded(head_dim)
     merge_group = triton.next_power_of_2(group)
     merge_elements = tiling.merge_registers * 32 * tiling.num_warps

@@ -40,7 +40,7 @@ twice the size, 146 with four times."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class DecodeTiling:
     """How a program walks through its chunk."""
 
     block_tokens: int
@@ -49,11 +49,13 @@ class Tiling:
     merge_registers: int = 128  # of a thread, for partial results that a merge has in flight
 
     @staticmethod
-    def of(head_dim: int, element_bytes: int) -> Tiling:
+    def of(head_dim: int, element_bytes: int) -> DecodeTiling:
         """The tiling for a cache of this head width and element size."""
         token_bytes = padded(head_dim) * element_bytes
         block_tokens = max(16, min(TILE_TOKENS, TILE_BYTES // token_bytes))
-        return Tiling(block_tokens, num_warps=4 if element_bytes == 4 else 2)  # float32 would spill
+        return DecodeTiling(
+            block_tokens, num_warps=4 if element_bytes == 4 else 2
+        )  # float32 would spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class DecodeWork:
     max_splits: int
     extra_programs: int
     min_chunk: int
-    tiling: Tiling | None
+    tiling: DecodeTiling | None
 
     @staticmethod
     def make(
@@ -84,7 +86,7 @@ class DecodeWork:
         device: torch.device,
         extra_programs: int = EXTRA_PROGRAMS,
         min_chunk: int = MIN_CHUNK,
-        tiling: Tiling | None = None,
+        tiling: DecodeTiling | None = None,
     ) -> DecodeWork:
         """Buffers for up to max_rows rows of any length.
 

@@ -28,7 +28,7 @@ programs stay few (each holds a place on its SM for about 1 µs) and the hardwar
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class PrefillTiling:
     """A program's tile: `block_m` rows (queries times heads of a group) by `block_n` keys.
 
     `block_n` decides the order of the sums, so results are bitwise comparable only where it is
@@ -42,20 +42,20 @@ class Tiling:
     programs_per_sm: int = PROGRAMS_PER_SM
 
 
-NARROW = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=3)
+NARROW = PrefillTiling(block_m=128, block_n=64, num_warps=8, num_stages=3)
 """Half precision, heads up to 64. On an H200 37 prompts of 220 tokens take 61 us in these tiles and
 107 in 128 x 128; only a chunk after a long prefix is slower in them (98 us against 80)."""
-MIDDLE = Tiling(block_m=64, block_n=64, num_warps=4, num_stages=2)
+MIDDLE = PrefillTiling(block_m=64, block_n=64, num_warps=4, num_stages=2)
 """Half precision, heads up to 128. 4096 tokens take 360 us (382 TFLOP/s) and 381 in 128 x 64, 37
 prompts of 220 tokens 121 and 138: two programs fit a multiprocessor."""
-WIDE = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
+WIDE = PrefillTiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
 """Half precision, heads up to 256: 192 KiB of the 227 KiB of shared memory."""
-FLOAT32 = Tiling(block_m=64, block_n=32, num_warps=8, num_stages=2)
+FLOAT32 = PrefillTiling(block_m=64, block_n=32, num_warps=8, num_stages=2)
 """IEEE products, which tensor cores do not have: for checking, not for speed."""
-FLOAT32_WIDE = Tiling(block_m=32, block_n=32, num_warps=8, num_stages=2)
+FLOAT32_WIDE = PrefillTiling(block_m=32, block_n=32, num_warps=8, num_stages=2)
 
 
-def tiling_of(dtype: torch.dtype, head_width: int) -> Tiling:
+def tiling_of(dtype: torch.dtype, head_width: int) -> PrefillTiling:
     """The tile for these heads."""
     if dtype == torch.float32:
         return FLOAT32 if head_width <= 128 else FLOAT32_WIDE
@@ -257,7 +257,7 @@ def prefill_attention(
     scale: float,
     window: int,
     num_tokens: int,
-    tiling: Tiling | None = None,
+    tiling: PrefillTiling | None = None,
 ) -> None:
     """Attention of every planned query over positions up to its own, the last `window` if not 0.
 

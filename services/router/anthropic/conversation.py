@@ -32,7 +32,7 @@ _READABLE_FIELDS = ("title", "url", "text", "stdout", "stderr", "error_code", "t
 _MAX_INPUT_CHARACTERS: Final = 2000  # of a server tool's input
 
 
-class Conversation(ChatHistory):
+class MessageHistory(ChatHistory):
     """The history of a Messages request, built block by block.
 
     Consecutive turns of one role become one message, as with Anthropic. A `tool_result` becomes a
@@ -81,9 +81,9 @@ class Conversation(ChatHistory):
         return self._has_answer
 
 
-def read_conversation(system: Any, messages: Any, warnings: Warnings) -> Conversation:
+def read_conversation(system: Any, messages: Any, warnings: Warnings) -> MessageHistory:
     """Check and translate both fields; ApiError 400 names the block at fault."""
-    conversation = Conversation(warnings)
+    conversation = MessageHistory(warnings)
     for text in _system_texts(system):
         if not text.startswith(BILLING):
             conversation.text("system", text)
@@ -100,7 +100,7 @@ def read_conversation(system: Any, messages: Any, warnings: Warnings) -> Convers
     return conversation
 
 
-def _read_message(conversation: Conversation, message: Any, where: str) -> None:
+def _read_message(conversation: MessageHistory, message: Any, where: str) -> None:
     role = object_at(message, where).get("role")
     if role not in ROLES:
         raise bad_field(
@@ -116,7 +116,7 @@ def _read_message(conversation: Conversation, message: Any, where: str) -> None:
         _read_block(conversation, role, block, place)
 
 
-def _read_block(conversation: Conversation, role: str, block: dict[str, Any], where: str) -> None:
+def _read_block(conversation: MessageHistory, role: str, block: dict[str, Any], where: str) -> None:
     kind = block["type"]
     match role, kind:
         case _, "text":
@@ -138,7 +138,7 @@ def _read_block(conversation: Conversation, role: str, block: dict[str, Any], wh
             conversation.text(role, conversation.placeholder(block, where))
 
 
-def _result_text(conversation: Conversation, block: dict[str, Any], where: str) -> str:
+def _result_text(conversation: MessageHistory, block: dict[str, Any], where: str) -> str:
     """Join a result's blocks; the text of a failed call begins with "Error"."""
     content = block.get("content")
     if content is None or isinstance(content, str):

@@ -60,7 +60,7 @@ class _Fields(RequestModel):
         return self.stream is not False
 
 
-class ChatFields(_Fields):
+class OllamaChatFields(_Fields):
     """A request of `/api/chat`; without messages it only loads the model."""
 
     messages: list[Any] | None = None
@@ -106,7 +106,7 @@ class OllamaRequest:
 
 def parse_chat_request(body: Mapping[str, Any], warnings: Warnings) -> OllamaRequest:
     """Validate a chat request; ApiError 400 names the field at fault."""
-    fields = ChatFields.read(body)
+    fields = OllamaChatFields.read(body)
     job = None
     if fields.messages:
         tools = {"tools": fields.tools} if fields.tools else {}

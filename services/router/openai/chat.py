@@ -43,7 +43,7 @@ from services.router.openai.tools import (
     make_tools,
 )
 from services.router.prompts import MAX_INT32
-from services.router.request_model import UNSUPPORTED_FIELDS, OpenAIModel, Refused
+from services.router.request_model import UNSUPPORTED_FIELDS, OpenAIModel, RefusedFields
 from services.router.request_warnings import Warnings
 
 
@@ -104,9 +104,9 @@ class ConversationFields(OpenAIModel):
 class ChatFields(StructureFields, SamplingFields, ConversationFields):
     """A chat request."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {
+    refused: ClassVar[Mapping[str, RefusedFields]] = {
         **UNSUPPORTED_FIELDS,
-        "prompt": Refused(why="use messages, or /v1/completions"),
+        "prompt": RefusedFields(why="use messages, or /v1/completions"),
     }
 
     add_special_tokens: Annotated[

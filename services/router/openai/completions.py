@@ -24,7 +24,7 @@ from services.router.openai.sampling import (
 )
 from services.router.openai.structure import StructureFields
 from services.router.prompts import MAX_INT32, prompts_schema, read_prompts
-from services.router.request_model import UNSUPPORTED_FIELDS, Refused
+from services.router.request_model import UNSUPPORTED_FIELDS, RefusedFields
 from services.router.request_warnings import Warnings
 
 USUAL_MAX_TOKENS = 16  # OpenAI's, where the client names no number
@@ -49,20 +49,20 @@ _CHAT_ONLY = "it is a field of chat requests"
 class CompletionFields(StructureFields, SamplingFields):
     """A completion request."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {
+    refused: ClassVar[Mapping[str, RefusedFields]] = {
         **UNSUPPORTED_FIELDS,
-        "messages": Refused(why="use prompt, or /v1/chat/completions"),
-        "max_completion_tokens": Refused(why="use max_tokens"),
-        "top_logprobs": Refused((0,), "use logprobs with a number"),
-        "tools": Refused(([],), _CHAT_ONLY),
-        "tool_choice": Refused(("none", "auto"), _CHAT_ONLY),
-        "functions": Refused(([],), _CHAT_ONLY),
-        "function_call": Refused(("none", "auto"), _CHAT_ONLY),
-        "reasoning_effort": Refused(why=_CHAT_ONLY),
-        "thinking_token_budget": Refused((-1,), _CHAT_ONLY),
-        "chat_template_kwargs": Refused(({},), _CHAT_ONLY),
-        "documents": Refused(([],), _CHAT_ONLY),
-        "continue_final_message": Refused((False,), _CHAT_ONLY),
+        "messages": RefusedFields(why="use prompt, or /v1/chat/completions"),
+        "max_completion_tokens": RefusedFields(why="use max_tokens"),
+        "top_logprobs": RefusedFields((0,), "use logprobs with a number"),
+        "tools": RefusedFields(([],), _CHAT_ONLY),
+        "tool_choice": RefusedFields(("none", "auto"), _CHAT_ONLY),
+        "functions": RefusedFields(([],), _CHAT_ONLY),
+        "function_call": RefusedFields(("none", "auto"), _CHAT_ONLY),
+        "reasoning_effort": RefusedFields(why=_CHAT_ONLY),
+        "thinking_token_budget": RefusedFields((-1,), _CHAT_ONLY),
+        "chat_template_kwargs": RefusedFields(({},), _CHAT_ONLY),
+        "documents": RefusedFields(([],), _CHAT_ONLY),
+        "continue_final_message": RefusedFields((False,), _CHAT_ONLY),
     }
 
     prompt: Annotated[

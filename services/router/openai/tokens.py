@@ -15,7 +15,7 @@ from services.router.errors import bad_field, shown
 from services.router.json_schema import array
 from services.router.openai.chat import ConversationFields
 from services.router.prompts import TOKEN_ID, check_ids
-from services.router.request_model import OpenAIModel, Refused, RequestModel
+from services.router.request_model import OpenAIModel, RefusedFields, RequestModel
 
 
 def _read_ids(ids: Any) -> list[int]:
@@ -61,7 +61,7 @@ class TokenizeChatFields(ConversationFields):
 class DetokenizeFields(RequestModel):
     """A `/detokenize` request."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {}
+    refused: ClassVar[Mapping[str, RefusedFields]] = {}
 
     model: str | None = Field(
         None, description="one of `/v1/models`; where one is served it may be left out"

@@ -21,8 +21,7 @@ from services.router.json_schema import (
     one_of,
     partial,
 )
-from services.router.ollama.requests import ChatFields as OllamaChatFields
-from services.router.ollama.requests import GenerateFields, ShowFields
+from services.router.ollama.requests import GenerateFields, OllamaChatFields, ShowFields
 from services.router.openai.chat import ChatFields
 from services.router.openai.completions import CompletionFields
 from services.router.openai.messages import MAX_MESSAGES

@@ -23,7 +23,7 @@ from services.router.prompts import MAX_INT32
 from services.router.request_fields import UNSUPPORTED
 from services.router.request_model import (
     UNSUPPORTED_FIELDS,
-    Refused,
+    RefusedFields,
     RequestModel,
     refuse_unsupported,
 )
@@ -32,22 +32,22 @@ from services.router.responses.input_items import pack_input, read_input
 from services.router.responses.store import FORGETFUL, STORE_OFF, History
 from services.router.responses.tools import ResponseTools, read_tools
 
-REFUSED: Final[Mapping[str, Refused]] = {
-    "conversation": Refused(why="use previous_response_id, or send the whole conversation"),
-    "prompt": Refused(why="it keeps no prompts: send its text as instructions or input"),
-    "context_management": Refused(([],), "use truncation"),
-    "image": Refused(({},)),
-    "access_programs": Refused(({},)),
-    "n": Refused((1,), "a response is one answer"),
-    "max_tokens": Refused(why="it is called max_output_tokens here"),
-    "max_completion_tokens": Refused(why="it is called max_output_tokens here"),
-    "reasoning_effort": Refused(why="it is called reasoning.effort here"),
-    "response_format": Refused(({"type": "text"},), "it is called text.format here"),
-    "structured_outputs": Refused(why="use text.format"),
-    "truncate_prompt_tokens": Refused(why="use truncation"),
-    "prompt_logprobs": Refused(why="/v1/completions has them"),
-    "return_token_ids": Refused((False,), "/v1/chat/completions has them"),
-    "return_tokens_as_token_ids": Refused((False,), "/v1/chat/completions has them"),
+REFUSED: Final[Mapping[str, RefusedFields]] = {
+    "conversation": RefusedFields(why="use previous_response_id, or send the whole conversation"),
+    "prompt": RefusedFields(why="it keeps no prompts: send its text as instructions or input"),
+    "context_management": RefusedFields(([],), "use truncation"),
+    "image": RefusedFields(({},)),
+    "access_programs": RefusedFields(({},)),
+    "n": RefusedFields((1,), "a response is one answer"),
+    "max_tokens": RefusedFields(why="it is called max_output_tokens here"),
+    "max_completion_tokens": RefusedFields(why="it is called max_output_tokens here"),
+    "reasoning_effort": RefusedFields(why="it is called reasoning.effort here"),
+    "response_format": RefusedFields(({"type": "text"},), "it is called text.format here"),
+    "structured_outputs": RefusedFields(why="use text.format"),
+    "truncate_prompt_tokens": RefusedFields(why="use truncation"),
+    "prompt_logprobs": RefusedFields(why="/v1/completions has them"),
+    "return_token_ids": RefusedFields((False,), "/v1/chat/completions has them"),
+    "return_tokens_as_token_ids": RefusedFields((False,), "/v1/chat/completions has them"),
 }
 PLAIN: Final = {"type": "text"}
 FORMAT_FIELDS: Final = ("type", "name", "description", "schema", "strict")
@@ -83,7 +83,7 @@ class Reasoning(RequestModel):
 class ResponsesFields(SamplingFields):
     """The fields of a Responses request."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {**UNSUPPORTED_FIELDS, **REFUSED}
+    refused: ClassVar[Mapping[str, RefusedFields]] = {**UNSUPPORTED_FIELDS, **REFUSED}
 
     input: Any
     instructions: str | None = None

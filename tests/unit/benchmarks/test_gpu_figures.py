@@ -12,7 +12,7 @@ from benchmarks.gpu_figures import RECORDED, GpuFigures, gpu_figures_of
 from benchmarks.gpu_page import Findings, Row, idle_share, make_page, row_cells
 from benchmarks.gpu_server import open_work
 from benchmarks.gpu_timeline import DeviceTimes
-from services.bench.client import Outcome
+from services.bench.client import LoadResult
 from services.bench.figures import Spread, percentile
 from services.bench.stream_reader import Reply
 from services.bench.workloads import Ask
@@ -37,7 +37,7 @@ def reply(number: int, prompt: int, output: int, sent_s: float = 0.0) -> Reply:
 
 
 def test_a_run_is_summed_up() -> None:
-    outcome = Outcome([reply(0, 2, 3), reply(1, 1, 2, sent_s=0.5)], [0.05, 0.2])
+    outcome = LoadResult([reply(0, 2, 3), reply(1, 1, 2, sent_s=0.5)], [0.05, 0.2])
     figures = gpu_figures_of(ASKS, outcome, {"compute-0": 1.125, "router-0": 0.1, "router-1": 0.4})
     assert figures.problems == ()
     assert (figures.num_requests, figures.prompt_tokens, figures.output_tokens) == (2, 3, 5)
@@ -60,7 +60,7 @@ def test_a_run_is_summed_up() -> None:
     ],
 )
 def test_an_answer_that_is_not_as_asked_is_a_problem(replies: list[Reply], said: str) -> None:
-    (problem,) = gpu_figures_of(ASKS, Outcome(replies, [0.1]), {}).problems
+    (problem,) = gpu_figures_of(ASKS, LoadResult(replies, [0.1]), {}).problems
     assert said in problem
 
 

@@ -7,9 +7,9 @@ from array import array
 from common.child_main import HEADER, pack_frame
 from common.child_process import Exited, Received
 from common.messages.failure import Failure
-from services.tokenizer.jobs import Answer, Job, Outcome, pack_outcome, unpack_job
+from services.tokenizer.jobs import ExpectedAnswer, Job, Outcome, pack_outcome, unpack_job
 
-NO_ANSWER = Answer()
+NO_ANSWER = ExpectedAnswer()
 
 
 class ScriptedProcess:
@@ -42,7 +42,9 @@ class ScriptedProcess:
     def cannot_load(self, why: str) -> None:
         self._report(pack_frame(["broken", why]))
 
-    def answer(self, *ids: int, strs: tuple[str, ...] = (), answer: Answer = NO_ANSWER) -> None:
+    def answer(
+        self, *ids: int, strs: tuple[str, ...] = (), answer: ExpectedAnswer = NO_ANSWER
+    ) -> None:
         self.working = False
         self._report(pack_outcome(Outcome(array("i", ids), strs, answer=answer)))
 

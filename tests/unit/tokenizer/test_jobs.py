@@ -20,7 +20,7 @@ from common.messages.tokenize import (
     ToolUse,
 )
 from services.tokenizer.jobs import (
-    Answer,
+    ExpectedAnswer,
     Job,
     Outcome,
     pack_job,
@@ -48,7 +48,7 @@ RULES = st.builds(
     st.lists(TEXT).map(tuple),
 )
 GUIDANCE = st.builds(GrammarSpec, TEXT, NUMBERS, st.lists(NUMBERS).map(tuple), TEXT)
-ANSWERS = st.builds(Answer, st.none() | GUIDANCE, TEXT, TEXT, st.booleans())
+ANSWERS = st.builds(ExpectedAnswer, st.none() | GUIDANCE, TEXT, TEXT, st.booleans())
 OUTCOMES = st.builds(
     Outcome, IDS, st.lists(TEXT).map(tuple), st.none() | FAILURES, st.booleans(), ANSWERS
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.messages.tokenize import OutputRules, ToolInput, ToolUse
-from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from services.tokenizer.lark_input import in_json_string
@@ -66,7 +66,7 @@ def test_a_call_has_an_input_of_the_grammar_in_every_format(name: str, choice: s
     rules = compose(
         OutputRules(tools=use),
         functions_of([WEATHER, tool("patch", STRING, strict=True)], use.inputs),
-        AnswerFormat(tool_format, template=template),
+        TemplateFormat(tool_format, template=template),
         model().vocabulary,
     )
     if choice == "auto" and tool_format.startswith("llama"):

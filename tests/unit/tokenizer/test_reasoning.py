@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.chat_formats import REASONING_FORMATS
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure
-from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.reasoning import ReasoningStage, stage_of
 from tests.unit.tokenizer.walks import Model, model
 
@@ -28,7 +28,7 @@ def grammar_spec(
     reasoning: str = "think",
 ) -> GrammarSpec | None:
     rules = OutputRules(structure=structure, thinking_budget=budget)
-    return compose(rules, [], AnswerFormat("", reasoning, stage), subject.vocabulary)
+    return compose(rules, [], TemplateFormat("", reasoning, stage), subject.vocabulary)
 
 
 @EVERY_MODEL

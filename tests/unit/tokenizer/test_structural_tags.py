@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure, ToolUse
-from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
@@ -30,10 +30,12 @@ TEXT = {"type": "any_text"}
 
 
 def grammar_spec(
-    layout: Any, speech: AnswerFormat | None = None, kind: str = "tokens"
+    layout: Any, speech: TemplateFormat | None = None, kind: str = "tokens"
 ) -> GrammarSpec:
     structure = Structure("structural_tag", json.dumps(layout), FIELD)
-    composed = compose(OutputRules(structure), [], speech or AnswerFormat(), model(kind).vocabulary)
+    composed = compose(
+        OutputRules(structure), [], speech or TemplateFormat(), model(kind).vocabulary
+    )
     assert composed is not None
     return composed
 
@@ -136,7 +138,7 @@ def test_every_format(layout: Any, right: list[str], wrong: list[str]) -> None:
 def test_json_of_a_tag_may_be_compact() -> None:
     layout = tag("x", {"type": "json_schema", "json_schema": CITY})
     structure = Structure("structural_tag", json.dumps(layout), FIELD, compact=True)
-    rules = compose(OutputRules(structure), [], AnswerFormat(), model().vocabulary)
+    rules = compose(OutputRules(structure), [], TemplateFormat(), model().vocabulary)
     assert model().takes(rules, '<f=x>{"city": "Oslo"}</f>')
     assert not model().takes(rules, '<f=x>{ "city": "Oslo"}</f>')
 
@@ -166,14 +168,14 @@ def test_tags_may_be_special_tokens(kind: str) -> None:
 
 
 def test_reasoning_and_calls_stand_before_and_beside_it() -> None:
-    rules = grammar_spec(triggered(at_least_one=True), AnswerFormat("", "think", "inside"))
+    rules = grammar_spec(triggered(at_least_one=True), TemplateFormat("", "think", "inside"))
     assert model().takes(rules, f"so</think>\n\n{OSLO}")
     assert not model().takes(rules, f"so {OSLO}")
     structure = Structure("structural_tag", json.dumps(tag("x", NUMBER)), FIELD)
     both = compose(
         OutputRules(structure, tools=ToolUse("auto")),
         functions_of([tool("now", {"type": "object"})]),
-        AnswerFormat("hermes"),
+        TemplateFormat("hermes"),
         model().vocabulary,
     )
     assert model().takes(both, "<f=x>1</f>")

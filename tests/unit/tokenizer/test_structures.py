@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure, StructureKind, ToolUse
-from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
@@ -38,10 +38,12 @@ PERSON = {
 }
 
 
-def grammar_spec(kind: StructureKind, text: Any, speech: AnswerFormat | None = None) -> GrammarSpec:
+def grammar_spec(
+    kind: StructureKind, text: Any, speech: TemplateFormat | None = None
+) -> GrammarSpec:
     source = text if isinstance(text, str) else json.dumps(text)
     rules = OutputRules(structure=Structure(kind, source, FIELD))
-    composed = compose(rules, [], speech or AnswerFormat(), model().vocabulary)
+    composed = compose(rules, [], speech or TemplateFormat(), model().vocabulary)
     assert composed is not None and composed.field == FIELD
     return composed
 
@@ -86,7 +88,7 @@ def test_json_cannot_run_away_in_whitespace(text: str) -> None:
 def test_compact_json_leaves_no_whitespace_to_choose() -> None:
     for kind, schema in (("json_schema", json.dumps(PERSON)), ("json_object", "")):
         structure = Structure("json_schema" if schema else "json_object", schema, FIELD, True)
-        rules = compose(OutputRules(structure), [], AnswerFormat(), model().vocabulary)
+        rules = compose(OutputRules(structure), [], TemplateFormat(), model().vocabulary)
         assert model().takes(rules, '{"name": "Ada", "age": 36}'), kind
         for wrong in ('{"name":"Ada","age":36}', '{ "name": "Ada", "age": 36}', '{\n"name": "A"}'):
             assert not model().takes(rules, wrong), (kind, wrong)
@@ -128,7 +130,7 @@ def test_what_no_grammar_holds_is_passed_over_and_the_rest_is_held(
 def test_a_strict_schema_may_have_keywords_that_demand_nothing() -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": False, "then": {}}
     structure = Structure("json_schema", json.dumps(schema), FIELD, strict=True)
-    rules = compose(OutputRules(structure=structure), [], AnswerFormat(), model().vocabulary)
+    rules = compose(OutputRules(structure=structure), [], TemplateFormat(), model().vocabulary)
     assert rules is not None
     assert model().takes(rules, "[1, 1]")
     assert not model().takes(rules, '["a"]')
@@ -178,14 +180,14 @@ def test_a_grammar_is_lark_or_gbnf(grammar: str) -> None:
     rules = grammar_spec("grammar", grammar)
     assert model().takes(rules, "a 1 2")
     assert not model().takes(rules, "a")
-    thoughtful = grammar_spec("grammar", grammar, AnswerFormat("", "think", "inside"))
+    thoughtful = grammar_spec("grammar", grammar, TemplateFormat("", "think", "inside"))
     assert model().takes(thoughtful, "so</think>\n\na 1 2")
     assert not model().takes(thoughtful, "a 1 2")
 
 
 def test_the_rules_of_a_clients_grammar_are_its_own() -> None:
     grammar = 'start: thoughts structure\nthoughts: "x"\nstructure: "y"\n%ignore " "'
-    rules = grammar_spec("grammar", grammar, AnswerFormat("", "think", "inside"))
+    rules = grammar_spec("grammar", grammar, TemplateFormat("", "think", "inside"))
     assert model().takes(rules, "so x y</think>x y")
     assert not model().takes(rules, "so</think>y")
 
@@ -241,7 +243,7 @@ def test_with_tools_an_answer_is_a_call_or_the_structure(name: str) -> None:
                 tools=ToolUse("auto" if choice == "auto" else "required"),
             ),
             functions_of(TOOLS),
-            AnswerFormat(tool_format, template=template),
+            TemplateFormat(tool_format, template=template),
             model().vocabulary,
         )
         assert rules is not None
@@ -255,7 +257,7 @@ def test_tools_without_a_format_leave_the_structure() -> None:
     rules = compose(
         OutputRules(structure=Structure("choice", '["a"]', FIELD), tools=ToolUse("auto")),
         functions_of(TOOLS),
-        AnswerFormat(),
+        TemplateFormat(),
         model().vocabulary,
     )
     assert model().takes(rules, "a")
@@ -264,12 +266,12 @@ def test_tools_without_a_format_leave_the_structure() -> None:
 def test_tools_alone_leave_the_text_free() -> None:
     rules = OutputRules(tools=ToolUse("auto"))
     assert (
-        compose(rules, functions_of([WEATHER, NOW]), AnswerFormat("hermes"), model().vocabulary)
+        compose(rules, functions_of([WEATHER, NOW]), TemplateFormat("hermes"), model().vocabulary)
         is None
     )
 
 
 def test_ids_and_words_need_no_grammar() -> None:
     rules = OutputRules(allowed_token_ids=(3, 4))
-    composed = compose(rules, [], AnswerFormat(), model().vocabulary, ((5, 6),))
+    composed = compose(rules, [], TemplateFormat(), model().vocabulary, ((5, 6),))
     assert composed == GrammarSpec("", (3, 4), ((5, 6),), composed.field if composed else "")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
-from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
@@ -121,7 +121,7 @@ def grammar_spec(
     composed = compose(
         OutputRules(tools=use, **rules),
         functions_of(tools),
-        AnswerFormat(tool_format, template=template),
+        TemplateFormat(tool_format, template=template),
         subject.vocabulary,
     )
     assert composed is not None
@@ -189,7 +189,7 @@ def test_mistral_writes_a_blank_or_none_and_maybe_an_id() -> None:
     with_id = compose(
         OutputRules(tools=ToolUse("required")),
         functions_of(TOOLS),
-        AnswerFormat("mistral", template="[CALL_ID] [ARGS]"),
+        TemplateFormat("mistral", template="[CALL_ID] [ARGS]"),
         subject.vocabulary,
     )
     assert subject.takes(with_id, "[TOOL_CALLS]now[CALL_ID]abc123XYZ[ARGS]{}")
@@ -279,7 +279,7 @@ def test_what_cannot_be_called_is_refused_by_field(
         compose(
             OutputRules(tools=use),
             functions_of(tools),
-            AnswerFormat(tool_format),
+            TemplateFormat(tool_format),
             model().vocabulary,
         )
     failure = caught.value.failure

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common.chat_formats import TOOL_FORMATS
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
-from services.tokenizer.answer_grammar import AnswerFormat, compose
+from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from tests.cases import num_cases
 from tests.unit.tokenizer.test_tool_grammars import (
@@ -41,7 +41,7 @@ def grammar_spec(
     return compose(
         OutputRules(tools=use),
         functions_of(tools),
-        AnswerFormat(tool_format, template=template, **speech),
+        TemplateFormat(tool_format, template=template, **speech),
         model(kind).vocabulary,
     )
 

@@ -23,7 +23,7 @@ from common.messages.tokenize import (
     ToolUse,
 )
 from services.tokenizer.config import WELL_KNOWN_TEMPLATE_KWARGS
-from services.tokenizer.jobs import Answer, EncoderSettings, Job
+from services.tokenizer.jobs import EncoderSettings, ExpectedAnswer, Job
 from services.tokenizer.worker import PromptEncoder
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
@@ -238,7 +238,7 @@ def speaking(path: Path, template: str, **settings: Any) -> PromptEncoder:
     return PromptEncoder(encoder_settings, nullcontext)
 
 
-def answer(subject: PromptEncoder, job: Job) -> Answer:
+def answer(subject: PromptEncoder, job: Job) -> ExpectedAnswer:
     outcome = subject.run(job)
     assert outcome.failure is None, outcome.failure
     return outcome.answer
@@ -247,17 +247,25 @@ def answer(subject: PromptEncoder, job: Job) -> Answer:
 @pytest.mark.parametrize(
     ("template", "kwargs", "expected"),
     [
-        ("chatml", {}, Answer()),
-        ("qwen3_thinking", {}, Answer(None, "hermes", "think", False)),
-        ("qwen3_thinking", {"enable_thinking": False}, Answer(None, "hermes", "think", False)),
-        ("deepseek_v3_fenced", {}, Answer(None, "deepseek", "deepseek_r1", True)),
-        ("deepseek_v31_switch", {}, Answer(None, "deepseek", "think", False)),
-        ("deepseek_v31_switch", {"thinking": True}, Answer(None, "deepseek", "think", True)),
-        ("mistral_v3_tools", {}, Answer(None, "mistral", "", False)),
+        ("chatml", {}, ExpectedAnswer()),
+        ("qwen3_thinking", {}, ExpectedAnswer(None, "hermes", "think", False)),
+        (
+            "qwen3_thinking",
+            {"enable_thinking": False},
+            ExpectedAnswer(None, "hermes", "think", False),
+        ),
+        ("deepseek_v3_fenced", {}, ExpectedAnswer(None, "deepseek", "deepseek_r1", True)),
+        ("deepseek_v31_switch", {}, ExpectedAnswer(None, "deepseek", "think", False)),
+        (
+            "deepseek_v31_switch",
+            {"thinking": True},
+            ExpectedAnswer(None, "deepseek", "think", True),
+        ),
+        ("mistral_v3_tools", {}, ExpectedAnswer(None, "mistral", "", False)),
     ],
 )
 def test_the_formats_of_an_answer_are_read_off_the_template_and_the_prompt(
-    template: str, kwargs: dict[str, Any], expected: Answer, tmp_path: Path
+    template: str, kwargs: dict[str, Any], expected: ExpectedAnswer, tmp_path: Path
 ) -> None:
     variables = json.dumps(kwargs).encode()
     job = chat(HELLO, tools_json=json.dumps([TOOL]).encode(), template_kwargs_json=variables)
@@ -266,9 +274,9 @@ def test_the_formats_of_an_answer_are_read_off_the_template_and_the_prompt(
 
 def test_settings_go_over_the_template(tmp_path: Path) -> None:
     subject = speaking(tmp_path, "qwen3_thinking", tool_format="none", reasoning_format="none")
-    assert answer(subject, chat(HELLO)) == Answer()
+    assert answer(subject, chat(HELLO)) == ExpectedAnswer()
     subject = speaking(tmp_path, "chatml", tool_format="mistral", reasoning_format="magistral")
-    assert answer(subject, chat(HELLO)) == Answer(None, "mistral", "magistral", False)
+    assert answer(subject, chat(HELLO)) == ExpectedAnswer(None, "mistral", "magistral", False)
 
 
 def test_a_continued_thought_is_open(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from services.router.anthropic.requests import parse_message, parse_prompt
 from services.router.embeddings import parse_embedding
 from services.router.errors import ApiError
 from services.router.json_body import parse
-from services.router.ollama.requests import ChatFields, GenerateFields
+from services.router.ollama.requests import GenerateFields, OllamaChatFields
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.openai.tokens import DetokenizeFields, parse_tokenize
@@ -57,7 +57,7 @@ READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     EMBEDDINGS: lambda body: parse_embedding(body, Warnings()),
     TOKENIZE: parse_tokenize,
     DETOKENIZE: DetokenizeFields.read,
-    OLLAMA_CHAT: ChatFields.read,
+    OLLAMA_CHAT: OllamaChatFields.read,
     OLLAMA_GENERATE: GenerateFields.read,
 }
 
