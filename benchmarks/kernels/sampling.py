@@ -28,7 +28,7 @@ from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels.logits_processors import ProcessorTables, process_logits
 from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
 from services.compute.kernels.sample import ProcessedLogits, SampleScratch, sample_tokens
-from services.compute.kernels.slot_words import MaskRows
+from services.compute.kernels.slot_words import MaskRows, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
 from services.compute.sampling.slots import NUM_WORDS, slot_words
@@ -97,40 +97,28 @@ class Bench:
             torch.zeros((samples, RESULT_WORDS), device="cuda", dtype=torch.int32),
         )
 
-    def words(self, sampling: SamplingParams) -> torch.Tensor:
+    def rows(self, sampling: SamplingParams) -> SampleRows:
         """Every slot has these settings, and a seed of its own."""
-        rows = [
+        words = [
             slot_words(SlotDelta(slot, 0, replace(sampling, seed=slot), 0, ()), VOCAB_SIZE)
             for slot in range(len(self.slots))
         ]
-        words = torch.from_numpy(np.stack(rows)).cuda()
-        assert words.shape[1] == NUM_WORDS
-        return words
+        words_NW = torch.from_numpy(np.stack(words)).cuda()
+        assert words_NW.shape[1] == NUM_WORDS
+        return SampleRows(self.slots, self.indices, self.counts, words_NW)
 
     def draws(
         self, sampling: SamplingParams, shaped: ProcessedLogits | None
     ) -> list[Callable[[], None]]:
         """From the logits, or from what was cut of the first of them."""
-        words, parts = self.words(sampling), self.parts()
         last = torch.zeros_like(self.slots)
-        where = (
-            self.slots,
-            self.indices,
-            self.counts,
-            words,
-            shaped,
-            None,
-            parts,
-            last,
-            self.result,
-        )
+        where = (self.rows(sampling), shaped, None, self.scratch(), last, self.result)
         return [partial(sample_tokens, logits, *where) for logits in self.logits]
 
     def cuts(self, sampling: SamplingParams, spread: float) -> list[Callable[[], None]]:
         """Of logits of a normal distribution this wide."""
         scratch = TopKTopPScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
-        words, shaped = self.words(sampling), self.shaped
-        where = (self.slots, self.indices, self.counts, words, scratch)
+        shaped, where = self.shaped, (self.rows(sampling), scratch)
         out = (shaped.adjusted_SV, shaped.keep_S, shaped.top_S)
         return [partial(top_k_top_p, logits * spread, *where, *out) for logits in self.logits]
 
@@ -142,8 +130,7 @@ class Bench:
     def adjusts(self, sampling: SamplingParams) -> list[Callable[[], None]]:
         """Of slots that have said nothing yet: the work is the same."""
         tables = ProcessorTables.make(len(self.slots), torch.device("cuda"))
-        words, shaped = self.words(sampling), self.shaped
-        where = (self.slots, self.indices, self.counts, words, tables)
+        shaped, where = self.shaped, (self.rows(sampling), tables)
         out = torch.empty_like(shaped.adjusted_SV)
         masks = MaskRows.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
         masks.row_of_S.copy_(self.slots)
@@ -154,9 +141,9 @@ class Bench:
     def logprobs(self, sampling: SamplingParams) -> list[Callable[[], None]]:
         """Of whatever was drawn last."""
         scratch = LogprobScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
-        where = (self.slots, self.counts, self.words(sampling), scratch, self.result)
+        where = (self.rows(sampling), scratch, self.result)
         return [partial(logprobs, logits, *where) for logits in self.logits]
 
-    def parts(self) -> SampleScratch:
+    def scratch(self) -> SampleScratch:
         """Room for the parts of a draw."""
         return SampleScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))

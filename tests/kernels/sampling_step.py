@@ -11,6 +11,7 @@ import torch
 
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.enter_slots import pack_entries, packed_size
+from services.compute.kernels.slot_words import SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES, Resident, StepInputs
 from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.slots import NUM_WORDS, slot_words
@@ -38,14 +39,12 @@ class SamplingStep:
         self.inputs.sample_index_S[: len(slots)] = torch.tensor(indices, dtype=torch.int32)
 
     @property
-    def where(self) -> tuple[torch.Tensor, ...]:
+    def rows(self) -> SampleRows:
         """Sampled slots, output indices, counts and the slots' words."""
-        return self.inputs.sample_slot_S, self.inputs.sample_index_S, *self.params[1:]
-
-    @property
-    def params(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Sampled slots, counts and the slots' words."""
-        return self.inputs.sample_slot_S, self.inputs.counts, self.resident.slot_params
+        inputs = self.inputs
+        return SampleRows(
+            inputs.sample_slot_S, inputs.sample_index_S, inputs.counts, self.resident.slot_params
+        )
 
 
 def make_step(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 import torch
@@ -32,14 +30,13 @@ class Device:
         said = torch.arange(NUM_SLOTS * VOCAB_SIZE, dtype=torch.int32) % 5
         self.said = said.view(NUM_SLOTS, VOCAB_SIZE).to(device)
         self.tables = ProcessorTables.make(NUM_SLOTS, device)
-        for field in fields(self.tables):
-            getattr(self.tables, field.name).fill_(POISON)
+        for table in self.tables:
+            table.fill_(POISON)
 
     @property
     def contents(self) -> list[torch.Tensor]:
         """All that can have changed."""
-        tables = [getattr(self.tables, field.name) for field in fields(self.tables)]
-        return [tensor.cpu() for tensor in (self.said, *tables)]
+        return [tensor.cpu() for tensor in (self.said, *self.tables)]
 
 
 def entry(slot: int, counted: bool = True, **ids: Int32Array) -> SlotEntry:

@@ -75,12 +75,10 @@ def test_rows_are_adjusted_as_the_reference_does_and_others_left_alone(
     said |= SEEN_IN_PROMPT * torch.randint(0, 2, said.shape, generator=generator).int()
     said = said.to(device)
     tables, masks = tables_of(step, device), poisoned_masks(device)
-    slots, counts, words = step.params
     outputs = []
     for run, dtype in ((process_logits, torch.float32), (process_logits_reference, torch.float64)):
         adjusted = torch.full((8, VOCAB_SIZE), torch.nan, dtype=dtype, device=device)
-        indices = step.inputs.sample_index_S
-        run(logits.to(dtype), slots, indices, counts, words, tables, said, masks, adjusted)
+        run(logits.to(dtype), step.rows, tables, said, masks, adjusted)
         outputs.append(adjusted.double())
     ours, reference = outputs
     assert ours[[0, 5, 7]].isnan().all()  # the sixth is past its min_tokens
@@ -97,12 +95,9 @@ def test_as_many_stop_ids_as_there_is_room_for_are_held_back(device: torch.devic
     step = make_step([replace(PLAIN, min_tokens=5)], VOCAB_SIZE, device, stops)
     logits = random_logits(1, VOCAB_SIZE, seed=1, device=device)
     said = torch.zeros((NUM_SLOTS, VOCAB_SIZE), dtype=torch.int32, device=device)
-    slots, counts, words = step.params
     adjusted = torch.full((1, VOCAB_SIZE), torch.nan, device=device)
     tables, masks = tables_of(step, device), poisoned_masks(device)
-    process_logits(
-        logits, slots, step.inputs.sample_index_S, counts, words, tables, said, masks, adjusted
-    )
+    process_logits(logits, step.rows, tables, said, masks, adjusted)
     assert torch.nonzero(adjusted[0].isneginf()).flatten().tolist() == list(stops)
 
 
@@ -123,7 +118,6 @@ def test_guided_rows_keep_what_their_mask_allows_and_no_other_row_looks_at_one(
     said = torch.arange(NUM_SLOTS * VOCAB_SIZE, dtype=torch.int32, device=device) % 3
     said = said.view(NUM_SLOTS, VOCAB_SIZE)
     tables, masks = tables_of(step, device), poisoned_masks(device)
-    slots, counts, words = step.params
     for sample, row in ((0, 3), (2, 0), (3, 1), (5, VOID_MASK), (6, 2)):
         masks.row_of_S[sample] = row
     masks.bits_GM[2] = 0
@@ -131,8 +125,7 @@ def test_guided_rows_keep_what_their_mask_allows_and_no_other_row_looks_at_one(
     outputs = []
     for run, dtype in ((process_logits, torch.float32), (process_logits_reference, torch.float64)):
         adjusted = torch.full((7, VOCAB_SIZE), torch.nan, dtype=dtype, device=device)
-        indices = step.inputs.sample_index_S
-        run(logits.to(dtype), slots, indices, counts, words, tables, said, masks, adjusted)
+        run(logits.to(dtype), step.rows, tables, said, masks, adjusted)
         outputs.append(adjusted.double())
     ours, reference = outputs
     assert ours[1].isnan().all()

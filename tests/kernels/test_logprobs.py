@@ -31,7 +31,7 @@ def run(step: SamplingStep, logits: torch.Tensor, token: int) -> torch.Tensor:
     result = torch.full((rows, RESULT_WORDS), -7, dtype=torch.int32, device=logits.device)
     result[:, 0] = token
     scratch = LogprobScratch.make(rows, vocab_size, logits.device)
-    logprobs(logits, *step.params, scratch, result)
+    logprobs(logits, step.rows, scratch, result)
     return result
 
 
@@ -43,7 +43,7 @@ def test_values_and_ids_are_the_references(vocab_size: int, device: torch.device
         result = run(step, logits, 5)
         expected = torch.full_like(result, -7)
         expected[:, 0] = 5
-        logprobs_reference(logits.double(), *step.params, expected)
+        logprobs_reference(logits.double(), step.rows, expected)
         floats = [CHOSEN, *range(TOP_LOGPROBS, RESULT_WORDS)]
         ids = [0, 1, NUM_SCORED, RANK, *range(TOP_IDS, TOP_LOGPROBS)]
         assert result[:, ids].tolist() == expected[:, ids].tolist()

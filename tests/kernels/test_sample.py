@@ -33,13 +33,9 @@ def run(
     padded[: len(logits)] = logits
     result = torch.full((bucket, 2), -7, dtype=torch.int32, device=logits.device)
     step.resident.last_token.fill_(-7)
-    slots, counts, words = step.params
     sample_tokens(
         padded,
-        slots,
-        step.inputs.sample_index_S,
-        counts,
-        words,
+        step.rows,
         None,
         None,
         SampleScratch.make(bucket, logits.shape[1], logits.device),
@@ -57,13 +53,9 @@ def test_tokens_are_the_references(rows: int, vocab_size: int, device: torch.dev
     result, last = run(step, logits)
     expected = torch.full_like(result, -7)
     expected_last = torch.full_like(last, -7)
-    slots, counts, words = step.params
     sample_tokens_reference(
         logits.double(),
-        slots,
-        step.inputs.sample_index_S,
-        counts,
-        words,
+        step.rows,
         expected_last,
         expected,
     )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -69,19 +68,18 @@ def make_step(sizes: PlanSizes, seed: int, num_slot_rows: int = 0, num_words: in
 
 
 def moved(record: Resident | StepInputs, device: torch.device) -> Resident | StepInputs:
-    return type(record)(*(getattr(record, f.name).clone().to(device) for f in fields(record)))
+    return type(record)(*(tensor.clone().to(device) for tensor in record))
 
 
 def poisoned_inputs(device: torch.device) -> StepInputs:
     inputs = StepInputs.make(MAX_TOKENS, MAX_ROWS, device)
-    for field in fields(inputs):
-        getattr(inputs, field.name).fill_(POISON)
+    for tensor in inputs:
+        tensor.fill_(POISON)
     return inputs
 
 
 def assert_equal(actual: Resident | StepInputs, expected: Resident | StepInputs) -> None:
-    for field in fields(expected):
-        name = field.name
+    for name in expected._fields:
         assert torch.equal(getattr(actual, name).cpu(), getattr(expected, name).cpu()), name
 
 

@@ -49,7 +49,7 @@ def run(
     scratch.candidates_SM.fill_(-7)
     scratch.found_S.fill_(1 << 20)
     scratch.state_SL.fill_(-7)
-    top_k_top_p(logits, *step.where, scratch, adjusted, keep, top)
+    top_k_top_p(logits, step.rows, scratch, adjusted, keep, top)
     return top, keep
 
 
@@ -57,7 +57,7 @@ def check(step: SamplingStep, logits: torch.Tensor, max_candidates: int) -> None
     """Cut where the reference cuts, up to how an exponential is rounded."""
     top, keep = run(step, logits, max_candidates)
     expected, expected_keep = torch.full_like(top, torch.nan), torch.full_like(keep, -7)
-    top_k_top_p_reference(logits, *step.where, logits, expected_keep, expected)
+    top_k_top_p_reference(logits, step.rows, logits, expected_keep, expected)
     for row, delta in enumerate(step.deltas):
         sampling = delta.sampling
         if row in NOT_CUT:

@@ -56,18 +56,15 @@ class SlotEntry(NamedTuple):
 
     @property
     def columns(self) -> tuple[Int32Array, ...]:
-        """Its ids in the order of the layout."""
         return self[2:]
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """How many they are, as an entry says it."""
         prompt_ids, output_ids, bias_ids, _, stop_ids = self[2:]
         return len(prompt_ids), len(output_ids), len(bias_ids), len(stop_ids)
 
     @property
     def num_ints(self) -> int:
-        """What they take in a buffer."""
         num_prompt, num_output, num_bias, num_stops = self.sizes
         return num_prompt + num_output + 2 * num_bias + num_stops
 
@@ -123,9 +120,7 @@ def _forget(
 def _enter(
     packed,
     said_ptr,
-    bias_id_ptr,
-    bias_ptr,
-    stop_id_ptr,
+    tables,
     V: tl.constexpr,
     B: tl.constexpr,
     E: tl.constexpr,
@@ -162,11 +157,11 @@ def _enter(
             ids = tl.load(bias_ids + pair, mask=pair < num_bias, other=0)
             bits = tl.load(bias_ids + num_bias + pair, mask=pair < num_bias, other=0)
             bias = bits.to(tl.float32, bitcast=True)
-            tl.store(bias_id_ptr + slot * B + pair, ids, mask=pair < num_bias)
-            tl.store(bias_ptr + slot * B + pair, bias, mask=pair < num_bias)
+            tl.store(tables.bias_id_NB + slot * B + pair, ids, mask=pair < num_bias)
+            tl.store(tables.bias_NB + slot * B + pair, bias, mask=pair < num_bias)
             place = tl.arange(0, E)
             stops = tl.load(stop_ids + place, mask=place < num_stops, other=0)
-            tl.store(stop_id_ptr + slot * E + place, stops, mask=place < num_stops)
+            tl.store(tables.stop_id_NE + slot * E + place, stops, mask=place < num_stops)
 
 
 def enter_slots(packed: Tensor, said_NV: Tensor, tables: ProcessorTables) -> None:
@@ -183,9 +178,7 @@ def enter_slots(packed: Tensor, said_NV: Tensor, tables: ProcessorTables) -> Non
     _enter[(_ENTRY_PROGRAMS, _PARTS)](
         packed,
         said_NV,
-        tables.bias_id_NB,
-        tables.bias_NB,
-        tables.stop_id_NE,
+        tables,
         V=vocab_size,
         B=tables.bias_NB.shape[1],
         E=tables.stop_id_NE.shape[1],
@@ -197,7 +190,6 @@ def enter_slots(packed: Tensor, said_NV: Tensor, tables: ProcessorTables) -> Non
 
 
 def enter_slots_reference(packed: Tensor, said_NV: Tensor, tables: ProcessorTables) -> None:
-    """As the kernel's."""
     vocab_size = said_NV.shape[1]
     for number in range(int(packed[0])):
         first = HEADER_INTS + number * ENTRY_INTS

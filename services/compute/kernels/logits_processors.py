@@ -6,7 +6,7 @@ M words of a row of mask bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from services.compute.kernels.sample_rows import (
     HAS_STOPS,
     NUM_BIAS,
     NUM_STOPS,
+    NUM_WORDS,
     PENALISED,
     PRESENCE,
     REPETITION,
@@ -29,7 +30,7 @@ from services.compute.kernels.sample_rows import (
     mask_of,
     slot_of,
 )
-from services.compute.kernels.slot_words import NO_MASK, MaskRows
+from services.compute.kernels.slot_words import NO_MASK, MaskRows, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 
@@ -37,8 +38,7 @@ SEEN_IN_PROMPT = 1 << 30
 """Set in the count of an id that the prompt has; the bits below count how often it was said."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessorTables:
+class ProcessorTables(NamedTuple):
     """How many of a row count lies in the slot's words; the rest is whatever was there."""
 
     bias_id_NB: Tensor  # int32
@@ -47,7 +47,6 @@ class ProcessorTables:
 
     @staticmethod
     def make(num_slots: int, device: torch.device) -> ProcessorTables:
-        """Room for the longest lists that routers let in."""
         return ProcessorTables(
             torch.zeros((num_slots, MAX_BIAS), dtype=torch.int32, device=device),
             torch.zeros((num_slots, MAX_BIAS), dtype=torch.float32, device=device),
@@ -74,17 +73,11 @@ def _process_logits(
     logits_ptr,
     adjusted_ptr,
     said_ptr,
-    bias_id_ptr,
-    bias_ptr,
-    stop_id_ptr,
+    tables,
     mask_of_ptr,
     bits_ptr,
-    slot_ptr,
-    index_ptr,
-    counts_ptr,
-    params_ptr,
+    rows,
     V: tl.constexpr,
-    W: tl.constexpr,
     B: tl.constexpr,
     E: tl.constexpr,
     M: tl.constexpr,
@@ -92,9 +85,9 @@ def _process_logits(
 ):
     part = tl.program_id(0)
     sample = tl.program_id(1)
-    slot = slot_of(sample, slot_ptr, counts_ptr).to(tl.int64)
-    word_ptr = params_ptr + tl.maximum(slot, 0) * W
-    flags = flags_at(word_ptr, tl.load(index_ptr + sample))
+    slot = slot_of(sample, rows).to(tl.int64)
+    word_ptr = rows.params_NW + tl.maximum(slot, 0) * NUM_WORDS
+    flags = flags_at(word_ptr, tl.load(rows.index_S + sample))
     if (slot >= 0) & ((flags & ADJUSTED) != 0):
         row = sample.to(tl.int64) * V
         first = part * BLOCK
@@ -118,26 +111,23 @@ def _process_logits(
         num_bias = tl.load(word_ptr + NUM_BIAS)
         if num_bias > 0:
             pair = tl.arange(0, B)
-            biased = tl.load(bias_id_ptr + slot * B + pair, mask=pair < num_bias, other=-1)
+            biased = tl.load(tables.bias_id_NB + slot * B + pair, mask=pair < num_bias, other=-1)
             mine = (biased >= first) & (biased < first + BLOCK)
-            bias = tl.load(bias_ptr + slot * B + pair, mask=mine, other=0.0)
+            bias = tl.load(tables.bias_NB + slot * B + pair, mask=mine, other=0.0)
             before = tl.load(adjusted_ptr + row + biased, mask=mine, other=0.0)
             tl.store(adjusted_ptr + row + biased, before + bias, mask=mine)
         tl.debug_barrier()
         if (flags & HAS_STOPS) != 0:
             place = tl.arange(0, E)
             here = place < tl.load(word_ptr + NUM_STOPS)
-            stops = tl.load(stop_id_ptr + slot * E + place, mask=here, other=-1)
+            stops = tl.load(tables.stop_id_NE + slot * E + place, mask=here, other=-1)
             mine = (stops >= first) & (stops < first + BLOCK)
             tl.store(adjusted_ptr + row + stops, -float("inf"), mask=mine)
 
 
 def process_logits(
     logits_SV: Tensor,
-    sample_slot_S: Tensor,
-    sample_index_S: Tensor,
-    counts: Tensor,
-    slot_params_NW: Tensor,
+    rows: SampleRows,
     tables: ProcessorTables,
     said_NV: Tensor,
     masks: MaskRows,
@@ -149,17 +139,11 @@ def process_logits(
         logits_SV,
         adjusted_SV,
         said_NV,
-        tables.bias_id_NB,
-        tables.bias_NB,
-        tables.stop_id_NE,
+        tables,
         masks.row_of_S,
         masks.bits_GM,
-        sample_slot_S,
-        sample_index_S,
-        counts,
-        slot_params_NW,
+        rows,
         V=vocab_size,
-        W=slot_params_NW.shape[1],
         B=tables.bias_NB.shape[1],
         E=tables.stop_id_NE.shape[1],
         M=masks.bits_GM.shape[1],
@@ -171,21 +155,18 @@ def process_logits(
 
 def process_logits_reference(
     logits_SV: Tensor,
-    sample_slot_S: Tensor,
-    sample_index_S: Tensor,
-    counts: Tensor,
-    slot_params_NW: Tensor,
+    rows: SampleRows,
     tables: ProcessorTables,
     said_NV: Tensor,
     masks: MaskRows,
     adjusted_SV: Tensor,
 ) -> None:
     """As the kernel's, in the precision of the logits."""
-    for sample in range(int(counts[NUM_SAMPLES])):
-        slot = int(sample_slot_S[sample])
-        row_W = slot_params_NW[max(slot, 0)].cpu().numpy()
+    for sample in range(int(rows.counts[NUM_SAMPLES])):
+        slot = int(rows.slot_S[sample])
+        row_W = rows.params_NW[max(slot, 0)].cpu().numpy()
         floats = row_W.view(np.float32)
-        early = int(sample_index_S[sample]) < row_W[words.MIN_TOKENS]
+        early = int(rows.index_S[sample]) < row_W[words.MIN_TOKENS]
         if slot < 0 or not row_W[words.FLAGS] & (
             words.ADJUSTED if early else words.ADJUSTED & ~words.HAS_STOPS
         ):

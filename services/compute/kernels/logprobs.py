@@ -9,7 +9,7 @@ part, R words of a result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels import slot_words as words
-from services.compute.kernels.sample_rows import NUM_LOGPROBS, slot_of
-from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS
+from services.compute.kernels.sample_rows import NUM_LOGPROBS, NUM_WORDS, slot_of
+from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 
 PART = 4096
@@ -33,8 +33,7 @@ drawn id's logprob and its rank (1 for the likeliest), ids, and their logprobs; 
 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobScratch:
+class LogprobScratch(NamedTuple):
     """Of each part: maximum, sum of exponentials below it, how many logits are larger than the
     drawn id's, and the largest with their ids."""
 
@@ -45,7 +44,6 @@ class LogprobScratch:
 
     @staticmethod
     def make(max_samples: int, vocab_size: int, device: torch.device) -> LogprobScratch:
-        """Room for the largest step."""
         shape = (max_samples, -(-vocab_size // PART))
         return LogprobScratch(
             torch.zeros(shape, dtype=torch.float32, device=device),
@@ -75,16 +73,10 @@ def _ordered(logits, ids, there):
 @triton.jit
 def _score_part(
     logits_ptr,
-    top_ptr,
-    sum_ptr,
-    above_ptr,
-    largest_ptr,
-    slot_ptr,
-    counts_ptr,
-    params_ptr,
+    scratch,
+    rows,
     result_ptr,
     V: tl.constexpr,
-    W: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
     PART: tl.constexpr,
@@ -92,8 +84,8 @@ def _score_part(
 ):
     part = tl.program_id(0)
     sample = tl.program_id(1)
-    slot = slot_of(sample, slot_ptr, counts_ptr)
-    word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
+    slot = slot_of(sample, rows)
+    word_ptr = rows.params_NW + tl.maximum(slot, 0).to(tl.int64) * NUM_WORDS
     wanted = tl.load(word_ptr + NUM_LOGPROBS)
     if (slot >= 0) & (wanted >= 0):
         ids = part * PART + tl.arange(0, PART)
@@ -102,30 +94,24 @@ def _score_part(
         logits = tl.load(row_ptr + ids, mask=there, other=-float("inf"))
         top = tl.max(logits, axis=0)
         place = sample * C + part
-        tl.store(top_ptr + place, top)
-        tl.store(sum_ptr + place, tl.sum(tl.exp(logits - top), axis=0))
+        tl.store(scratch.top_SC + place, top)
+        tl.store(scratch.sum_SC + place, tl.sum(tl.exp(logits - top), axis=0))
         chosen = tl.load(row_ptr + tl.load(result_ptr + sample * RESULT_WIDTH))
-        tl.store(above_ptr + place, tl.sum((logits > chosen).to(tl.int32), axis=0))
+        tl.store(scratch.above_SC + place, tl.sum((logits > chosen).to(tl.int32), axis=0))
         ordered = _ordered(logits, ids, there)
         for number in range(0, wanted):
             largest = tl.max(ordered, axis=0)
-            tl.store(largest_ptr + place * N + number, largest)
+            tl.store(scratch.largest_SCN + place * N + number, largest)
             ordered = tl.where(ordered == largest, NOTHING, ordered)
 
 
 @triton.jit
 def _score_row(
     logits_ptr,
-    top_ptr,
-    sum_ptr,
-    above_ptr,
-    largest_ptr,
-    slot_ptr,
-    counts_ptr,
-    params_ptr,
+    scratch,
+    rows,
     result_ptr,
     V: tl.constexpr,
-    W: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
     LANES: tl.constexpr,
@@ -133,8 +119,8 @@ def _score_row(
     RESULT_WIDTH: tl.constexpr,
 ):
     sample = tl.program_id(0)
-    slot = slot_of(sample, slot_ptr, counts_ptr)
-    word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
+    slot = slot_of(sample, rows)
+    word_ptr = rows.params_NW + tl.maximum(slot, 0).to(tl.int64) * NUM_WORDS
     wanted = tl.load(word_ptr + NUM_LOGPROBS)
     out_ptr = result_ptr + sample * RESULT_WIDTH
     if slot >= 0:
@@ -142,18 +128,18 @@ def _score_row(
     if (slot >= 0) & (wanted >= 0):
         part = tl.arange(0, LANES)
         place = sample * C + part
-        tops = tl.load(top_ptr + place, mask=part < C, other=-float("inf"))
-        sums = tl.load(sum_ptr + place, mask=part < C, other=0.0)
+        tops = tl.load(scratch.top_SC + place, mask=part < C, other=-float("inf"))
+        sums = tl.load(scratch.sum_SC + place, mask=part < C, other=0.0)
         top = tl.max(tops, axis=0)
         below_top = tl.log(tl.sum(sums * tl.exp(tops - top), axis=0))
         token = tl.load(out_ptr)
         chosen = tl.load(logits_ptr + sample.to(tl.int64) * V + token) - top - below_top
         tl.store(out_ptr + _CHOSEN, chosen.to(tl.int32, bitcast=True))
-        above = tl.load(above_ptr + place, mask=part < C, other=0)
+        above = tl.load(scratch.above_SC + place, mask=part < C, other=0)
         tl.store(out_ptr + _RANK, 1 + tl.sum(above, axis=0))
         number = tl.arange(0, N_LANES)
         ranked = tl.load(
-            largest_ptr + place[:, None] * N + number[None, :],
+            scratch.largest_SCN + place[:, None] * N + number[None, :],
             mask=(part[:, None] < C) & (number[None, :] < wanted),
             other=NOTHING,
         )
@@ -170,9 +156,7 @@ def _score_row(
 
 def logprobs(
     logits_SV: Tensor,
-    sample_slot_S: Tensor,
-    counts: Tensor,
-    slot_params_NW: Tensor,
+    rows: SampleRows,
     scratch: LogprobScratch,
     result_SR: Tensor,
 ) -> None:
@@ -182,20 +166,9 @@ def logprobs(
     """
     num_samples, vocab_size = logits_SV.shape
     parts = triton.cdiv(vocab_size, PART)
-    tensors = (
-        logits_SV,
-        scratch.top_SC,
-        scratch.sum_SC,
-        scratch.above_SC,
-        scratch.largest_SCN,
-        sample_slot_S,
-        counts,
-        slot_params_NW,
-        result_SR,
-    )
+    tensors = (logits_SV, scratch, rows, result_SR)
     sizes = {
         "V": vocab_size,
-        "W": slot_params_NW.shape[1],
         "C": parts,
         "N": MAX_TOP_LOGPROBS,
         "RESULT_WIDTH": result_SR.stride(0),
@@ -210,19 +183,13 @@ def logprobs(
     )
 
 
-def logprobs_reference(
-    logits_SV: Tensor,
-    sample_slot_S: Tensor,
-    counts: Tensor,
-    slot_params_NW: Tensor,
-    result_SR: Tensor,
-) -> None:
+def logprobs_reference(logits_SV: Tensor, rows: SampleRows, result_SR: Tensor) -> None:
     """As the kernel's, in the precision of the logits; only the result is float32."""
-    for sample in range(int(counts[NUM_SAMPLES])):
-        slot = int(sample_slot_S[sample])
+    for sample in range(int(rows.counts[NUM_SAMPLES])):
+        slot = int(rows.slot_S[sample])
         if slot < 0:
             continue
-        wanted = int(slot_params_NW[slot, words.NUM_LOGPROBS])
+        wanted = int(rows.params_NW[slot, words.NUM_LOGPROBS])
         result = result_SR[sample]
         result[NUM_SCORED] = wanted
         if wanted < 0:

@@ -114,13 +114,7 @@ def matmul(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tenso
 
     Inputs are of one dtype; out may be of another, as float32 logits are. All are contiguous.
     """
-    matmul_tiled(x_TI, weight_OI, bias_O, out_TO, tile_for(weight_OI.shape[0], x_TI.dtype))
-
-
-def matmul_tiled(
-    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor, tile: Tile
-) -> None:
-    """The same by any tile; different tiles may differ in their last bits."""
+    tile = tile_for(weight_OI.shape[0], x_TI.dtype)
     num_tokens = x_TI.shape[0]
     num_out, num_in = weight_OI.shape
     tiles = triton.cdiv(num_tokens, tile.rows) * triton.cdiv(num_out, tile.columns)

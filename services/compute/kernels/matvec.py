@@ -93,15 +93,21 @@ def _load_weights(
 
 
 @triton.jit
+def prefetch_l2(pointers):
+    """Ask the L2 cache for the lines of 128 bytes that these point into, and go on."""
+    addresses = pointers.to(tl.int64, bitcast=True)
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [addresses], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _prefetch_rows(w_ptr, rows, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, LINES: tl.constexpr):
     """Ask the L2 cache for LINES lines of 128 bytes of these rows, and go on."""
     LINE_SIZE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
     safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
     cols = tl.minimum(tl.arange(0, LINES) * LINE_SIZE, NUM_IN - 1)
     pointers = w_ptr + safe[:, None] * NUM_IN + cols[None, :]
-    addresses = pointers.to(tl.int64, bitcast=True)
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [addresses], tl.int32, is_pure=False, pack=1)
+    prefetch_l2(pointers)
 
 
 @triton.jit
@@ -283,7 +289,6 @@ def _launch(
 def matvec_reference(
     x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor
 ) -> None:
-    """x W^T + b into `out_TO`, summed in float32 or wider and rounded once."""
     out_TO.copy_(_wide_product(x_TI, weight_OI, bias_O))
 
 
@@ -297,7 +302,6 @@ def norm_matvec_reference(
     out_TO: Tensor,
     sum_TE: Tensor | None,
 ) -> None:
-    """The product of the RMS norm of x + delta; x + delta itself into `sum_TE`."""
     normed_TE = _add_norm(x_TE, delta_TE, norm_weight_E, eps, sum_TE)
     out_TO.copy_(_wide_product(normed_TE, weight_OE, bias_O))
 
@@ -311,7 +315,6 @@ def norm_gate_up_silu_reference(
     out_TF: Tensor,
     sum_TE: Tensor | None,
 ) -> None:
-    """silu(gate) * up of the RMS norm of x + delta; the gates are the weight's first half."""
     normed_TE = _add_norm(x_TE, delta_TE, norm_weight_E, eps, sum_TE)
     silu_mul_reference(_wide_product(normed_TE, weight_2F_E, None).to(x_TE.dtype), out_TF)
 

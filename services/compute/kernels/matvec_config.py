@@ -42,8 +42,6 @@ LINE_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class MatvecConfig:
-    """Constants of one launch."""
-
     rows: int  # output rows of a block, a power of two
     num_warps: int
     num_stages: int = 1  # 1: weights go to registers, else through shared memory
@@ -80,7 +78,6 @@ def gate_up_config(num_gates: int, num_in: int, itemsize: int) -> MatvecConfig:
 
 
 def padded(num_in: int) -> int:
-    """The power of two that holds an input."""
     return 1 << max(num_in - 1, 0).bit_length()
 
 

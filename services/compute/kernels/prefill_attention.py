@@ -56,7 +56,6 @@ FLOAT32_WIDE = PrefillTiling(block_m=32, block_n=32, num_warps=8, num_stages=2)
 
 
 def tiling_of(dtype: torch.dtype, head_width: int) -> PrefillTiling:
-    """The tile for these heads."""
     if dtype == torch.float32:
         return FLOAT32 if head_width <= 128 else FLOAT32_WIDE
     if head_width <= 64:
@@ -315,7 +314,6 @@ def prefill_attention_reference(
     window: int,
     num_tokens: int,
 ) -> None:
-    """Attention of every planned query over positions up to its own, the last `window` if not 0."""
     page_tokens = kv_pages.shape[3]
     for row, first in work.items_I2[: int(work.num_items)].tolist():
         q_len = min(work.block_q, int(inputs.q_len_R[row]) - first)

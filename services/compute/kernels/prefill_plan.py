@@ -142,7 +142,6 @@ def plan_prefill(
 def plan_prefill_reference(
     inputs: StepInputs, work: PrefillWork, num_tokens: int, all_rows: bool = False
 ) -> None:
-    """Write the blocks of queries of all chunk rows, those of the longest context first."""
     first_row = 0 if all_rows else int(inputs.counts[NUM_DECODE_ROWS])
     starts = inputs.q_start_R.tolist()
     lengths = inputs.q_len_R.tolist()

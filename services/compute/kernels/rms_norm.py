@@ -142,7 +142,6 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
 def add_rms_norm_reference(
     x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float, out_TE: Tensor
 ) -> None:
-    """x += delta, out = rms_norm(x); without delta x stays as it is."""
     if delta_TE is not None:
         x_TE.add_(delta_TE)
     out_TE.copy_(rms_norm(x_TE, weight_E, eps))
@@ -156,7 +155,6 @@ def gather_add_rms_norm_reference(
     eps: float,
     out_SE: Tensor,
 ) -> None:
-    """out[s] = rms_norm((x + delta)[index_S[s]]); x stays as it is."""
     x_SE = x_TE[index_S.long()]
     if delta_TE is not None:
         x_SE = x_SE + delta_TE[index_S.long()]

@@ -163,7 +163,6 @@ def rotate_and_store_reference(
     kv_pages: Tensor,
     num_heads: int,
 ) -> None:
-    """Rotate q in place; write rotated k, and v, where kv_slots_T says; -1 writes nothing."""
     num_tokens = qkv_TC.shape[0]
     _, _, kv_heads, page_tokens, width = kv_pages.shape
     heads = qkv_TC.view(num_tokens, num_heads + 2 * kv_heads, width)

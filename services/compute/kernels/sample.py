@@ -10,6 +10,7 @@ result.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from services.compute.kernels.sample_rows import (
     CUT,
     FLAGS,
     MIN_P_LOG,
+    NUM_WORDS,
     PENALISED,
     SEED,
     TEMPERATURE,
@@ -36,15 +38,14 @@ from services.compute.kernels.sample_rows import (
     not_finite,
     slot_of,
 )
-from services.compute.kernels.slot_words import MaskRows
+from services.compute.kernels.slot_words import MaskRows, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 
 SMALL_PART = 1024
 """Ids of the smallest part: at one row, 126 of them keep all of an H200's processors busy."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleScratch:
+class SampleScratch(NamedTuple):
     """The best of each part, and whether the part had a logit that is not finite."""
 
     best_SC: Tensor  # float32
@@ -53,7 +54,6 @@ class SampleScratch:
 
     @staticmethod
     def make(max_samples: int, vocab_size: int, device: torch.device) -> SampleScratch:
-        """Room for the largest step."""
         shape = (max_samples, -(-vocab_size // SMALL_PART))
         return SampleScratch(
             torch.zeros(shape, dtype=torch.float32, device=device),
@@ -79,7 +79,6 @@ class ProcessedLogits:
     def make(
         num_slots: int, max_samples: int, vocab_size: int, device: torch.device
     ) -> ProcessedLogits:
-        """Room for the largest step and for every slot."""
         return ProcessedLogits(
             torch.zeros((max_samples, vocab_size), dtype=torch.float32, device=device),
             torch.zeros(max_samples, dtype=torch.int32, device=device),
@@ -113,15 +112,9 @@ def _best_of_part(
     adjusted_ptr,
     keep_ptr,
     top_ptr,
-    best_ptr,
-    best_id_ptr,
-    broken_ptr,
-    slot_ptr,
-    index_ptr,
-    counts_ptr,
-    params_ptr,
+    scratch,
+    rows,
     V: tl.constexpr,
-    W: tl.constexpr,
     C: tl.constexpr,
     SHAPED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -130,15 +123,15 @@ def _best_of_part(
 ):
     part = tl.program_id(0)
     sample = tl.program_id(1)
-    slot = slot_of(sample, slot_ptr, counts_ptr)
+    slot = slot_of(sample, rows)
     if slot >= 0:
         logits_ptr += sample.to(tl.int64) * V
         adjusted_ptr += sample.to(tl.int64) * V
-        word_ptr = params_ptr + slot.to(tl.int64) * W
+        word_ptr = rows.params_NW + slot.to(tl.int64) * NUM_WORDS
         temperature = load_float(word_ptr + TEMPERATURE)
         adjusted = False
         if SHAPED:
-            flags = flags_at(word_ptr, tl.load(index_ptr + sample))
+            flags = flags_at(word_ptr, tl.load(rows.index_S + sample))
             adjusted = (flags & ADJUSTED) != 0
             cut = (flags & CUT) != 0
             # cut rows go with their maximum to 0, where float32 is finest, and are drawn from
@@ -154,7 +147,7 @@ def _best_of_part(
         if temperature > 0.0:
             seed = load_64(word_ptr + SEED)
             choice = tl.load(word_ptr + CHOICE).to(tl.uint32)
-            index = tl.load(index_ptr + sample).to(tl.uint32)
+            index = tl.load(rows.index_S + sample).to(tl.uint32)
             for step in range(STEPS):
                 first = start + step * BLOCK
                 ids = first + lane
@@ -186,25 +179,20 @@ def _best_of_part(
                 best_id = tl.where(better, ids, best_id)
         top = tl.max(best, axis=0)
         place = sample * C + part
-        tl.store(best_ptr + place, top)
-        tl.store(best_id_ptr + place, tl.min(tl.where(best == top, best_id, NO_ID), axis=0))
-        tl.store(broken_ptr + place, tl.max(broken, axis=0))
+        tl.store(scratch.best_SC + place, top)
+        tl.store(scratch.best_id_SC + place, tl.min(tl.where(best == top, best_id, NO_ID), axis=0))
+        tl.store(scratch.broken_SC + place, tl.max(broken, axis=0))
 
 
 @triton.jit
 def _pick(
-    best_ptr,
-    best_id_ptr,
-    broken_ptr,
-    slot_ptr,
-    counts_ptr,
-    params_ptr,
+    scratch,
+    rows,
     said_ptr,
     mask_of_ptr,
     last_token_ptr,
     result_ptr,
     V: tl.constexpr,
-    W: tl.constexpr,
     C: tl.constexpr,
     SHAPED: tl.constexpr,
     PARTS: tl.constexpr,
@@ -212,19 +200,19 @@ def _pick(
     RESULT_WIDTH: tl.constexpr,
 ):
     sample = tl.program_id(0)
-    slot = slot_of(sample, slot_ptr, counts_ptr)
+    slot = slot_of(sample, rows)
     if slot >= 0:
         part = tl.arange(0, LANES)
         there = part < PARTS
         place = sample * C + part
-        best = tl.load(best_ptr + place, mask=there, other=-float("inf"))
-        best_id = tl.load(best_id_ptr + place, mask=there, other=NO_ID)
-        broken = tl.max(tl.load(broken_ptr + place, mask=there, other=0), axis=0)
+        best = tl.load(scratch.best_SC + place, mask=there, other=-float("inf"))
+        best_id = tl.load(scratch.best_id_SC + place, mask=there, other=NO_ID)
+        broken = tl.max(tl.load(scratch.broken_SC + place, mask=there, other=0), axis=0)
         token = tl.min(tl.where(best == tl.max(best, axis=0), best_id, NO_ID), axis=0)
         tl.store(result_ptr + sample * RESULT_WIDTH, token)
         tl.store(result_ptr + sample * RESULT_WIDTH + 1, 1 - broken)
         if SHAPED:
-            flags = tl.load(params_ptr + slot.to(tl.int64) * W + FLAGS)
+            flags = tl.load(rows.params_NW + slot.to(tl.int64) * NUM_WORDS + FLAGS)
             if mask_of(sample, flags, mask_of_ptr) != VOID_MASK:
                 tl.store(last_token_ptr + slot, token)
                 if (flags & PENALISED) != 0:
@@ -236,13 +224,10 @@ def _pick(
 
 def sample_tokens(
     logits_SV: Tensor,
-    sample_slot_S: Tensor,
-    sample_index_S: Tensor,
-    counts: Tensor,
-    slot_params_NW: Tensor,
+    rows: SampleRows,
     shaped: ProcessedLogits | None,
     masks: MaskRows | None,
-    parts: SampleScratch,
+    scratch: SampleScratch,
     last_token_N: Tensor,
     result_SR: Tensor,
 ) -> None:
@@ -257,21 +242,15 @@ def sample_tokens(
     few = num_samples <= FEW_SAMPLES
     block, steps = (SMALL_PART, 1) if few else (BLOCK, STEPS_OF_MANY)
     used = triton.cdiv(vocab_size, block * steps)
-    columns = parts.best_SC.shape[1]
+    columns = scratch.best_SC.shape[1]
     _best_of_part[(used, num_samples)](
         logits_SV,
         logits_SV if shaped is None else shaped.adjusted_SV,
-        sample_slot_S if shaped is None else shaped.keep_S,
+        rows.slot_S if shaped is None else shaped.keep_S,
         logits_SV if shaped is None else shaped.top_S,
-        parts.best_SC,
-        parts.best_id_SC,
-        parts.broken_SC,
-        sample_slot_S,
-        sample_index_S,
-        counts,
-        slot_params_NW,
+        scratch,
+        rows,
         V=vocab_size,
-        W=slot_params_NW.shape[1],
         C=columns,
         SHAPED=shaped is not None,
         BLOCK=block,
@@ -280,18 +259,13 @@ def sample_tokens(
         num_warps=4 if few else 8,  # 64 registers, so that 32 warps hide each other's loads
     )
     _pick[(num_samples,)](
-        parts.best_SC,
-        parts.best_id_SC,
-        parts.broken_SC,
-        sample_slot_S,
-        counts,
-        slot_params_NW,
+        scratch,
+        rows,
         last_token_N if shaped is None else shaped.said_NV,
-        sample_slot_S if masks is None else masks.row_of_S,
+        rows.slot_S if masks is None else masks.row_of_S,
         last_token_N,
         result_SR,
         V=vocab_size,
-        W=slot_params_NW.shape[1],
         C=columns,
         SHAPED=shaped is not None,
         PARTS=used,
@@ -303,24 +277,21 @@ def sample_tokens(
 
 def sample_tokens_reference(
     logits_SV: Tensor,
-    sample_slot_S: Tensor,
-    sample_index_S: Tensor,
-    counts: Tensor,
-    slot_params_NW: Tensor,
+    rows: SampleRows,
     last_token_N: Tensor,
     result_SR: Tensor,
 ) -> None:
     """As the kernel's, in the precision of the logits."""
-    for sample in range(int(counts[NUM_SAMPLES])):
-        slot = int(sample_slot_S[sample])
+    for sample in range(int(rows.counts[NUM_SAMPLES])):
+        slot = int(rows.slot_S[sample])
         if slot < 0:
             continue
-        row_W = slot_params_NW[slot].cpu().numpy()
+        row_W = rows.params_NW[slot].cpu().numpy()
         logits = logits_SV[sample].cpu()
         temperature = float(row_W[words.TEMPERATURE : words.TEMPERATURE + 1].view(np.float32)[0])
         scores = logits
         if temperature > 0.0:
-            where = (int(sample_index_S[sample]), int(row_W[words.CHOICE]))
+            where = (int(rows.index_S[sample]), int(row_W[words.CHOICE]))
             seed = int(row_W[words.SEED : words.SEED + 2].view(np.uint64)[0])
             scores = logits + temperature * gumbel_noise_reference(seed, where, logits)
         token = int(torch.nan_to_num(scores, -torch.inf).argmax())

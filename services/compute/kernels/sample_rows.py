@@ -11,6 +11,7 @@ import triton.language as tl
 from services.compute.kernels import slot_words as words
 from services.compute.kernels import step_buffers
 
+NUM_WORDS = tl.constexpr(words.NUM_WORDS)
 FLAGS = tl.constexpr(words.FLAGS)
 TEMPERATURE = tl.constexpr(words.TEMPERATURE)
 SEED = tl.constexpr(words.SEED)
@@ -40,10 +41,10 @@ VOID_MASK = tl.constexpr(words.VOID_MASK)
 
 
 @triton.jit
-def slot_of(sample, slot_ptr, counts_ptr):
+def slot_of(sample, rows):
     """The sample's slot; below 0 for padding."""
-    slot = tl.load(slot_ptr + sample)
-    return tl.where(sample < tl.load(counts_ptr + NUM_SAMPLES), slot, -1)
+    slot = tl.load(rows.slot_S + sample)
+    return tl.where(sample < tl.load(rows.counts + NUM_SAMPLES), slot, -1)
 
 
 @triton.jit
@@ -55,11 +56,11 @@ def flags_at(word_ptr, index):
 
 
 @triton.jit
-def settings_of(sample, slot_ptr, index_ptr, counts_ptr, params_ptr, W: tl.constexpr):
+def settings_of(sample, rows):
     """The sample's slot, where that slot's words lie (slot 0's for padding), and its flags."""
-    slot = slot_of(sample, slot_ptr, counts_ptr)
-    word_ptr = params_ptr + tl.maximum(slot, 0).to(tl.int64) * W
-    return slot, word_ptr, flags_at(word_ptr, tl.load(index_ptr + sample))
+    slot = slot_of(sample, rows)
+    word_ptr = rows.params_NW + tl.maximum(slot, 0).to(tl.int64) * NUM_WORDS
+    return slot, word_ptr, flags_at(word_ptr, tl.load(rows.index_S + sample))
 
 
 @triton.jit

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.matvec import prefetch_l2
 from services.compute.kernels.silu_mul import silu_mul_reference
 from services.compute.kernels.skinny_matmul_config import (
     MAX_TOKENS,
@@ -46,9 +47,7 @@ def _prefetch(w_ptr, row_O, begin, NUM_IN: tl.constexpr, LINES: tl.constexpr):
     LINE_SIZE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
     cols = tl.minimum(begin + tl.arange(0, LINES) * LINE_SIZE, NUM_IN - 1)
     pointers = w_ptr + row_O[:, None] + cols[None, :]
-    addresses = pointers.to(tl.int64, bitcast=True)
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [addresses], tl.int32, is_pure=False, pack=1)
+    prefetch_l2(pointers)
 
 
 @triton.jit
@@ -322,14 +321,12 @@ def _check(x_TI: Tensor, weight_OI: Tensor, out_TO: Tensor) -> None:
 def skinny_matmul_reference(
     x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor
 ) -> None:
-    """x W^T + b into `out_TO`, summed in float32 or wider and rounded once."""
     wide = torch.promote_types(x_TI.dtype, torch.float32)
     bias_O = None if bias_O is None else bias_O.to(wide)
     out_TO.copy_(F.linear(x_TI.to(wide), weight_OI.to(wide), bias_O))
 
 
 def skinny_gate_up_silu_reference(x_TI: Tensor, weight_2F_I: Tensor, out_TF: Tensor) -> None:
-    """silu(gate) * up; the gates are the weight's first half."""
     both = torch.empty(x_TI.shape[0], weight_2F_I.shape[0], dtype=x_TI.dtype, device=x_TI.device)
     skinny_matmul_reference(x_TI, weight_2F_I, None, both)
     silu_mul_reference(both, out_TF)

@@ -46,7 +46,6 @@ class SkinnyConfig:
     pdl: bool = True  # whether dependent launch pays: weights asked for early, not in the way
 
     def staged_bytes(self, itemsize: int, tiles: int = 1) -> int:
-        """Shared memory of the loads on their way."""
         lines = tiles * self.block_out + self.block_tokens
         return self.num_stages * lines * self.block_in * itemsize
 
@@ -88,7 +87,6 @@ def fits_device(capability: tuple[int, int]) -> bool:
 
 
 def block_tokens(num_tokens: int) -> int:
-    """The tile of rows that holds as many."""
     return max(MIN_BLOCK_TOKENS, 1 << (num_tokens - 1).bit_length())
 
 
@@ -138,7 +136,6 @@ class SkinnyWork:
 
     @classmethod
     def make(cls, max_tokens: int, max_out: int, device: torch.device) -> SkinnyWork:
-        """For products of at most as many rows and outputs."""
         outputs = min(MAX_SPLIT_OUTPUTS, MAX_SPLITS * -(-max_out // 128) * 128)
         tokens = block_tokens(min(max_tokens, MAX_TOKENS))
         return cls(

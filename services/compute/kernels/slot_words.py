@@ -3,12 +3,13 @@
 A slot's row of `Resident.slot_params` holds its settings: floats by their bits; what needs 64 bits
 takes two words, the low one first.
 
-Shape legend: S samples, G rows of bits, M words of a row of bits.
+Shape legend: S samples, N slots, W words of a slot, G rows of bits, M words of a row of bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +49,15 @@ NO_MASK, VOID_MASK = -1, -2
 """In place of a row's number: anything goes, or the sample draws nothing."""
 
 
+class SampleRows(NamedTuple):
+    """A step's samples and the settings of their slots: what all kernels of sampling take."""
+
+    slot_S: Tensor  # int32; below 0 for padding
+    index_S: Tensor  # int32, the number of the output token
+    counts: Tensor  # int32, `StepInputs.counts`: samples beyond NUM_SAMPLES are padding, too
+    params_NW: Tensor  # int32, `Resident.slot_params`
+
+
 @dataclass(frozen=True, slots=True)
 class MaskRows:
     """Bit t % 32 of word t // 32 says whether a row allows token t.
@@ -72,5 +82,4 @@ class MaskRows:
 
 
 def mask_words(vocab_size: int) -> int:
-    """Words of a row of bits."""
     return -(-vocab_size // 32)

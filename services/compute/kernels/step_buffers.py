@@ -16,7 +16,8 @@ the longest sequence, W words of a slot.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +27,7 @@ NUM_ROWS, NUM_DECODE_ROWS, NUM_TOKENS, NUM_SAMPLES, NUM_PAGE_ENTRIES, NUM_SLOT_R
 """Places in the header; the first four are those of `StepInputs.counts`. The rest is zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sections:
+class Sections(NamedTuple):
     """Where each section of an upload starts, and where the last one ends."""
 
     row_slot: int
@@ -44,30 +44,9 @@ class Sections:
 
     @staticmethod
     def of(counts: list[int], num_words: int) -> Sections:
-        """Sections of an upload with these counts (a header's) and this many words a slot."""
-        row_slot = HEADER_INTS
-        q_start = row_slot + counts[NUM_ROWS]
-        token_start = q_start + counts[NUM_ROWS]
-        tokens = token_start + counts[NUM_ROWS] + 1
-        sample_row = tokens + counts[NUM_TOKENS]
-        sample_index = sample_row + counts[NUM_SAMPLES]
-        page_slot = sample_index + counts[NUM_SAMPLES]
-        page_index = page_slot + counts[NUM_PAGE_ENTRIES]
-        page_id = page_index + counts[NUM_PAGE_ENTRIES]
-        slot_rows = page_id + counts[NUM_PAGE_ENTRIES]
-        return Sections(
-            row_slot=row_slot,
-            q_start=q_start,
-            token_start=token_start,
-            tokens=tokens,
-            sample_row=sample_row,
-            sample_index=sample_index,
-            page_slot=page_slot,
-            page_index=page_index,
-            page_id=page_id,
-            slot_rows=slot_rows,
-            end=slot_rows + counts[NUM_SLOT_ROWS] * (1 + num_words),
-        )
+        rows, _, tokens, samples, entries, slot_rows = counts[:6]
+        sizes = (rows, rows, rows + 1, tokens, samples, samples, entries, entries, entries)
+        return Sections(*accumulate((HEADER_INTS, *sizes, slot_rows * (1 + num_words))))
 
 
 NUM_COUNTS = 8
@@ -77,8 +56,7 @@ NUM_ROWS, NUM_DECODE_ROWS, NUM_TOKENS, NUM_SAMPLES = range(4)
 NO_SLOT = -1
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """One step, unpacked. Beyond the counted sizes lies padding up to the bucket."""
 
     counts: Tensor  # int32 [NUM_COUNTS]
@@ -95,8 +73,6 @@ class StepInputs:
 
     @staticmethod
     def make(max_tokens: int, max_rows: int, device: torch.device) -> StepInputs:
-        """Buffers for the largest step."""
-
         def ints(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
@@ -115,8 +91,7 @@ class StepInputs:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(NamedTuple):
     """What stays on the device from step to step, by slot."""
 
     page_table: Tensor  # int32 [N, L]
@@ -125,8 +100,6 @@ class Resident:
 
     @staticmethod
     def make(num_slots: int, max_pages: int, num_words: int, device: torch.device) -> Resident:
-        """Tables for this many slots."""
-
         def table(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 

@@ -35,8 +35,7 @@ _HEADER = tl.constexpr(HEADER_INTS)
 @triton.jit
 def _apply_deltas(
     packed,
-    page_table,
-    slot_params,
+    resident,
     MAX_PAGES: tl.constexpr,
     NUM_WORDS: tl.constexpr,
     PADDED_WORDS: tl.constexpr,
@@ -57,14 +56,14 @@ def _apply_deltas(
         slot = tl.load(page_slot + entry, mask=mask, other=0).to(tl.int64)
         index = tl.load(page_slot + num_entries + entry, mask=mask, other=0)
         page = tl.load(page_slot + 2 * num_entries + entry, mask=mask, other=0)
-        tl.store(page_table + slot * MAX_PAGES + index, page, mask=mask)
+        tl.store(resident.page_table + slot * MAX_PAGES + index, page, mask=mask)
     slot_rows = page_slot + 3 * num_entries
     words = tl.arange(0, PADDED_WORDS)
     for row in range(program, num_slot_rows, NUM_PROGRAMS):
         slot_row = slot_rows + row * (1 + NUM_WORDS)
         place = tl.load(slot_row).to(tl.int64)
         values = tl.load(slot_row + 1 + words, mask=words < NUM_WORDS, other=0)
-        tl.store(slot_params + place * NUM_WORDS + words, values, mask=words < NUM_WORDS)
+        tl.store(resident.slot_params + place * NUM_WORDS + words, values, mask=words < NUM_WORDS)
 
 
 def apply_deltas(packed: Tensor, resident: Resident) -> None:
@@ -75,8 +74,7 @@ def apply_deltas(packed: Tensor, resident: Resident) -> None:
     num_words = resident.slot_params.shape[1]
     _apply_deltas[(_DELTA_PROGRAMS,)](
         packed,
-        resident.page_table,
-        resident.slot_params,
+        resident,
         MAX_PAGES=resident.page_table.shape[1],
         NUM_WORDS=num_words,
         PADDED_WORDS=triton.next_power_of_2(num_words),
@@ -90,11 +88,8 @@ def apply_deltas(packed: Tensor, resident: Resident) -> None:
 def _unpack_tokens(
     block,
     packed,
-    page_table,
-    last_token,
-    out_tokens,
-    out_positions,
-    out_kv_slots,
+    resident,
+    inputs,
     token_bucket,
     MAX_PAGES: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
@@ -131,23 +126,21 @@ def _unpack_tokens(
     first_token = tl.load(token_start + row, mask=real, other=0)
     position = first_position + token - first_token
     page_index = position // PAGE_TOKENS
-    page = tl.load(page_table + slot * MAX_PAGES + page_index, mask=real, other=0).to(tl.int64)
-    last = tl.load(last_token + slot, mask=real & (read < 0), other=0)
+    page_ptr = resident.page_table + slot * MAX_PAGES + page_index
+    page = tl.load(page_ptr, mask=real, other=0).to(tl.int64)
+    last = tl.load(resident.last_token + slot, mask=real & (read < 0), other=0)
     kv_slot = page * PAGE_TOKENS + position % PAGE_TOKENS
     padded = token < token_bucket
-    tl.store(out_tokens + token, tl.where(read < 0, last, read), mask=padded)
-    tl.store(out_positions + token, tl.where(real, position, 0), mask=padded)
-    tl.store(out_kv_slots + token, tl.where(real, kv_slot, -1), mask=padded)
+    tl.store(inputs.tokens_T + token, tl.where(read < 0, last, read), mask=padded)
+    tl.store(inputs.positions_T + token, tl.where(real, position, 0), mask=padded)
+    tl.store(inputs.kv_slots_T + token, tl.where(real, kv_slot, -1), mask=padded)
 
 
 @triton.jit
 def _unpack_rows(
     block,
     packed,
-    out_row_slot,
-    out_q_start,
-    out_q_len,
-    out_token_start,
+    inputs,
     row_bucket,
     BLOCK: tl.constexpr,
 ):
@@ -162,19 +155,17 @@ def _unpack_rows(
     position = tl.load(q_start + row, mask=real, other=0)
     first = tl.load(token_start + row, mask=real, other=0)
     end = tl.load(token_start + row + 1, mask=real, other=0)
-    tl.store(out_row_slot + row, slot, mask=padded)
-    tl.store(out_q_start + row, position, mask=padded)
-    tl.store(out_q_len + row, end - first, mask=padded)
-    tl.store(out_token_start + row, tl.where(real, first, num_tokens), mask=padded)
+    tl.store(inputs.row_slot_R + row, slot, mask=padded)
+    tl.store(inputs.q_start_R + row, position, mask=padded)
+    tl.store(inputs.q_len_R + row, end - first, mask=padded)
+    tl.store(inputs.token_start_R + row, tl.where(real, first, num_tokens), mask=padded)
 
 
 @triton.jit
 def _unpack_samples(
     block,
     packed,
-    out_sample_token,
-    out_sample_slot,
-    out_sample_index,
+    inputs,
     sample_bucket,
     BLOCK: tl.constexpr,
 ):
@@ -190,27 +181,16 @@ def _unpack_samples(
     index = tl.load(sample_row + num_samples + sample, mask=real, other=0)
     slot = tl.load(packed + _HEADER + row, mask=real, other=-1)
     end = tl.load(token_start + row + 1, mask=real, other=1)
-    tl.store(out_sample_token + sample, end - 1, mask=padded)
-    tl.store(out_sample_slot + sample, slot, mask=padded)
-    tl.store(out_sample_index + sample, index, mask=padded)
+    tl.store(inputs.sample_token_S + sample, end - 1, mask=padded)
+    tl.store(inputs.sample_slot_S + sample, slot, mask=padded)
+    tl.store(inputs.sample_index_S + sample, index, mask=padded)
 
 
 @triton.jit(do_not_specialize=["token_bucket", "row_bucket", "sample_bucket"])
 def _unpack_step(
     packed,
-    page_table,
-    last_token,
-    out_counts,
-    out_tokens,
-    out_positions,
-    out_kv_slots,
-    out_row_slot,
-    out_q_start,
-    out_q_len,
-    out_token_start,
-    out_sample_token,
-    out_sample_slot,
-    out_sample_index,
+    resident,
+    inputs,
     token_bucket,
     row_bucket,
     sample_bucket,
@@ -225,42 +205,15 @@ def _unpack_step(
     sample_blocks_at = row_blocks_at + tl.cdiv(row_bucket, BLOCK)
     if program < row_blocks_at:
         _unpack_tokens(
-            program,
-            packed,
-            page_table,
-            last_token,
-            out_tokens,
-            out_positions,
-            out_kv_slots,
-            token_bucket,
-            MAX_PAGES,
-            PAGE_TOKENS,
-            BLOCK,
+            program, packed, resident, inputs, token_bucket, MAX_PAGES, PAGE_TOKENS, BLOCK
         )
     elif program < sample_blocks_at:
-        _unpack_rows(
-            program - row_blocks_at,
-            packed,
-            out_row_slot,
-            out_q_start,
-            out_q_len,
-            out_token_start,
-            row_bucket,
-            BLOCK,
-        )
+        _unpack_rows(program - row_blocks_at, packed, inputs, row_bucket, BLOCK)
         if program == row_blocks_at:
             place = tl.arange(0, NUM_COUNTS)
-            tl.store(out_counts + place, tl.load(packed + place, mask=place < 4, other=0))
+            tl.store(inputs.counts + place, tl.load(packed + place, mask=place < 4, other=0))
     else:
-        _unpack_samples(
-            program - sample_blocks_at,
-            packed,
-            out_sample_token,
-            out_sample_slot,
-            out_sample_index,
-            sample_bucket,
-            BLOCK,
-        )
+        _unpack_samples(program - sample_blocks_at, packed, inputs, sample_bucket, BLOCK)
 
 
 def unpack_step(
@@ -280,19 +233,8 @@ def unpack_step(
     blocks = sum(triton.cdiv(size, _BLOCK) for size in (num_tokens, num_rows, num_samples))
     _unpack_step[(blocks,)](
         packed,
-        resident.page_table,
-        resident.last_token,
-        inputs.counts,
-        inputs.tokens_T,
-        inputs.positions_T,
-        inputs.kv_slots_T,
-        inputs.row_slot_R,
-        inputs.q_start_R,
-        inputs.q_len_R,
-        inputs.token_start_R,
-        inputs.sample_token_S,
-        inputs.sample_slot_S,
-        inputs.sample_index_S,
+        resident,
+        inputs,
         num_tokens,
         num_rows,
         num_samples,
@@ -305,7 +247,6 @@ def unpack_step(
 
 
 def apply_deltas_reference(packed: Tensor, resident: Resident) -> None:
-    """Write the upload's page-table entries and slot rows into the resident tables."""
     num_words = resident.slot_params.shape[1]
     counts = packed[:HEADER_INTS].tolist()
     at = Sections.of(counts, num_words)
@@ -325,10 +266,6 @@ def unpack_step_reference(
     num_samples: int,
     page_tokens: int,
 ) -> None:
-    """Fill `inputs` from the upload, padded to `num_tokens` and `num_samples`.
-
-    Rows are padded up to the lesser of `num_tokens` and the buffers' rows, with empty ones.
-    """
     counts = packed[:HEADER_INTS].tolist()
     at = Sections.of(counts, resident.slot_params.shape[1])
     packed = packed.long()

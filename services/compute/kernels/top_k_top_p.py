@@ -15,7 +15,7 @@ L launches that narrow, M candidates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,13 +29,17 @@ from services.compute.kernels.sample_rows import (
     CUT,
     CUTS_TOP_K,
     CUTS_TOP_P,
-    TEMPERATURE,
-    load_float,
     settings_of,
 )
+from services.compute.kernels.slot_words import SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.kernels.top_k_top_p_search import (
     INFINITE,
+    NUM_PIVOTS,
+    ROUNDS,
+    STATE_WORDS,
+    TILE,
+    K,
     enter,
     even_pivots,
     first_high,
@@ -45,22 +49,15 @@ from services.compute.kernels.top_k_top_p_search import (
     load_keys,
     load_logits,
     mass,
+    row_of,
     row_top,
     settle,
 )
 
-PART = 4096
-PIVOTS = 8
-ROUNDS = 3
-STATE = 8
-"""Words of a search's state, of which low, high, the sum below low, the ids between the two, and
-the limit of the sum are used."""
-
 MAX_CANDIDATES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class TopKTopPScratch:
+class TopKTopPScratch(NamedTuple):
     """Partial sums and brackets of a search for a threshold."""
 
     top_SC: Tensor  # float32, the maximum of each part
@@ -78,54 +75,48 @@ class TopKTopPScratch:
         max_candidates: int = MAX_CANDIDATES,
     ) -> TopKTopPScratch:
         """Room for the largest step; `max_candidates` is a power of two."""
-        parts = -(-vocab_size // PART)
+        parts = -(-vocab_size // PART_IDS)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return TopKTopPScratch(
             zeros(max_samples, parts, dtype=torch.float32),
-            zeros(2, max_samples, parts, PIVOTS),
-            zeros(2, max_samples, parts, PIVOTS, dtype=torch.int64),
-            zeros(max_samples, ROUNDS + 1, STATE, dtype=torch.int64),
+            zeros(2, max_samples, parts, NUM_PIVOTS),
+            zeros(2, max_samples, parts, NUM_PIVOTS, dtype=torch.int64),
+            zeros(max_samples, ROUNDS + 1, STATE_WORDS, dtype=torch.int64),
             zeros(max_samples),
             zeros(max_samples, max_candidates),
         )
 
 
+PART_IDS = 4096
+PART = tl.constexpr(PART_IDS)
 ONE_ID = tl.constexpr(1 << 52)  # count and mass of up to 2048 ids fit one word
 MASS_MASK = tl.constexpr((1 << 52) - 1)
-
-TILE = 2048
 
 
 @triton.jit
 def _top_of_part(
     logits_ptr,
     adjusted_ptr,
-    top_ptr,
-    found_ptr,
+    scratch,
     keep_ptr,
-    slot_ptr,
-    index_ptr,
-    counts_ptr,
-    params_ptr,
+    rows,
     V: tl.constexpr,
-    W: tl.constexpr,
     C: tl.constexpr,
-    PART: tl.constexpr,
 ):
     part = tl.program_id(0)
     sample = tl.program_id(1)
-    slot, word_ptr, flags = settings_of(sample, slot_ptr, index_ptr, counts_ptr, params_ptr, W)
+    slot, word_ptr, flags = settings_of(sample, rows)
     if (slot >= 0) & ((flags & CUT) != 0):
         row = sample.to(tl.int64) * V
         ids = part * PART + tl.arange(0, PART)
         adjusted = (flags & ADJUSTED) != 0
         logits = load_logits(logits_ptr + row, adjusted_ptr + row, ids, adjusted, V)
-        tl.store(top_ptr + sample * C + part, tl.max(logits, axis=0))
+        tl.store(scratch.top_SC + sample * C + part, tl.max(logits, axis=0))
         if part == 0:
-            tl.store(found_ptr + sample, 0)
+            tl.store(scratch.found_S + sample, 0)
             tl.store(keep_ptr + sample, INFINITE)
 
 
@@ -133,72 +124,51 @@ def _top_of_part(
 def _narrow(
     logits_ptr,
     adjusted_ptr,
-    top_ptr,
-    sums_count_ptr,
-    sums_mass_ptr,
-    state_ptr,
-    slot_ptr,
-    index_ptr,
-    counts_ptr,
-    params_ptr,
+    scratch,
+    rows,
     num_rows: tl.constexpr,
     V: tl.constexpr,
-    W: tl.constexpr,
     C: tl.constexpr,
     LANES: tl.constexpr,
     M: tl.constexpr,
-    K: tl.constexpr,
-    STATE: tl.constexpr,
-    LAUNCHES: tl.constexpr,
     TURN: tl.constexpr,
-    PART: tl.constexpr,
-    TILE: tl.constexpr,
 ):
     part = tl.program_id(0)
     sample = tl.program_id(1)
-    slot, word_ptr, flags = settings_of(sample, slot_ptr, index_ptr, counts_ptr, params_ptr, W)
+    slot, word_ptr, flags = settings_of(sample, rows)
     if (slot >= 0) & ((flags & (CUTS_TOP_K | CUTS_TOP_P)) != 0):
         by_mass = (flags & CUTS_TOP_K) == 0
         if TURN == 0:
             low = tl.zeros_like(sample)
             high = first_high(by_mass)
-            pivots = first_pivots(high, K)
+            pivots = first_pivots(high)
             wide = high > 0
         else:
             from_zero = goes_on(flags, word_ptr, M)
             low, high, base, between, limit = enter(
                 TURN, num_rows, sample, word_ptr, by_mass, from_zero,
-                sums_count_ptr, sums_mass_ptr, state_ptr, C, LANES, M, K, STATE, LAUNCHES,
+                scratch, C, LANES, M,
             )  # fmt: skip
-            pivots = even_pivots(low, high, K)
+            pivots = even_pivots(low, high)
             wide = is_wide(low, high, base, between, from_zero, M)
         if wide:
-            row = sample.to(tl.int64) * V
+            top = row_top(scratch.top_SC + sample * C, C, LANES)
+            row = row_of(sample, logits_ptr, adjusted_ptr, flags, word_ptr, top, V)
             place = ((TURN % 2 * num_rows + sample) * C + part) * K
-            _sum_below(
-                logits_ptr + row, adjusted_ptr + row, sums_count_ptr + place, sums_mass_ptr + place,
-                part * PART, (flags & ADJUSTED) != 0, row_top(top_ptr + sample * C, C, LANES),
-                load_float(word_ptr + TEMPERATURE), low, pivots, by_mass, V, K, PART, TILE,
-            )  # fmt: skip
+            counts_ptr, masses_ptr = scratch.counts_2SCK + place, scratch.masses_2SCK + place
+            _sum_below(row, counts_ptr, masses_ptr, part * PART, low, pivots, by_mass, V)
 
 
 @triton.jit
 def _sum_below(
-    logits_ptr,
-    adjusted_ptr,
-    count_ptr,
-    mass_ptr,
+    row,
+    counts_ptr,
+    masses_ptr,
     first,
-    adjusted,
-    top,
-    temperature,
     low,
     pivots,
     by_mass,
     V: tl.constexpr,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    TILE: tl.constexpr,
 ):
     """Count, or count and weigh, this part's ids from low up to each pivot."""
     counts = tl.zeros([K], tl.int32)
@@ -206,7 +176,7 @@ def _sum_below(
     for step in tl.static_range(PART // TILE):
         # two dimensions from the load on, so that nothing has to change its place in registers
         ids = first + step * TILE + tl.arange(0, TILE)[None, :]
-        keys = load_keys(logits_ptr, adjusted_ptr, ids, adjusted, top, temperature, V)
+        keys = load_keys(row, ids, V)
         inside = keys >= low
         below = keys < pivots[:, None]
         if by_mass:
@@ -217,70 +187,51 @@ def _sum_below(
         else:
             counts += tl.sum((below & inside).to(tl.int32), axis=1)
     pivot = tl.arange(0, K)
-    tl.store(count_ptr + pivot, counts)
+    tl.store(counts_ptr + pivot, counts)
     if by_mass:
-        tl.store(mass_ptr + pivot, masses)
+        tl.store(masses_ptr + pivot, masses)
 
 
 @triton.jit
 def _gather(
     logits_ptr,
     adjusted_ptr,
-    top_ptr,
-    sums_count_ptr,
-    sums_mass_ptr,
-    state_ptr,
-    found_ptr,
-    candidates_ptr,
-    slot_ptr,
-    index_ptr,
-    counts_ptr,
-    params_ptr,
+    scratch,
+    rows,
     num_rows: tl.constexpr,
     V: tl.constexpr,
-    W: tl.constexpr,
     C: tl.constexpr,
     LANES: tl.constexpr,
     M: tl.constexpr,
-    K: tl.constexpr,
-    STATE: tl.constexpr,
-    LAUNCHES: tl.constexpr,
     TURN: tl.constexpr,
-    PART: tl.constexpr,
 ):
     part = tl.program_id(0)
     sample = tl.program_id(1)
-    slot, word_ptr, flags = settings_of(sample, slot_ptr, index_ptr, counts_ptr, params_ptr, W)
+    slot, word_ptr, flags = settings_of(sample, rows)
     if (slot >= 0) & ((flags & (CUTS_TOP_K | CUTS_TOP_P)) != 0):
         from_zero = goes_on(flags, word_ptr, M)
         low, high, base, between, limit = enter(
             TURN, num_rows, sample, word_ptr, (flags & CUTS_TOP_K) == 0, from_zero,
-            sums_count_ptr, sums_mass_ptr, state_ptr, C, LANES, M, K, STATE, LAUNCHES,
+            scratch, C, LANES, M,
         )  # fmt: skip
         held = between + tl.where(from_zero, base, 0)
         if (held <= M) & ((high - low > 1) | from_zero):
-            row = sample.to(tl.int64) * V
-            keys = load_keys(
-                logits_ptr + row, adjusted_ptr + row, part * PART + tl.arange(0, PART),
-                (flags & ADJUSTED) != 0, row_top(top_ptr + sample * C, C, LANES),
-                load_float(word_ptr + TEMPERATURE), V,
-            )  # fmt: skip
+            top = row_top(scratch.top_SC + sample * C, C, LANES)
+            row = row_of(sample, logits_ptr, adjusted_ptr, flags, word_ptr, top, V)
+            keys = load_keys(row, part * PART + tl.arange(0, PART), V)
             mine = (keys >= tl.where(from_zero, 0, low)) & (keys < high)
             ones = mine.to(tl.int32)
             num_mine = tl.sum(ones, axis=0)
             if num_mine > 0:
                 # in any order: what is made of them are sums
-                first = tl.atomic_add(found_ptr + sample, num_mine)
+                first = tl.atomic_add(scratch.found_S + sample, num_mine)
                 place = first + tl.cumsum(ones, axis=0) - 1
-                tl.store(candidates_ptr + sample * M + place, keys, mask=mine & (place < M))
+                tl.store(scratch.candidates_SM + sample * M + place, keys, mask=mine & (place < M))
 
 
 def top_k_top_p(
     logits_SV: Tensor,
-    sample_slot_S: Tensor,
-    sample_index_S: Tensor,
-    counts: Tensor,
-    slot_params_NW: Tensor,
+    rows: SampleRows,
     scratch: TopKTopPScratch,
     adjusted_SV: Tensor,
     keep_S: Tensor,
@@ -292,51 +243,18 @@ def top_k_top_p(
     logits.
     """
     num_samples, vocab_size = logits_SV.shape
-    parts = triton.cdiv(vocab_size, PART)
-    logits = (logits_SV, adjusted_SV)
-    sums = (scratch.counts_2SCK, scratch.masses_2SCK, scratch.state_SL)
-    rows = (sample_slot_S, sample_index_S, counts, slot_params_NW)
-    split = {"V": vocab_size, "W": slot_params_NW.shape[1], "C": parts}
-    bracket = {
-        **split,
-        "LANES": triton.next_power_of_2(parts),
-        "M": scratch.candidates_SM.shape[1],
-        "STATE": STATE,
-        "LAUNCHES": scratch.state_SL.shape[1],
-    }
-    pivots = {**bracket, "K": PIVOTS, "PART": PART, "num_rows": scratch.top_SC.shape[0]}
+    parts = triton.cdiv(vocab_size, PART_IDS)
+    tensors = (logits_SV, adjusted_SV, scratch)
+    split = {"V": vocab_size, "C": parts}
+    lanes, max_candidates = triton.next_power_of_2(parts), scratch.candidates_SM.shape[1]
+    bracket = {**split, "LANES": lanes, "M": max_candidates}
+    pivots = {**bracket, "num_rows": scratch.top_SC.shape[0]}
     grid = (parts, num_samples)
-    _top_of_part[grid](
-        *logits, scratch.top_SC, scratch.found_S, keep_S, *rows, **split, PART=PART, num_warps=8
-    )
+    _top_of_part[grid](*tensors, keep_S, rows, **split, num_warps=8)
     for turn in range(ROUNDS):
-        _narrow[grid](
-            *logits, scratch.top_SC, *sums, *rows, **pivots, TURN=turn, TILE=TILE, num_warps=4
-        )
-    _gather[grid](
-        *logits,
-        scratch.top_SC,
-        *sums,
-        scratch.found_S,
-        scratch.candidates_SM,
-        *rows,
-        **pivots,
-        TURN=ROUNDS,
-        num_warps=8,
-    )
-    settle[(num_samples,)](
-        *logits,
-        scratch.top_SC,
-        scratch.state_SL,
-        scratch.candidates_SM,
-        keep_S,
-        top_S,
-        *rows,
-        **bracket,
-        TURN=ROUNDS,
-        TILE=TILE,
-        num_warps=8,
-    )
+        _narrow[grid](*tensors, rows, **pivots, TURN=turn, num_warps=4)
+    _gather[grid](*tensors, rows, **pivots, TURN=ROUNDS, num_warps=8)
+    settle[(num_samples,)](*tensors, keep_S, top_S, rows, **bracket, TURN=ROUNDS, num_warps=8)
 
 
 HOST_MASS_UNIT = 2.0**40
@@ -344,21 +262,18 @@ HOST_MASS_UNIT = 2.0**40
 
 def top_k_top_p_reference(
     logits_SV: Tensor,
-    sample_slot_S: Tensor,
-    sample_index_S: Tensor,
-    counts: Tensor,
-    slot_params_NW: Tensor,
+    rows: SampleRows,
     adjusted_SV: Tensor,
     keep_S: Tensor,
     top_S: Tensor,
 ) -> None:
     """As the kernel's; keys are of float32 whatever the logits are."""
-    for sample in range(int(counts[NUM_SAMPLES])):
-        slot = int(sample_slot_S[sample])
-        row_W = slot_params_NW[max(slot, 0)].cpu().numpy()
+    for sample in range(int(rows.counts[NUM_SAMPLES])):
+        slot = int(rows.slot_S[sample])
+        row_W = rows.params_NW[max(slot, 0)].cpu().numpy()
         if slot < 0 or not row_W[words.FLAGS] & words.CUT:
             continue
-        early = int(sample_index_S[sample]) < row_W[words.MIN_TOKENS]
+        early = int(rows.index_S[sample]) < row_W[words.MIN_TOKENS]
         adjusted = bool(
             row_W[words.FLAGS] & (words.ADJUSTED if early else words.ADJUSTED & ~words.HAS_STOPS)
         )

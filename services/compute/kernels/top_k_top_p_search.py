@@ -21,6 +21,16 @@ from services.compute.kernels.sample_rows import (
     settings_of,
 )
 
+NUM_PIVOTS = 8
+ROUNDS = 3
+STATE_WORDS = 8
+"""Words of a search's state, of which low, high, the sum below low, the ids between the two, and
+the limit of the sum are used."""
+
+K = tl.constexpr(NUM_PIVOTS)
+LAUNCHES = tl.constexpr(ROUNDS + 1)
+STATE = tl.constexpr(STATE_WORDS)
+TILE = tl.constexpr(2048)
 LOW, HIGH, BASE, NUM_BETWEEN, LIMIT = map(tl.constexpr, range(5))
 MASS_UNIT = tl.constexpr(2.0**40)  # as in the CPU's cuts
 MASSLESS = tl.constexpr(0x41E00000)  # key of 28: exp(-28) is below one unit of mass
@@ -52,8 +62,18 @@ def load_logits(logits_ptr, adjusted_ptr, ids, adjusted, V: tl.constexpr):
 
 
 @triton.jit
-def load_keys(logits_ptr, adjusted_ptr, ids, adjusted, top, temperature, V: tl.constexpr):
+def row_of(sample, logits_ptr, adjusted_ptr, flags, word_ptr, top, V: tl.constexpr):
+    """What keys are made of: logits as they came and processed, which of them, maximum, divisor."""
+    start = sample.to(tl.int64) * V
+    adjusted = (flags & ADJUSTED) != 0
+    temperature = load_float(word_ptr + TEMPERATURE)
+    return logits_ptr + start, adjusted_ptr + start, adjusted, top, temperature
+
+
+@triton.jit
+def load_keys(row, ids, V: tl.constexpr):
     """Keys of these ids; beyond the vocabulary above all others."""
+    logits_ptr, adjusted_ptr, adjusted, top, temperature = row
     logits = load_logits(logits_ptr, adjusted_ptr, ids, adjusted, V)
     scaled = tl.div_rn(logits - top, tl.zeros_like(logits) + temperature)
     return tl.where(ids < V, scaled.to(tl.int32, bitcast=True) & 0x7FFFFFFF, NO_KEY)
@@ -66,7 +86,7 @@ def first_high(by_mass):
 
 
 @triton.jit
-def first_pivots(high, K: tl.constexpr):
+def first_pivots(high):
     """Where thresholds of real models lie; 14 and more below the maximum is rare."""
     pivot = tl.arange(0, K)
     value = tl.where(pivot == 0, 0.5, 1.0)
@@ -80,7 +100,7 @@ def first_pivots(high, K: tl.constexpr):
 
 
 @triton.jit
-def even_pivots(low, high, K: tl.constexpr):
+def even_pivots(low, high):
     """The bracket in equal steps: of keys, which within an octave is of values, and of values
     where it reaches down to 0."""
     pivot = tl.arange(0, K)
@@ -126,41 +146,36 @@ def enter(
     word_ptr,
     by_mass,
     from_zero,
-    sums_count_ptr,
-    sums_mass_ptr,
-    state_ptr,
+    scratch,
     C: tl.constexpr,
     LANES: tl.constexpr,
     M: tl.constexpr,
-    K: tl.constexpr,
-    STATE: tl.constexpr,
-    LAUNCHES: tl.constexpr,
 ):
     """The bracket after the launch before: low, high, sum below low, ids between, limit.
 
     Every program of a row works this out for itself, and the row's first one keeps it.
     """
-    before_ptr = state_ptr + (sample * LAUNCHES + TURN - 1) * STATE
+    before_ptr = scratch.state_SL + (sample * LAUNCHES + TURN - 1) * STATE
     if TURN == 1:
         low = tl.zeros_like(sample)
         high = first_high(by_mass)
         base = tl.zeros_like(sample).to(tl.int64)
         between = base + (M + 1)
         limit = base.to(tl.float64)
-        pivots = first_pivots(high, K)
+        pivots = first_pivots(high)
     else:
         low, high, base, between, limit = _load_bracket(before_ptr)
-        pivots = even_pivots(low, high, K)
+        pivots = even_pivots(low, high)
     if is_wide(low, high, base, between, from_zero, M):
         pivot = tl.arange(0, K)
         part = tl.arange(0, LANES)
         first = ((TURN - 1) % 2 * num_rows + sample) * (C * K)
         place = first + part[:, None] * K + pivot[None, :]
         there = (part[:, None] < C) & (pivot[None, :] < K)
-        counts = tl.sum(tl.load(sums_count_ptr + place, mask=there, other=0), axis=0)
+        counts = tl.sum(tl.load(scratch.counts_2SCK + place, mask=there, other=0), axis=0)
         sums = counts.to(tl.int64)
         if by_mass:
-            sums = tl.sum(tl.load(sums_mass_ptr + place, mask=there, other=0), axis=0)
+            sums = tl.sum(tl.load(scratch.masses_2SCK + place, mask=there, other=0), axis=0)
         sums += base
         if TURN == 1:
             limit = tl.load(word_ptr + TOP_K).to(tl.float64)
@@ -200,50 +215,23 @@ def _bisect(keys, weights, low, high, base, limit):
 
 
 @triton.jit
-def _sum_row(
-    logits_ptr,
-    adjusted_ptr,
-    adjusted,
-    top,
-    temperature,
-    low,
-    middle,
-    by_mass,
-    V: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def _sum_row(row, low, middle, by_mass, V: tl.constexpr):
     sums = tl.zeros([TILE], tl.int64)
     for first in range(0, V, TILE):
         ids = first + tl.arange(0, TILE)
-        keys = load_keys(logits_ptr, adjusted_ptr, ids, adjusted, top, temperature, V)
+        keys = load_keys(row, ids, V)
         weights = tl.where(by_mass, mass(keys), 1)
         sums += tl.where((keys >= low) & (keys < middle), weights, 0)
     return tl.sum(sums, axis=0)
 
 
 @triton.jit
-def _bisect_row(
-    logits_ptr,
-    adjusted_ptr,
-    adjusted,
-    top,
-    temperature,
-    low,
-    high,
-    base,
-    limit,
-    by_mass,
-    V: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def _bisect_row(row, low, high, base, limit, by_mass, V: tl.constexpr):
     """The same over a whole row: rare, and slow."""
     start = low
     while high - low > 1:
         middle = low + (high - low) // 2
-        below = base + _sum_row(
-            logits_ptr, adjusted_ptr, adjusted, top, temperature,
-            start, middle, by_mass, V, TILE,
-        )  # fmt: skip
+        below = base + _sum_row(row, start, middle, by_mass, V)
         under = below.to(tl.float64) < limit
         low = tl.where(under, middle, low)
         high = tl.where(under, high, middle)
@@ -254,37 +242,25 @@ def _bisect_row(
 def settle(
     logits_ptr,
     adjusted_ptr,
-    top_ptr,
-    state_ptr,
-    candidates_ptr,
+    scratch,
     keep_ptr,
     row_top_ptr,
-    slot_ptr,
-    index_ptr,
-    counts_ptr,
-    params_ptr,
+    rows,
     V: tl.constexpr,
-    W: tl.constexpr,
     C: tl.constexpr,
     LANES: tl.constexpr,
     M: tl.constexpr,
-    STATE: tl.constexpr,
-    LAUNCHES: tl.constexpr,
     TURN: tl.constexpr,
-    TILE: tl.constexpr,
 ):
     sample = tl.program_id(0)
-    slot, word_ptr, flags = settings_of(sample, slot_ptr, index_ptr, counts_ptr, params_ptr, W)
+    slot, word_ptr, flags = settings_of(sample, rows)
     if (slot >= 0) & ((flags & CUT) != 0):
-        top = row_top(top_ptr + sample * C, C, LANES)
+        top = row_top(scratch.top_SC + sample * C, C, LANES)
         tl.store(row_top_ptr + sample, top)
         if (flags & (CUTS_TOP_K | CUTS_TOP_P)) != 0:
-            logits_ptr += sample.to(tl.int64) * V
-            adjusted_ptr += sample.to(tl.int64) * V
-            adjusted = (flags & ADJUSTED) != 0
-            temperature = load_float(word_ptr + TEMPERATURE)
+            row = row_of(sample, logits_ptr, adjusted_ptr, flags, word_ptr, top, V)
             place = (sample * LAUNCHES + TURN) * STATE
-            low, high, base, between, limit = _load_bracket(state_ptr + place)
+            low, high, base, between, limit = _load_bracket(scratch.state_SL + place)
             top_p = load_64(word_ptr + TOP_P).to(tl.float64, bitcast=True)
             by_mass = (flags & CUTS_TOP_K) == 0
             from_zero = goes_on(flags, word_ptr, M)
@@ -293,7 +269,9 @@ def settle(
             if held <= M:
                 candidate = tl.arange(0, M)
                 there = candidate < held
-                keys = tl.load(candidates_ptr + sample * M + candidate, mask=there, other=NO_KEY)
+                keys = tl.load(
+                    scratch.candidates_SM + sample * M + candidate, mask=there, other=NO_KEY
+                )
                 weights = tl.where(by_mass, mass(keys), 1)
                 weights = tl.where(there, weights, 0)
                 base = tl.where(from_zero, 0, base)
@@ -305,20 +283,12 @@ def settle(
                     low = _bisect(keys, kept, tl.zeros_like(low), high, tl.zeros_like(base), limit)
                     p_is_left = flags < 0
             else:
-                low = _bisect_row(
-                    logits_ptr, adjusted_ptr, adjusted, top, temperature,
-                    low, high, base, limit, by_mass, V, TILE,
-                )  # fmt: skip
+                low = _bisect_row(row, low, high, base, limit, by_mass, V)
             if p_is_left:
                 zero = tl.zeros_like(low)
                 high = tl.minimum(low + 1, MASSLESS)
-                total = _sum_row(
-                    logits_ptr, adjusted_ptr, adjusted, top, temperature,
-                    zero, high, p_is_left, V, TILE,
-                )  # fmt: skip
-                low = _bisect_row(
-                    logits_ptr, adjusted_ptr, adjusted, top, temperature,
-                    zero, high, tl.zeros_like(base), top_p * total.to(tl.float64), p_is_left,
-                    V, TILE,
-                )  # fmt: skip
+                total = _sum_row(row, zero, high, p_is_left, V)
+                limit = top_p * total.to(tl.float64)
+                base = tl.zeros_like(base)
+                low = _bisect_row(row, zero, high, base, limit, p_is_left, V)
             tl.store(keep_ptr + sample, low)

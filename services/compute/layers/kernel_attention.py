@@ -51,13 +51,11 @@ class DecodeAttention:
         self._tables = tables
 
     def plan(self, num_tokens: int) -> None:
-        """Cut long contexts so that all multiprocessors have some."""
         tables = self._tables
         num_rows = min(num_tokens, tables.max_rows)
         plan_decode(tables.inputs, tables.decode, tables.page_tokens, num_rows, pdl=tables.pdl)
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
-        """Row r is token r."""
         tables = self._tables
         num_rows = min(q_THD.shape[0], tables.max_rows)
         decode_attention(
@@ -82,12 +80,10 @@ class PrefillAttention:
         self._all_rows = all_rows
 
     def plan(self, num_tokens: int) -> None:
-        """List the blocks of queries."""
         tables = self._tables
         plan_prefill(tables.inputs, tables.prefill, num_tokens, self._all_rows)
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
-        """Each chunk sees the prefix in the pages and itself."""
         tables = self._tables
         prefill_attention(
             q_THD,
@@ -109,11 +105,9 @@ class MixedAttention:
         self._parts = (decode, prefill)
 
     def plan(self, num_tokens: int) -> None:
-        """Both plans."""
         for part in self._parts:
             part.plan(num_tokens)
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
-        """Each part writes the rows that are its own."""
         for part in self._parts:
             part.attend(q_THD, kv_pages, out_THD, window)

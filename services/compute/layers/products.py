@@ -42,7 +42,6 @@ class CublasProduct:
         self._pdl = pdl
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
-        """Any shape and dtype."""
         weight_IO = linear.weight_OI.t()
         if linear.bias_O is not None:
             torch.addmm(linear.bias_O, x_TI, weight_IO, out=out_TO)
@@ -52,7 +51,6 @@ class CublasProduct:
             torch.mm(x_TI, weight_IO, out_dtype=out_TO.dtype, out=out_TO)
 
     def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
-        """Two launches."""
         self(x_TI, linear, wide_TF2)
         silu_mul(wide_TF2, out_TF, pdl=self._pdl)
 
@@ -61,11 +59,9 @@ class InvariantProduct:
     """A `Product` with one tiling and one order of summation for every number of rows."""
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
-        """Any shape and dtype."""
         matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO)
 
     def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
-        """Two launches."""
         self(x_TI, linear, wide_TF2)
         silu_mul(wide_TF2, out_TF)
 
@@ -110,7 +106,6 @@ class SkinnyProduct:
             self._cublas(x_TI, linear, out_TO)
 
     def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
-        """silu(gate) * up; `wide_TF2` holds both in between where they are separate launches."""
         num_tokens, (num_rows, num_in) = x_TI.shape[0], linear.weight_OI.shape
         fits = x_TI.dtype != torch.float32 and linear.bias_O is None
         if fits and suits_gated(num_tokens, num_rows // 2, num_in):

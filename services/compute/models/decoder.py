@@ -52,12 +52,10 @@ class Decoder(Generic[L]):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self.embedding.weight_VE.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights are."""
         return self.embedding.weight_VE.dtype
 
 

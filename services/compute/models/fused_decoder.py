@@ -105,7 +105,6 @@ class FusedDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self._decoder.device
 
     def logits(self, num_samples: int) -> Tensor:
@@ -194,7 +193,6 @@ class NarrowDecoder:
         return all(layer.gate_up.bias_O is None for layer in decoder.layers)
 
     def forward(self, num_tokens: int, kv_pages: Tensor, attention: KernelAttention) -> None:
-        """Leave the hidden states of T tokens in x and the last layer's part in delta."""
         acts, eps, pdl = self._activations, self._eps, self._pdl
         qkv_TC, inner_TF = acts.qkv_TC[:num_tokens], acts.inner_TF[:num_tokens]
         delta_TE = acts.delta_TE[:num_tokens]

@@ -32,17 +32,14 @@ class Transformer:
 
     @property
     def config(self) -> DecoderConfig:
-        """The decoder's numbers."""
         return self._decoder.config
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self._decoder.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights are."""
         return self._decoder.dtype
 
     def forward(self, tokens_T: Tensor, attention: Attention) -> Tensor:
@@ -59,7 +56,6 @@ class Transformer:
 
     @property
     def has_head(self) -> bool:
-        """Whether its logits are of a language model."""
         return self._decoder.has_head
 
     def normed(self, x_SE: Tensor) -> Tensor:

@@ -63,19 +63,17 @@ class DummyWeights:
         return values.to(dtype=self._dtype)
 
     def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
-        """One tensor in place of several."""
         shape = (sum(rows), columns) if columns else (sum(rows),)
         return self.take(names[0], shape)
 
     def has(self, name: str) -> bool:
-        """Whatever is asked for is there."""
         return True
 
     def skip(self, name: str) -> None:
-        """Nothing is there to be skipped."""
+        pass
 
     def finish(self) -> None:
-        """Nothing is left over."""
+        pass
 
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -115,13 +113,11 @@ class SafetensorsWeights:
         self._progress = Progress("loading weights", len(self._left), size)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of this name in memory of its own."""
         target = torch.empty(shape, dtype=self._dtype, device=self._device)
         self._copy(name, target)
         return target
 
     def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
-        """Several matrices in one, each copied straight to its place."""
         shape = (sum(rows), columns) if columns else (sum(rows),)
         target = torch.empty(shape, dtype=self._dtype, device=self._device)
         first = 0
@@ -131,15 +127,12 @@ class SafetensorsWeights:
         return target
 
     def has(self, name: str) -> bool:
-        """Whether the files hold this tensor."""
         return name in self._where
 
     def skip(self, name: str) -> None:
-        """Leave this tensor, which may be there, where it is."""
         self._left.discard(name)
 
     def finish(self) -> None:
-        """Close the files; raises ModelError if tensors are left over."""
         self._files.clear()
         if self._left:
             some = ", ".join(sorted(self._left)[:5])
@@ -183,7 +176,6 @@ class SafetensorsWeights:
         return self._files[path]
 
     def _locate(self) -> dict[str, Path]:
-        """Which file holds which tensor."""
         index_path = self._folder / INDEX_NAME
         if not index_path.is_file():
             return self._locate_without_index()

@@ -163,7 +163,6 @@ class EagerRunner:
         return runner
 
     def spec(self) -> RunnerSpec:
-        """Capabilities and sizes, fixed since loading."""
         return self._spec
 
     @fatal_if_the_device_fails
@@ -203,7 +202,6 @@ class EagerRunner:
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: EagerTicket, masks: TokenMasks | None = None) -> EagerTicket:
-        """Draw the plan's samples and keep them for the next step."""
         plan = ticket.plan
         slots = plan.row_slot[plan.sample_row].astype(np.int64)
         sampled = self._sampler.sample(
@@ -216,7 +214,6 @@ class EagerRunner:
 
     @fatal_if_the_device_fails
     def result(self, ticket: EagerTicket) -> StepResult:
-        """The step's tokens."""
         sampled = ticket.sampled
         if sampled is None:
             raise RuntimeError(f"step {ticket.plan.step_id} has not been sampled")
@@ -234,11 +231,10 @@ class EagerRunner:
         )
 
     def ready(self, ticket: EagerTicket) -> bool:
-        """It is: whoever has a sampled ticket has waited for it."""
         return ticket.sampled is not None
 
     def close(self) -> None:
-        """Nothing is in flight; memory goes with the runner."""
+        pass
 
     def warm_up(self) -> None:
         """Run a prefill and a decode of one sequence, so that no request pays for first calls."""

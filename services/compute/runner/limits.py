@@ -97,12 +97,10 @@ def choose_limits(
 
 
 def cpu_room_bytes() -> int:
-    """What the KV cache may take of the host's memory."""
     return int(available_memory() * CPU_MEMORY_SHARE)
 
 
 def bytes_of_page(page_tokens: int, config: DecoderConfig, dtype: torch.dtype) -> int:
-    """One page over all layers, keys and values."""
     return config.cache_bytes(page_tokens, dtype.itemsize)
 
 

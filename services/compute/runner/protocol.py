@@ -44,10 +44,6 @@ class SlotErrors(Exception):
         self.by_slot = by_slot
 
 
-class Ticket(Protocol):
-    """A step on its way through the device; opaque to the engine."""
-
-
 class Runner(Protocol):
     """Executes step plans in the order given; forward and sample do not wait for the device.
 
@@ -58,7 +54,9 @@ class Runner(Protocol):
     def spec(self) -> RunnerSpec: ...
 
     def forward(self, plan: StepPlan) -> Any:
-        """Apply the plan's transfers and deltas and launch its forward pass; return a ticket.
+        """Apply the plan's transfers and deltas and launch its forward pass.
+
+        Returns a ticket, opaque to the engine, for the step on its way through the device.
 
         Raises SlotErrors, before anything else is done, for newcomers that must do without their
         settings; the plan may then come again with others for them.

@@ -76,7 +76,6 @@ class LatencyModel:
     per_token_s: float
 
     def step_s(self, plan: StepPlan) -> float:
-        """Return how long the device takes for this plan."""
         num_prefill_tokens = plan.num_tokens - plan.num_decode_rows
         return (
             self.base_s
@@ -169,7 +168,6 @@ class SimRunner:
         self._slots: dict[int, SlotDelta] = {}
 
     def spec(self) -> RunnerSpec:
-        """Return the virtual device's capabilities."""
         return self._spec
 
     def forward(self, plan: StepPlan) -> SimTicket:
@@ -189,7 +187,6 @@ class SimRunner:
         return replace(ticket, masks=masks, end_s=self._busy_until_s)
 
     def ready(self, ticket: SimTicket) -> bool:
-        """Whether the device's clock has passed the step's end."""
         return self._clock() >= ticket.end_s
 
     def result(self, ticket: SimTicket) -> StepResult:
@@ -221,7 +218,7 @@ class SimRunner:
         )
 
     def close(self) -> None:
-        """Nothing to release."""
+        pass
 
     def _logprobs(
         self, sampled: tuple[SlotDelta, ...], tokens: list[int]

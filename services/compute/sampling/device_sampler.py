@@ -41,6 +41,7 @@ from services.compute.kernels.slot_words import (
     PENALISED,
     SCORED,
     MaskRows,
+    SampleRows,
 )
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
@@ -93,11 +94,13 @@ class DeviceSampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._resident = resident
-        self._inputs = inputs
+        self._rows = SampleRows(
+            inputs.sample_slot_S, inputs.sample_index_S, inputs.counts, resident.slot_params
+        )
+        self._last_token_N = resident.last_token
         self._flags = np.zeros(num_slots, dtype=np.int32)
         self._min_tokens = np.zeros(num_slots, dtype=np.int32)
-        self._parts = SampleScratch.make(max_samples, vocab_size, device)
+        self._scratch = SampleScratch.make(max_samples, vocab_size, device)
         self._shaped = ProcessedLogits.make(num_slots, max_samples, vocab_size, device)
         self._tables = ProcessorTables.make(num_slots, device)
         self.masks = MaskRows.make(max_samples, vocab_size, device)
@@ -150,56 +153,34 @@ class DeviceSampler:
         The results lie where they lay last time. Reads the logits, float32, without changing
         them; allocates nothing and waits for nothing, so that it can be captured.
         """
-        inputs, resident = self._inputs, self._resident
         plain, full = variant is Variant.PLAIN, variant is Variant.FULL
         logits_SV = logits_SV[:num_samples_bucket]
         if logits_SV.dtype != torch.float32 or not logits_SV.is_contiguous():
             raise ValueError("the sampler takes contiguous float32 logits")
         result_SW = self.result(variant)[:num_samples_bucket]
-        slots, indices, counts = inputs.sample_slot_S, inputs.sample_index_S, inputs.counts
-        params, shaped = resident.slot_params, self._shaped
+        rows, shaped = self._rows, self._shaped
         if full:
             process_logits(
-                logits_SV,
-                slots,
-                indices,
-                counts,
-                params,
-                self._tables,
-                shaped.said_NV,
-                self.masks,
-                shaped.adjusted_SV,
+                logits_SV, rows, self._tables, shaped.said_NV, self.masks, shaped.adjusted_SV
             )
         if not plain:
             top_k_top_p(
-                logits_SV,
-                slots,
-                indices,
-                counts,
-                params,
-                self._cuts,
-                shaped.adjusted_SV,
-                shaped.keep_S,
-                shaped.top_S,
+                logits_SV, rows, self._cuts, shaped.adjusted_SV, shaped.keep_S, shaped.top_S
             )
         sample_tokens(
             logits_SV,
-            slots,
-            indices,
-            counts,
-            params,
+            rows,
             None if plain else shaped,
             None if plain else self.masks,
-            self._parts,
-            resident.last_token,
+            self._scratch,
+            self._last_token_N,
             result_SW,
         )
         if full:
-            logprobs(logits_SV, slots, counts, params, self._scores, result_SW)
+            logprobs(logits_SV, rows, self._scores, result_SW)
         return result_SW
 
     def result(self, variant: Variant) -> Tensor:
-        """Where a variant's results lie, for as many samples as there may be."""
         return self._full_SW if variant is Variant.FULL else self._plain_SW
 
     def unpack(

@@ -49,8 +49,6 @@ class RawLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PickedLogprobs:
-    """What a step's result needs of them."""
-
     samples: Int64Array
     wanted: Int64Array
     chosen_L: Tensor
@@ -58,7 +56,6 @@ class PickedLogprobs:
     top_logprobs_LN: Tensor
 
     def to_host(self) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """By sample."""
         rows = zip(
             self.samples.tolist(),
             self.wanted.tolist(),

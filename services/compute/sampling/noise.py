@@ -52,7 +52,6 @@ def _xor(high: Tensor, word: Tensor, key: Tensor) -> Tensor:
 
 
 def _schedule(key: Tensor, step: int) -> tuple[Tensor, ...]:
-    """The key of every round."""
     steps = torch.arange(0, ROUNDS * step, step, device=key.device)
     return (key + steps.view(-1, *(1,) * key.dim())).bitwise_and_(MASK).unbind()
 

@@ -36,8 +36,6 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One step's draws."""
-
     tokens_S: Tensor  # int64
     finite_S: Tensor  # bool
     logprobs: PickedLogprobs | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -82,22 +81,12 @@ class SamplingSlots:
         self.repetition[slot] = sampling.repetition_penalty
         self.min_tokens[slot] = barred_tokens(sampling)
         self.num_logprobs[slot] = min(sampling.num_logprobs, self._vocab_size)
-        self.penalised[slot] = bool(
-            sampling.presence_penalty
-            or sampling.frequency_penalty
-            or sampling.repetition_penalty != 1.0
-        )
-        bias: dict[int, float] = {}
-        for token, value in sampling.logit_bias:
-            if 0 <= token < self._vocab_size:
-                bias[token] = bias.get(token, 0.0) + value
+        self.penalised[slot] = is_penalised(sampling)
+        bias = known_bias(sampling, self._vocab_size)
         self.biased[slot] = bool(bias)
         self.bias_ids[slot] = np.fromiter(bias.keys(), dtype=np.int64, count=len(bias))
         self.bias_values[slot] = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
-        self.stop_ids[slot] = self._valid(delta.stop_ids)
-
-    def _valid(self, ids: Iterable[int]) -> Int64Array:
-        return np.array([i for i in ids if 0 <= i < self._vocab_size], dtype=np.int64)
+        self.stop_ids[slot] = known_ids(delta.stop_ids, self._vocab_size).astype(np.int64)
 
 
 def barred_tokens(sampling: SamplingParams) -> int:
@@ -106,7 +95,6 @@ def barred_tokens(sampling: SamplingParams) -> int:
 
 
 def _signed(seed: int) -> int:
-    """The low 64 bits, as int64 holds them."""
     low = seed & 0xFFFFFFFFFFFFFFFF
     return low - (1 << 64) if low >> 63 else low
 
@@ -142,6 +130,14 @@ def slot_words(delta: SlotDelta, vocab_size: int) -> Int32Array:
     return words
 
 
+def is_penalised(sampling: SamplingParams) -> bool:
+    return bool(
+        sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1.0
+    )
+
+
 def known_bias(sampling: SamplingParams, vocab_size: int) -> dict[int, float]:
     """Bias by id; ids beyond the vocabulary are of no effect and left out."""
     bias: dict[int, float] = {}
@@ -152,19 +148,13 @@ def known_bias(sampling: SamplingParams, vocab_size: int) -> dict[int, float]:
 
 
 def known_ids(ids: tuple[int, ...], vocab_size: int) -> Int32Array:
-    """Those of the ids that the vocabulary has."""
     return np.array([i for i in ids if 0 <= i < vocab_size], dtype=np.int32)
 
 
 def _flags(sampling: SamplingParams, vocab_size: int, drawn: int) -> int:
     """Greedy rows take the largest, which no cut takes away."""
-    penalised = bool(
-        sampling.presence_penalty
-        or sampling.frequency_penalty
-        or sampling.repetition_penalty != 1.0
-    )
     return (
-        PENALISED * penalised
+        PENALISED * is_penalised(sampling)
         | drawn * CUTS_TOP_K * (0 < sampling.top_k < vocab_size)
         | drawn * CUTS_TOP_P * (sampling.top_p < 1.0)
         | drawn * CUTS_MIN_P * (sampling.min_p > 0.0)

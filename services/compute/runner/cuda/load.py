@@ -47,7 +47,6 @@ class StartLog:
         self._began_s = time.monotonic()
 
     def say(self, event: str, **more: object) -> None:
-        """One line; the clock starts again."""
         now_s = time.monotonic()
         memory = {}
         if self._device.type == "cuda":
@@ -67,7 +66,6 @@ def load_cuda(path: Path, settings: ComputeSettings) -> CudaRunner:
 def load_on(
     path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
 ) -> CudaRunner:
-    """The same on a given device and stream."""
     try:
         return _load(path, settings, device, stream)
     except torch.OutOfMemoryError as error:  # trying again would not help

@@ -46,7 +46,6 @@ class PoolLaunch:
 
     @property
     def name(self) -> tuple[str, int]:
-        """What it is recorded as."""
         return "pool", self.slice_tokens
 
     def replay(self, stream: DeviceStream, num_slices: int) -> None:

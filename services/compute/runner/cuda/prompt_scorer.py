@@ -20,7 +20,12 @@ from services.compute.kernels.logprobs import (
     LogprobScratch,
     logprobs,
 )
-from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS, NUM_LOGPROBS, NUM_WORDS
+from services.compute.kernels.slot_words import (
+    MAX_TOP_LOGPROBS,
+    NUM_LOGPROBS,
+    NUM_WORDS,
+    SampleRows,
+)
 from services.compute.kernels.step_buffers import NUM_COUNTS, NUM_SAMPLES
 from services.compute.models.fused_decoder import FusedDecoder
 from services.compute.runner.cuda.staging import Results, Staging
@@ -59,7 +64,6 @@ class ScoreLaunch:
 
     @property
     def name(self) -> tuple[str, int]:
-        """What it is recorded as."""
         return "score", self.slice_rows
 
     def replay(self, stream: DeviceStream, num_positions: int) -> torch.Tensor:
@@ -79,7 +83,8 @@ class ScoreLaunch:
         token_S, num_top_S, target_S = self._block[NUM_COUNTS:].view(3, size)
         result_SR[:, 0].copy_(target_S)
         logits_SV = self._decoder.logits_at(token_S)
-        logprobs(logits_SV, num_top_S, counts, self._settings_W, self._scratch, result_SR)
+        rows = SampleRows(num_top_S, num_top_S, counts, self._settings_W)
+        logprobs(logits_SV, rows, self._scratch, result_SR)
 
 
 @dataclass(frozen=True, slots=True)

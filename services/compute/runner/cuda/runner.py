@@ -89,7 +89,6 @@ class CudaRunner:
         self._results = Results(num_buffers, machine.max_result_ints, pinned)
 
     def spec(self) -> RunnerSpec:
-        """Capabilities and sizes, fixed since loading."""
         return self._spec
 
     @fatal_if_the_device_fails
@@ -150,7 +149,6 @@ class CudaRunner:
 
     @fatal_if_the_device_fails
     def result(self, ticket: CudaTicket) -> StepResult:
-        """The step's tokens; waits for the device."""
         if ticket.end is None or ticket.result_SW is None:
             raise RuntimeError(f"step {ticket.plan.step_id} has not been sampled")
         waited = not ticket.end.query()
@@ -180,11 +178,9 @@ class CudaRunner:
         )
 
     def ready(self, ticket: CudaTicket) -> bool:
-        """Whether the device is done with the step."""
         return ticket.end is not None and ticket.end.query()
 
     def close(self) -> None:
-        """Wait for what is in flight; memory goes with the runner."""
         self._stream.synchronize()
 
     def _apply(self, plan: StepPlan, slot_rows: Int32Array) -> None:

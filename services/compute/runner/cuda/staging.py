@@ -138,7 +138,6 @@ class SlotStaging:
         return last
 
     def done(self, upload: int) -> None:
-        """The device is past this upload."""
         self._staging.done(upload)
 
     def _parts(self, entries: Sequence[SlotEntry]) -> Iterator[list[SlotEntry]]:
@@ -159,13 +158,13 @@ class SlotStaging:
 class MaskStaging:
     """Fills `MaskRows` for the samples of a step, in stream order before their sampling.
 
-    Only steps with guided samples come here: no others look at the rows.
+    One copy, of as many rows as there are masks. Only steps with guided samples come here: no
+    others look at the rows.
     """
 
     __slots__ = ("_max_samples", "_num_words", "_staging")
 
     def __init__(self, rows: MaskRows, num_buffers: int, wait: Callable[[], None]) -> None:
-        """`num_buffers` and `wait` as for `Staging`."""
         self._max_samples, self._num_words = rows.bits_GM.shape
         self._staging = Staging(rows.packed, num_buffers, wait)
 
@@ -183,7 +182,6 @@ class MaskStaging:
         return self._staging.upload(size)
 
     def done(self, upload: int) -> None:
-        """The device is past this upload."""
         self._staging.done(upload)
 
 

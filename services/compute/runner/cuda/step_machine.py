@@ -95,8 +95,6 @@ SKINNY_PRODUCTS = True
 
 @dataclass(frozen=True, slots=True)
 class MachineSizes:
-    """The largest step, and the longest sequence."""
-
     max_tokens: int
     max_rows: int
     max_positions: int
@@ -163,13 +161,11 @@ class StepMachine:
 
     @property
     def num_launches(self) -> int:
-        """How many launches `record` makes."""
         by_size = len(self._row_buckets) * (1 + len(Variant)) + len(self._token_buckets)
         return by_size + 3 + (self.pools is not None)
 
     @property
     def max_result_ints(self) -> int:
-        """The largest result."""
         return max(self.sampler.result(variant).numel() for variant in Variant)
 
     def record(self, kv_pages: Tensor) -> Iterator[int]:
@@ -197,7 +193,6 @@ class StepMachine:
         self._stream.replay(APPLY)
 
     def enter(self) -> None:
-        """Let the newcomers in that are in `entries`."""
         self._stream.replay(ENTER)
 
     def sample(self, variant: Variant, num_samples: int) -> Tensor:
@@ -269,14 +264,12 @@ class StepMachine:
 
 
 def _widest_output(decoder: Decoder[Linear]) -> int:
-    """Outputs of the largest of the products."""
     layer = decoder.layers[0]
     products = (layer.qkv, layer.out, layer.gate_up, layer.down, decoder.head)
     return max(linear.weight_OI.shape[0] for linear in products)
 
 
 def _has_dependent_launch(device: torch.device) -> bool:
-    """Hopper's devices and later ones have it."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -64,6 +64,8 @@ def _no_garbage_collection() -> Iterator[None]:
 class GraphStream:
     """A CUDA stream of its own, and the graphs captured on it, which share one memory pool.
 
+    A graph launches a step's hundreds of kernels at once, in about ten microseconds.
+
     They may share it because they run one after the other and nothing lives in it from one graph
     to the next: what does is in buffers made before.
     """
@@ -90,21 +92,17 @@ class GraphStream:
         self._graphs[name] = graph
 
     def replay(self, name: Hashable) -> None:
-        """Launch the graph."""
         self._graphs[name].replay()
 
     def mark(self) -> Mark:
-        """An event with a time."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
     def forget(self) -> None:
-        """Drop all graphs and their memory."""
         self._graphs.clear()
 
     def synchronize(self) -> None:
-        """Wait for the stream."""
         self._stream.synchronize()
 
 
@@ -112,24 +110,19 @@ SLACK_S = 0.001
 """How far the chain may stand behind what the host saw: waking it takes a part of this."""
 
 
-class TimedEvent(Protocol):
-    """A torch.cuda.Event made with enable_timing."""
-
-    def elapsed_time(self, other: TimedEvent, /) -> float:
-        """Milliseconds from this event to the other; both have happened."""
-        ...
-
-
 class DeviceClock:
-    """Takes the steps in their order."""
+    """When steps began and ended on the device, told in the host's monotonic time.
+
+    CUDA events know the time between two of them to half a microsecond, not the time of day. Each
+    step, taken in its order, is measured from the end of the one before; that chain is tied to the
+    host's clock wherever the host sees a step end.
+    """
 
     def __init__(self) -> None:
-        self._last_end: TimedEvent | None = None
+        self._last_end: Mark | None = None
         self._last_end_s = 0.0
 
-    def times_of(
-        self, begin: TimedEvent, end: TimedEvent, now_s: float, waited: bool
-    ) -> tuple[float, float]:
+    def times_of(self, begin: Mark, end: Mark, now_s: float, waited: bool) -> tuple[float, float]:
         """Start and end of a step that has ended by now; right now, if the host waited for it."""
         duration_s = begin.elapsed_time(end) / 1e3
         if self._last_end is None:
