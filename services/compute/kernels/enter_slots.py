@@ -97,13 +97,7 @@ _BLOCK = 2048
 
 
 @triton.jit
-def _forget(
-    packed,
-    said_ptr,
-    V: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _forget(packed, said_ptr, V: tl.constexpr, NUM_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
     """Zero the counts of slots whose new owners are counted."""
     blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     lanes = tl.arange(0, BLOCK)
@@ -168,12 +162,7 @@ def enter_slots(packed: Tensor, said_NV: Tensor, tables: ProcessorTables) -> Non
     """Carry out what `pack_entries` wrote; slots that it does not name stay as they are."""
     vocab_size = said_NV.shape[1]
     _forget[(_CLEAR_PROGRAMS,)](
-        packed,
-        said_NV,
-        V=vocab_size,
-        NUM_PROGRAMS=_CLEAR_PROGRAMS,
-        BLOCK=_CLEAR_BLOCK,
-        num_warps=8,
+        packed, said_NV, V=vocab_size, NUM_PROGRAMS=_CLEAR_PROGRAMS, BLOCK=_CLEAR_BLOCK, num_warps=8
     )
     _enter[(_ENTRY_PROGRAMS, _PARTS)](
         packed,

@@ -155,10 +155,7 @@ def _score_row(
 
 
 def logprobs(
-    logits_SV: Tensor,
-    rows: SampleRows,
-    scratch: LogprobScratch,
-    result_SR: Tensor,
+    logits_SV: Tensor, rows: SampleRows, scratch: LogprobScratch, result_SR: Tensor
 ) -> None:
     """Into the words of the results from NUM_SCORED on; word 0 is the drawn id.
 

@@ -96,8 +96,14 @@ def _load_weights(
 def prefetch_l2(pointers):
     """Ask the L2 cache for the lines of 128 bytes that these point into, and go on."""
     addresses = pointers.to(tl.int64, bitcast=True)
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [addresses], tl.int32, is_pure=False, pack=1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [addresses],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit

@@ -276,10 +276,7 @@ def sample_tokens(
 
 
 def sample_tokens_reference(
-    logits_SV: Tensor,
-    rows: SampleRows,
-    last_token_N: Tensor,
-    result_SR: Tensor,
+    logits_SV: Tensor, rows: SampleRows, last_token_N: Tensor, result_SR: Tensor
 ) -> None:
     """As the kernel's, in the precision of the logits."""
     for sample in range(int(rows.counts[NUM_SAMPLES])):

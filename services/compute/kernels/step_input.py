@@ -137,13 +137,7 @@ def _unpack_tokens(
 
 
 @triton.jit
-def _unpack_rows(
-    block,
-    packed,
-    inputs,
-    row_bucket,
-    BLOCK: tl.constexpr,
-):
+def _unpack_rows(block, packed, inputs, row_bucket, BLOCK: tl.constexpr):
     num_rows = tl.load(packed)
     num_tokens = tl.load(packed + 2)
     q_start = packed + _HEADER + num_rows
@@ -162,13 +156,7 @@ def _unpack_rows(
 
 
 @triton.jit
-def _unpack_samples(
-    block,
-    packed,
-    inputs,
-    sample_bucket,
-    BLOCK: tl.constexpr,
-):
+def _unpack_samples(block, packed, inputs, sample_bucket, BLOCK: tl.constexpr):
     num_rows = tl.load(packed)
     num_tokens = tl.load(packed + 2)
     num_samples = tl.load(packed + 3)

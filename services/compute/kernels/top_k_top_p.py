@@ -24,13 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels import slot_words as words
-from services.compute.kernels.sample_rows import (
-    ADJUSTED,
-    CUT,
-    CUTS_TOP_K,
-    CUTS_TOP_P,
-    settings_of,
-)
+from services.compute.kernels.sample_rows import ADJUSTED, CUT, CUTS_TOP_K, CUTS_TOP_P, settings_of
 from services.compute.kernels.slot_words import SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.kernels.top_k_top_p_search import (
@@ -98,13 +92,7 @@ MASS_MASK = tl.constexpr((1 << 52) - 1)
 
 @triton.jit
 def _top_of_part(
-    logits_ptr,
-    adjusted_ptr,
-    scratch,
-    keep_ptr,
-    rows,
-    V: tl.constexpr,
-    C: tl.constexpr,
+    logits_ptr, adjusted_ptr, scratch, keep_ptr, rows, V: tl.constexpr, C: tl.constexpr
 ):
     part = tl.program_id(0)
     sample = tl.program_id(1)
@@ -160,16 +148,7 @@ def _narrow(
 
 
 @triton.jit
-def _sum_below(
-    row,
-    counts_ptr,
-    masses_ptr,
-    first,
-    low,
-    pivots,
-    by_mass,
-    V: tl.constexpr,
-):
+def _sum_below(row, counts_ptr, masses_ptr, first, low, pivots, by_mass, V: tl.constexpr):
     """Count, or count and weigh, this part's ids from low up to each pivot."""
     counts = tl.zeros([K], tl.int32)
     masses = tl.zeros([K], tl.int64)
@@ -261,11 +240,7 @@ HOST_MASS_UNIT = 2.0**40
 
 
 def top_k_top_p_reference(
-    logits_SV: Tensor,
-    rows: SampleRows,
-    adjusted_SV: Tensor,
-    keep_S: Tensor,
-    top_S: Tensor,
+    logits_SV: Tensor, rows: SampleRows, adjusted_SV: Tensor, keep_S: Tensor, top_S: Tensor
 ) -> None:
     """As the kernel's; keys are of float32 whatever the logits are."""
     for sample in range(int(rows.counts[NUM_SAMPLES])):

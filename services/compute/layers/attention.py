@@ -32,8 +32,6 @@ SPLIT_PAGES = 8
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The shape of the cache, as index arithmetic needs it."""
-
     kv_heads: int
     page_tokens: int
     page_bytes: int  # one page of one layer, keys and values

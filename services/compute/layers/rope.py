@@ -61,10 +61,7 @@ class Rope:
         cos, sin = angles_PD.cos().mul_(scale), angles_PD.sin().mul_(scale)
         half = angles_PD.shape[1] // 2
         sin[:, :half].neg_()
-        return Rope(
-            cos.to(device=device, dtype=dtype),
-            sin.to(device=device, dtype=dtype),
-        )
+        return Rope(cos.to(device=device, dtype=dtype), sin.to(device=device, dtype=dtype))
 
     def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of these positions, [T, 1, D] each: looked up once a step for all layers."""

@@ -132,11 +132,7 @@ class FusedDecoder:
         gather_add_rms_norm(acts.x_TE, acts.delta_TE, index_S, weight_E, self._eps, out_SE)
 
     def attend(
-        self,
-        layer: DecoderLayer[Linear],
-        qkv_TC: Tensor,
-        pages: Tensor,
-        attention: KernelAttention,
+        self, layer: DecoderLayer[Linear], qkv_TC: Tensor, pages: Tensor, attention: KernelAttention
     ) -> Tensor:
         """Rotate, store keys and values, and mix: [T, H * D] from the layer's projections."""
         config = self._decoder.config

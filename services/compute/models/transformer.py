@@ -59,7 +59,6 @@ class Transformer:
         return self._decoder.has_head
 
     def normed(self, x_SE: Tensor) -> Tensor:
-        """Hidden states [S, E] after the final norm."""
         return self._decoder.norm(x_SE)
 
     def logits(self, x_SE: Tensor) -> Tensor:

@@ -93,12 +93,7 @@ class SafetensorsWeights:
     pages would be faulted in while requests wait.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._folder = folder
         self._dtype = dtype
         self._device = device

@@ -37,11 +37,7 @@ class Limits:
 
 def choose_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype:
     """The dtype of the settings; auto is bfloat16 where the device is fast at it, else float32."""
-    named = {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if settings.dtype != "auto":
         return named[settings.dtype]
     fast = device.type == "cuda" or is_fast_at_bf16()
@@ -60,7 +56,6 @@ def longest_model_len(settings: ComputeSettings, config: DecoderConfig) -> int:
 
 
 def prefill_tokens(settings: ComputeSettings, device: torch.device) -> int:
-    """Prompt tokens of one step."""
     return settings.max_prefill_tokens or (512 if device.type == "cpu" else 8192)
 
 

@@ -56,7 +56,6 @@ class PenaltyRows:
             self._free.append(row)
 
     def rows_of(self, slots: Sequence[int]) -> Int64Array:
-        """Count rows of these slots."""
         return np.array([self._row_by_slot[slot] for slot in slots], dtype=np.int64)
 
     def apply(

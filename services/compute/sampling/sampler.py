@@ -166,10 +166,7 @@ class Sampler:
 
     def _pairs(self, samples: Int64Array, ids: Sequence[Int64Array]) -> tuple[Tensor, Tensor]:
         counts = np.array([len(some) for some in ids])
-        return (
-            self._upload(np.repeat(samples, counts)),
-            self._upload(np.concatenate(ids)),
-        )
+        return (self._upload(np.repeat(samples, counts)), self._upload(np.concatenate(ids)))
 
     def _upload(self, array: npt.NDArray[Any]) -> Tensor:
         return upload(array, self._device)

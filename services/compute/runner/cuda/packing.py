@@ -23,11 +23,7 @@ _NONE = np.zeros(0, dtype=np.int32)
 
 
 def packed_size(
-    max_rows: int,
-    max_tokens: int,
-    max_page_entries: int,
-    max_slot_rows: int,
-    num_words: int,
+    max_rows: int, max_tokens: int, max_page_entries: int, max_slot_rows: int, num_words: int
 ) -> int:
     """Int32 of the largest upload within these limits; every row may be sampled."""
     counts = [max_rows, max_rows, max_tokens, max_rows, max_page_entries, max_slot_rows]

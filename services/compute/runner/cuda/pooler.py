@@ -27,7 +27,7 @@ class PoolLaunch:
     """Reads the hidden states that a forward pass left.
 
     The upload of a step is a block for each slice: a header, the tokens whose hidden states are
-    normalised, and the table of `kernels.pool`, whose FIRST counts within the slice.
+    normalised, and the table of `kernels.pool`, whose `first` counts within the slice.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PoolLaunch:
 
 
 TableRow: TypeAlias = tuple[int, int, int, int, int]
-"""A row of `kernels.pool.table`."""
+"""A row of the table of `kernels.pool`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,6 @@ class Pooler:
         }
 
     def _pack(self, parts: list[PooledTokens], out: Int32Array) -> int:
-        """Write the slices; return how many."""
         launch = self._launch
         size, ints = launch.slice_tokens, launch.block_ints
         index_P = np.concatenate([np.arange(p.first, p.first + p.num_tokens) for p in parts])

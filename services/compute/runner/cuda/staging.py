@@ -118,11 +118,7 @@ class SlotStaging:
     __slots__ = ("_enter", "_size", "_staging")
 
     def __init__(
-        self,
-        packed: Tensor,
-        num_buffers: int,
-        wait: Callable[[], None],
-        enter: Callable[[], None],
+        self, packed: Tensor, num_buffers: int, wait: Callable[[], None], enter: Callable[[], None]
     ) -> None:
         """`num_buffers` and `wait` as for `Staging`; `enter` launches what is in `packed`."""
         self._size = len(packed)
