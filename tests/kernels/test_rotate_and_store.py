@@ -34,7 +34,7 @@ class Step:
     def on(self, device: torch.device, dtype: torch.dtype) -> Step:
         """A copy in the dtype; the tables are float32 unless all is float64."""
         wide = torch.promote_types(dtype, torch.float32)
-        names = StepInputs.__dataclass_fields__
+        names = StepInputs._fields
 
         def to(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device, dtype, copy=True)
