@@ -137,13 +137,8 @@ class Step:
         return out_THD
 
     def actual(self, device: torch.device, all_rows: bool = False, bucket: int = 0) -> Tensor:
-
-        inputs = StepInputs(
-            **{name: getattr(self.inputs, name).to(device) for name in StepInputs.__slots__}
-        )
-        resident = Resident(
-            **{name: getattr(self.resident, name).to(device) for name in Resident.__slots__}
-        )
+        inputs = StepInputs(*(tensor.to(device) for tensor in self.inputs))
+        resident = Resident(*(tensor.to(device) for tensor in self.resident))
         work = PrefillWork.make(bucket or self.bucket, self.work.max_rows, self.shape.group, device)
         work.items_I2.fill_(-1)
         work.num_items.fill_(-1)
