@@ -123,28 +123,28 @@ class EngineSoak:
         self._runner.close()
 
     def _add(self, turn: Turn) -> None:
-        job = parse_completion(turn.body, Warnings()).job
+        request = parse_completion(turn.body, Warnings()).generate
         prompt = turn.body["prompt"]
         ids = prompt if isinstance(prompt, list) else list(prompt.encode())
         counter = turn.number * CHOICES
-        for choice in range(job.num_choices):
+        for choice in range(request.num_choices):
             self._open[counter + choice] = _Open(turn)
-        self.tally.num_sequences += job.num_choices
-        request = Generate(
+        self.tally.num_sequences += request.num_choices
+        message = Generate(
             attempt=AttemptId(ROUTER, counter),
             detokenizer=DETOKENIZER,
             prompt_ids=int32s(ids).tobytes(),
             output_ids=int32s(),
-            sampling=job.sampling,
+            sampling=request.sampling,
             header=b"",
             admitted_at_s=0.0,
-            num_choices=job.num_choices,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
+            num_choices=request.num_choices,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
-        self._scheduler.add_request(request, time.monotonic())
+        self._scheduler.add_request(message, time.monotonic())
         if turn.leaves_after_s == 0.0:
-            self._abort(counter, job.num_choices)
+            self._abort(counter, request.num_choices)
 
     def _abort(self, counter: int, num_choices: int) -> None:
         for each in range(counter, counter + num_choices):

@@ -167,7 +167,7 @@ def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingReques
     has_input = body.get("messages") is None
     fields = (InputFields if has_input else MessagesFields).read(body, warnings)
     cut_at = fields.truncate_prompt_tokens
-    job = GenerateRequest(
+    request = GenerateRequest(
         model=fields.model or "",
         prompts=fields.prompts,
         prompt_field="input" if has_input else "messages",
@@ -182,7 +182,7 @@ def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingReques
         pooling=True,
     )
     as_base64 = fields.encoding_format == "base64"
-    return EmbeddingRequest(job=job, as_base64=as_base64, dimensions=fields.dimensions)
+    return EmbeddingRequest(generate=request, as_base64=as_base64, dimensions=fields.dimensions)
 
 
 class EmbeddingFormat:
@@ -244,11 +244,11 @@ class EmbeddingFormat:
 
 async def _embed(call: Call[EmbeddingRequest]) -> web.Response:
     parsed, backend = call.parsed, call.backend
-    group = backend.dispatch.group(parsed.job.model)
+    group = backend.dispatch.group(parsed.generate.model)
     _check_pooling(group)
     head = response_head("embd-", group)
     layout = EmbeddingFormat(head, parsed.as_base64, parsed.dimensions, group.card.matryoshka)
-    context = prepare(call, group, parsed.job, layout, head.id)
+    context = prepare(call, group, parsed.generate, layout, head.id)
     answers, usage = await _collect(backend.generation, context)
     return json_response(layout.body(answers, usage))
 
@@ -259,8 +259,8 @@ async def _collect(
     """Wait for all inputs, part after part; ApiError if one of them fails."""
     answers: list[CompleteAnswer] = []
     num_tokens = num_cached = 0
-    for job in context.request.in_parts(MOST_AT_ONCE):
-        sink = await generation.collect(replace(context, request=job))
+    for request in context.request.in_parts(MOST_AT_ONCE):
+        sink = await generation.collect(replace(context, request=request))
         answers += sink.answers()
         num_tokens += sink.usage.prompt_tokens
         num_cached += sink.usage.cached_tokens

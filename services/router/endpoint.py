@@ -31,7 +31,7 @@ class ApiRequest:
     the tokens.
     """
 
-    job: GenerateRequest
+    generate: GenerateRequest
     streaming: bool = False
     given_id: str = ""
     wants_ids: bool = False
@@ -105,10 +105,10 @@ def generation(
     """Return the `run` of an endpoint that generates, in one piece or as a stream."""
 
     async def run(call: Call[ApiRequestT]) -> web.StreamResponse:
-        group = call.backend.dispatch.group(call.parsed.job.model)
-        job = call.parsed.job.with_defaults(group.card.sampling_defaults)
+        group = call.backend.dispatch.group(call.parsed.generate.model)
+        request = call.parsed.generate.with_defaults(group.card.sampling_defaults)
         head = response_head(id_prefix, group, call.parsed.given_id)
-        context = prepare(call, group, job, make_format(call, job, head), head.id)
+        context = prepare(call, group, request, make_format(call, request, head), head.id)
         if content_type != EVENTS:
             context = replace(context, content_type=content_type)
         return await call.backend.generation.answer(call.request, context, call.parsed.streaming)
@@ -117,13 +117,17 @@ def generation(
 
 
 def prepare(
-    call: Call[ApiRequestT], group: Group, job: GenerateRequest, layout: FormatT, response_id: str
+    call: Call[ApiRequestT],
+    group: Group,
+    request: GenerateRequest,
+    layout: FormatT,
+    response_id: str,
 ) -> RequestContext[FormatT]:
     """Note a request in its span, and make of it what `Generation` takes."""
     assert call.span is not None
-    call.span.set_request(job, response_id)
+    call.span.set_request(request, response_id)
     client = call.request[CLIENT]
-    return RequestContext(job, group, client, layout, call.span, call.parsed.wants_ids)
+    return RequestContext(request, group, client, layout, call.span, call.parsed.wants_ids)
 
 
 def query(

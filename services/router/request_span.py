@@ -46,30 +46,30 @@ class RequestSpan:
         """The W3C header of this span, as the other stages' parent; empty without a trace."""
         return trace.traceparent_of(self._span)
 
-    def set_request(self, job: GenerateRequest, response_id: str) -> None:
+    def set_request(self, request: GenerateRequest, response_id: str) -> None:
         """Set the attributes of the request."""
         if not self._span.is_recording():
             return
-        sampling = job.sampling
-        self._span.update_name(f"{self._operation} {job.model}")
+        sampling = request.sampling
+        self._span.update_name(f"{self._operation} {request.model}")
         self._span.set_attributes(
             {
-                names.REQUEST_MODEL: job.model,
-                names.REQUEST_MAX_TOKENS: sampling.max_tokens or job.usual_max_tokens,
+                names.REQUEST_MODEL: request.model,
+                names.REQUEST_MAX_TOKENS: sampling.max_tokens or request.usual_max_tokens,
                 names.REQUEST_TEMPERATURE: sampling.temperature,
                 names.REQUEST_TOP_P: sampling.top_p,
                 names.REQUEST_TOP_K: sampling.top_k,
                 names.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
                 names.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
-                names.REQUEST_CHOICE_COUNT: job.num_choices,
+                names.REQUEST_CHOICE_COUNT: request.num_choices,
                 names.RESPONSE_ID: response_id,
-                names.RESPONSE_MODEL: job.model,
+                names.RESPONSE_MODEL: request.model,
             }
         )
-        if job.has_seed:
+        if request.has_seed:
             self._span.set_attribute(names.REQUEST_SEED, sampling.seed)
-        if job.stream.stop:
-            self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, job.stream.stop)
+        if request.stream.stop:
+            self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, request.stream.stop)
 
     def set_first_token(self) -> None:
         """Set the time to the first token of a stream."""

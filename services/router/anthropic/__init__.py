@@ -1,1 +1,1 @@
-"""Anthropic's Messages: requests to jobs, answers to content blocks and their events."""
+"""Anthropic's Messages API: requests, content blocks and their events."""

@@ -152,7 +152,7 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
     tools = read_tools(fields.tools, fields.tool_choice, warnings)
     stops = fields.stop_sequences or ()
     check_all_stops(stops, "stop_sequences")
-    job = GenerateRequest(
+    request = GenerateRequest(
         model=fields.model,
         prompts=(_prompt(fields, tools, warnings),),
         prompt_field="messages",
@@ -175,7 +175,7 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
     )
     _warn(body, warnings)
     return MessageRequest(
-        job=job,
+        generate=request,
         streaming=bool(fields.stream),
         max_tokens=fields.max_tokens,
         shows_thinking=fields.shows_thinking,

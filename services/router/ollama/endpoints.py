@@ -172,14 +172,16 @@ def _generating(
     """Make an endpoint that generates, or answers at once that the model is loaded."""
 
     async def run(call: Call[OllamaRequest]) -> web.StreamResponse:
-        model, job = call.parsed.model, call.parsed.job
+        model, request = call.parsed.model, call.parsed.generate
         served = _served_name(call.backend.dispatch, model)
-        if job is None:
+        if request is None:
             call.backend.dispatch.group(served)  # ApiError 404
             return json_response(OllamaFormat(model, lay_out).loaded())
-        request = ApiRequest(job=replace(job, model=served), streaming=call.parsed.streaming)
-        generate = generation("ollama-", lambda *_: OllamaFormat(model, lay_out), NDJSON)
-        return await generate(Call(call.backend, call.request, request, call.span))
+        parsed = ApiRequest(
+            generate=replace(request, model=served), streaming=call.parsed.streaming
+        )
+        run_generation = generation("ollama-", lambda *_: OllamaFormat(model, lay_out), NDJSON)
+        return await run_generation(Call(call.backend, call.request, parsed, call.span))
 
     return Endpoint(
         path,

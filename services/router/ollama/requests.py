@@ -97,50 +97,50 @@ class ShowFields(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
-    """A request to generate, or without a job to load the model; `model` is the client's name."""
+    """A request to generate, or only to load `model`, which is the client's name for it."""
 
     model: str
-    job: GenerateRequest | None
+    generate: GenerateRequest | None
     streaming: bool
 
 
 def parse_chat_request(body: Mapping[str, Any], warnings: Warnings) -> OllamaRequest:
     """Validate a chat request; ApiError 400 names the field at fault."""
     fields = OllamaChatFields.read(body)
-    job = None
+    request = None
     if fields.messages:
         tools = {"tools": fields.tools} if fields.tools else {}
         chat = {"messages": _messages(fields.messages), **_shared(fields), **tools}
-        job = _job(parse_chat, chat, warnings)
-    return OllamaRequest(fields.model, job, fields.streaming)
+        request = _generate_request(parse_chat, chat, warnings)
+    return OllamaRequest(fields.model, request, fields.streaming)
 
 
 def parse_generate_request(body: Mapping[str, Any], warnings: Warnings) -> OllamaRequest:
     """Validate a generate request; ApiError 400 names the field at fault."""
     fields = GenerateFields.read(body)
-    shared, job = _shared(fields), None
+    shared, request = _shared(fields), None
     if fields.prompt and fields.raw:
         shared.pop("reasoning_effort", None)
         top_logprobs, logprobs = shared.pop("top_logprobs", None), shared.pop("logprobs", None)
         if logprobs:
             shared["logprobs"] = top_logprobs or 0
-        job = _job(parse_completion, {"prompt": fields.prompt, **shared}, warnings)
-        job = replace(job, usual_max_tokens=0)  # not OpenAI's 16, but as much as fits
+        request = _generate_request(parse_completion, {"prompt": fields.prompt, **shared}, warnings)
+        request = replace(request, usual_max_tokens=0)  # not OpenAI's 16, but as much as fits
     elif fields.prompt:
         system = [{"role": "system", "content": fields.system}] if fields.system else []
         messages = [*system, {"role": "user", "content": fields.prompt}]
-        job = _job(parse_chat, {"messages": messages, **shared}, warnings)
-    return OllamaRequest(fields.model, job, fields.streaming)
+        request = _generate_request(parse_chat, {"messages": messages, **shared}, warnings)
+    return OllamaRequest(fields.model, request, fields.streaming)
 
 
-def _job(
+def _generate_request(
     parse: Callable[[dict[str, Any], Warnings], ApiRequest],
     body: dict[str, Any],
     warnings: Warnings,
 ) -> GenerateRequest:
     """Parse the rewritten request; an error names the field as the client did."""
     try:
-        return replace(parse(body, warnings).job, max_tokens_field="options.num_predict")
+        return replace(parse(body, warnings).generate, max_tokens_field="options.num_predict")
     except ApiError as error:
         failure = error.failure
         if (own := _OWN_NAMES.get(failure.field or "")) is None:

@@ -1,1 +1,1 @@
-"""OpenAI's endpoints: requests to jobs, answers to their chunks and bodies."""
+"""OpenAI's chat and text completions: requests, chunks and bodies."""

@@ -126,7 +126,7 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     fields = ChatFields.read(body, warnings)
     tools, structure = fields.offered_tools, fields.structure
     budget = fields.thinking_token_budget
-    job = GenerateRequest(
+    request = GenerateRequest(
         model=fields.model or "",
         prompts=(with_schema(fields.template_input(tools), structure, tools.use),),
         prompt_field="messages",
@@ -157,10 +157,10 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
         named_tool=tools.use is not None and tools.use.choice == "named",
         functions=bool(fields.functions),
         echo=final_words(fields.messages) if fields.echo else "",
-        prompt_logprobs=job.sampling.num_prompt_logprobs >= 0,
+        prompt_logprobs=request.sampling.num_prompt_logprobs >= 0,
     )
     return ChatRequest(
-        job=job,
+        generate=request,
         streaming=bool(fields.stream),
         given_id=options.given_id,
         wants_ids=options.needs_ids,

@@ -128,7 +128,7 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     prompt_alone = fields.max_tokens == 0
     if prompt_alone and needs_ring:
         sampling = replace(sampling, max_tokens=1)
-    job = GenerateRequest(
+    request = GenerateRequest(
         model=fields.model or "",
         prompts=prompts,
         prompt_field="prompt",
@@ -151,7 +151,7 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     warn_of_all("logprobs", fields.logprobs, warnings)
     options = replace(fields.options(), prompt_alone=prompt_alone)
     return CompletionRequest(
-        job=job,
+        generate=request,
         streaming=bool(fields.stream),
         given_id=options.given_id,
         wants_ids=options.needs_ids,

@@ -12,6 +12,7 @@ from common.messages.failure import Ending, Usage
 from common.messages.text import Candidate
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from common.telemetry import names
+from services.router.admission import Client
 from services.router.answer import CompleteAnswer
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Call, Endpoint, generation, json_response, prepare
@@ -29,40 +30,40 @@ from services.router.sse import AnswerFormat
 async def _complete(call: Call[CompletionRequest]) -> web.StreamResponse:
     """Continue the prompts; those that come back, and alone, do not go round the ring."""
     dispatch, parsed = call.backend.dispatch, call.parsed
-    group = dispatch.group(parsed.job.model)
-    job = parsed.job.with_defaults(group.card.sampling_defaults)
+    group = dispatch.group(parsed.generate.model)
+    request = parsed.generate.with_defaults(group.card.sampling_defaults)
     echoes: list[Echo] = []
     if parsed.echo:
         goes_on = not parsed.options.prompt_alone
-        job, echoes = await _with_echo(dispatch, group, job, goes_on)
+        request, echoes = await _with_echo(dispatch, group, request, goes_on)
     lengths: list[int] = []
-    if job.prompt_only:
-        lengths = await _prompt_lengths(dispatch, call.request, job, group)
+    if request.prompt_only:
+        lengths = await _prompt_lengths(dispatch, call.request[CLIENT], request, group)
     head = response_head("cmpl-", group, parsed.given_id)
-    num_prompts = len(job.prompts)
-    layout = CompletionFormat(head, job.num_all_choices, parsed.options, echoes, num_prompts)
-    context = prepare(call, group, job, layout, head.id)
-    if job.prompt_only:
+    num_prompts = len(request.prompts)
+    layout = CompletionFormat(head, request.num_all_choices, parsed.options, echoes, num_prompts)
+    context = prepare(call, group, request, layout, head.id)
+    if request.prompt_only:
         return _echoed(context, lengths, parsed.streaming)
     return await call.backend.generation.answer(call.request, context, parsed.streaming)
 
 
 async def _with_echo(
-    dispatch: Dispatch, group: Group, job: GenerateRequest, goes_on: bool
+    dispatch: Dispatch, group: Group, request: GenerateRequest, goes_on: bool
 ) -> tuple[GenerateRequest, list[Echo]]:
     """Find what the prompts of a completion look like; ApiError where nobody can say.
 
-    Prompts that are cut, or that are shown token by token, are tokenized here, so that the job that
-    is returned asks for just what is echoed. Where an answer `goes_on` behind them, prompts end
-    before a character that they leave unfinished: the answer has all of it, or it is none.
+    Prompts that are cut, or that are shown token by token, are tokenized here, so that the
+    returned request asks for just what is echoed. Where an answer `goes_on` behind them, prompts
+    end before a character that they leave unfinished: the answer has all of it, or it is none.
     """
-    by_token = job.sampling.num_logprobs >= 0
+    by_token = request.sampling.num_logprobs >= 0
     echoes: list[Echo] = []
     prompts: list[PromptSource] = []
     firsts: dict[int, str] = {}
-    kept = job.num_kept_tokens(group.card)
-    for number, prompt in enumerate(job.prompts):
-        field = job.field_of(number)
+    kept = request.num_kept_tokens(group.card)
+    for number, prompt in enumerate(request.prompts):
+        field = request.field_of(number)
         text = prompt.text if isinstance(prompt, TextPrompt) else None
         if isinstance(prompt, TextPrompt) and (by_token or kept):
             answer = await dispatch.tokenize(group, prompt, field, False)
@@ -70,7 +71,7 @@ async def _with_echo(
         if isinstance(prompt, IdsPrompt):
             ids = prompt.ids
             if 0 < kept < len(ids):
-                ids = ids[-kept:] if job.truncate_side == "left" else ids[:kept]
+                ids = ids[-kept:] if request.truncate_side == "left" else ids[:kept]
                 prompt, text = IdsPrompt(ids), None
             if text is None:
                 text = await dispatch.detokenize(group, prompt, field, goes_on)
@@ -83,7 +84,7 @@ async def _with_echo(
         if by_token and isinstance(prompt, IdsPrompt) and len(prompt.ids):
             first = _first(prompt.ids[0], firsts[prompt.ids[0]], text)
         echoes.append(Echo(text, first))
-    return replace(job, prompts=tuple(prompts), truncate_to=0), echoes
+    return replace(request, prompts=tuple(prompts), truncate_to=0), echoes
 
 
 def _first(token_id: int, name: str, text: str) -> Candidate:
@@ -93,12 +94,12 @@ def _first(token_id: int, name: str, text: str) -> Candidate:
 
 
 async def _prompt_lengths(
-    dispatch: Dispatch, request: web.Request, job: GenerateRequest, group: Group
+    dispatch: Dispatch, client: Client, request: GenerateRequest, group: Group
 ) -> list[int]:
-    """Count the tokens of the prompts of a job that is admitted meanwhile."""
-    ticket = dispatch.admit(request[CLIENT], job, group)
+    """Count the tokens of the prompts of a request that is admitted meanwhile."""
+    ticket = dispatch.admit(client, request, group)
     try:
-        return await dispatch.prompt_lengths(job, group)
+        return await dispatch.prompt_lengths(request, group)
     finally:
         dispatch.release(ticket)
 
@@ -107,15 +108,15 @@ def _echoed(
     context: RequestContext[AnswerFormat], lengths: Sequence[int], streaming: bool
 ) -> web.Response:
     """Answer with the prompts alone; the events of a stream are all there at once."""
-    job, layout = context.request, context.layout
+    request, layout = context.request, context.layout
     ended = Ending("length", Usage(0, 0, 0))
     usage = Usage(sum(lengths), 0, 0)
-    context.span.set_response(usage, [ended.reason] * job.num_all_choices)
+    context.span.set_response(usage, [ended.reason] * request.num_all_choices)
     if not streaming:
-        answers = [CompleteAnswer("", None, ended)] * job.num_all_choices
+        answers = [CompleteAnswer("", None, ended)] * request.num_all_choices
         return json_response(layout.body(answers, usage))
     events: list[bytes] = []
-    for choice in range(job.num_all_choices):
+    for choice in range(request.num_all_choices):
         events += (layout.opening(choice, None), layout.ending(choice, ended))
     events.append(layout.closing(usage))
     return web.Response(body=b"".join(events), headers=STREAM_HEADERS)
@@ -126,7 +127,7 @@ CHAT: Endpoint[ChatRequest] = Endpoint(
     lambda body, request: parse_chat(body, request[WARNINGS]),
     generation(
         "chatcmpl-",
-        lambda call, job, head: ChatFormat(head, job.num_all_choices, call.parsed.options),
+        lambda call, request, head: ChatFormat(head, request.num_all_choices, call.parsed.options),
     ),
     names.CHAT,
     adopts_request_id=True,

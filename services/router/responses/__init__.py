@@ -1,1 +1,1 @@
-"""OpenAI's Responses, stateless: requests to jobs, answers to items and their events."""
+"""OpenAI's Responses API: requests, output items and their events."""

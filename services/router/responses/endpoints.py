@@ -159,12 +159,12 @@ class Responses:
 def _prepare(
     call: Call[ResponsesRequest], keep: Keep | None = None
 ) -> RequestContext[ResponsesFormat]:
-    group = call.backend.dispatch.group(call.parsed.job.model)
-    job = call.parsed.job.with_defaults(group.card.sampling_defaults)
+    group = call.backend.dispatch.group(call.parsed.generate.model)
+    request = call.parsed.generate.with_defaults(group.card.sampling_defaults)
     head = response_head(ID_PREFIX, group)
     tool_names = call.parsed.input.tools.names
-    layout = ResponsesFormat(head, call.parsed.echo(job), tool_names, keep)
-    return prepare(call, group, job, layout, head.id)
+    layout = ResponsesFormat(head, call.parsed.echo(request), tool_names, keep)
+    return prepare(call, group, request, layout, head.id)
 
 
 def _stored(owner: str, parsed: ResponsesRequest, body: dict[str, Any]) -> StoredResponse:

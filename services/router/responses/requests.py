@@ -152,8 +152,8 @@ class ResponsesRequest(ApiRequest):
     input: ResponseInput
     is_stored: bool = False
 
-    def echo(self, job: GenerateRequest) -> dict[str, Any]:
-        """Build what the response repeats; `job` has the model's defaults in place.
+    def echo(self, request: GenerateRequest) -> dict[str, Any]:
+        """Build what the response repeats; `request` has the model's defaults in place.
 
         `store` tells whether the response is stored, whatever the request asked for.
         """
@@ -177,12 +177,12 @@ class ResponsesRequest(ApiRequest):
             "safety_identifier": fields.safety_identifier,
             "service_tier": "default",
             "store": self.is_stored,
-            "temperature": job.sampling.temperature,
+            "temperature": request.sampling.temperature,
             "text": {"format": text_format, "verbosity": text.verbosity or "medium"},
             "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
             "tools": list(self.input.tools.echo),
             "top_logprobs": max(0, fields.num_logprobs),
-            "top_p": job.sampling.top_p,
+            "top_p": request.sampling.top_p,
             "truncation": fields.truncation or "disabled",
             "user": fields.user,
         }
@@ -195,7 +195,7 @@ def parse_response(
     fields = ResponsesFields.read(body, warnings)
     response_input = _input(fields, warnings, history)
     tools = response_input.tools.offered
-    job = GenerateRequest(
+    request = GenerateRequest(
         model=fields.model or "",
         prompts=(response_input.prompt,),
         prompt_field="input",
@@ -225,7 +225,7 @@ def parse_response(
     if fields.store and not is_stored:
         warnings.add("store", STORE_OFF)
     return ResponsesRequest(
-        job=job,
+        generate=request,
         streaming=bool(fields.stream),
         fields=fields,
         input=response_input,

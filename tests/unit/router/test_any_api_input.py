@@ -90,8 +90,8 @@ def can_be_sent(prompt: PromptSource) -> None:
 def test_any_response_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
         parsed = parse_response(body, Warnings())
-        json_bytes(parsed.echo(parsed.job))
-        return (*parsed.job.prompts, parse_input(body, Warnings())[1])
+        json_bytes(parsed.echo(parsed.generate))
+        return (*parsed.generate.prompts, parse_input(body, Warnings())[1])
 
     check(read, body, {"model": "demo", "input": "Hi"})
 
@@ -100,7 +100,7 @@ def test_any_response_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
 def test_any_message_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
         parsed = parse_message(body, Warnings())
-        return (*parsed.job.prompts, parse_prompt(body, Warnings())[1])
+        return (*parsed.generate.prompts, parse_prompt(body, Warnings())[1])
 
     messages = [{"role": "user", "content": "Hi"}]
     check(read, body, {"model": "demo", "max_tokens": 8, "messages": messages})
@@ -109,7 +109,7 @@ def test_any_message_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
 @given(bodies(EMBEDDING_FIELDS))
 def test_any_embedding_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
-        return parse_embedding(body, Warnings()).job.prompts
+        return parse_embedding(body, Warnings()).generate.prompts
 
     check(read, body, {"model": "demo", "input": "Hi"})
 
@@ -117,6 +117,6 @@ def test_any_embedding_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
 @given(st.lists(values, max_size=4))
 def test_any_items_are_a_conversation_or_a_400(items: list[Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
-        return parse_response(body, Warnings()).job.prompts
+        return parse_response(body, Warnings()).generate.prompts
 
     check(read, {"input": items}, {"model": "demo"})

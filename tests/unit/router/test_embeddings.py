@@ -30,51 +30,51 @@ def parse(**fields: Any) -> EmbeddingRequest:
 
 def test_a_text_is_pooled() -> None:
     parsed = parse(user="me")
-    assert parsed.job.pooling
-    assert parsed.job.prompts == (TextPrompt("Hi"),)
+    assert parsed.generate.pooling
+    assert parsed.generate.prompts == (TextPrompt("Hi"),)
     assert not parsed.as_base64
     assert parse(encoding_format="base64").as_base64
 
 
 @pytest.mark.parametrize("given", [["a", "b"], [[1, 2], [3]], ["a", [1]]])
 def test_a_list_has_a_prompt_each(given: list[Any]) -> None:
-    prompts = parse(input=given).job.prompts
+    prompts = parse(input=given).generate.prompts
     assert [type(prompt) for prompt in prompts] == [
         TextPrompt if isinstance(each, str) else IdsPrompt for each in given
     ]
 
 
 def test_ids_are_one_prompt() -> None:
-    (prompt,) = parse(input=[1, 2, 3]).job.prompts
+    (prompt,) = parse(input=[1, 2, 3]).generate.prompts
     assert isinstance(prompt, IdsPrompt)
     assert list(prompt.ids) == [1, 2, 3]
 
 
 def test_a_conversation_is_one_prompt_without_a_beginning_of_an_answer() -> None:
     parsed = parse(input=None, messages=[USER], chat_template_kwargs={"task": "query"})
-    assert parsed.job.prompts == (
+    assert parsed.generate.prompts == (
         ChatPrompt(
             b'[{"role":"user","content":"Hi"}]',
             add_generation_prompt=False,
             template_kwargs_json=b'{"task":"query"}',
         ),
     )
-    assert parsed.job.prompt_field == "messages"
-    (begun,) = parse(input=None, messages=[USER], add_generation_prompt=True).job.prompts
+    assert parsed.generate.prompt_field == "messages"
+    (begun,) = parse(input=None, messages=[USER], add_generation_prompt=True).generate.prompts
     assert isinstance(begun, ChatPrompt) and begun.add_generation_prompt
 
 
 @pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}])
 def test_the_model_may_be_left_out(given: dict[str, Any]) -> None:
-    assert parse_embedding({"input": "Hi", **given}, Warnings()).job.model == ""
+    assert parse_embedding({"input": "Hi", **given}, Warnings()).generate.model == ""
 
 
 def test_a_prompt_is_cut_at_its_end_where_the_client_wants_it_cut() -> None:
-    assert parse().job.truncate_to == 0
-    assert parse(truncate_prompt_tokens=-1).job.truncate_to == TRUNCATE_TO_FIT
+    assert parse().generate.truncate_to == 0
+    assert parse(truncate_prompt_tokens=-1).generate.truncate_to == TRUNCATE_TO_FIT
     parsed = parse(truncate_prompt_tokens=7)
-    assert (parsed.job.truncate_to, parsed.job.truncate_side) == (7, "right")
-    assert parse(truncate_prompt_tokens=7, truncation_side="left").job.truncate_side == "left"
+    assert (parsed.generate.truncate_to, parsed.generate.truncate_side) == (7, "right")
+    assert parse(truncate_prompt_tokens=7, truncation_side="left").generate.truncate_side == "left"
 
 
 @pytest.mark.parametrize(

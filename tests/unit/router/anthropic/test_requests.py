@@ -26,25 +26,25 @@ def parse(**more: Any) -> MessageRequest:
 
 
 def prompt_of(parsed: MessageRequest) -> ChatPrompt:
-    (prompt,) = parsed.job.prompts
+    (prompt,) = parsed.generate.prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
 
 def test_max_tokens_bounds_what_fits_and_is_no_reason_to_refuse() -> None:
     parsed = parse(max_tokens=64000)
-    assert parsed.job.sampling.max_tokens == 0
-    assert parsed.job.usual_max_tokens == parsed.max_tokens == 64000
+    assert parsed.generate.sampling.max_tokens == 0
+    assert parsed.generate.usual_max_tokens == parsed.max_tokens == 64000
 
 
 def test_what_is_left_out_is_the_models_own() -> None:
-    assert "temperature" in parse().job.unset
+    assert "temperature" in parse().generate.unset
     parsed = parse(temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["a", "b", "a"], seed=3)
-    sampling = parsed.job.sampling
+    sampling = parsed.generate.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 5)
-    assert (sampling.seed, parsed.job.has_seed) == (3, True)
-    assert parsed.job.stream.stop == ("a", "b")
-    assert not parsed.job.unset & {"temperature", "top_p", "top_k"}
+    assert (sampling.seed, parsed.generate.has_seed) == (3, True)
+    assert parsed.generate.stream.stop == ("a", "b")
+    assert not parsed.generate.unset & {"temperature", "top_p", "top_k"}
 
 
 def test_silence_about_thinking_is_no() -> None:
@@ -53,16 +53,16 @@ def test_silence_about_thinking_is_no() -> None:
         variables = json.loads(prompt_of(parsed).template_kwargs_json)
         assert variables == {"enable_thinking": False, "thinking": False}
         assert not parsed.shows_thinking
-        assert parsed.job.stream.parse_reasoning
+        assert parsed.generate.stream.parse_reasoning
 
 
 def test_thinking_has_its_budget() -> None:
     parsed = parse(thinking={"type": "enabled", "budget_tokens": 16})
-    assert parsed.job.rules.thinking_budget == 16
+    assert parsed.generate.rules.thinking_budget == 16
     assert parsed.shows_thinking
     assert json.loads(prompt_of(parsed).template_kwargs_json)["enable_thinking"] is True
     adaptive = parse(thinking={"type": "adaptive"}, output_config={"effort": "low"})
-    assert adaptive.job.rules.thinking_budget == -1
+    assert adaptive.generate.rules.thinking_budget == -1
     assert json.loads(prompt_of(adaptive).template_kwargs_json)["reasoning_effort"] == "low"
     assert not parse(thinking={"type": "adaptive", "display": "omitted"}).shows_thinking
 
@@ -75,8 +75,8 @@ def test_tools_become_functions() -> None:
             "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
         }
     ]
-    assert parsed.job.rules.tools == ToolUse("auto")
-    assert parsed.job.stream.parse_tools
+    assert parsed.generate.rules.tools == ToolUse("auto")
+    assert parsed.generate.stream.parse_tools
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_tools_become_functions() -> None:
 )
 def test_a_choice_of_tools(choice: dict[str, Any], use: ToolUse | None) -> None:
     parsed = parse(tools=[TOOL], tool_choice=choice)
-    assert parsed.job.rules.tools == use
-    assert parsed.job.stream.parse_tools is (use is not None)
+    assert parsed.generate.rules.tools == use
+    assert parsed.generate.stream.parse_tools is (use is not None)
     assert bool(prompt_of(parsed).tools_json) is (use is not None)
 
 
@@ -107,7 +107,7 @@ def test_a_choice_of_tools(choice: dict[str, Any], use: ToolUse | None) -> None:
     ],
 )
 def test_a_schema_is_a_structure(fields: dict[str, Any], where: str) -> None:
-    structure = parse(**fields).job.rules.structure
+    structure = parse(**fields).generate.rules.structure
     assert isinstance(structure, Structure)
     assert structure.kind == "json_schema"
     assert json.loads(structure.text) == SCHEMA
@@ -189,7 +189,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
 def test_hints_are_taken_with_a_warning(field: str, value: Any) -> None:
     body = message(**{field: value})
     warnings, counting = Warnings(), Warnings()
-    assert parse_message(body, warnings).job == parse().job
+    assert parse_message(body, warnings).generate == parse().generate
     parse_prompt(body, counting)
     for each in (warnings, counting):
         assert each.header() == f'299 - "{field}: has no effect here"'
@@ -209,25 +209,25 @@ SERVER_TOOLS: list[dict[str, Any]] = [
 def test_tools_that_cannot_run_here_are_left_out_with_a_warning(tool: dict[str, Any]) -> None:
     warnings, counting = Warnings(), Warnings()
     parsed = parse_message(message(tools=[tool, TOOL]), warnings)
-    assert parsed.job == parse(tools=[TOOL]).job
+    assert parsed.generate == parse(tools=[TOOL]).generate
     assert "tools[0]: tools of the type" in warnings.header()
-    assert parse(tools=[tool]).job == parse().job
+    assert parse(tools=[tool]).generate == parse().generate
     assert parse_prompt(message(tools=[tool]), counting) == parse_prompt(message(), Warnings())
     assert counting.header() == warnings.header()
 
 
 @pytest.mark.parametrize("choice", [{"type": "tool", "name": "web_search"}, {"type": "any"}])
 def test_the_choice_of_a_tool_that_is_left_out_is_left_out_too(choice: dict[str, Any]) -> None:
-    assert parse(tools=[SERVER_TOOLS[0]], tool_choice=choice).job == parse().job
+    assert parse(tools=[SERVER_TOOLS[0]], tool_choice=choice).generate == parse().generate
 
 
 def test_a_call_can_still_be_required_of_the_other_tools() -> None:
     parsed = parse(tools=[SERVER_TOOLS[0], TOOL], tool_choice={"type": "any"})
-    assert parsed.job.rules.tools == ToolUse("required")
+    assert parsed.generate.rules.tools == ToolUse("required")
 
 
 def test_no_tools_and_no_say_about_them_are_alike() -> None:
-    assert parse(tools=[], tool_choice={"type": "auto"}).job == parse().job
+    assert parse(tools=[], tool_choice={"type": "auto"}).generate == parse().generate
 
 
 @pytest.mark.parametrize(
@@ -238,4 +238,4 @@ def test_no_tools_and_no_say_about_them_are_alike() -> None:
     ],
 )
 def test_a_stop_sequence_may_cut_what_has_to_have_a_form(fields: dict[str, Any]) -> None:
-    assert parse(**fields, stop_sequences=["x"]).job.stream.stop == ("x",)
+    assert parse(**fields, stop_sequences=["x"]).generate.stream.stop == ("x",)

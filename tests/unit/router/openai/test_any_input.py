@@ -85,33 +85,33 @@ def _check(parse_request: Any, body: dict[str, Any], sound: dict[str, Any]) -> N
     """Parse a body as it is, and again with the fields that it must have."""
     for each in (body, {**sound, **body}, {**body, **sound}):
         try:
-            job = parse_request(parse(json.dumps(each).encode()), Warnings()).job
+            request = parse_request(parse(json.dumps(each).encode()), Warnings()).generate
         except ApiError as error:
             assert error.failure.status == 400
             assert error.failure.field
             assert len(error_body(error.failure)) < 4000
         else:
-            _can_be_sent(job)
+            _can_be_sent(request)
 
 
-def _can_be_sent(job: GenerateRequest) -> None:
+def _can_be_sent(request: GenerateRequest) -> None:
     """What was accepted must fit the wire and come back from it."""
-    for prompt in job.prompts:
+    for prompt in request.prompts:
         message = Tokenize(
             attempt=AttemptId("x.1", 0),
             route=Route(HERE, HERE, HERE, HERE),
             prompt=prompt,
-            sampling=job.sampling,
-            stream=job.stream,
+            sampling=request.sampling,
+            stream=request.stream,
             limits=TokenLimits(1, 1, 1, 1),
             admitted_at_s=0.0,
             output_ids=int32s(),
-            num_choices=job.num_choices,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            rules=job.rules,
-            truncate_to=max(0, job.truncate_to),
-            truncate_side=job.truncate_side,
+            num_choices=request.num_choices,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            rules=request.rules,
+            truncate_to=max(0, request.truncate_to),
+            truncate_side=request.truncate_side,
         )
         codec = Codec(TokenizerInbox)
         assert codec.decode(codec.encode(message, HERE, HERE)).message == message

@@ -30,24 +30,28 @@ def _chat(**more: Any) -> ChatRequest:
 
 
 def _prompt(**more: Any) -> ChatPrompt:
-    (prompt,) = _chat(**more).job.prompts
+    (prompt,) = _chat(**more).generate.prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
 
 def test_a_bare_chat_request_takes_openais_defaults() -> None:
     request = _chat()
-    sampling = request.job.sampling
+    sampling = request.generate.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (0, 1.0, 1.0)
-    assert (sampling.num_logprobs, request.job.num_choices, request.job.has_seed) == (-1, 1, False)
+    assert (sampling.num_logprobs, request.generate.num_choices, request.generate.has_seed) == (
+        -1,
+        1,
+        False,
+    )
     assert not request.streaming
-    assert request.job.stream == StreamSettings(parse_reasoning=True)
-    assert request.job.rules == OutputRules()
+    assert request.generate.stream == StreamSettings(parse_reasoning=True)
+    assert request.generate.rules == OutputRules()
 
 
 def test_null_counts_as_not_given() -> None:
     fields = ("temperature", "top_p", "n", "stop", "seed", "max_tokens", "logit_bias", "tools")
-    assert _chat(**dict.fromkeys(fields)).job == _chat().job
+    assert _chat(**dict.fromkeys(fields)).generate == _chat().generate
 
 
 def test_every_sampling_field_arrives() -> None:
@@ -67,7 +71,7 @@ def test_every_sampling_field_arrives() -> None:
         ignore_eos=True,
         logprobs=True,
         top_logprobs=3,
-    ).job.sampling
+    ).generate.sampling
     assert sampling.seed == (1 << 63) - 1
     assert (sampling.max_tokens, sampling.min_tokens, sampling.top_k) == (9, 2, 0)
     assert (sampling.temperature, sampling.top_p, sampling.min_p) == (0.0, 0.5, 0.1)
@@ -79,19 +83,19 @@ def test_every_sampling_field_arrives() -> None:
 
 
 def test_logprobs_without_a_number_ask_for_the_chosen_token_only() -> None:
-    assert _chat(logprobs=True).job.sampling.num_logprobs == 0
-    assert _chat(logprobs=False).job.sampling.num_logprobs == -1
+    assert _chat(logprobs=True).generate.sampling.num_logprobs == 0
+    assert _chat(logprobs=False).generate.sampling.num_logprobs == -1
 
 
 def test_the_two_names_of_max_tokens_mean_the_same() -> None:
-    assert _chat(max_completion_tokens=7).job.sampling.max_tokens == 7
-    assert _chat(max_completion_tokens=7, max_tokens=7).job.sampling.max_tokens == 7
+    assert _chat(max_completion_tokens=7).generate.sampling.max_tokens == 7
+    assert _chat(max_completion_tokens=7, max_tokens=7).generate.sampling.max_tokens == 7
 
 
 def test_stop_is_a_string_or_several() -> None:
-    assert _chat(stop="a").job.stream.stop == ("a",)
-    assert _chat(stop=["a", "b", "a"]).job.stream.stop == ("a", "b")
-    more = _chat(include_stop_str_in_output=True, skip_special_tokens=False).job.stream
+    assert _chat(stop="a").generate.stream.stop == ("a",)
+    assert _chat(stop=["a", "b", "a"]).generate.stream.stop == ("a", "b")
+    more = _chat(include_stop_str_in_output=True, skip_special_tokens=False).generate.stream
     assert more == StreamSettings((), True, False, parse_reasoning=True)
 
 
@@ -139,9 +143,9 @@ def test_the_generation_prompt_is_added_unless_the_last_message_goes_on() -> Non
     ],
 )
 def test_a_prompt_may_be_text_or_ids_or_a_list_of_either(prompt: Any, expected: Any) -> None:
-    job = parse_completion({"model": "demo", "prompt": prompt}, Warnings()).job
+    request = parse_completion({"model": "demo", "prompt": prompt}, Warnings()).generate
     got: list[Any] = []
-    for each in job.prompts:
+    for each in request.prompts:
         if isinstance(each, IdsPrompt):
             got.append(list(each.ids))
         elif isinstance(each, TextPrompt):
@@ -150,33 +154,37 @@ def test_a_prompt_may_be_text_or_ids_or_a_list_of_either(prompt: Any, expected: 
 
 
 def test_sixteen_tokens_are_usual_for_completions_and_not_the_clients_own_number() -> None:
-    def job(**more: Any) -> GenerateRequest:
-        return parse_completion({"model": "demo", "prompt": "a", **more}, Warnings()).job
+    def request(**more: Any) -> GenerateRequest:
+        return parse_completion({"model": "demo", "prompt": "a", **more}, Warnings()).generate
 
-    assert (job().sampling.max_tokens, job().usual_max_tokens) == (0, 16)
-    assert job(max_tokens=5).sampling.max_tokens == 5
-    more = job(min_tokens=40)
+    assert (request().sampling.max_tokens, request().usual_max_tokens) == (0, 16)
+    assert request(max_tokens=5).sampling.max_tokens == 5
+    more = request(min_tokens=40)
     assert (more.sampling.min_tokens, more.usual_max_tokens) == (40, 40)
-    assert job().cost_tokens(4096) == 16
-    assert _chat().job.usual_max_tokens == 0
+    assert request().cost_tokens(4096) == 16
+    assert _chat().generate.usual_max_tokens == 0
 
 
 def test_an_echo_of_the_prompt_alone_asks_for_no_tokens() -> None:
     body = {"model": "demo", "prompt": "abcd" * 10, "n": 3, "echo": True, "max_tokens": 0}
-    job = parse_completion(body, Warnings()).job
-    assert job.prompt_only
-    assert job.cost_tokens(4096) == 10
-    assert not parse_completion({**body, "max_tokens": None}, Warnings()).job.prompt_only
+    request = parse_completion(body, Warnings()).generate
+    assert request.prompt_only
+    assert request.cost_tokens(4096) == 10
+    assert not parse_completion({**body, "max_tokens": None}, Warnings()).generate.prompt_only
 
 
 def test_completion_extras() -> None:
     body = {"model": "demo", "prompt": ["a", "b"], "n": 3, "best_of": 3, "logprobs": 0}
     body |= {"add_special_tokens": False, "priority": -1, "cache_salt": "s", "suffix": ""}
-    job = parse_completion(body, Warnings()).job
-    assert job.prompts == (TextPrompt("a", False), TextPrompt("b", False))
-    assert (job.num_choices, job.num_all_choices, job.sampling.num_logprobs) == (3, 6, 0)
-    assert (job.priority, job.cache_salt) == (-1, "s")
-    assert job.field_of(1) == "prompt[1]"
+    request = parse_completion(body, Warnings()).generate
+    assert request.prompts == (TextPrompt("a", False), TextPrompt("b", False))
+    assert (request.num_choices, request.num_all_choices, request.sampling.num_logprobs) == (
+        3,
+        6,
+        0,
+    )
+    assert (request.priority, request.cache_salt) == (-1, "s")
+    assert request.field_of(1) == "prompt[1]"
 
 
 def test_fields_that_ask_for_nothing_are_taken() -> None:
@@ -185,7 +193,7 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         "modalities": ["text"],
         "use_beam_search": False,
     }
-    assert _chat(**harmless).job == _chat().job
+    assert _chat(**harmless).generate == _chat().generate
 
 
 def test_an_unknown_field_is_warned_of_and_a_harmless_one_is_not() -> None:
@@ -196,10 +204,10 @@ def test_an_unknown_field_is_warned_of_and_a_harmless_one_is_not() -> None:
 
 def test_the_cost_of_a_job_is_what_it_may_come_to() -> None:
     body = {"model": "demo", "prompt": ["abcd" * 10, [1, 2, 3]], "n": 2, "max_tokens": 100}
-    job = parse_completion(body, Warnings()).job
-    assert job.cost_tokens(4096) == 10 + 3 + 4 * 100
-    assert job.cost_tokens(50) == 10 + 3 + 4 * 50
-    assert _chat().job.cost_tokens(4096) == 32 // 4 + 4096
+    request = parse_completion(body, Warnings()).generate
+    assert request.cost_tokens(4096) == 10 + 3 + 4 * 100
+    assert request.cost_tokens(50) == 10 + 3 + 4 * 50
+    assert _chat().generate.cost_tokens(4096) == 32 // 4 + 4096
 
 
 MODELS_OWN = (
@@ -212,8 +220,11 @@ MODELS_OWN = (
 
 
 def test_what_the_client_left_out_is_the_models_own_setting() -> None:
-    for job in (_chat().job, parse_completion({"model": "m", "prompt": "a"}, Warnings()).job):
-        sampling = job.with_defaults(MODELS_OWN).sampling
+    for request in (
+        _chat().generate,
+        parse_completion({"model": "m", "prompt": "a"}, Warnings()).generate,
+    ):
+        sampling = request.with_defaults(MODELS_OWN).sampling
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 20)
         assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.05)
         assert type(sampling.top_k) is int
@@ -222,13 +233,13 @@ def test_what_the_client_left_out_is_the_models_own_setting() -> None:
 @given(st.sets(st.sampled_from(["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])))
 def test_what_the_client_said_wins_even_where_it_is_the_usual_value(said: set[str]) -> None:
     usual = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-    job = _chat(**{name: usual[name] for name in said}).job.with_defaults(MODELS_OWN)
+    request = _chat(**{name: usual[name] for name in said}).generate.with_defaults(MODELS_OWN)
     for name, own in MODELS_OWN:
-        assert getattr(job.sampling, name) == (usual[name] if name in said else own)
+        assert getattr(request.sampling, name) == (usual[name] if name in said else own)
 
 
 def test_a_model_that_sets_nothing_or_something_unknown_changes_nothing() -> None:
-    job = _chat().job
-    assert job.with_defaults(()) is job
-    assert job.with_defaults((("max_tokens", 5.0), ("wibble", 1.0))) is job
-    assert job.with_defaults((("top_k", -1.0),)).sampling.top_k == 0
+    request = _chat().generate
+    assert request.with_defaults(()) is request
+    assert request.with_defaults((("max_tokens", 5.0), ("wibble", 1.0))) is request
+    assert request.with_defaults((("top_k", -1.0),)).sampling.top_k == 0

@@ -19,11 +19,11 @@ USER = {"role": "user", "content": "Hi"}
 def test_a_strict_server_takes_what_another_endpoint_has_where_it_asks_for_nothing() -> None:
     strict = Warnings(WarningLog(refuse_unknown=True))
     chat = {"model": "m", "messages": [USER], "echo": False, "prompt": None}
-    assert parse_chat(chat, strict).job.prompt_field == "messages"
+    assert parse_chat(chat, strict).generate.prompt_field == "messages"
     text = {"model": "m", "prompt": "Hi", "tools": [], "tool_choice": "none", "messages": None}
-    assert parse_completion(text, strict).job.prompt_field == "prompt"
+    assert parse_completion(text, strict).generate.prompt_field == "prompt"
     embedding = {"model": "m", "input": "Hi", "stream": False, "messages": None}
-    assert parse_embedding(embedding, strict).job.prompt_field == "input"
+    assert parse_embedding(embedding, strict).generate.prompt_field == "input"
 
 
 @pytest.mark.parametrize(

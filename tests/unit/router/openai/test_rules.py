@@ -22,7 +22,7 @@ def _chat(**more: Any) -> ChatRequest:
 
 
 def _prompt(**more: Any) -> ChatPrompt:
-    (prompt,) = _chat(**more).job.prompts
+    (prompt,) = _chat(**more).generate.prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
@@ -93,17 +93,17 @@ def test_structures_under_all_their_names() -> None:
         ),
     ]
     for fields, structure in expected:
-        assert _chat(**fields).job.rules.structure == structure
+        assert _chat(**fields).generate.rules.structure == structure
         body = {"model": "demo", "prompt": "a", **fields}
-        assert parse_completion(body, Warnings()).job.rules.structure == structure
-    assert _chat(response_format={"type": "text"}).job.rules.structure is None
+        assert parse_completion(body, Warnings()).generate.rules.structure == structure
+    assert _chat(response_format={"type": "text"}).generate.rules.structure is None
 
 
 def test_a_structural_tag_in_its_older_form_becomes_one_of_today() -> None:
     schema = {"type": "object"}
     structures = [{"begin": "<f=a>", "schema": schema, "end": "</f>"}]
     older = {"type": "structural_tag", "structures": structures, "triggers": ["<f="]}
-    structure = _chat(response_format=older).job.rules.structure
+    structure = _chat(response_format=older).generate.rules.structure
     assert structure is not None and structure.field == "response_format.structures"
     tag = {
         "begin": "<f=a>",
@@ -112,9 +112,11 @@ def test_a_structural_tag_in_its_older_form_becomes_one_of_today() -> None:
     }
     layout = {"type": "triggered_tags", "triggers": ["<f="], "tags": [tag]}
     assert json.loads(structure.text) == layout
-    structure = _chat(structured_outputs={"structural_tag": json.dumps(older)}).job.rules.structure
+    structure = _chat(
+        structured_outputs={"structural_tag": json.dumps(older)}
+    ).generate.rules.structure
     assert structure is not None and json.loads(structure.text) == layout
-    structure = _chat(response_format={**older, "at_least_one": True}).job.rules.structure
+    structure = _chat(response_format={**older, "at_least_one": True}).generate.rules.structure
     assert structure is not None and json.loads(structure.text)["at_least_one"] is True
 
 
@@ -141,28 +143,28 @@ def test_a_structural_tag_in_its_older_form_becomes_one_of_today() -> None:
 )
 def test_tools_and_what_is_chosen_of_them(choice: Any, use: ToolUse | None, names: Any) -> None:
     tools = [TOOL, {"type": "function", "function": {"name": "g", "strict": True}}]
-    job = _chat(tools=tools, tool_choice=choice).job
-    assert job.rules.tools == use
-    assert job.stream.parse_tools is (use is not None)
-    (prompt,) = job.prompts
+    request = _chat(tools=tools, tool_choice=choice).generate
+    assert request.rules.tools == use
+    assert request.stream.parse_tools is (use is not None)
+    (prompt,) = request.prompts
     assert isinstance(prompt, ChatPrompt)
     packed = json.loads(prompt.tools_json or b"[]")
     assert [tool["function"]["name"] for tool in packed] == names
 
 
 def test_calls_may_be_kept_to_one_at_a_time() -> None:
-    job = _chat(tools=[TOOL], parallel_tool_calls=False).job
-    assert job.rules.tools == ToolUse("auto", parallel=False)
+    request = _chat(tools=[TOOL], parallel_tool_calls=False).generate
+    assert request.rules.tools == ToolUse("auto", parallel=False)
 
 
 def test_a_structure_may_stand_beside_tools_that_need_not_be_called() -> None:
-    rules = _chat(tools=[TOOL], response_format={"type": "json_object"}).job.rules
+    rules = _chat(tools=[TOOL], response_format={"type": "json_object"}).generate.rules
     assert rules.structure is not None
     assert rules.tools == ToolUse("auto")
 
 
 def test_other_rules_arrive() -> None:
-    job = _chat(
+    request = _chat(
         allowed_token_ids=[5, 3, 5],
         bad_words=["no", "never"],
         thinking_token_budget=100,
@@ -171,11 +173,11 @@ def test_other_rules_arrive() -> None:
         prompt_logprobs=4,
         return_token_ids=True,
         spaces_between_special_tokens=True,
-    ).job
-    assert job.rules == OutputRules(None, None, 100, (5, 3), ("no", "never"))
-    assert (job.truncate_to, job.truncate_side) == (7, "right")
-    assert job.sampling.num_prompt_logprobs == 4
-    assert job.stream.return_prompt_ids
+    ).generate
+    assert request.rules == OutputRules(None, None, 100, (5, 3), ("no", "never"))
+    assert (request.truncate_to, request.truncate_side) == (7, "right")
+    assert request.sampling.num_prompt_logprobs == 4
+    assert request.stream.return_prompt_ids
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_other_rules_arrive() -> None:
     ],
 )
 def test_stops_and_words_stand_beside_what_has_to_have_a_form(form: dict[str, Any]) -> None:
-    job = _chat(
+    request = _chat(
         **form,
         stop=["x"],
         stop_token_ids=[5],
@@ -196,11 +198,11 @@ def test_stops_and_words_stand_beside_what_has_to_have_a_form(form: dict[str, An
         ignore_eos=True,
         bad_words=["no"],
         allowed_token_ids=[7],
-    ).job
-    sampling = job.sampling
-    assert job.stream.stop == ("x",)
+    ).generate
+    sampling = request.sampling
+    assert request.stream.stop == ("x",)
     assert (sampling.stop_token_ids, sampling.min_tokens, sampling.ignore_eos) == ((5,), 2, True)
-    assert (job.rules.bad_words, job.rules.allowed_token_ids) == (("no",), (7,))
+    assert (request.rules.bad_words, request.rules.allowed_token_ids) == (("no",), (7,))
 
 
 TAGGED = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
@@ -321,9 +323,9 @@ def test_reasoning_reaches_the_template_under_its_own_name() -> None:
 def test_an_echo_with_logprobs_goes_round_the_ring_for_them() -> None:
     body = {"model": "demo", "prompt": [[1, 2]], "echo": True, "logprobs": 3, "max_tokens": 0}
     request = parse_completion(body, Warnings())
-    assert not request.job.prompt_only
+    assert not request.generate.prompt_only
     assert request.options.prompt_alone
-    sampling = request.job.sampling
+    sampling = request.generate.sampling
     assert (sampling.max_tokens, sampling.num_prompt_logprobs, sampling.num_logprobs) == (1, 3, 3)
     plain = parse_completion({**body, "echo": False, "max_tokens": 1}, Warnings())
-    assert plain.job.sampling.num_prompt_logprobs == -1
+    assert plain.generate.sampling.num_prompt_logprobs == -1

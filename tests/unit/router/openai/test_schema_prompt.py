@@ -91,24 +91,24 @@ def messages_body() -> dict[str, Any]:
     }
 
 
-def read(job: GenerateRequest) -> tuple[list[Any], Any, Any]:
+def read(request: GenerateRequest) -> tuple[list[Any], Any, Any]:
     """Return the messages without what stands for nothing in them, the tools, the rules."""
-    (prompt,) = job.prompts
+    (prompt,) = request.prompts
     assert isinstance(prompt, ChatPrompt)
     messages = json.loads(prompt.messages_json)
     for message in messages:
         for call in message.get("tool_calls") or ():
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    structure = job.rules.structure
+    structure = request.rules.structure
     assert structure is not None
-    rules = (structure.kind, structure.text, job.rules.tools)
+    rules = (structure.kind, structure.text, request.rules.tools)
     return messages, json.loads(prompt.tools_json), rules
 
 
 def test_the_second_step_of_a_loop_is_the_same_in_every_api() -> None:
-    chat = read(parse_chat(chat_body(), Warnings()).job)
-    assert read(parse_response(responses_body(), Warnings()).job) == chat
-    assert read(parse_message(messages_body(), Warnings()).job) == chat
+    chat = read(parse_chat(chat_body(), Warnings()).generate)
+    assert read(parse_response(responses_body(), Warnings()).generate) == chat
+    assert read(parse_message(messages_body(), Warnings()).generate) == chat
     messages, _, rules = chat
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
     assert WORDS in messages[0]["content"]
@@ -116,9 +116,9 @@ def test_the_second_step_of_a_loop_is_the_same_in_every_api() -> None:
 
 
 def test_tokens_are_counted_of_the_prompt_with_the_schema() -> None:
-    (prompt,) = parse_response(responses_body(), Warnings()).job.prompts
+    (prompt,) = parse_response(responses_body(), Warnings()).generate.prompts
     assert parse_input(responses_body(), Warnings()) == ("demo", prompt)
-    (prompt,) = parse_message(messages_body(), Warnings()).job.prompts
+    (prompt,) = parse_message(messages_body(), Warnings()).generate.prompts
     assert parse_prompt(messages_body(), Warnings()) == ("demo", prompt)
 
 
@@ -133,7 +133,7 @@ def test_tokens_are_counted_of_the_prompt_with_the_schema() -> None:
 def test_a_system_message_that_is_there_has_it_at_its_end(system: Any, after: str | None) -> None:
     body = chat_body()
     body["messages"].insert(0, {"role": "system", "content": system})
-    first, second, *_ = read(parse_chat(body, Warnings()).job)[0]
+    first, second, *_ = read(parse_chat(body, Warnings()).generate)[0]
     assert second["role"] == "user"
     if after is None:
         assert [part["text"] for part in first["content"][:2]] == ["Be", "kind."]
@@ -153,7 +153,7 @@ def test_a_system_message_that_is_there_has_it_at_its_end(system: Any, after: st
 def test_where_the_grammar_leaves_no_such_choice_nothing_is_added(more: dict[str, Any]) -> None:
     messages, *_ = (
         json.loads(prompt.messages_json)
-        for prompt in parse_chat(chat_body(**more), Warnings()).job.prompts
+        for prompt in parse_chat(chat_body(**more), Warnings()).generate.prompts
         if isinstance(prompt, ChatPrompt)
     )
     assert messages[0]["role"] == "user"

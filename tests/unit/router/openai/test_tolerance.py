@@ -34,7 +34,7 @@ def _warned(chat: dict[str, Any] | None = None, text: dict[str, Any] | None = No
 
 
 def _prompt(request: ChatRequest) -> ChatPrompt:
-    (prompt,) = request.job.prompts
+    (prompt,) = request.generate.prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
@@ -57,10 +57,13 @@ def _said(message: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_hints_that_nothing_here_follows_have_no_effect(hint: dict[str, Any]) -> None:
-    assert _chat(**hint).job == _chat().job
+    assert _chat(**hint).generate == _chat().generate
     text = {"model": "demo", "prompt": "Hi"}
     strict = Warnings(WarningLog(refuse_unknown=True))
-    assert parse_completion({**text, **hint}, strict).job == parse_completion(text, strict).job
+    assert (
+        parse_completion({**text, **hint}, strict).generate
+        == parse_completion(text, strict).generate
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,8 +96,8 @@ def test_all_logprobs_are_said_to_be_fewer() -> None:
 def test_the_model_may_be_left_out(model: Any) -> None:
     given = {} if model is ... else {"model": model}
     body = {"messages": [USER], **given}
-    assert parse_chat(body, Warnings()).job.model == ""
-    assert parse_completion({"prompt": "Hi", **given}, Warnings()).job.model == ""
+    assert parse_chat(body, Warnings()).generate.model == ""
+    assert parse_completion({"prompt": "Hi", **given}, Warnings()).generate.model == ""
 
 
 def test_a_request_id_that_no_header_can_have_is_passed_over() -> None:
@@ -105,38 +108,38 @@ def test_a_request_id_that_no_header_can_have_is_passed_over() -> None:
 
 
 def test_any_temperature_is_taken() -> None:
-    assert _chat(temperature=5).job.sampling.temperature == 5.0
-    assert _chat(temperature=1e6).job.sampling.temperature == 1e6
+    assert _chat(temperature=5).generate.sampling.temperature == 5.0
+    assert _chat(temperature=1e6).generate.sampling.temperature == 1e6
 
 
 def test_all_logprobs_are_as_many_as_there_may_be() -> None:
-    assert _chat(logprobs=True, top_logprobs=-1).job.sampling.num_logprobs == 20
-    assert _chat(prompt_logprobs=-1).job.sampling.num_prompt_logprobs == 20
+    assert _chat(logprobs=True, top_logprobs=-1).generate.sampling.num_logprobs == 20
+    assert _chat(prompt_logprobs=-1).generate.sampling.num_prompt_logprobs == 20
     body = {"model": "demo", "prompt": "Hi", "logprobs": -1}
-    assert parse_completion(body, Warnings()).job.sampling.num_logprobs == 20
+    assert parse_completion(body, Warnings()).generate.sampling.num_logprobs == 20
 
 
 def test_more_stops_tools_and_stop_ids_than_openai_allows() -> None:
     stops = [f"stop {at}" for at in range(128)]
     tools = [{"type": "function", "function": {"name": f"f{at}"}} for at in range(1024)]
     request = _chat(stop=stops, tools=tools, stop_token_ids=list(range(512)))
-    assert request.job.stream.stop == tuple(stops)
+    assert request.generate.stream.stop == tuple(stops)
     assert len(json.loads(_prompt(request).tools_json)) == 1024
-    assert len(request.job.sampling.stop_token_ids) == 512
+    assert len(request.generate.sampling.stop_token_ids) == 512
 
 
 @pytest.mark.parametrize(("wanted", "kept"), [(100, 412), (511, 1), (512, 511), (2**31 - 1, 511)])
 def test_a_prompt_is_not_cut_for_a_limit_beyond_the_context(wanted: int, kept: int) -> None:
     card = ModelCard("demo", "rev1", 1000, max_model_len=512, max_input_length=511)
-    job = _chat(truncate_prompt_tokens=-1, max_tokens=wanted).job
-    assert job.num_kept_tokens(card) == kept
+    request = _chat(truncate_prompt_tokens=-1, max_tokens=wanted).generate
+    assert request.num_kept_tokens(card) == kept
 
 
 @pytest.mark.parametrize("name", ["files/read", "mcp:files:read", "a.b-c_d/e:f"])
 def test_names_of_tools_may_have_slashes_and_colons(name: str) -> None:
     tool = {"type": "function", "function": {"name": name}}
     choice = {"type": "function", "function": {"name": name}}
-    assert _chat(tools=[tool], tool_choice=choice).job.rules.tools == ToolUse("named", name)
+    assert _chat(tools=[tool], tool_choice=choice).generate.rules.tools == ToolUse("named", name)
 
 
 @pytest.mark.parametrize("tools", [[], None, ...])
@@ -144,7 +147,7 @@ def test_names_of_tools_may_have_slashes_and_colons(name: str) -> None:
 def test_a_free_choice_of_no_tools_is_none(tools: Any, choice: Any) -> None:
     given = {} if tools is ... else {"tools": tools}
     request = _chat(**given, tool_choice=choice)
-    assert request.job.rules.tools is None
+    assert request.generate.rules.tools is None
     assert not _prompt(request).tools_json
 
 
@@ -186,7 +189,7 @@ def test_functions_are_tools_of_which_one_may_be_called(
     function_call: Any, use: ToolUse | None
 ) -> None:
     request = _chat(functions=FUNCTIONS, function_call=function_call)
-    assert request.job.rules.tools == use
+    assert request.generate.rules.tools == use
     assert request.options.functions
     assert request.options.named_tool is (use is not None and use.choice == "named")
     if use is not None:
@@ -197,8 +200,8 @@ def test_functions_are_tools_of_which_one_may_be_called(
 def test_no_functions_are_no_tools() -> None:
     for fields in ({"functions": []}, {"function_call": "auto"}, {"functions": None}):
         request = _chat(**fields)
-        assert request.job.rules.tools is None and not request.options.functions
-    assert _chat(functions=[], tools=[TOOL]).job.rules.tools == ToolUse("auto")
+        assert request.generate.rules.tools is None and not request.options.functions
+    assert _chat(functions=[], tools=[TOOL]).generate.rules.tools == ToolUse("auto")
 
 
 def test_an_echo_is_of_the_assistants_own_last_message() -> None:
@@ -210,9 +213,9 @@ def test_an_echo_is_of_the_assistants_own_last_message() -> None:
 
 
 def test_an_echo_has_logprobs_of_the_prompt_where_the_answer_has_some() -> None:
-    assert _chat(echo=True).job.sampling.num_prompt_logprobs == -1
+    assert _chat(echo=True).generate.sampling.num_prompt_logprobs == -1
     scored = _chat(echo=True, logprobs=True, top_logprobs=3)
-    assert scored.job.sampling.num_prompt_logprobs == 3
+    assert scored.generate.sampling.num_prompt_logprobs == 3
     assert scored.options.prompt_logprobs
     streamed = _chat(echo=True, logprobs=True, stream=True)
-    assert streamed.job.sampling.num_prompt_logprobs == -1
+    assert streamed.generate.sampling.num_prompt_logprobs == -1

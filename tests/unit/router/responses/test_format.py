@@ -48,7 +48,7 @@ EVENT = TypeAdapter[Any](ResponseStreamEvent)
 def make_format(names: Mapping[str, ToolName] = NO_NAMES) -> ResponsesFormat:
     body = {"model": "demo", "input": "Hi", "metadata": {"a": "b"}, "store": True}
     parsed = parse_response(body, Warnings())
-    return ResponsesFormat(HEAD, parsed.echo(parsed.job), names, clock=lambda: 1700000009.5)
+    return ResponsesFormat(HEAD, parsed.echo(parsed.generate), names, clock=lambda: 1700000009.5)
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ def parse(**fields: Any) -> ResponsesRequest:
 
 
 def prompt_of(parsed: ResponsesRequest) -> ChatPrompt:
-    (prompt,) = parsed.job.prompts
+    (prompt,) = parsed.generate.prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
@@ -45,8 +45,8 @@ def test_flat_tools_become_functions_and_are_repeated_whole() -> None:
         },
         {"type": "function", "function": {"name": "g"}},
     ]
-    assert parsed.job.rules.tools == ToolUse("auto", parallel=False)
-    assert parsed.echo(parsed.job)["tools"] == [
+    assert parsed.generate.rules.tools == ToolUse("auto", parallel=False)
+    assert parsed.echo(parsed.generate)["tools"] == [
         {**TOOL, "description": None},
         {**OTHER, "description": None, "strict": None},
     ]
@@ -74,28 +74,28 @@ def test_a_choice_of_tools(choice: Any, use: ToolUse | None, shown: list[str]) -
     parsed = parse(tools=[TOOL, OTHER], tool_choice=choice)
     tools = prompt_of(parsed).tools_json
     assert [tool["function"]["name"] for tool in json.loads(tools or b"[]")] == shown
-    assert parsed.job.rules.tools == use
-    assert parsed.job.stream.parse_tools is (use is not None)
-    assert parsed.echo(parsed.job)["tool_choice"] == choice
+    assert parsed.generate.rules.tools == use
+    assert parsed.generate.stream.parse_tools is (use is not None)
+    assert parsed.echo(parsed.generate)["tool_choice"] == choice
 
 
 def test_a_schema_is_a_structure_and_is_repeated() -> None:
     layout = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
     parsed = parse(text={"format": layout})
-    structure = parsed.job.rules.structure
+    structure = parsed.generate.rules.structure
     assert isinstance(structure, Structure)
     assert (structure.kind, structure.field) == ("json_schema", "text.format.schema")
     assert json.loads(structure.text) == SCHEMA
-    assert parsed.echo(parsed.job)["text"]["format"] == {**layout, "description": None}
+    assert parsed.echo(parsed.generate)["text"]["format"] == {**layout, "description": None}
     plain = parse(text={"format": {"type": "json_object"}})
-    assert plain.job.rules.structure == Structure("json_object", "", "text.format")
-    assert parse(text={"format": {"type": "text"}}).job.rules.structure is None
+    assert plain.generate.rules.structure == Structure("json_object", "", "text.format")
+    assert parse(text={"format": {"type": "text"}}).generate.rules.structure is None
 
 
 def test_logprobs_are_asked_for_by_either_field() -> None:
-    assert parse().job.sampling.num_logprobs == -1
-    assert parse(include=["message.output_text.logprobs"]).job.sampling.num_logprobs == 0
-    assert parse(top_logprobs=3).job.sampling.num_logprobs == 3
+    assert parse().generate.sampling.num_logprobs == -1
+    assert parse(include=["message.output_text.logprobs"]).generate.sampling.num_logprobs == 0
+    assert parse(top_logprobs=3).generate.sampling.num_logprobs == 3
 
 
 def test_effort_is_the_templates() -> None:
@@ -108,21 +108,21 @@ def test_effort_is_the_templates() -> None:
 
 def test_limits_truncation_and_the_extras_of_chat() -> None:
     parsed = parse(max_output_tokens=9, truncation="auto", top_k=4, seed=5, stop=["x"])
-    assert parsed.job.sampling.max_tokens == 9
-    assert parsed.job.truncate_to == TRUNCATE_TO_FIT
-    assert (parsed.job.sampling.top_k, parsed.job.sampling.seed) == (4, 5)
-    assert parsed.job.stream.stop == ("x",)
-    assert parse().job.truncate_to == 0
+    assert parsed.generate.sampling.max_tokens == 9
+    assert parsed.generate.truncate_to == TRUNCATE_TO_FIT
+    assert (parsed.generate.sampling.top_k, parsed.generate.sampling.seed) == (4, 5)
+    assert parsed.generate.stream.stop == ("x",)
+    assert parse().generate.truncate_to == 0
 
 
 def test_store_is_answered_with_the_truth() -> None:
     parsed = parse(store=True, previous_response_id=None, background=False)
-    assert parsed.echo(parsed.job)["store"] is False
+    assert parsed.echo(parsed.generate)["store"] is False
     kept = ResponseStore(1, 1 << 20, 60.0).of("")
     for given, answered in ((None, True), (True, True), (False, False)):
         body = {"model": "demo", "input": "Hi", "store": given}
         parsed = parse_response(body, Warnings(), kept)
-        assert parsed.echo(parsed.job)["store"] is answered
+        assert parsed.echo(parsed.generate)["store"] is answered
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_namespaces_are_flattened_and_their_calls_read_back() -> None:
         "g",
     ]
     assert parsed.input.tools.names["crm__patch"] == ToolName("patch", "crm", is_custom=True)
-    assert parsed.job.rules.tools == ToolUse("named", "crm__f")
+    assert parsed.generate.rules.tools == ToolUse("named", "crm__f")
     messages = json.loads(prompt_of(parsed).messages_json)
     assert messages[1]["tool_calls"][0]["function"]["name"] == "crm__f"
-    assert parsed.echo(parsed.job)["tools"] == namespaces
+    assert parsed.echo(parsed.generate)["tools"] == namespaces
 
 
 def test_items_add_tools_of_which_the_latest_counts() -> None:
@@ -192,7 +192,9 @@ def test_items_add_tools_of_which_the_latest_counts() -> None:
     assert [each["name"] for each in functions] == ["g", "f", "patch"]
     assert functions[1]["strict"] is True
     assert parsed.input.tools.names["patch"] == ToolName("patch", "functions", is_custom=True)
-    assert parsed.job.rules.tools == ToolUse("auto", inputs=(ToolInput("patch", "start: /a/"),))
+    assert parsed.generate.rules.tools == ToolUse(
+        "auto", inputs=(ToolInput("patch", "start: /a/"),)
+    )
     assert len(json.loads(prompt_of(parsed).messages_json)) == 1
 
 
@@ -212,7 +214,7 @@ def test_tools_that_run_elsewhere_are_left_out_and_named() -> None:
     for at, kind in enumerate(("web_search", "web_search_preview", "image_generation")):
         assert f"tools[{at}]: tools of the type {kind} do not run here" in warnings.header()
     assert warnings.header().count("left out") == len(hosted)
-    assert [tool["name"] for tool in parsed.echo(parsed.job)["tools"]] == ["f"]
+    assert [tool["name"] for tool in parsed.echo(parsed.generate)["tools"]] == ["f"]
     assert prompt_of(parse(tools=hosted)).tools_json == b""
 
 
@@ -242,7 +244,7 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
     assert 'start: "a"' in functions[1]["parameters"]["properties"]["input"]["description"]
     assert functions[2]["parameters"]["properties"]["input"]["pattern"] == "^(?:[ab]+)$"
     inputs = (ToolInput("lark", 'start: "a"'),)
-    assert parsed.job.rules.tools == ToolUse("named", "lark", inputs=inputs)
+    assert parsed.generate.rules.tools == ToolUse("named", "lark", inputs=inputs)
 
 
 def test_a_model_with_tools_is_told_of_the_structure() -> None:
