@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 Schema: TypeAlias = dict[str, Any]
 
 STRING: Schema = {"type": "string"}
+NOT_EMPTY: Schema = {"type": "string", "minLength": 1}
 INTEGER: Schema = {"type": "integer"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "number"}
@@ -16,49 +17,56 @@ OBJECT: Schema = {"type": "object"}
 ANY: Schema = {}
 
 
+class _Optional(dict[str, Any]):
+    """The schema of a property that an object may lack."""
+
+
+def optional(schema: Schema) -> Schema:
+    """Mark a property that `record` and `partial` do not require."""
+    return _Optional(schema)
+
+
+def record(**properties: Schema) -> Schema:
+    """An object with these properties and no others."""
+    return {**partial(**properties), "additionalProperties": False}
+
+
+def partial(**properties: Schema) -> Schema:
+    """An object with these properties, which may have others, too."""
+    required = [name for name, value in properties.items() if not isinstance(value, _Optional)]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def each(schema: Schema, *names: str) -> dict[str, Schema]:
+    """Properties that have one schema."""
+    return dict.fromkeys(names, schema)
+
+
 def ref(name: str) -> Schema:
     """Refer to a schema of the document's components."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def record(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    """An object with these properties and no others, all there but the optional ones."""
-    required = [name for name in properties if name not in optional]
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
-
-
-def partial(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    """An object with these properties, which may have others, too."""
-    schema = record(properties, optional)
-    del schema["additionalProperties"]
-    return schema
-
-
 def array(items: Schema, **bounds: int) -> Schema:
-    """A list."""
     return {"type": "array", "items": items, **bounds}
 
 
+def mapping(values: Schema) -> Schema:
+    """An object with any properties, whose values have one schema."""
+    return {"type": "object", "additionalProperties": values}
+
+
 def constant(value: str) -> Schema:
-    """One text."""
     return {"const": value}
 
 
 def one_of(*values: str) -> Schema:
-    """One of several texts."""
     return {"enum": list(values)}
 
 
 def either(*schemas: Schema) -> Schema:
-    """Any of several schemas."""
     return {"anyOf": list(schemas)}
 
 
 def nullable(schema: Schema) -> Schema:
-    """The schema, or null."""
     return either(schema, NULL)

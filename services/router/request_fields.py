@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import UnionType
 from typing import Any, Final
 
 from services.router.errors import bad_field, shown
@@ -21,6 +22,19 @@ def object_at(value: Any, where: str) -> dict[str, Any]:
     """Return an object; ApiError 400 for anything else."""
     if not isinstance(value, dict):
         raise bad_field(where, f"should be an object (it is {shown(value)})")
+    return value
+
+
+def check_type(value: Any, kind: type | UnionType, where: str, expected: str) -> None:
+    """Raise ApiError 400 for a value of another kind; it says what was `expected`."""
+    if not isinstance(value, kind):
+        raise bad_field(where, f"should be {expected} (it is {shown(value)})")
+
+
+def text_at(value: Any, where: str, expected: str = "a string, not empty") -> str:
+    """Return a string that is not empty; ApiError 400 for anything else."""
+    if not isinstance(value, str) or not value:
+        raise bad_field(where, f"should be {expected} (it is {shown(value)})")
     return value
 
 
@@ -46,10 +60,7 @@ def string_in(fields: dict[str, Any], name: str, where: str) -> str:
 
 def tool_name_in(fields: dict[str, Any], where: str) -> str:
     """Return the `name` of a tool; ApiError 400 if it is not a string or empty."""
-    name = fields.get("name")
-    if not isinstance(name, str) or not name:
-        raise bad_field(f"{where}.name", f"should be the name of a tool (it is {shown(name)})")
-    return name
+    return text_at(fields.get("name"), f"{where}.name", "the name of a tool")
 
 
 class ChatHistory:

@@ -6,24 +6,33 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from services.router.errors import ApiError, bad_field, shown, unsupported
+from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
 from services.router.json_schema import (
+    NOT_EMPTY,
     NULL,
     OBJECT,
     STRING,
     Schema,
     array,
     constant,
+    each,
     either,
     nullable,
     one_of,
+    optional,
     partial,
+)
+from services.router.request_fields import (
+    MAX_MESSAGES,
+    check_type,
+    object_at,
+    string_in,
+    text_at,
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _PLAIN_ROLES = ("system", "user", "assistant")
-MAX_MESSAGES = 4096
 MAX_CALLS = 128  # of one message
 
 _TEXTS = ("name", "reasoning", "reasoning_content", "refusal", "tool_call_id")  # where they are
@@ -92,9 +101,7 @@ class _Modern:
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise bad_field(where, f"should be an object (it is {shown(message)})")
-    role = message.get("role")
+    role = object_at(message, where).get("role")
     if role not in ROLES:
         raise bad_field(
             f"{where}.role", f"should be one of {', '.join(ROLES)} (it is {shown(role)})"
@@ -103,9 +110,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if role == "developer":
         result["role"] = "system"
     for name in _TEXTS:
-        if not isinstance(message.get(name, ""), str | None):
-            text = shown(message[name])
-            raise bad_field(f"{where}.{name}", f"should be a string (it is {text})")
+        check_type(message.get(name), str | None, f"{where}.{name}", "a string")
     if message.get("audio") is not None:
         raise unsupported(f"{where}.audio", "only text is")
     if role == "tool" and not message.get("tool_call_id"):
@@ -114,7 +119,9 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         result["reasoning_content"] = message["reasoning"]  # the name that templates read
     result.update(_calls(message, role, where))
     if isinstance(message.get("content"), list):
-        result["content"] = _parts(message["content"], f"{where}.content")
+        result["content"] = [
+            _part(part, f"{where}.content[{at}]") for at, part in enumerate(message["content"])
+        ]
     else:
         _check_content(message, role, where)
     return result
@@ -139,11 +146,7 @@ def _calls(message: dict[str, Any], role: str, where: str) -> dict[str, Any]:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise bad_field(where, f"should be an object (it is {shown(call)})")
-    call_id = call.get("id")
-    if not isinstance(call_id, str) or not call_id:
-        raise bad_field(f"{where}.id", f"should be a string, not empty (it is {shown(call_id)})")
+    text_at(object_at(call, where).get("id"), f"{where}.id")
     kind = call.get("type", "function")
     if kind != "function":
         raise bad_field(f"{where}.type", f"should be function (it is {shown(kind)})")
@@ -152,115 +155,65 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 def _called(function: Any, where: str) -> dict[str, Any]:
     """Check a name and arguments; text is what a model wrote, so not always good JSON."""
-    if not isinstance(function, dict):
-        raise bad_field(where, f"should be an object (it is {shown(function)})")
-    name, arguments = function.get("name"), function.get("arguments")
-    if not isinstance(name, str) or not name:
-        raise bad_field(f"{where}.name", f"should be a string, not empty (it is {shown(name)})")
+    text_at(object_at(function, where).get("name"), f"{where}.name")
+    arguments = function.get("arguments")
     if arguments is None or isinstance(arguments, dict):  # as clients of vLLM and Ollama send them
         arguments = dump(arguments or {}).decode()
-    if not isinstance(arguments, str):
-        raise bad_field(
-            f"{where}.arguments",
-            f"should be an object, or JSON as a string (it is {shown(arguments)})",
-        )
+    check_type(arguments, str, f"{where}.arguments", "an object, or JSON as a string")
     return {**function, "arguments": arguments}
 
 
 def _check_content(message: dict[str, Any], role: str, where: str) -> None:
-    content = message.get("content")
-    if content is None:
-        speaks = any(
-            message.get(name) for name in ("tool_calls", "function_call", "reasoning", "refusal")
-        )
-        if role != "assistant" or not speaks:
-            raise _content_error(where, "is required", "missing_required_parameter")
-    elif not isinstance(content, str):
-        raise _content_error(
-            where, f"should be a string or an array of text parts (it is {shown(content)})"
-        )
-
-
-def _parts(parts: list[Any], where: str) -> list[dict[str, Any]]:
-    return [_part(part, f"{where}[{at}]") for at, part in enumerate(parts)]
+    content, where = message.get("content"), f"{where}.content"
+    if content is not None:
+        check_type(content, str, where, "a string or an array of text parts")
+    elif role != "assistant" or not any(map(message.get, _INSTEAD_OF_CONTENT)):
+        raise bad_field(where, "is required", "missing_required_parameter")
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
     """Check a part; whatever its text is called, templates know it as `text`."""
-    if not isinstance(part, dict):
-        raise bad_field(where, f"should be an object (it is {shown(part)})")
-    kind = part.get("type")
+    kind = object_at(part, where).get("type")
     if kind != "refusal" and kind not in _TEXT_KINDS:
-        raise bad_field(
-            f"{where}.type",
-            f"is not supported by this server; only text is (it is {shown(kind)})",
-            "unsupported_parameter",
-        )
+        raise unsupported(f"{where}.type", f"only text is (it is {shown(kind)})")
     kind = "refusal" if kind == "refusal" else "text"
-    text = part.get(kind)
-    if not isinstance(text, str):
-        raise bad_field(f"{where}.{kind}", f"should be a string (it is {shown(text)})")
+    string_in(part, kind, where)
     return {**part, "type": kind}
 
 
-def _content_error(where: str, message: str, code: str = "invalid_value") -> ApiError:
-    return bad_field(f"{where}.content", message, code)
-
-
-_NOT_EMPTY: Schema = {"type": "string", "minLength": 1}
 _PART = either(
-    partial({"type": one_of("text", "input_text", "output_text"), "text": STRING}),
-    partial({"type": constant("refusal"), "refusal": STRING}),
+    partial(type=one_of(*_TEXT_KINDS), text=STRING),
+    partial(type=constant("refusal"), refusal=STRING),
 )
 _CONTENT = either(STRING, array(_PART))
-_FUNCTION_CALL = partial(
-    {"name": _NOT_EMPTY, "arguments": nullable(either(STRING, OBJECT))}, ("arguments",)
-)
-_CALL = partial(
-    {"id": _NOT_EMPTY, "type": constant("function"), "function": _FUNCTION_CALL}, ("type",)
-)
+_FUNCTION_CALL = partial(name=NOT_EMPTY, arguments=optional(nullable(either(STRING, OBJECT))))
+_CALL = partial(id=NOT_EMPTY, type=optional(constant("function")), function=_FUNCTION_CALL)
 _TOOL_CALLS = array(_CALL, maxItems=MAX_CALLS)
-_BESIDE: dict[str, Schema] = {  # what a message of any role may have
-    **dict.fromkeys(
-        ("name", "reasoning", "reasoning_content", "refusal", "tool_call_id"), nullable(STRING)
-    ),
-    "audio": NULL,
-}
-_NO_CALLS: dict[str, Schema] = {"tool_calls": NULL, "function_call": NULL}
-_SPEAKER: dict[str, Schema] = {
-    **_BESIDE,
+_OF_ANY_ROLE = {**each(optional(nullable(STRING)), *_TEXTS), "audio": optional(NULL)}
+_NO_CALLS = {**_OF_ANY_ROLE, **each(optional(NULL), "tool_calls", "function_call")}
+_ASSISTANT = {
+    **_OF_ANY_ROLE,
     "role": constant("assistant"),
-    "tool_calls": nullable(_TOOL_CALLS),
-    "function_call": nullable(_FUNCTION_CALL),
+    "tool_calls": optional(nullable(_TOOL_CALLS)),
+    "function_call": optional(nullable(_FUNCTION_CALL)),
 }
-_SPEAKS_BY: dict[str, Schema] = {  # one of these, where there is no content
+_INSTEAD_OF_CONTENT: dict[str, Schema] = {
     "tool_calls": {**_TOOL_CALLS, "minItems": 1},
     "function_call": _FUNCTION_CALL,
-    "reasoning": _NOT_EMPTY,
-    "refusal": _NOT_EMPTY,
+    **each(NOT_EMPTY, "reasoning", "refusal"),
 }
-
-
-def _message_schema(needed: dict[str, Schema], beside: dict[str, Schema]) -> Schema:
-    optional = tuple(name for name in beside if name not in needed)
-    return partial({**beside, **needed}, optional)
-
-
-_HEARD = one_of("system", "developer", "user", "function")
 _MESSAGES = array(
     either(
-        _message_schema({"role": _HEARD, "content": _CONTENT}, {**_BESIDE, **_NO_CALLS}),
-        _message_schema(
-            {"role": constant("tool"), "content": _CONTENT, "tool_call_id": _NOT_EMPTY},
-            {**_BESIDE, **_NO_CALLS},
+        partial(
+            **_NO_CALLS, role=one_of("system", "developer", "user", "function"), content=_CONTENT
         ),
-        _message_schema({"role": constant("assistant"), "content": _CONTENT}, _SPEAKER),
+        partial(
+            **{**_NO_CALLS, "tool_call_id": NOT_EMPTY}, role=constant("tool"), content=_CONTENT
+        ),
+        partial(**_ASSISTANT, content=_CONTENT),
         *(
-            _message_schema(
-                {"role": constant("assistant"), name: schema},
-                {**_SPEAKER, "content": nullable(_CONTENT)},
-            )
-            for name, schema in _SPEAKS_BY.items()
+            partial(**{**_ASSISTANT, "content": optional(nullable(_CONTENT)), name: schema})
+            for name, schema in _INSTEAD_OF_CONTENT.items()
         ),
     ),
     minItems=1,

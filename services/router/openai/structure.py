@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -15,6 +15,7 @@ from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
 from services.router.json_schema import (
     BOOLEAN,
+    NOT_EMPTY,
     NULL,
     OBJECT,
     STRING,
@@ -23,8 +24,11 @@ from services.router.json_schema import (
     constant,
     either,
     nullable,
+    optional,
     partial,
+    record,
 )
+from services.router.request_fields import check_type, object_at, text_at
 from services.router.request_model import OpenAIModel
 
 MAX_STRUCTURE_BYTES = 128 << 10  # a schema of 100 KB compiles for seconds; compute has limits, too
@@ -32,62 +36,45 @@ MAX_CHOICES = 1024
 SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
-_TEXT_SCHEMA: Schema = {"type": "string", "minLength": 1}
 _SCHEMA = either(OBJECT, {"type": "string", "contentMediaType": "application/json"})
 _NAMED_SCHEMA = partial(
-    {
-        "name": {"type": "string", "pattern": f"^{SCHEMA_NAME.pattern}$"},
-        "description": nullable(STRING),
-        "schema": _SCHEMA,
-        "strict": nullable(BOOLEAN),
-    },
-    ("description", "strict"),
+    name={"type": "string", "pattern": f"^{SCHEMA_NAME.pattern}$"},
+    description=optional(nullable(STRING)),
+    schema=_SCHEMA,
+    strict=optional(nullable(BOOLEAN)),
 )
-_TAG = either(
-    partial({"format": _SCHEMA}),
-    partial({"format": NULL, "structures": array(OBJECT)}, ("format",)),
-)
+_TAG = either(partial(format=_SCHEMA), partial(format=optional(NULL), structures=array(OBJECT)))
 _RESPONSE_FORMAT = either(
-    partial({"type": constant("text")}),
-    partial({"type": constant("json_object"), "schema": nullable(_SCHEMA)}, ("schema",)),
-    partial({"type": constant("json_schema"), "json_schema": _NAMED_SCHEMA}),
-    {**_TAG, **partial({"type": constant("structural_tag")})},
+    partial(type=constant("text")),
+    partial(type=constant("json_object"), schema=optional(nullable(_SCHEMA))),
+    partial(type=constant("json_schema"), json_schema=_NAMED_SCHEMA),
+    {**_TAG, **partial(type=constant("structural_tag"))},
 )
 _STRUCTURES: dict[str, Schema] = {
     "json": _SCHEMA,
-    "regex": _TEXT_SCHEMA,
-    "choice": array(_TEXT_SCHEMA, minItems=1, maxItems=MAX_CHOICES),
-    "grammar": _TEXT_SCHEMA,
+    "regex": NOT_EMPTY,
+    "choice": array(NOT_EMPTY, minItems=1, maxItems=MAX_CHOICES),
+    "grammar": NOT_EMPTY,
     "json_object": {"const": True},
     "structural_tag": either(_TAG, {"type": "string", "contentMediaType": "application/json"}),
 }
+_NOT_GIVEN = optional({"enum": [None, False]})
+_OPTIONS = {
+    **dict.fromkeys(_STRUCTURES, _NOT_GIVEN),
+    "disable_fallback": optional(nullable(BOOLEAN)),
+    "disable_any_whitespace": optional(nullable(BOOLEAN)),
+    "disable_additional_properties": _NOT_GIVEN,
+    "whitespace_pattern": optional(NULL),
+}
 _STRUCTURED = either(
-    *(
-        {
-            **partial(
-                {
-                    **dict.fromkeys(_STRUCTURES, {"enum": [None, False]}),
-                    "disable_fallback": nullable(BOOLEAN),
-                    "disable_any_whitespace": nullable(BOOLEAN),
-                    "disable_additional_properties": {"enum": [None, False]},
-                    "whitespace_pattern": NULL,
-                    name: schema,
-                },
-            ),
-            "required": [name],
-            "additionalProperties": False,
-        }
-        for name, schema in _STRUCTURES.items()
-    )
+    *(record(**{**_OPTIONS, name: schema}) for name, schema in _STRUCTURES.items())
 )
 _KINDS = tuple(_STRUCTURES)
 
 
 def read_response_format(value: Any, field: str = "response_format") -> Structure | None:
     """Read a `response_format` of a chat request; ApiError 400."""
-    if not isinstance(value, dict):
-        raise bad_field(field, f"should be an object (it is {shown(value)})")
-    kind = value.get("type")
+    kind = object_at(value, field).get("type")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -107,23 +94,18 @@ def named_schema(value: Any, field: str) -> Structure:
 
     It is enforced in any case; with `strict` a keyword that no grammar holds is an error.
     """
-    if not isinstance(value, dict):
-        raise bad_field(field, f"should be an object (it is {shown(value)})")
-    name = value.get("name")
+    name = object_at(value, field).get("name")
     if not isinstance(name, str) or not SCHEMA_NAME.fullmatch(name):
         raise bad_field(
             f"{field}.name",
             f"should have 1 to 64 letters, digits, underscores or hyphens (it is {shown(name)})",
         )
-    strict, description = value.get("strict"), value.get("description")
-    if strict is not None and not isinstance(strict, bool):
-        raise bad_field(f"{field}.strict", f"should be true or false (it is {shown(strict)})")
-    if description is not None and not isinstance(description, str):
-        raise bad_field(f"{field}.description", f"should be a string (it is {shown(description)})")
+    check_type(value.get("strict"), bool | None, f"{field}.strict", "true or false")
+    check_type(value.get("description"), str | None, f"{field}.description", "a string")
     if value.get("schema") is None:
         raise bad_field(f"{field}.schema", "is required", "missing_required_parameter")
     structure = schema_structure(value["schema"], f"{field}.schema")
-    return replace(structure, strict=bool(strict))
+    return replace(structure, strict=bool(value.get("strict")))
 
 
 def schema_structure(schema: Any, field: str) -> Structure:
@@ -139,9 +121,8 @@ def _object(value: Any, field: str, what: str) -> dict[str, Any]:
             value = json.loads(value)
         except (ValueError, RecursionError):
             raise bad_field(field, "is text that is not valid JSON") from None
-    if not isinstance(value, dict):
-        raise bad_field(field, f"should be {what} (it is {shown(value)})")
-    return value
+    check_type(value, dict, field, what)
+    return cast(dict[str, Any], value)
 
 
 def _packed(kind: StructureKind, value: dict[str, Any], field: str) -> Structure:
@@ -178,9 +159,7 @@ def _structural_tag(value: dict[str, Any], field: str) -> Structure:
 
 def _structured_outputs(value: Any) -> Structure | None:
     field = "structured_outputs"
-    if not isinstance(value, dict):
-        raise bad_field(field, f"should be an object (it is {shown(value)})")
-    for name, each in value.items():
+    for name, each in object_at(value, field).items():
         _check_option(name, each, field)
     given = [name for name in _KINDS if value.get(name) not in (None, False)]
     if len(given) != 1:
@@ -222,19 +201,14 @@ def _choice(value: Any, field: str) -> Structure:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
         raise bad_field(field, f"should be an array of 1 to {MAX_CHOICES} strings")
     for at, each in enumerate(value):
-        if not isinstance(each, str) or not each:
-            raise bad_field(
-                f"{field}[{at}]", f"should be a string, not empty (it is {shown(each)})"
-            )
+        text_at(each, f"{field}[{at}]")
     packed = dump(list(dict.fromkeys(value)))
     _check_size(packed, field)
     return Structure("choice", packed.decode(), field)
 
 
 def _text(kind: StructureKind, value: Any, field: str) -> Structure:
-    if not isinstance(value, str) or not value:
-        raise bad_field(field, f"should be a string, not empty (it is {shown(value)})")
-    _check_size(value.encode("utf-8", "surrogatepass"), field)
+    _check_size(text_at(value, field).encode("utf-8", "surrogatepass"), field)
     return Structure(kind, value, field)
 
 
@@ -269,12 +243,12 @@ class StructureFields(OpenAIModel):
     regex: Annotated[
         Structure | None,
         _reader(lambda value: _text("regex", value, "regex")),
-        WithJsonSchema(nullable(_TEXT_SCHEMA)),
+        WithJsonSchema(nullable(NOT_EMPTY)),
     ] = None
     ebnf: Annotated[
         Structure | None,
         _reader(lambda value: _text("grammar", value, "ebnf")),
-        WithJsonSchema(nullable(_TEXT_SCHEMA)),
+        WithJsonSchema(nullable(NOT_EMPTY)),
     ] = None
 
     @property

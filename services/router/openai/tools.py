@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import PlainValidator, WithJsonSchema
 
@@ -14,14 +14,17 @@ from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
 from services.router.json_schema import (
     BOOLEAN,
+    NOT_EMPTY,
     STRING,
     array,
     constant,
     either,
     nullable,
     one_of,
+    optional,
     partial,
 )
+from services.router.request_fields import check_type, object_at, text_at
 
 MAX_TOOLS = 1024  # OpenAI's own limit is 128
 MAX_TOOLS_BYTES = 1 << 20  # of all of them as JSON
@@ -84,29 +87,20 @@ def make_tools(
 
 def check_function(function: Any, where: str, schema: str = "parameters") -> dict[str, Any]:
     """Check the definition of a function, whose JSON schema is under the key `schema`."""
-    if not isinstance(function, dict):
-        raise bad_field(where, f"should be an object (it is {shown(function)})")
-    name = function.get("name")
+    name = object_at(function, where).get("name")
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise bad_field(
             f"{where}.name",
             "should have 1 to 128 letters, digits, underscores, dots, colons, slashes or hyphens "
             f"(it is {shown(name)})",
         )
-    description = function.get("description")
-    if description is not None and not isinstance(description, str):
-        raise bad_field(f"{where}.description", f"should be a string (it is {shown(description)})")
+    check_type(function.get("description"), str | None, f"{where}.description", "a string")
     parameters = function.get(schema)
-    if parameters is not None and not isinstance(parameters, dict):
-        raise bad_field(
-            f"{where}.{schema}", f"should be a JSON schema object (it is {shown(parameters)})"
-        )
+    check_type(parameters, dict | None, f"{where}.{schema}", "a JSON schema object")
     if parameters and parameters.get("type", "object") != "object":
         raise bad_field(f"{where}.{schema}.type", "should be object")
-    strict = function.get("strict")
-    if strict is not None and not isinstance(strict, bool):
-        raise bad_field(f"{where}.strict", f"should be true or false (it is {shown(strict)})")
-    return function
+    check_type(function.get("strict"), bool | None, f"{where}.strict", "true or false")
+    return cast(dict[str, Any], function)
 
 
 def check_names(functions: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
@@ -126,8 +120,7 @@ def parse_choice(value: Any, field: str = "tool_choice") -> ToolChoice:
         return ToolChoice("none")
     if value == "required":
         return ToolChoice("required")
-    if not isinstance(value, dict):
-        raise bad_field(field, f"should be {_CHOICES} (it is {shown(value)})")
+    check_type(value, dict, field, _CHOICES)
     kind = value.get("type")
     if kind == "function":
         return ToolChoice("named", _name_in(value.get("function"), f"{field}.function"))
@@ -139,9 +132,7 @@ def parse_choice(value: Any, field: str = "tool_choice") -> ToolChoice:
 
 
 def _allowed(value: Any, field: str) -> ToolChoice:
-    if not isinstance(value, dict):
-        raise bad_field(field, f"should be an object (it is {shown(value)})")
-    mode = value.get("mode")
+    mode = object_at(value, field).get("mode")
     if mode not in ("auto", "required"):
         raise bad_field(f"{field}.mode", f"should be auto or required (it is {shown(mode)})")
     tools = value.get("tools")
@@ -158,9 +149,7 @@ def _allowed(value: Any, field: str) -> ToolChoice:
 
 def _name_in(value: Any, field: str) -> str:
     name = value.get("name") if isinstance(value, dict) else None
-    if not isinstance(name, str) or not name:
-        raise bad_field(f"{field}.name", f"should be the name of a function (it is {shown(name)})")
-    return name
+    return text_at(name, f"{field}.name", "the name of a function")
 
 
 def read_tools(tools: Any) -> list[dict[str, Any]]:
@@ -172,9 +161,7 @@ def read_tools(tools: Any) -> list[dict[str, Any]]:
     functions, fields = [], []
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
-        if not isinstance(tool, dict):
-            raise bad_field(where, f"should be an object (it is {shown(tool)})")
-        kind = tool.get("type")
+        kind = object_at(tool, where).get("type")
         if kind != "function":
             raise bad_field(f"{where}.type", f"should be function (it is {shown(kind)})")
         fields.append(f"{where}.function")
@@ -207,29 +194,20 @@ def read_function_call(value: Any) -> ToolChoice | None:
     return None if value is None else ToolChoice()
 
 
-_NAMES_ONE = partial({"name": {"type": "string", "minLength": 1}})
-_PARAMETERS = nullable(partial({"type": constant("object")}, ("type",)))
+_NAMES_ONE = partial(name=NOT_EMPTY)
 _FUNCTION = partial(
-    {
-        "name": {"type": "string", "pattern": f"^{FUNCTION_NAME.pattern}$"},
-        "description": nullable(STRING),
-        "parameters": _PARAMETERS,
-        "strict": nullable(BOOLEAN),
-    },
-    ("description", "parameters", "strict"),
+    name={"type": "string", "pattern": f"^{FUNCTION_NAME.pattern}$"},
+    description=optional(nullable(STRING)),
+    parameters=optional(nullable(partial(type=optional(constant("object"))))),
+    strict=optional(nullable(BOOLEAN)),
 )
-_TOOL = partial({"type": constant("function"), "function": _FUNCTION})
-_NAMED = partial({"type": constant("function"), "function": _NAMES_ONE})
+_TOOL = partial(type=constant("function"), function=_FUNCTION)
+_NAMED = partial(type=constant("function"), function=_NAMES_ONE)
 _ALLOWED = partial(
-    {
-        "type": constant("allowed_tools"),
-        "allowed_tools": partial(
-            {
-                "mode": one_of("auto", "required"),
-                "tools": array(_NAMED, minItems=1, maxItems=MAX_TOOLS),
-            }
-        ),
-    }
+    type=constant("allowed_tools"),
+    allowed_tools=partial(
+        mode=one_of("auto", "required"), tools=array(_NAMED, minItems=1, maxItems=MAX_TOOLS)
+    ),
 )
 
 ChatTools = Annotated[

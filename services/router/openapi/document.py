@@ -1,14 +1,27 @@
-"""The document itself: every path with what it takes and answers."""
+"""The OpenAPI document: every path with what it takes and answers."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from aiohttp import web
 
-from services.router.json_schema import BOOLEAN, STRING, Schema, either, one_of, ref
+from services.router.json_schema import (
+    BOOLEAN,
+    COUNT,
+    NOT_EMPTY,
+    OBJECT,
+    STRING,
+    Schema,
+    either,
+    one_of,
+    record,
+    ref,
+)
 from services.router.ollama.endpoints import NDJSON
-from services.router.openapi import answers, other_answers
+from services.router.openapi.answers import ANSWERS
 from services.router.openapi.requests import request_schemas
 from services.router.sse import json_bytes
 
@@ -26,159 +39,206 @@ _REFUSALS = {
     "500": "The request broke something in the server.",
     "503": "The server is full, starting or stopping; Retry-After says when to come back.",
 }
+_ANTHROPIC_REFUSALS = {
+    **_REFUSALS,
+    "529": "The server is full; Retry-After says when to come back.",
+}
 
 
-class Operation(NamedTuple):
-    """One endpoint that takes a JSON body."""
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
 
-    path: str
+    `answer` is a component's name or a schema, `request` that of the body, `statuses` those of
+    refusals where there is no body. A 503 with a reason in `unavailable` has the answer's schema.
+    """
+
     name: str
     summary: str
-    request: str
-    answer: str
+    answer: str | Schema
+    request: str = ""
     streams: bool = False
-    error: str = "Error"
-    stream_type: str = EVENTS
+    statuses: tuple[str, ...] = ("401",)
+    parameters: Mapping[str, Schema] = field(default_factory=dict)
+    unavailable: str = ""
+    content_type: str = JSON
+
+    def document(self, path: str) -> dict[str, Any]:
+        answer = ref(self.answer) if isinstance(self.answer, str) else self.answer
+        content: dict[str, Any] = {self.content_type: {"schema": answer}}
+        if self.streams:  # the data and names of events are the API's own
+            content[NDJSON if path.startswith("/api/") else EVENTS] = {"schema": {}}
+        responses = {"200": {"description": "The answer.", "content": content}}
+        responses.update(self._refusals(path))
+        if self.unavailable:
+            responses["503"] = {"description": self.unavailable, "content": content}
+        document = {"operationId": self.name, "summary": self.summary, "responses": responses}
+        if self.request:
+            body = {JSON: {"schema": ref(self.request)}}
+            document["requestBody"] = {"required": True, "content": body}
+        if self.parameters:
+            document["parameters"] = [
+                _parameter(name, f"{{{name}}}" in path, schema)
+                for name, schema in self.parameters.items()
+            ]
+        return document
+
+    def _refusals(self, path: str) -> dict[str, Any]:
+        error, reasons = "Error", _REFUSALS
+        if path.startswith("/v1/messages"):
+            error, reasons = "AnthropicError", _ANTHROPIC_REFUSALS
+        elif path.startswith("/api/"):
+            error = "OllamaError"
+        content = {JSON: {"schema": ref(error)}}
+        statuses = reasons if self.request else self.statuses
+        return {status: {"description": reasons[status], "content": content} for status in statuses}
 
 
-OPERATIONS = (
-    Operation(
-        "/v1/chat/completions",
-        "createChatCompletion",
-        "Answer a conversation",
-        "ChatRequest",
-        "ChatCompletion",
-        True,
-    ),
-    Operation(
-        "/v1/completions",
-        "createCompletion",
-        "Continue a text",
-        "CompletionRequest",
-        "Completion",
-        True,
-    ),
-    Operation(
-        "/v1/responses",
-        "createResponse",
-        "Answer in the way of OpenAI's Responses",
-        "ResponsesRequest",
-        "Response",
-        True,
-    ),
-    Operation(
-        "/v1/responses/input_tokens",
-        "countResponseInput",
-        "Count the tokens of a Responses request",
-        "ResponsesInputRequest",
-        "ResponseInput",
-    ),
-    Operation(
-        "/v1/messages",
-        "createMessage",
-        "Answer in the way of Anthropic's Messages",
-        "MessageRequest",
-        "Message",
-        True,
-        "AnthropicError",
-    ),
-    Operation(
-        "/v1/messages/count_tokens",
-        "countTokens",
-        "Count the tokens of a Messages request",
-        "CountTokensRequest",
-        "CountedTokens",
-        False,
-        "AnthropicError",
-    ),
-    Operation(
-        "/v1/embeddings",
-        "createEmbeddings",
-        "Embed texts, where the model is made for that",
-        "EmbeddingsRequest",
-        "Embeddings",
-    ),
-    Operation(
-        "/invocations",
-        "invoke",
-        "Any of chat, completions and embeddings, by its fields, as SageMaker asks",
-        "Invocation",
-        "InvocationAnswer",
-        True,
-    ),
-    Operation(
-        "/api/chat",
-        "ollamaChat",
-        "Answer a conversation in the way of Ollama",
-        "OllamaChatRequest",
-        "OllamaChat",
-        True,
-        "OllamaError",
-        NDJSON,
-    ),
-    Operation(
-        "/api/generate",
-        "ollamaGenerate",
-        "Answer a question in the way of Ollama",
-        "OllamaGenerateRequest",
-        "OllamaGenerated",
-        True,
-        "OllamaError",
-        NDJSON,
-    ),
-    Operation(
-        "/api/show",
-        "ollamaShow",
-        "Describe a model in the way of Ollama",
-        "OllamaShowRequest",
-        "OllamaModel",
-        False,
-        "OllamaError",
-    ),
-    Operation("/tokenize", "tokenize", "Make ids of a prompt", "TokenizeRequest", "Tokens"),
-    Operation("/detokenize", "detokenize", "Make text of ids", "DetokenizeRequest", "Text"),
+def _parameter(name: str, in_path: bool, schema: Schema) -> dict[str, Any]:
+    place = "path" if in_path else "query"
+    return {"name": name, "in": place, "required": in_path, "schema": schema}
+
+
+_PING = Operation(
+    "ping", "Say whether new work is taken", "Ready", statuses=(), unavailable="Not now."
 )
-
-_COMPONENTS: dict[str, Schema] = {
-    "Error": answers.ERROR,
-    "Usage": answers.USAGE,
-    "ChatCompletion": answers.CHAT_COMPLETION,
-    "Completion": answers.COMPLETION,
-    "Embeddings": answers.EMBEDDINGS,
-    "Model": answers.MODEL,
-    "Models": answers.MODELS,
-    "Version": answers.VERSION,
-    "Tokens": answers.TOKENS,
-    "Text": answers.TEXT,
-    "Live": answers.LIVE,
-    "Ready": answers.READY,
-    "Health": answers.HEALTH,
-    "ServerInfo": answers.SERVER_INFO,
-    "CacheReset": answers.CACHE_RESET,
-    "InvocationAnswer": either(ref("ChatCompletion"), ref("Completion"), ref("Embeddings")),
-    "Invocation": either(ref("ChatRequest"), ref("CompletionRequest"), ref("EmbeddingsRequest")),
-    "Response": other_answers.RESPONSE,
-    "Message": other_answers.MESSAGE,
-    "ResponseInput": other_answers.RESPONSE_INPUT,
-    "ResponseItems": other_answers.RESPONSE_ITEMS,
-    "DeletedResponse": other_answers.DELETED_RESPONSE,
-    "AnthropicModel": other_answers.ANTHROPIC_MODEL,
-    "AnthropicModels": other_answers.ANTHROPIC_MODELS,
-    "CountedTokens": other_answers.COUNTED,
-    "AnthropicError": other_answers.ANTHROPIC_ERROR,
-    "OllamaChat": other_answers.OLLAMA_CHAT,
-    "OllamaGenerated": other_answers.OLLAMA_GENERATED,
-    "OllamaModel": other_answers.OLLAMA_MODEL,
-    "OllamaModels": other_answers.OLLAMA_MODELS,
-    "OllamaError": other_answers.OLLAMA_ERROR,
+_STORED = {"response_id": {"type": "string", "pattern": "^resp_[0-9a-z]+$"}}
+_ITEM_PARAMETERS = {
+    **_STORED,
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "order": one_of("asc", "desc"),
+    "after": STRING,
+}
+_CANCEL = Operation(
+    "cancelResponse",
+    "Cancel a response that runs in the background",
+    "Response",
+    statuses=("400", "401", "404"),
+    parameters=_STORED,
+)
+OPERATIONS = {
+    "post /v1/chat/completions": Operation(
+        "createChatCompletion", "Answer a conversation", "ChatCompletion", "ChatRequest", True
+    ),
+    "post /v1/completions": Operation(
+        "createCompletion", "Continue a text", "Completion", "CompletionRequest", True
+    ),
+    "post /v1/responses": Operation(
+        "createResponse", "Answer with OpenAI's Responses API", "Response", "ResponsesRequest", True
+    ),
+    "post /v1/responses/input_tokens": Operation(
+        "countResponseInput", "Count a request's tokens", "ResponseInput", "ResponsesInputRequest"
+    ),
+    "get /v1/responses/{response_id}": replace(
+        _CANCEL,
+        name="getResponse",
+        summary="Show a response, or follow its events",
+        streams=True,
+        parameters={
+            **_STORED,
+            "stream": BOOLEAN,
+            "starting_after": {"type": "integer", "minimum": -1},
+        },
+    ),
+    "delete /v1/responses/{response_id}": replace(
+        _CANCEL, name="deleteResponse", summary="Delete a response", answer="DeletedResponse"
+    ),
+    "post /v1/responses/{response_id}/cancel": _CANCEL,
+    "get /v1/responses/{response_id}/input_items": replace(
+        _CANCEL,
+        name="listInputItems",
+        summary="List the input of a response",
+        answer="ResponseItems",
+        parameters=_ITEM_PARAMETERS,
+    ),
+    "post /v1/messages": Operation(
+        "createMessage", "Answer with Anthropic's Messages API", "Message", "MessageRequest", True
+    ),
+    "post /v1/messages/count_tokens": Operation(
+        "countTokens", "Count a request's tokens", "CountedTokens", "CountTokensRequest"
+    ),
+    "post /v1/embeddings": Operation(
+        "createEmbeddings", "Embed texts, if the model can", "Embeddings", "EmbeddingsRequest"
+    ),
+    "post /invocations": Operation(
+        "invoke", "Chat, complete or embed, for SageMaker", "InvocationAnswer", "Invocation", True
+    ),
+    "post /api/chat": Operation(
+        "ollamaChat", "Answer with Ollama's chat API", "OllamaChat", "OllamaChatRequest", True
+    ),
+    "post /api/generate": Operation(
+        "ollamaGenerate",
+        "Answer with Ollama's generate API",
+        "OllamaGenerated",
+        "OllamaGenerateRequest",
+        True,
+    ),
+    "post /api/show": Operation(
+        "ollamaShow", "Describe a model as Ollama does", "OllamaModel", "OllamaShowRequest"
+    ),
+    "get /api/tags": Operation("ollamaTags", "List the models as Ollama does", "OllamaModels"),
+    "get /api/version": Operation("ollamaVersion", "Show Slipstream's version", "Version"),
+    "post /tokenize": Operation("tokenize", "Tokenize a prompt", "Tokens", "TokenizeRequest"),
+    "post /detokenize": Operation(
+        "detokenize", "Return the text of token ids", "Text", "DetokenizeRequest"
+    ),
+    # Clients that send `anthropic-version` are answered in Anthropic's shape.
+    "get /v1/models": Operation(
+        "listModels", "List the models", either(ref("Models"), ref("AnthropicModels"))
+    ),
+    "get /v1/models/{model}": Operation(
+        "getModel",
+        "Show a model",
+        either(ref("Model"), ref("AnthropicModel")),
+        statuses=("401", "404"),
+        parameters={"model": NOT_EMPTY},
+    ),
+    "get /version": Operation("getVersion", "Show Slipstream's version", "Version"),
+    "get /live": Operation("getLive", "Say whether the event loop runs", "Live", statuses=()),
+    "get /ready": replace(_PING, name="getReady"),
+    "get /ping": _PING,
+    "post /ping": replace(_PING, name="pingByPost"),
+    "get /load": Operation("getLoad", "Count the open requests", record(server_load=COUNT)),
+    "get /server_info": Operation(
+        "getServerInfo", "Show the release, the models and the settings", "ServerInfo"
+    ),
+    "get /tokenizer_info": Operation(
+        "getTokenizerInfo",
+        "Show the model's tokenizer_config.json with its chat template",
+        OBJECT,
+        statuses=("401", "404", "503"),
+        parameters={"model": STRING},
+    ),
+    "post /reset_prefix_cache": Operation(
+        "resetPrefixCache",
+        "Empty the prefix cache of every compute",
+        "CacheReset",
+        unavailable="A compute did not answer.",
+    ),
+    "get /health": replace(
+        _PING, name="getHealth", summary="Show the workers and their load", answer="Health"
+    ),
+    "get /metrics": Operation(
+        "getMetrics", "Show Prometheus metrics", STRING, statuses=(), content_type="text/plain"
+    ),
+    "get /timeline": Operation(
+        "getTimeline",
+        "Show what every process did in the last seconds",
+        {},
+        statuses=("400", "401"),
+        parameters={"seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": 600}},
+        content_type="application/msgpack",
+    ),
+    "get /openapi.json": Operation("getOpenAPI", "Show this document", OBJECT),
 }
 
 
 def build_document(version: str) -> dict[str, Any]:
     """Make the OpenAPI 3.1 document of this version of the server."""
-    paths: dict[str, Any] = {each.path: {"post": _operation(each)} for each in OPERATIONS}
-    paths.update(_readings())
-    paths.update(_stored_responses())
+    paths: dict[str, dict[str, Any]] = {}
+    for place, operation in OPERATIONS.items():
+        method, path = place.split()
+        paths.setdefault(path, {})[method] = operation.document(path)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -190,158 +250,10 @@ def build_document(version: str) -> dict[str, Any]:
         "paths": paths,
         "security": [{"bearer": []}, {}],  # keys are needed where the server has some
         "components": {
-            "schemas": {**_COMPONENTS, **request_schemas()},
+            "schemas": {**ANSWERS, **request_schemas()},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
-
-
-def _operation(operation: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = {JSON: {"schema": ref(operation.answer)}}
-    if operation.streams:
-        content[operation.stream_type] = {"schema": {}}  # data and names of events: the API's own
-    error = {JSON: {"schema": ref(operation.error)}}
-    refusals = dict(_REFUSALS)
-    if operation.error == "AnthropicError":
-        refusals["529"] = "The server is full; Retry-After says when to come back."
-    return {
-        "operationId": operation.name,
-        "summary": operation.summary,
-        "requestBody": {
-            "required": True,
-            "content": {JSON: {"schema": ref(operation.request)}},
-        },
-        "responses": {
-            "200": {"description": "The answer.", "content": content},
-            **{status: {"description": why, "content": error} for status, why in refusals.items()},
-        },
-    }
-
-
-def _reading(
-    name: str,
-    summary: str,
-    answer: Schema | str,
-    statuses: tuple[str, ...] = ("401",),
-    content_type: str = JSON,
-) -> dict[str, Any]:
-    """An endpoint that is only read; `answer` is a component's name or a schema."""
-    schema = ref(answer) if isinstance(answer, str) else answer
-    content = {content_type: {"schema": schema}}
-    error = {JSON: {"schema": ref("Error")}}
-    return {
-        "operationId": name,
-        "summary": summary,
-        "responses": {
-            "200": {"description": "The answer.", "content": content},
-            **{each: {"description": _REFUSALS[each], "content": error} for each in statuses},
-        },
-    }
-
-
-def _readings() -> dict[str, Any]:
-    # Clients that send `anthropic-version` are answered in Anthropic's shape.
-    shown = either(ref("Model"), ref("AnthropicModel"))
-    listed = either(ref("Models"), ref("AnthropicModels"))
-    model = _reading("getModel", "Show a model", shown, ("401", "404"))
-    model["parameters"] = [_parameter("model", "path", {"type": "string", "minLength": 1})]
-    timeline = _reading(
-        "getTimeline",
-        "What every process did in the last seconds, packed",
-        {},
-        ("400", "401"),
-        "application/msgpack",
-    )
-    seconds = {"type": "number", "exclusiveMinimum": 0, "maximum": 600}
-    timeline["parameters"] = [_parameter("seconds", "query", seconds)]
-    ready = _reading("getReady", "Whether new work is taken", "Ready", ())
-    ready["responses"]["503"] = {
-        "description": "Not now.",
-        "content": {JSON: {"schema": ref("Ready")}},
-    }
-    ping = _reading("ping", "Whether new work is taken, as SageMaker asks", "Ready", ())
-    ping["responses"]["503"] = ready["responses"]["503"]
-    tokenizer = _reading(
-        "getTokenizerInfo",
-        "The model's tokenizer_config.json with its chat template",
-        {"type": "object"},
-        ("401", "404", "503"),
-    )
-    tokenizer["parameters"] = [_parameter("model", "query", {"type": "string"})]
-    reset = _reading(
-        "resetPrefixCache", "Empty the prefix cache of every compute", "CacheReset", ("401",)
-    )
-    reset["responses"]["503"] = {
-        "description": "A compute did not answer.",
-        "content": {JSON: {"schema": ref("CacheReset")}},
-    }
-    health = _reading("getHealth", "What there is, and how busy it is", "Health", ())
-    health["responses"]["503"] = {
-        "description": "Not able to take new work.",
-        "content": {JSON: {"schema": ref("Health")}},
-    }
-    return {
-        "/v1/models": {"get": _reading("listModels", "List the models that are served", listed)},
-        "/v1/models/{model}": {"get": model},
-        "/api/tags": {
-            "get": _reading("ollamaTags", "List the models in the way of Ollama", "OllamaModels")
-        },
-        "/api/version": {"get": _reading("ollamaVersion", "Which Slipstream this is", "Version")},
-        "/version": {"get": _reading("getVersion", "Which Slipstream this is", "Version")},
-        "/live": {"get": _reading("getLive", "Whether the process turns", "Live", ())},
-        "/ready": {"get": ready},
-        "/ping": {"get": ping, "post": {**ping, "operationId": "pingByPost"}},
-        "/load": {"get": _reading("getLoad", "Requests being answered", answers.LOAD)},
-        "/server_info": {
-            "get": _reading("getServerInfo", "The release, the models, the settings", "ServerInfo")
-        },
-        "/tokenizer_info": {"get": tokenizer},
-        "/reset_prefix_cache": {"post": reset},
-        "/health": {"get": health},
-        "/metrics": {
-            "get": _reading("getMetrics", "Numbers for Prometheus", STRING, (), "text/plain")
-        },
-        "/timeline": {"get": timeline},
-        "/openapi.json": {"get": _reading("getOpenAPI", "This document", {"type": "object"})},
-    }
-
-
-def _stored_responses() -> dict[str, Any]:
-    """Describe what there is of responses that this router keeps."""
-    statuses = ("400", "401", "404")
-    retrieve = _reading(
-        "getResponse", "Show a response, or follow its events", "Response", statuses
-    )
-    retrieve["responses"]["200"]["content"][EVENTS] = {"schema": {}}
-    cancel = _reading("cancelResponse", "End a response of the background", "Response", statuses)
-    delete = _reading("deleteResponse", "Keep a response no longer", "DeletedResponse", statuses)
-    items = _reading(
-        "listInputItems", "List what a response was made of", "ResponseItems", statuses
-    )
-    own = _parameter("response_id", "path", {"type": "string", "pattern": "^resp_[0-9a-z]+$"})
-    for operation in (cancel, delete):
-        operation["parameters"] = [own]
-    retrieve["parameters"] = [
-        own,
-        _parameter("stream", "query", BOOLEAN),
-        _parameter("starting_after", "query", {"type": "integer", "minimum": -1}),
-    ]
-    items["parameters"] = [
-        own,
-        _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 100}),
-        _parameter("order", "query", one_of("asc", "desc")),
-        _parameter("after", "query", STRING),
-    ]
-    path = "/v1/responses/{response_id}"
-    return {
-        path: {"get": retrieve, "delete": delete},
-        f"{path}/cancel": {"post": cancel},
-        f"{path}/input_items": {"get": items},
-    }
-
-
-def _parameter(name: str, place: str, schema: Schema) -> dict[str, Any]:
-    return {"name": name, "in": place, "required": place == "path", "schema": schema}
 
 
 class OpenAPIHandler:
@@ -351,5 +263,4 @@ class OpenAPIHandler:
         self._body = json_bytes(build_document(version))
 
     async def document(self, request: web.Request) -> web.Response:
-        """Answer with all of it."""
-        return web.Response(body=self._body, content_type="application/json")
+        return web.Response(body=self._body, content_type=JSON)

@@ -39,7 +39,7 @@ _RESPONSES: dict[str, Schema] = {
 }
 _ANTHROPIC: dict[str, Schema] = {
     "messages": array(
-        partial({"role": one_of("user", "assistant", "system"), "content": _BLOCKS}),
+        partial(role=one_of("user", "assistant", "system"), content=_BLOCKS),
         minItems=1,
         maxItems=MAX_MESSAGES,
     ),
