@@ -21,7 +21,8 @@ from services.router.endpoint import Backend, Endpoint
 from services.router.generation import Generation
 from services.router.middleware import CrossOrigin, make_guard, origins_of
 from services.router.ollama import endpoints as ollama
-from services.router.openai.endpoints import CHAT, COMPLETIONS
+from services.router.openai.chat import CHAT
+from services.router.openai.completions import COMPLETIONS
 from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.document import OpenAPIHandler
 from services.router.operations import (

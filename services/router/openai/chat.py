@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` requests: from a JSON object to a GenerateRequest."""
+"""`/v1/chat/completions`: its request and its endpoint."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, StreamSettings
-from services.router.endpoint import ApiRequest
+from common.telemetry import names
+from services.router.endpoint import ApiRequest, Endpoint, generation
 from services.router.errors import bad_field
-from services.router.generate_request import GenerateRequest
+from services.router.middleware import WARNINGS
+from services.router.openai.chat_format import ChatFormat
 from services.router.openai.chunks import AnswerOptions
 from services.router.openai.messages import Messages, final_words
 from services.router.openai.rules import make_rules, with_schema
@@ -48,7 +50,7 @@ from services.router.request_warnings import Warnings
 
 
 class ConversationFields(OpenAIModel):
-    """What chat requests have beside the sampling; `/tokenize` reads it, too."""
+    """The fields of chat requests other than sampling, which `/tokenize` takes, too."""
 
     messages: Messages = Field(
         description="roles system, developer, user, assistant, tool; content as text or as parts "
@@ -85,7 +87,7 @@ class ConversationFields(OpenAIModel):
 
     @property
     def offered_tools(self) -> Tools:
-        """The tools, in today's form or that of the time before; ApiError 400."""
+        """The tools, given as `tools` or as `functions`, their older form; ApiError 400."""
         if not self.functions and self.function_call is None:
             return choose_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         if self.tools:
@@ -116,8 +118,6 @@ class ChatFields(StructureFields, SamplingFields, ConversationFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ApiRequest):
-    """A chat request: what to generate and how to answer."""
-
     options: AnswerOptions
 
 
@@ -125,29 +125,14 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     """Validate a chat request; ApiError 400 names the field at fault."""
     fields = ChatFields.read(body, warnings)
     tools, structure = fields.offered_tools, fields.structure
-    budget = fields.thinking_token_budget
-    request = GenerateRequest(
-        model=fields.model or "",
-        prompts=(with_schema(fields.template_input(tools), structure, tools.use),),
-        prompt_field="messages",
-        sampling=_sampling(fields),
-        has_seed=fields.seed is not None,
+    prompt = with_schema(fields.template_input(tools), structure, tools.use)
+    sampling = _sampling(fields)
+    budget = -1 if fields.thinking_token_budget is None else fields.thinking_token_budget
+    rules = make_rules(structure, tools, warnings, budget, fields.allowed_ids, fields.bad_words)
+    request = replace(
+        fields.generate_request((prompt,), "messages", sampling, rules),
         stream=_stream_settings(fields, tools),
-        num_choices=fields.n or 1,
-        priority=fields.priority or 0,
-        cache_salt=fields.cache_salt or "",
-        unset=fields.unset,
         max_tokens_field="max_tokens" if fields.max_tokens else "max_completion_tokens",
-        rules=make_rules(
-            structure,
-            tools,
-            warnings,
-            -1 if budget is None else budget,
-            fields.allowed_ids,
-            fields.bad_words,
-        ),
-        truncate_to=fields.truncate_prompt_tokens or 0,
-        truncate_side=fields.truncation_side or "left",
     )
     fields.warn(warnings)
     warn_of_all("top_logprobs", fields.top_logprobs, warnings)
@@ -157,12 +142,12 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
         named_tool=tools.use is not None and tools.use.choice == "named",
         functions=bool(fields.functions),
         echo=final_words(fields.messages) if fields.echo else "",
-        prompt_logprobs=request.sampling.num_prompt_logprobs >= 0,
+        prompt_logprobs=sampling.num_prompt_logprobs >= 0,
     )
     return ChatRequest(
         generate=request,
         streaming=bool(fields.stream),
-        given_id=options.given_id,
+        given_id=fields.given_id,
         wants_ids=options.needs_ids,
         options=options,
     )
@@ -187,7 +172,7 @@ def _sampling(fields: ChatFields) -> SamplingParams:
 
 
 def _max_tokens(fields: ChatFields) -> int:
-    """Resolve the two names of one limit; 0, as much as fits, where neither is given."""
+    """Resolve the two names of the limit; 0, which is as much as fits, if neither is given."""
     old, new = fields.max_tokens, fields.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise bad_field("max_completion_tokens", f"contradicts max_tokens, which is {old}")
@@ -200,3 +185,15 @@ def _num_logprobs(fields: ChatFields) -> int:
             raise bad_field("top_logprobs", "is only allowed together with logprobs: true")
         return -1
     return num_candidates(fields.top_logprobs or 0)
+
+
+CHAT: Endpoint[ChatRequest] = Endpoint(
+    "/v1/chat/completions",
+    lambda body, request: parse_chat(body, request[WARNINGS]),
+    generation(
+        "chatcmpl-",
+        lambda call, request, head: ChatFormat(head, request.num_all_choices, call.parsed.options),
+    ),
+    names.CHAT,
+    adopts_request_id=True,
+)

@@ -5,57 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common.messages.failure import Ending, Failure, Usage
+from common.messages.failure import Ending, Usage
 from common.messages.text import Part, TextOpened
 from services.router.answer import CompleteAnswer, Delta, ResponseHead, ToolCall
 from services.router.openai.chunks import (
     AnswerOptions,
-    RunningUsage,
+    ChunkFormat,
     chat_logprobs,
-    closing,
     full_usage,
-    head_of,
     prompt_logprobs,
     stop_reason,
 )
-from services.router.sse import (
-    DONE,
-    LOGPROBS,
-    TEXT,
-    EventTemplate,
-    TextTemplate,
-    error_event,
-    event,
-)
-
-CHUNK = "chat.completion.chunk"
+from services.router.sse import LOGPROBS, TEXT, EventTemplate, TextTemplate, event
 
 
-class ChatFormat:
-    """Chat chunks and bodies; of a stream it has the usage so far."""
-
+class ChatFormat(ChunkFormat):
     def __init__(
-        self,
-        head: ResponseHead,
-        num_choices: int,
-        options: AnswerOptions | None = None,
+        self, head: ResponseHead, num_choices: int, options: AnswerOptions | None = None
     ) -> None:
-        self._head = head
-        self._options = options or AnswerOptions()
-        self._usage = RunningUsage(num_choices) if self._options.continuous_usage else None
-        self._endings: list[Ending] = []
+        super().__init__("chat.completion.chunk", head, options, num_choices)
         self._templates = [
-            EventTemplate(self._chunk(index, {"content": TEXT}, LOGPROBS))
+            EventTemplate(self._delta(index, {"content": TEXT}, LOGPROBS))
             for index in range(num_choices)
         ]
-
         self._part_templates: dict[tuple[int, str, int], TextTemplate] = {}
 
     def opening(self, choice: int, prompt: TextOpened | None = None) -> bytes:
         """Render the role chunk."""
         if self._usage is not None:
             self._usage.opened(choice, prompt)
-        chunk = self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})
+        chunk = self._delta(choice, {"role": "assistant", "content": "", "refusal": None})
         if self._options.token_ids and prompt is not None:
             chunk["prompt_token_ids"] = list(prompt.prompt_ids)
         if not self._options.echo:
@@ -76,42 +55,33 @@ class ChatFormat:
         if delta.logprobs:
             logprobs = chat_logprobs(delta.logprobs, self._options.tokens_as_ids)
         ids = delta.token_ids if self._options.token_ids else None
-        news = [new for part in delta.parts if (new := self._new(part)) is not None]
+        deltas = [new for part in delta.parts if (new := self._part_delta(part)) is not None]
         if delta.text:
-            news.append({"content": delta.text})
-        if not news:
+            deltas.append({"content": delta.text})
+        if not deltas:
             if not logprobs and not ids:
                 return b""
-            news.append({"content": ""})
-        if ids is None and self._usage is None and logprobs and len(news) == 1:
-            text = news[0].get("content")
+            deltas.append({"content": ""})
+        if ids is None and self._usage is None and logprobs and len(deltas) == 1:
+            text = deltas[0].get("content")
             if text is not None:
                 return self._templates[choice].scored(text, logprobs)
-        rest = (self._event(choice, new, None, [] if ids else None) for new in news[1:])
-        return b"".join((self._event(choice, news[0], logprobs, ids), *rest))
+        rest = (self._event(choice, more, None, [] if ids else None) for more in deltas[1:])
+        return b"".join((self._event(choice, deltas[0], logprobs, ids), *rest))
 
     def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the chunk with the finish reason."""
         self._endings.append(ended)
         if self._usage is not None:
             self._usage.ended(choice, ended)
-        chunk = self._chunk(choice, {}, finish_reason=self._finish_reason(ended))
+        chunk = self._chunk(choice, {"delta": {}}, finish_reason=self._finish_reason(ended))
         chunk["choices"][0].update(stop_reason(ended))
         return event(chunk)
-
-    def closing(self, usage: Usage) -> bytes:
-        """Render the usage chunk, if it was asked for, and the end."""
-        wanted = full_usage(usage, self._endings) if self._options.include_usage else None
-        return closing(head_of(self._head, CHUNK), wanted)
-
-    def failed(self, failure: Failure) -> bytes:
-        """Render the error and the end."""
-        return error_event(failure) + DONE
 
     def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         """Build a `chat.completion`."""
         body = {
-            **head_of(self._head, "chat.completion"),
+            **self._head_of("chat.completion"),
             "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
             "usage": full_usage(usage, (answer.ended for answer in answers)),
         }
@@ -139,7 +109,7 @@ class ChatFormat:
     def _message(self, answer: CompleteAnswer) -> dict[str, Any]:
         calls = [_whole_call(call) for call in answer.calls]
         reasoning = answer.reasoning if self._options.include_reasoning else ""
-        # Line ends between a thought and a call are nobody's content.
+        # Line ends between reasoning and a call are no content.
         content = "" if calls and not answer.text.strip() else answer.text
         message = {
             "role": "assistant",
@@ -158,33 +128,33 @@ class ChatFormat:
         return ended.reason
 
     def _part(self, choice: int, part: Part) -> bytes:
-        """Render a part with nothing else to say, which is most of what a parsed answer is."""
+        """Render a part alone, without logprobs or ids, as most parts of parsed answers are."""
         if part.kind == "content":
             return self._templates[choice].plain(part.text) if part.text else b""
-        new = self._new(part)
-        if new is None:
+        delta = self._part_delta(part)
+        if delta is None:
             return b""
         if part.kind == "call":
-            return self._event(choice, new, None, None)
+            return self._event(choice, delta, None, None)
         key = (choice, part.kind, part.index)
         template = self._part_templates.get(key)
         if template is None:
-            stand_in = self._new(Part(part.kind, TEXT, part.index)) or {}
-            template = TextTemplate(self._chunk(choice, stand_in))
+            stand_in = self._part_delta(Part(part.kind, TEXT, part.index)) or {}
+            template = TextTemplate(self._delta(choice, stand_in))
             self._part_templates[key] = template
         return template.filled(part.text)
 
-    def _new(self, part: Part) -> dict[str, Any] | None:
+    def _part_delta(self, part: Part) -> dict[str, Any] | None:
         """Return a part as a delta; None where there is nothing to show."""
         if part.kind in ("call", "arguments"):
-            return self._new_of_call(part)
+            return self._call_delta(part)
         if not part.text or (part.kind == "reasoning" and not self._options.include_reasoning):
             return None
         if part.kind == "content":
             return {"content": part.text}
         return {"reasoning": part.text, "reasoning_content": part.text}
 
-    def _new_of_call(self, part: Part) -> dict[str, Any] | None:
+    def _call_delta(self, part: Part) -> dict[str, Any] | None:
         begins = part.kind == "call"
         if self._options.functions:  # whose form has no place for a second call
             function = {"name": part.text, "arguments": ""} if begins else {"arguments": part.text}
@@ -197,28 +167,13 @@ class ChatFormat:
     def _event(
         self, choice: int, delta: dict[str, Any], logprobs: Any, ids: list[int] | None
     ) -> bytes:
-        chunk = self._chunk(choice, delta, logprobs)
+        chunk = self._delta(choice, delta, logprobs)
         if ids is not None:
             chunk["choices"][0]["token_ids"] = ids
         return event(chunk)
 
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: Any = None,
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        chunk = {**head_of(self._head, CHUNK), "choices": [choice]}
-        if self._usage is not None:
-            return {**chunk, "usage": self._usage.object()}
-        return {**chunk, "usage": None} if self._options.include_usage else chunk
+    def _delta(self, choice: int, delta: dict[str, Any], logprobs: Any = None) -> dict[str, Any]:
+        return self._chunk(choice, {"delta": delta}, logprobs)
 
 
 def _begun_call(part: Part) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the chunks and bodies of chats and completions have in common: options, usage, logprobs."""
+"""What the chunks and bodies of chat and text completions share: options, usage, logprobs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.messages.failure import Ending, Usage
+from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Candidate, TextOpened, TokenLogprob
 from services.router.answer import ResponseHead
-from services.router.sse import DONE, event, usage_object
-
-
-def head_of(head: ResponseHead, kind: str) -> dict[str, Any]:
-    """Build the fields that every chunk or body begins with."""
-    return {
-        "id": head.id,
-        "object": kind,
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": head.fingerprint,
-    }
+from services.router.sse import DONE, error_event, event, usage_object
 
 
 def stop_reason(ended: Ending) -> dict[str, Any]:
-    """Say which stop string or stop token matched: not in OpenAI's shape, so only where one did."""
+    """Name the stop string or token that matched; absent otherwise, as OpenAI's API lacks it."""
     return {} if ended.stop is None else {"stop_reason": ended.stop}
-
-
-def closing(head: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
-    """Render the usage chunk, if there is to be one, and the end of a stream."""
-    if usage is None:
-        return DONE
-    return event({**head, "choices": [], "usage": usage}) + DONE
 
 
 def full_usage(usage: Usage, endings: Iterable[Ending]) -> dict[str, Any]:
@@ -42,13 +24,12 @@ def full_usage(usage: Usage, endings: Iterable[Ending]) -> dict[str, Any]:
 
 
 class RunningUsage:
-    """What a stream has used so far, for clients that want to know it with every chunk."""
+    """What a stream has used so far, for clients that want usage in every chunk."""
 
-    __slots__ = ("_choices", "_endings", "_num_choices", "_prompts")
+    __slots__ = ("_choices", "_choices_per_prompt", "_endings", "_prompts")
 
-    def __init__(self, num_choices: int) -> None:
-        """Take the number of choices per prompt."""
-        self._num_choices = max(1, num_choices)
+    def __init__(self, choices_per_prompt: int) -> None:
+        self._choices_per_prompt = max(1, choices_per_prompt)
         self._prompts: dict[int, TextOpened] = {}
         self._choices: dict[int, int] = {}
         self._endings: list[Ending] = []
@@ -57,7 +38,7 @@ class RunningUsage:
         """Take what a choice's prompt took: once for all choices, the least of them cached."""
         if prompt is None:
             return
-        number = choice // self._num_choices
+        number = choice // self._choices_per_prompt
         known = self._prompts.get(number)
         if known is None or prompt.cached_tokens < known.cached_tokens:
             self._prompts[number] = prompt
@@ -84,12 +65,12 @@ class RunningUsage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The client's wishes for the shape of its answer, and the id that it gave its request.
+    """How the client wants its answer written.
 
-    With `named_tool` the answer is one call that the client asked for by name, and ends by "stop",
-    as OpenAI's does; with `functions` a call has the form of the time before tools. `echo` stands
-    before the answer of a chat. With `prompt_alone` nothing was to be generated: what the ring had
-    to make for the sake of the prompt's logprobs is not shown.
+    With `named_tool` the answer is one call of the tool that the client named and ends by "stop",
+    as OpenAI's does; with `functions` a call has the form that preceded tools. `echo` stands
+    before the answer of a chat. With `prompt_alone` nothing was to be generated: the token that
+    the ring generates to score the prompt is not shown.
     """
 
     include_usage: bool = False
@@ -101,13 +82,60 @@ class AnswerOptions:
     named_tool: bool = False
     functions: bool = False
     echo: str = ""
-    given_id: str = ""
     prompt_alone: bool = False
 
     @property
     def needs_ids(self) -> bool:
         """Whether the ids of the tokens have to be known, to be shown or to be counted."""
         return self.token_ids or self.continuous_usage
+
+
+class ChunkFormat:
+    """What the chunks of chat and text completions share; of a stream it has the usage so far."""
+
+    def __init__(
+        self, kind: str, head: ResponseHead, options: AnswerOptions | None, choices_per_prompt: int
+    ) -> None:
+        """Take the `object` that chunks are."""
+        self._kind = kind
+        self._head = head
+        self._options = options or AnswerOptions()
+        self._endings: list[Ending] = []
+        self._usage = RunningUsage(choices_per_prompt) if self._options.continuous_usage else None
+
+    def closing(self, usage: Usage) -> bytes:
+        """Render the usage chunk, if the client wants one, and the end."""
+        if not self._options.include_usage:
+            return DONE
+        total = full_usage(usage, self._endings)
+        return event({**self._head_of(self._kind), "choices": [], "usage": total}) + DONE
+
+    def failed(self, failure: Failure) -> bytes:
+        """Render the error and the end."""
+        return error_event(failure) + DONE
+
+    def _head_of(self, kind: str) -> dict[str, Any]:
+        """Build the fields that every chunk or body begins with."""
+        return {
+            "id": self._head.id,
+            "object": kind,
+            "created": self._head.created,
+            "model": self._head.model,
+            "system_fingerprint": self._head.fingerprint,
+        }
+
+    def _chunk(
+        self,
+        index: int,
+        output: dict[str, Any],
+        logprobs: Any = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, **output, "logprobs": logprobs, "finish_reason": finish_reason}
+        chunk = {**self._head_of(self._kind), "choices": [choice]}
+        if self._usage is not None:
+            return {**chunk, "usage": self._usage.object()}
+        return {**chunk, "usage": None} if self._options.include_usage else chunk
 
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON does not have

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from common.messages.failure import Ending, Failure, Usage
+from common.messages.failure import Ending, Usage
 from common.messages.text import Candidate, TextOpened, TokenLogprob
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chunks import (
     AnswerOptions,
+    ChunkFormat,
     CompletionLogprobs,
-    RunningUsage,
-    closing,
     full_usage,
-    head_of,
     prompt_logprobs,
     stop_reason,
 )
-from services.router.sse import DONE, LOGPROBS, TEXT, EventTemplate, error_event, event
+from services.router.sse import LOGPROBS, TEXT, EventTemplate, event
 
 KIND = "text_completion"
 
@@ -32,11 +30,8 @@ class Echo:
     first: Candidate | None = None
 
 
-class CompletionFormat:
-    """Text completion chunks and bodies; of a stream it has what is not said yet.
-
-    `echoes` (one a prompt, or none at all) come before each choice's own text.
-    """
+class CompletionFormat(ChunkFormat):
+    """Writes text completions; `echoes` (one a prompt, or none) precede each choice's own text."""
 
     def __init__(
         self,
@@ -46,17 +41,16 @@ class CompletionFormat:
         echoes: Sequence[Echo] = (),
         num_prompts: int = 1,
     ) -> None:
-        self._head = head
-        self._options = options or AnswerOptions()
         self._per_prompt = num_choices // num_prompts
+        super().__init__(KIND, head, options, self._per_prompt)
         self._echoes = [echo for echo in echoes for _ in range(self._per_prompt)]
         self._waits = {index for index, echo in enumerate(self._echoes) if echo.first is not None}
         self._scored: dict[int, list[TokenLogprob]] = {}
         as_ids = self._options.tokens_as_ids
-        self._usage = RunningUsage(self._per_prompt) if self._options.continuous_usage else None
         self._logprobs = [CompletionLogprobs(as_ids) for _ in range(num_choices)]
         self._templates = [
-            EventTemplate(self._chunk(index, TEXT, LOGPROBS)) for index in range(num_choices)
+            EventTemplate(self._chunk(index, {"text": TEXT}, LOGPROBS))
+            for index in range(num_choices)
         ]
 
     def opening(self, choice: int, prompt: TextOpened | None = None) -> bytes:
@@ -67,7 +61,7 @@ class CompletionFormat:
         text = self._echoes[choice].text if self._echoes and choice not in self._waits else ""
         if not ids:
             return self._templates[choice].plain(text) if text else b""
-        chunk = self._chunk(choice, text)
+        chunk = self._chunk(choice, {"text": text})
         assert prompt is not None
         chunk["choices"][0].update(prompt_token_ids=list(prompt.prompt_ids), token_ids=[])
         return event(chunk)
@@ -96,7 +90,7 @@ class CompletionFormat:
         if ids is None and self._usage is None:
             template = self._templates[choice]
             return echo + (template.scored(text, logprobs) if logprobs else template.plain(text))
-        chunk = self._chunk(choice, text, logprobs)
+        chunk = self._chunk(choice, {"text": text}, logprobs)
         if ids is not None:
             chunk["choices"][0]["token_ids"] = ids
         return echo + event(chunk)
@@ -106,26 +100,20 @@ class CompletionFormat:
         echo = self._waited(choice)
         if self._usage is not None and not self._options.prompt_alone:
             self._usage.ended(choice, ended)
-        chunk = self._chunk(choice, "", finish_reason=self._finish_reason(ended))
+        chunk = self._chunk(choice, {"text": ""}, finish_reason=self._finish_reason(ended))
         chunk["choices"][0].update(self._stop_reason(ended))
         return echo + event(chunk)
 
     def closing(self, usage: Usage) -> bytes:
-        """Render the usage chunk, if it was asked for, and the end."""
-        wanted = self._total(usage, ()) if self._options.include_usage else None
-        return closing(head_of(self._head, KIND), wanted)
-
-    def failed(self, failure: Failure) -> bytes:
-        """Render the error and the end."""
-        return error_event(failure) + DONE
+        return super().closing(self._shown(usage))
 
     def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         """Build a `text_completion`."""
         for index, answer in enumerate(answers):
             self._scored[index] = list(answer.prompt_logprobs)
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        total = self._total(usage, [answer.ended for answer in answers])
-        return {**head_of(self._head, KIND), "choices": choices, "usage": total}
+        total = full_usage(self._shown(usage), (answer.ended for answer in answers))
+        return {**self._head_of(KIND), "choices": choices, "usage": total}
 
     def _choice(self, index: int, answer: CompleteAnswer) -> dict[str, Any]:
         options = self._options
@@ -173,21 +161,5 @@ class CompletionFormat:
     def _stop_reason(self, ended: Ending) -> dict[str, Any]:
         return {} if self._options.prompt_alone else stop_reason(ended)
 
-    def _total(self, usage: Usage, endings: Sequence[Ending]) -> dict[str, Any]:
-        if self._options.prompt_alone:
-            usage = Usage(usage.prompt_tokens, usage.cached_tokens, 0)
-        return full_usage(usage, endings)
-
-    def _chunk(
-        self, index: int, text: str, logprobs: Any = None, finish_reason: str | None = None
-    ) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        chunk = {**head_of(self._head, KIND), "choices": [choice]}
-        if self._usage is not None:
-            return {**chunk, "usage": self._usage.object()}
-        return {**chunk, "usage": None} if self._options.include_usage else chunk
+    def _shown(self, usage: Usage) -> Usage:
+        return replace(usage, completion_tokens=0) if self._options.prompt_alone else usage

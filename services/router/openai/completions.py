@@ -1,19 +1,30 @@
-"""`/v1/completions` requests: from a JSON object to a GenerateRequest."""
+"""`/v1/completions`: its request and its endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Self
 
+from aiohttp import web
 from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 
+from common.messages.arrays import int32s
+from common.messages.failure import Ending, Usage
 from common.messages.sampling import SamplingParams
-from common.messages.tokenize import PromptSource
-from services.router.endpoint import ApiRequest
+from common.messages.text import Candidate
+from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
+from common.telemetry import names
+from services.router.answer import CompleteAnswer
+from services.router.dispatch import Dispatch
+from services.router.endpoint import ApiRequest, Call, Endpoint, json_response, prepare
 from services.router.errors import bad_field
+from services.router.fleet import Group
 from services.router.generate_request import MAX_ALL_CHOICES, MAX_PROMPTS, GenerateRequest
+from services.router.generation import STREAM_HEADERS, RequestContext, response_head
+from services.router.middleware import CLIENT, WARNINGS
 from services.router.openai.chunks import AnswerOptions
+from services.router.openai.completion_format import CompletionFormat, Echo
 from services.router.openai.rules import make_rules
 from services.router.openai.sampling import (
     ALL_LOGPROBS,
@@ -26,6 +37,7 @@ from services.router.openai.structure import StructureFields
 from services.router.prompts import MAX_INT32, prompts_schema, read_prompts
 from services.router.request_model import UNSUPPORTED_FIELDS, RefusedFields
 from services.router.request_warnings import Warnings
+from services.router.sse import AnswerFormat
 
 USUAL_MAX_TOKENS = 16  # OpenAI's, where the client names no number
 
@@ -102,8 +114,6 @@ class CompletionFields(StructureFields, SamplingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(ApiRequest):
-    """A completion request: what to generate and how to answer."""
-
     options: AnswerOptions
     echo: bool
 
@@ -111,8 +121,8 @@ class CompletionRequest(ApiRequest):
 def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequest:
     """Validate a completion request; ApiError 400 names the field at fault.
 
-    With `echo`, `max_tokens` may be 0: then the prompt is all of the answer. Where its logprobs or
-    ids are wanted, too, the ring has to see it, and makes one token that nobody is shown.
+    With `echo`, `max_tokens` may be 0: then the prompt is the whole answer. If its logprobs or ids
+    are wanted, too, it has to go round the ring, and the one generated token is not shown.
     """
     fields = CompletionFields.read(body, warnings)
     num_choices = fields.n or 1
@@ -128,24 +138,11 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     prompt_alone = fields.max_tokens == 0
     if prompt_alone and needs_ring:
         sampling = replace(sampling, max_tokens=1)
-    request = GenerateRequest(
-        model=fields.model or "",
-        prompts=prompts,
-        prompt_field="prompt",
-        sampling=sampling,
-        has_seed=fields.seed is not None,
-        stream=fields.stream_settings(),
-        num_choices=num_choices,
-        priority=fields.priority or 0,
-        cache_salt=fields.cache_salt or "",
-        unset=fields.unset,
+    rules = make_rules(fields.structure, None, warnings, -1, fields.allowed_ids, fields.bad_words)
+    request = replace(
+        fields.generate_request(prompts, "prompt", sampling, rules),
         usual_max_tokens=max(USUAL_MAX_TOKENS, fields.min_tokens or 0),
         prompt_only=prompt_alone and not needs_ring,
-        rules=make_rules(
-            fields.structure, None, warnings, -1, fields.allowed_ids, fields.bad_words
-        ),
-        truncate_to=fields.truncate_prompt_tokens or 0,
-        truncate_side=fields.truncation_side or "left",
     )
     fields.warn(warnings)
     warn_of_all("logprobs", fields.logprobs, warnings)
@@ -153,7 +150,7 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     return CompletionRequest(
         generate=request,
         streaming=bool(fields.stream),
-        given_id=options.given_id,
+        given_id=fields.given_id,
         wants_ids=options.needs_ids,
         options=options,
         echo=bool(fields.echo),
@@ -167,3 +164,101 @@ def _sampling(fields: CompletionFields) -> SamplingParams:
     if not fields.echo or num_logprobs <= sampling.num_prompt_logprobs:
         return sampling
     return replace(sampling, num_prompt_logprobs=num_logprobs)
+
+
+async def _complete(call: Call[CompletionRequest]) -> web.StreamResponse:
+    """Continue the prompts; those that are only echoed do not go round the ring."""
+    dispatch, parsed = call.backend.dispatch, call.parsed
+    group = dispatch.group(parsed.generate.model)
+    request = parsed.generate.with_defaults(group.card.sampling_defaults)
+    echoes: list[Echo] = []
+    if parsed.echo:
+        goes_on = not parsed.options.prompt_alone
+        request, echoes = await _with_echo(dispatch, group, request, goes_on)
+    lengths: list[int] = []
+    if request.prompt_only:
+        ticket = dispatch.admit(call.request[CLIENT], request, group)
+        try:
+            lengths = await dispatch.prompt_lengths(request, group)
+        finally:
+            dispatch.release(ticket)
+    head = response_head("cmpl-", group, parsed.given_id)
+    layout = CompletionFormat(
+        head, request.num_all_choices, parsed.options, echoes, len(request.prompts)
+    )
+    context = prepare(call, group, request, layout, head.id)
+    if request.prompt_only:
+        return _echoed(context, lengths, parsed.streaming)
+    return await call.backend.generation.answer(call.request, context, parsed.streaming)
+
+
+async def _with_echo(
+    dispatch: Dispatch, group: Group, request: GenerateRequest, goes_on: bool
+) -> tuple[GenerateRequest, list[Echo]]:
+    """Return the texts of the prompts; ApiError if a worker cannot make them.
+
+    Prompts that are cut or shown token by token are tokenized here, so that the returned request
+    has exactly the echoed tokens. If the answer `goes_on`, a character that the prompt leaves
+    unfinished is not part of its echo: the answer has all of it or none.
+    """
+    by_token = request.sampling.num_logprobs >= 0
+    echoes: list[Echo] = []
+    prompts: list[PromptSource] = []
+    firsts: dict[int, str] = {}
+    kept = request.num_kept_tokens(group.card)
+    for number, prompt in enumerate(request.prompts):
+        field = request.field_of(number)
+        text = prompt.text if isinstance(prompt, TextPrompt) else None
+        if isinstance(prompt, TextPrompt) and (by_token or kept):
+            answer = await dispatch.tokenize(group, prompt, field, False)
+            prompt = IdsPrompt(answer.ids)
+        if isinstance(prompt, IdsPrompt):
+            ids = prompt.ids
+            if 0 < kept < len(ids):
+                ids = ids[-kept:] if request.truncate_side == "left" else ids[:kept]
+                prompt, text = IdsPrompt(ids), None
+            if text is None:
+                text = await dispatch.detokenize(group, prompt, field, goes_on)
+            if by_token and len(ids) and ids[0] not in firsts:
+                alone = IdsPrompt(int32s(ids[:1]))
+                firsts[ids[0]] = await dispatch.detokenize(group, alone, field)
+        assert text is not None  # a chat has no echo
+        prompts.append(prompt)
+        first = None
+        if by_token and isinstance(prompt, IdsPrompt) and len(prompt.ids):
+            first = _first(prompt.ids[0], firsts[prompt.ids[0]], text)
+        echoes.append(Echo(text, first))
+    return replace(request, prompts=tuple(prompts), truncate_to=0), echoes
+
+
+def _first(token_id: int, name: str, text: str) -> Candidate:
+    """Describe a first token; one that the tokenizer added is not part of the text."""
+    data = name.encode() if text.startswith(name) else b""
+    return Candidate(token_id, name, data, 0.0)
+
+
+def _echoed(
+    context: RequestContext[AnswerFormat], lengths: Sequence[int], streaming: bool
+) -> web.Response:
+    """Answer with the prompts alone; a stream has all its events at once."""
+    request, layout = context.request, context.layout
+    ended = Ending("length", Usage(0, 0, 0))
+    usage = Usage(sum(lengths), 0, 0)
+    context.span.set_response(usage, [ended.reason] * request.num_all_choices)
+    if not streaming:
+        answers = [CompleteAnswer("", None, ended)] * request.num_all_choices
+        return json_response(layout.body(answers, usage))
+    events: list[bytes] = []
+    for choice in range(request.num_all_choices):
+        events += (layout.opening(choice, None), layout.ending(choice, ended))
+    events.append(layout.closing(usage))
+    return web.Response(body=b"".join(events), headers=STREAM_HEADERS)
+
+
+COMPLETIONS: Endpoint[CompletionRequest] = Endpoint(
+    "/v1/completions",
+    lambda body, request: parse_completion(body, request[WARNINGS]),
+    _complete,
+    names.TEXT_COMPLETION,
+    adopts_request_id=True,
+)

@@ -17,8 +17,9 @@ from pydantic import (
 )
 
 from common.messages.sampling import SamplingParams
-from common.messages.tokenize import StreamSettings
+from common.messages.tokenize import OutputRules, PromptSource, StreamSettings
 from services.router.errors import bad_field, shown, unsupported
+from services.router.generate_request import GenerateRequest
 from services.router.json_schema import NUMBER, array, either, nullable
 from services.router.middleware import is_harmless_id
 from services.router.openai.chunks import AnswerOptions
@@ -284,11 +285,6 @@ class SamplingFields(OpenAIModel):
         return self
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
     def unset(self) -> frozenset[str]:
         """Settings that the client leaves to the model's own defaults."""
         return frozenset(name for name in MODEL_DEFAULTS if getattr(self, name) is None)
@@ -305,7 +301,7 @@ class SamplingFields(OpenAIModel):
         return tuple(dict.fromkeys(self.allowed_token_ids or ()))
 
     def warn(self, warnings: Warnings) -> None:
-        """Say what of these fields is not as it was asked for."""
+        """Warn about fields that cannot be honoured as they are."""
         if (self.request_id or self.rid) and not self.given_id:
             name = "request_id" if self.request_id else "rid"
             warnings.add(name, "is left out; it may have 1 to 128 letters, digits, ., _, : or -")
@@ -313,14 +309,37 @@ class SamplingFields(OpenAIModel):
 
     def options(self) -> AnswerOptions:
         """Return what is to be shown beside the text."""
-        stream = self.stream_options
+        stream = self.stream_options or StreamOptions()
         return AnswerOptions(
-            include_usage=self.include_usage,
-            continuous_usage=stream is not None and bool(stream.continuous_usage_stats),
+            include_usage=bool(stream.include_usage),
+            continuous_usage=bool(stream.continuous_usage_stats),
             token_ids=bool(self.return_token_ids),
             tokens_as_ids=bool(self.return_tokens_as_token_ids),
             prompt_logprobs=self.prompt_logprobs is not None,
-            given_id=self.given_id,
+        )
+
+    def generate_request(
+        self,
+        prompts: tuple[PromptSource, ...],
+        prompt_field: str,
+        sampling: SamplingParams,
+        rules: OutputRules,
+    ) -> GenerateRequest:
+        """Return what to generate, but for the fields that one API alone has."""
+        return GenerateRequest(
+            model=self.model or "",
+            prompts=prompts,
+            prompt_field=prompt_field,
+            sampling=sampling,
+            has_seed=self.seed is not None,
+            stream=self.stream_settings(),
+            num_choices=self.n or 1,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            unset=self.unset,
+            rules=rules,
+            truncate_to=self.truncate_prompt_tokens or 0,
+            truncate_side=self.truncation_side or "left",
         )
 
     def stream_settings(self) -> StreamSettings:
@@ -369,7 +388,7 @@ def num_candidates(wanted: int | None) -> int:
 
 
 def warn_of_all(field: str, wanted: int | None, warnings: Warnings) -> None:
-    """Say that logprobs of the whole vocabulary are not to be had."""
+    """Warn that logprobs of the whole vocabulary are not available."""
     if wanted == ALL_LOGPROBS:
         warnings.add(field, f"{ALL_LOGPROBS} is {MAX_TOP_LOGPROBS} here, which is the most")
 

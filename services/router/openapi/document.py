@@ -72,7 +72,11 @@ class Operation:
         responses.update(self._refusals(path))
         if self.unavailable:
             responses["503"] = {"description": self.unavailable, "content": content}
-        document = {"operationId": self.name, "summary": self.summary, "responses": responses}
+        document: dict[str, Any] = {
+            "operationId": self.name,
+            "summary": self.summary,
+            "responses": responses,
+        }
         if self.request:
             body = {JSON: {"schema": ref(self.request)}}
             document["requestBody"] = {"required": True, "content": body}
@@ -102,8 +106,13 @@ def _parameter(name: str, in_path: bool, schema: Schema) -> dict[str, Any]:
 _PING = Operation(
     "ping", "Say whether new work is taken", "Ready", statuses=(), unavailable="Not now."
 )
-_STORED = {"response_id": {"type": "string", "pattern": "^resp_[0-9a-z]+$"}}
-_ITEM_PARAMETERS = {
+_STORED: dict[str, Schema] = {"response_id": {"type": "string", "pattern": "^resp_[0-9a-z]+$"}}
+_EVENT_PARAMETERS: dict[str, Schema] = {
+    **_STORED,
+    "stream": BOOLEAN,
+    "starting_after": {"type": "integer", "minimum": -1},
+}
+_ITEM_PARAMETERS: dict[str, Schema] = {
     **_STORED,
     "limit": {"type": "integer", "minimum": 1, "maximum": 100},
     "order": one_of("asc", "desc"),
@@ -134,11 +143,7 @@ OPERATIONS = {
         name="getResponse",
         summary="Show a response, or follow its events",
         streams=True,
-        parameters={
-            **_STORED,
-            "stream": BOOLEAN,
-            "starting_after": {"type": "integer", "minimum": -1},
-        },
+        parameters=_EVENT_PARAMETERS,
     ),
     "delete /v1/responses/{response_id}": replace(
         _CANCEL, name="deleteResponse", summary="Delete a response", answer="DeletedResponse"

@@ -24,9 +24,9 @@ from services.router.json_schema import (
 from services.router.ollama.requests import GenerateFields, OllamaChatFields, ShowFields
 from services.router.openai.chat import ChatFields
 from services.router.openai.completions import CompletionFields
-from services.router.openai.messages import MAX_MESSAGES
 from services.router.openai.tokens import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 from services.router.openai.tools import MAX_TOOLS
+from services.router.request_fields import MAX_MESSAGES
 from services.router.responses.requests import ResponsesFields
 
 _TOOLS = nullable(array(OBJECT, maxItems=MAX_TOOLS))

@@ -101,10 +101,10 @@ def test_the_model_may_be_left_out(model: Any) -> None:
 
 
 def test_a_request_id_that_no_header_can_have_is_passed_over() -> None:
-    assert _chat(request_id="mine-1").options.given_id == "mine-1"
-    assert _chat(rid="mine-2").options.given_id == "mine-2"
+    assert _chat(request_id="mine-1").given_id == "mine-1"
+    assert _chat(rid="mine-2").given_id == "mine-2"
     for given in ("a b", "x" * 129, "a\r\nX: y"):
-        assert _chat(request_id=given).options.given_id == ""
+        assert _chat(request_id=given).given_id == ""
 
 
 def test_any_temperature_is_taken() -> None:
