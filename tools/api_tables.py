@@ -14,16 +14,18 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from services.router.openapi.requests import MODELS
-from services.router.request_model import IGNORED_FIELDS, WITHOUT_EFFECT, RequestModel
+from services.router.request_model import IGNORED_FIELDS, WITHOUT_EFFECT
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "api"
+WITHOUT_WARNINGS = ("TokenizeRequest", "DetokenizeRequest")
 TABLE = re.compile(r"(<!-- fields: (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
 
 
-def table(models: tuple[type[BaseModel], ...]) -> str:
+def table(models: tuple[type[BaseModel], ...], warns: bool = True) -> str:
     """Make the table of a request that has one form or several.
 
-    A field without a description stands in the row of the field before it.
+    A field without a description stands in the row of the field before it. With `warns` the
+    endpoint knows the fields that it ignores, and the table has them.
     """
     rows: list[tuple[list[str], str]] = []
     seen: set[str] = set()
@@ -35,7 +37,7 @@ def table(models: tuple[type[BaseModel], ...]) -> str:
             if field.description is not None:
                 rows.append(([], field.description))
             rows[-1][0].append(name)
-    if any(issubclass(model, RequestModel) and model.refused for model in models):
+    if warns:
         rows.append((sorted(IGNORED_FIELDS - seen), "accepted, without effect"))
         rows.append((list(WITHOUT_EFFECT), "accepted, without effect and with a warning"))
     lines = ["| Field | What it does |", "| --- | --- |"]
@@ -45,7 +47,12 @@ def table(models: tuple[type[BaseModel], ...]) -> str:
 
 def with_tables(text: str) -> str:
     """Return a page with its tables as they should be."""
-    return TABLE.sub(lambda found: found[1] + table(MODELS[found[2]]) + found[3], text)
+    return TABLE.sub(_current, text)
+
+
+def _current(match: re.Match[str]) -> str:
+    begin, name, end = match.groups()
+    return begin + table(MODELS[name], warns=name not in WITHOUT_WARNINGS) + end
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""API keys, from the settings and from a file, which is read again when it changes.
+"""API keys, from the settings and from a file that is read again when it changes.
 
-The file is TOML, a table for each key:
+The file is TOML with a table for each key:
 
     [[key]]
     name = "team-a"                # in logs and metrics; unique
@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -49,20 +48,15 @@ class _Key(BaseModel):
             return hashlib.sha256(self.key.encode()).digest()
         return bytes.fromhex(self.sha256 or "")
 
+    def client(self) -> Client:
+        limits = ClientLimits(self.max_in_flight, self.requests_per_s, self.tokens_per_minute)
+        return Client(self.name, limits)
+
 
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     key: list[_Key] = Field(default_factory=list, max_length=MAX_KEYS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    """The attributes that show whether a file has changed."""
-
-    modified_ns: int
-    size: int
-    inode: int
 
 
 class ApiKeys:
@@ -82,7 +76,7 @@ class ApiKeys:
             for number, key in enumerate(keys)
         ]
         self._path = Path(file) if file else None
-        self._stamp: _Stamp | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._known = list(self._fixed)
         self._log = structlog.get_logger()
         if self._path is not None:
@@ -103,14 +97,14 @@ class ApiKeys:
             return Client(remote)
         # All keys are compared, each in constant time. Hashes hide the length of a key.
         digest = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
-        found: Client | None = None
+        match: Client | None = None
         for known, client in self._known:
             if hmac.compare_digest(digest, known):
-                found = client
-        if found is None or not given:
+                match = client
+        if match is None or not given:
             message = "send a valid API key as Authorization: Bearer KEY or X-Api-Key: KEY"
             raise ApiError(Failure(401, "invalid_api_key", message))
-        return found
+        return match
 
     def reload(self) -> None:
         """Read the file again if it has changed; cheap enough for once a second."""
@@ -142,9 +136,10 @@ def bearer(authorization: str) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _stamp(path: Path) -> _Stamp:
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return the attributes that show whether a file has changed."""
     status = path.stat()
-    return _Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(path: Path) -> list[tuple[bytes, Client]]:
@@ -155,19 +150,10 @@ def _read(path: Path) -> list[tuple[bytes, Client]]:
         raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
     file = _File.model_validate(tomllib.loads(data.decode()))
     names = [key.name for key in file.key]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"two keys have the name {twice!r}")
-    return [
-        (
-            key.digest(),
-            Client(
-                key.name,
-                ClientLimits(key.max_in_flight, key.requests_per_s, key.tokens_per_minute),
-            ),
-        )
-        for key in file.key
-    ]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two keys have the name {name!r}")
+    return [(key.digest(), key.client()) for key in file.key]
 
 
 def _reason(error: Exception) -> str:

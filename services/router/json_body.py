@@ -1,6 +1,6 @@
 """Request bodies: read within bounds, and parsed as strict JSON.
 
-What Python's parser lets through and other stages would choke on is refused.
+Values that Python's parser accepts and other stages cannot handle are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
     Refused with ApiError 400: invalid UTF-8 or JSON, anything but an object, duplicate keys,
     NaN and infinities, lone surrogates (they cannot be encoded on the links), nesting over 64.
-    Of the fields those with whole numbers have integers, however they are written.
+    Fields that are whole numbers become integers, however they are written.
     """
     try:
         text = body.decode("utf-8")
@@ -61,9 +61,9 @@ def dump(value: Any) -> bytes:
 
 
 def _whole(field: Any) -> Any:
-    """Return 1.0 as 1: to JSON they are one number, and to a field that counts only one of them is.
+    """Return 1.0 as 1: JSON has one kind of number, and integer fields take only integers.
 
-    Inside of fields numbers stay as they are; they may be part of a prompt.
+    Numbers inside of fields stay as they are; they may be part of a prompt.
     """
     if isinstance(field, float) and field.is_integer() and abs(field) < MAX_EXACT:
         return int(field)
@@ -110,27 +110,28 @@ def _invalid(message: str) -> ApiError:
     return ApiError(Failure(400, "invalid_json", message))
 
 
+def _unsupported_type(message: str) -> ApiError:
+    return ApiError(Failure(415, "unsupported_media_type", message))
+
+
 async def read_json(
     request: web.Request, settings: RouterSettings, *, of_any_type: bool = False
 ) -> dict[str, Any]:
     """Read the JSON object that a request carries; ApiError 400, 408, 413 or 415.
 
-    With `of_any_type` a body that calls itself something else is read, too.
+    With `of_any_type` a body of another content type is read, too.
     """
     max_bytes, timeout_s = settings.max_body_bytes, settings.body_timeout_s
     kind = request.content_type
     is_json = kind == "application/json" or kind.endswith("+json")
     if not is_json and not of_any_type:
-        message = f"the content type is {kind[:100]}; send application/json"
-        raise ApiError(Failure(415, "unsupported_media_type", message))
+        raise _unsupported_type(f"the content type is {kind[:100]}; send application/json")
     charset = request.charset or "utf-8"
     if charset.lower() not in ("utf-8", "utf8", "us-ascii"):
-        message = f"the charset is {charset[:100]}; JSON is UTF-8"
-        raise ApiError(Failure(415, "unsupported_media_type", message))
+        raise _unsupported_type(f"the charset is {charset[:100]}; JSON is UTF-8")
     if any(each.lower() != "identity" for each in request.headers.getall("Content-Encoding", [])):
         # A small compressed body may unpack to anything (CVE-2026-128131 was about its time).
-        message = "compressed bodies are not accepted; send it as it is"
-        raise ApiError(Failure(415, "unsupported_media_type", message))
+        raise _unsupported_type("compressed bodies are not accepted; send it as it is")
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)
     try:

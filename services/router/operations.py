@@ -1,4 +1,4 @@
-"""What operators, probes and platforms ask: status, metrics, models, SageMaker."""
+"""Endpoints for operators, probes and platforms: status, metrics, models, SageMaker."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ SAMPLING_SETTINGS = (
     "frequency_penalty",
     "repetition_penalty",
 )
+SECRET_SETTINGS = frozenset({"api_keys", "api_keys_file"})
 RETRY_AFTER_S = "1"  # workers register twice a second
 
 
 class StatusHandlers:
-    """The handlers of probes and of the model list."""
+    """The handlers of probes, operators and the model list; `ticked_at_s` is set by each tick."""
 
-    def __init__(self, dispatch: Dispatch) -> None:
+    def __init__(self, dispatch: Dispatch, settings: RouterSettings) -> None:
         self.ticked_at_s = time.monotonic()
         self._dispatch = dispatch
+        self._settings = settings
         self._created = int(time.time())
         self._version = installed_version()
 
@@ -56,10 +58,14 @@ class StatusHandlers:
             web.get("/ready", self.ready),
             web.get("/health", self.health),
             web.get("/metrics", self.metrics),
+            web.get("/load", self.load),
+            web.get("/server_info", self.server_info),
+            web.get("/tokenizer_info", self.tokenizer_info),
+            web.post("/reset_prefix_cache", self.reset_prefix_cache),
         ]
 
     async def live(self, request: web.Request) -> web.Response:
-        """Say whether the loop turns and its ticks come."""
+        """Say whether the event loop runs and its ticks come."""
         age_s = time.monotonic() - self.ticked_at_s
         status = "ok" if age_s < MAX_TICK_AGE_S else "stuck"
         return json_response({"status": status}, 200 if status == "ok" else 503)
@@ -68,10 +74,10 @@ class StatusHandlers:
         return self._readiness({})
 
     async def health(self, request: web.Request) -> web.Response:
-        """Say whether new work is taken, what there is of every service, and how busy it is.
+        """Say whether new work is taken, and describe the instances and their load.
 
-        `requests`, `attempts` and `queries` are this router's; what is said of an instance is as
-        of its last heartbeat, `open` being the attempts of this router that it has state for.
+        `requests`, `attempts` and `queries` are this router's. The load of an instance is that of
+        its last heartbeat; `open` counts the attempts of this router that it has state for.
         """
         inflight = self._dispatch.inflight
         return self._readiness(
@@ -85,7 +91,6 @@ class StatusHandlers:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Say the same in numbers, as Prometheus reads them."""
         body = exposition(self._dispatch)
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
@@ -121,6 +126,46 @@ class StatusHandlers:
             response.headers["Retry-After"] = RETRY_AFTER_S
         return response
 
+    async def load(self, request: web.Request) -> web.Response:
+        """Count the requests that this router is answering, as vLLM's `/load` does."""
+        return json_response({"server_load": self._dispatch.inflight.num_requests})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """Show the release, the models with their limits, and the settings but for the keys."""
+        settings = self._settings.model_dump(mode="json", exclude=set(SECRET_SETTINGS))
+        return json_response(
+            {
+                "version": self._version,
+                "models": [_model(group.card) for group in self._complete_groups()],
+                "workers": _worker_counts(self._dispatch),
+                "router": settings,
+            }
+        )
+
+    async def tokenizer_info(self, request: web.Request) -> web.Response:
+        """Show the model's tokenizer_config.json, with its chat template and what it writes."""
+        group = self._dispatch.group(request.query.get("model", ""))
+        worker = self._dispatch.place(group, "tokenizer")
+        return json_response(await self._dispatch.inspect(worker, "tokenizer"))
+
+    async def reset_prefix_cache(self, request: web.Request) -> web.Response:
+        """Have every compute free the cached pages that no running sequence holds."""
+        workers = [
+            worker for worker in self._dispatch.fleet.workers() if worker.service == "compute"
+        ]
+        counts = await asyncio.gather(*map(self._reset, workers))
+        pages = {worker.name: freed for worker, freed in zip(workers, counts, strict=True)}
+        is_done = None not in counts
+        return json_response({"success": is_done, "pages_freed": pages}, 200 if is_done else 503)
+
+    async def _reset(self, worker: RegisteredWorker) -> int | None:
+        """Return the number of freed pages; None if the worker does not answer."""
+        try:
+            answer = await self._dispatch.inspect(worker, "prefix_cache_reset")
+        except (ApiError, LinkError):
+            return None
+        return int(answer["pages_freed"])
+
     def _complete_groups(self) -> list[Group]:
         return [group for group in self._dispatch.fleet.groups() if not group.missing]
 
@@ -138,7 +183,7 @@ class StatusHandlers:
 
 
 def sampling_in_force(card: ModelCard) -> dict[str, float]:
-    """Return what holds for each sampling setting that a request leaves out."""
+    """Return the values of the sampling settings that a request leaves out."""
     plain = SamplingParams(max_tokens=0, seed=0)
     values = {name: getattr(plain, name) for name in SAMPLING_SETTINGS}
     values |= dict(card.sampling_defaults)
@@ -191,66 +236,6 @@ def _steps(report: StepReport) -> dict[str, Any]:
     }
 
 
-SECRET_SETTINGS = frozenset({"api_keys", "api_keys_file"})
-
-
-class OperatorHandlers:
-    """The handlers of these endpoints; all of them want a key where there are some."""
-
-    def __init__(self, dispatch: Dispatch, settings: RouterSettings) -> None:
-        self._dispatch = dispatch
-        self._settings = settings
-
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/load", self.load),
-            web.get("/server_info", self.server_info),
-            web.get("/tokenizer_info", self.tokenizer_info),
-            web.post("/reset_prefix_cache", self.reset_prefix_cache),
-        ]
-
-    async def load(self, request: web.Request) -> web.Response:
-        """Say how many requests this router is answering, as vLLM's `/load` does."""
-        return json_response({"server_load": self._dispatch.inflight.num_requests})
-
-    async def server_info(self, request: web.Request) -> web.Response:
-        """Show the release, the models with their limits, and the settings but for the keys."""
-        fleet = self._dispatch.fleet
-        settings = self._settings.model_dump(mode="json", exclude=set(SECRET_SETTINGS))
-        return json_response(
-            {
-                "version": installed_version(),
-                "models": [_model(group.card) for group in fleet.groups() if not group.missing],
-                "workers": _worker_counts(self._dispatch),
-                "router": settings,
-            }
-        )
-
-    async def tokenizer_info(self, request: web.Request) -> web.Response:
-        """Show the model's tokenizer_config.json, with its chat template and what it writes."""
-        group = self._dispatch.group(request.query.get("model", ""))
-        worker = self._dispatch.place(group, "tokenizer")
-        return json_response(await self._dispatch.inspect(worker, "tokenizer"))
-
-    async def reset_prefix_cache(self, request: web.Request) -> web.Response:
-        """Have every compute forget the pages that no running sequence holds."""
-        workers = [
-            worker for worker in self._dispatch.fleet.workers() if worker.service == "compute"
-        ]
-        counts = await asyncio.gather(*map(self._reset, workers))
-        pages = {worker.name: freed for worker, freed in zip(workers, counts, strict=True)}
-        is_done = None not in counts
-        return json_response({"success": is_done, "pages_freed": pages}, 200 if is_done else 503)
-
-    async def _reset(self, worker: RegisteredWorker) -> int | None:
-        """Return the pages that came free; None where the worker does not answer."""
-        try:
-            answer = await self._dispatch.inspect(worker, "prefix_cache_reset")
-        except (ApiError, LinkError):
-            return None
-        return int(answer["pages_freed"])
-
-
 def _model(card: ModelCard) -> dict[str, Any]:
     return {
         "id": card.name,
@@ -268,7 +253,7 @@ def _model(card: ModelCard) -> dict[str, Any]:
 def sagemaker_routes(
     ready: Handler, endpoints: Mapping[str, Endpoint[Any]], backend: Backend
 ) -> list[web.RouteDef]:
-    """Return what Amazon SageMaker asks of a container.
+    """Return the routes that Amazon SageMaker requires of a container.
 
     An invocation goes to the endpoint of the field that only its requests have.
     """

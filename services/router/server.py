@@ -26,7 +26,6 @@ from services.router.openai.completions import COMPLETIONS
 from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.document import OpenAPIHandler
 from services.router.operations import (
-    OperatorHandlers,
     StatusHandlers,
     installed_version,
     sagemaker_routes,
@@ -60,7 +59,7 @@ class HttpServer:
         timeline: TimelineHandler,
         settings: RouterSettings,
     ) -> None:
-        self.status = StatusHandlers(dispatch)
+        self.status = StatusHandlers(dispatch, settings)
         self.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         self._settings = settings
         self._runner: web.AppRunner | None = None
@@ -138,14 +137,12 @@ class HttpServer:
             await self._runner.cleanup()
 
     def _api_routes(self, backend: Backend) -> list[web.RouteDef]:
-        status, dispatch, settings = self.status, backend.dispatch, backend.settings
         return [
             *(endpoint.route(backend) for endpoint in ENDPOINTS),
             *Responses(backend).routes(),
             *ollama.listing_routes(backend),
-            *status.routes(),
-            *OperatorHandlers(dispatch, settings).routes(),
-            *sagemaker_routes(status.ready, INVOCABLE, backend),
+            *self.status.routes(),
+            *sagemaker_routes(self.status.ready, INVOCABLE, backend),
             web.get("/openapi.json", OpenAPIHandler(installed_version()).document),
         ]
 

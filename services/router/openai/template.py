@@ -1,8 +1,8 @@
-"""What a request sets of its chat template's variables; the tokenizer knows which it may."""
+"""The chat template's variables in a request; the tokenizer knows which ones it may set."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import PlainValidator, WithJsonSchema
 
@@ -11,6 +11,7 @@ from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
 from services.router.json_schema import OBJECT, array, nullable
 from services.router.openai.tools import Tools
+from services.router.request_fields import object_at
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -18,6 +19,10 @@ MAX_VARIABLES = 64
 MAX_VARIABLES_BYTES = 64 << 10
 MAX_DOCUMENTS = 256
 MAX_DEPTH = 8
+
+# Qwen3, GLM and others read the one name, DeepSeek and Granite the other; templates ignore
+# variables that they do not know.
+SWITCHES: Final = ("enable_thinking", "thinking")
 
 
 def chat_prompt(
@@ -45,7 +50,7 @@ def pack_variables(
     """Pack `chat_template_kwargs`, `documents` and `reasoning_effort`; ApiError 400.
 
     An effort of "none" switches thinking off under both names that templates have for it, any
-    other switches it on; what the client says of that itself wins.
+    other switches it on, unless the client sets one of these names itself.
     """
     variables = dict(kwargs or {})
     if documents:
@@ -58,11 +63,10 @@ def pack_variables(
 
 
 def _think(variables: dict[str, Any], effort: Effort) -> None:
-    said = variables.get("reasoning_effort")
-    if said not in (None, effort):
-        raise bad_field(
-            "reasoning_effort", f"contradicts chat_template_kwargs, which says {shown(said)}"
-        )
+    other = variables.get("reasoning_effort")
+    if other not in (None, effort):
+        message = f"contradicts chat_template_kwargs, which says {shown(other)}"
+        raise bad_field("reasoning_effort", message)
     if effort != "none":
         variables["reasoning_effort"] = effort
     if not any(switch in variables for switch in SWITCHES):
@@ -74,15 +78,13 @@ def read_kwargs(kwargs: Any) -> dict[str, Any] | None:
     field = "chat_template_kwargs"
     if kwargs is None:
         return None
-    if not isinstance(kwargs, dict):
-        raise bad_field(field, f"should be an object (it is {shown(kwargs)})")
-    if len(kwargs) > MAX_VARIABLES:
+    if len(object_at(kwargs, field)) > MAX_VARIABLES:
         raise bad_field(field, f"may have {MAX_VARIABLES} variables at most (it has {len(kwargs)})")
     _check_depth(kwargs, field)
     size = len(dump(kwargs))
     if size > MAX_VARIABLES_BYTES:
         raise bad_field(field, f"may have {MAX_VARIABLES_BYTES} bytes at most (it has {size})")
-    return kwargs
+    return cast(dict[str, Any], kwargs)
 
 
 def read_documents(documents: Any) -> list[Any] | None:
@@ -92,8 +94,7 @@ def read_documents(documents: Any) -> list[Any] | None:
     if not isinstance(documents, list) or len(documents) > MAX_DOCUMENTS:
         raise bad_field("documents", f"should be an array of at most {MAX_DOCUMENTS} objects")
     for at, document in enumerate(documents):
-        if not isinstance(document, dict):
-            raise bad_field(f"documents[{at}]", f"should be an object (it is {shown(document)})")
+        object_at(document, f"documents[{at}]")
     _check_depth(documents, "documents")
     return documents
 
@@ -101,16 +102,15 @@ def read_documents(documents: Any) -> list[Any] | None:
 def _check_depth(value: Any, field: str) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [child for each in level for child in _children(each)]
+        containers = [value for value in level if isinstance(value, dict | list)]
+        level = [
+            child
+            for value in containers
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
         if not level:
             return
     raise bad_field(field, f"is nested deeper than {MAX_DEPTH} levels")
-
-
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
 
 
 TemplateKwargs = Annotated[
@@ -125,16 +125,9 @@ Documents = Annotated[
 ]
 
 
-# Qwen3, GLM and others ask for the one name, DeepSeek and Granite for the other; a template passes
-# over what it does not know.
-SWITCHES: Final = ("enable_thinking", "thinking")
-
-
 def thinking_kwargs(thinks: bool | None, effort: str | None = None) -> bytes:
     """Pack the template's variables; None leaves a choice to the template."""
-    variables: dict[str, Any] = {}
-    if thinks is not None:
-        variables.update(dict.fromkeys(SWITCHES, thinks))
+    variables: dict[str, Any] = {} if thinks is None else dict.fromkeys(SWITCHES, thinks)
     if effort is not None:
         variables["reasoning_effort"] = effort
     return dump(variables) if variables else b""

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: questions to the stages that have the vocabulary."""
+"""`/tokenize` and `/detokenize`, which the workers with the vocabulary answer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from common.messages.arrays import int32s
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Endpoint, query
-from services.router.errors import bad_field, shown
+from services.router.errors import bad_field
 from services.router.json_schema import array
 from services.router.openai.chat import ConversationFields
-from services.router.prompts import TOKEN_ID, check_ids
+from services.router.prompts import MAX_INT32, TOKEN_ID, check_ids
+from services.router.request_fields import check_type
 from services.router.request_model import OpenAIModel, RefusedFields, RequestModel
 
 
-def _read_ids(ids: Any) -> list[int]:
-    if not isinstance(ids, list):
-        raise bad_field("tokens", f"should be an array of token ids (it is {shown(ids)})")
+def _read_ids(ids: list[Any]) -> list[int]:
+    check_type(ids, list, "tokens", "an array of token ids")
     check_ids(ids, "tokens")
     return ids
 
@@ -40,13 +40,18 @@ class TokenizeTextFields(OpenAIModel):
 
     @property
     def source(self) -> PromptSource:
-        """What the tokenizer is asked."""
         return TextPrompt(self.prompt, self.add_special_tokens is not False)
 
 
 class TokenizeChatFields(ConversationFields):
     """A `/tokenize` request with `messages` and what chat requests have beside them."""
 
+    # Checked as in a chat request, whose answer they are about.
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT32, description="checked, without effect"
+    )
+    logprobs: bool | None = None
+    echo: bool | None = None
     model: str | None = None
     prompt: None = None
     add_special_tokens: bool | None = None
@@ -54,7 +59,6 @@ class TokenizeChatFields(ConversationFields):
 
     @property
     def source(self) -> PromptSource:
-        """What the tokenizer is asked."""
         return self.template_input(self.offered_tools)
 
 
@@ -74,7 +78,6 @@ class DetokenizeFields(RequestModel):
 async def _tokenize(
     dispatch: Dispatch, fields: TokenizeTextFields | TokenizeChatFields
 ) -> dict[str, Any]:
-    """Answer with the ids of a prompt or a conversation."""
     group = dispatch.group(fields.model or "")
     field = "prompt" if fields.messages is None else "messages"
     with_strings = bool(fields.return_token_strs)
@@ -89,7 +92,6 @@ async def _tokenize(
 
 
 async def _detokenize(dispatch: Dispatch, fields: DetokenizeFields) -> dict[str, Any]:
-    """Answer with the text of ids."""
     group = dispatch.group(fields.model or "")
     text = ""
     if fields.tokens:

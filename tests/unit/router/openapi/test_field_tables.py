@@ -24,4 +24,5 @@ def test_every_field_of_a_chat_has_a_place_in_its_table() -> None:
 
 
 def test_the_pages_of_openais_endpoints_have_tables() -> None:
-    assert {"chat.md", "completions.md", "embeddings.md"} <= {page.name for page in TABLED}
+    pages = {page.name for page in TABLED}
+    assert {"chat.md", "completions.md", "embeddings.md", "tokens.md"} <= pages
