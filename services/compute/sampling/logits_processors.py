@@ -9,7 +9,6 @@ Shape legend: R rows, V vocabulary, C count rows, N candidates.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -114,10 +113,10 @@ MASS_UNIT = 2.0**40
 row's outcome does not change with the batch it is in."""
 
 
-def apply_top_k(logits_RV: Tensor, top_k: Int64Array) -> None:
+def apply_top_k(logits_RV: Tensor, top_k: Int32Array) -> None:
     """Set all but the k largest of each row to minus infinity; k is at least 1."""
     k_most = min(int(top_k.max()), logits_RV.shape[1])
-    index = upload(np.minimum(top_k, k_most) - 1, logits_RV.device)[:, None]
+    index = upload(np.minimum(top_k, k_most).astype(np.int64) - 1, logits_RV.device)[:, None]
     threshold = logits_RV.topk(k_most, dim=-1).values.gather(1, index)
     logits_RV.masked_fill_(logits_RV < threshold, -torch.inf)
 
@@ -146,10 +145,9 @@ def apply_top_p(logits_RV: Tensor, top_p: Float64Array) -> None:
     logits_RV.masked_fill_(logits_RV < threshold, -torch.inf)
 
 
-def apply_min_p(logits_RV: Tensor, min_p: Float64Array) -> None:
+def apply_min_p(logits_RV: Tensor, min_p_log: Float32Array) -> None:
     """Keep ids at least min_p times as likely as the likeliest; rows have their maximum at 0."""
-    floors = np.array([math.log(p) if p > 0 else -math.inf for p in min_p], dtype=np.float32)
-    threshold = upload(floors, logits_RV.device)[:, None]
+    threshold = upload(min_p_log, logits_RV.device)[:, None]
     logits_RV.masked_fill_(logits_RV < threshold, -torch.inf)
 
 

@@ -20,6 +20,13 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.launch import upload
+from services.compute.kernels.slot_words import (
+    BIASED,
+    CUTS_MIN_P,
+    CUTS_TOP_K,
+    CUTS_TOP_P,
+    PENALISED,
+)
 from services.compute.sampling.logits_processors import (
     PenaltyRows,
     apply_min_p,
@@ -28,7 +35,7 @@ from services.compute.sampling.logits_processors import (
 )
 from services.compute.sampling.logprobs import PickedLogprobs, RawLogprobs
 from services.compute.sampling.noise import coordinates, draw_where_it_counts
-from services.compute.sampling.slots import SamplingSlots
+from services.compute.sampling.slots import SamplingSlots, is_penalised
 from services.compute.step import SlotDelta, TokenMasks
 
 Int64Array = npt.NDArray[np.int64]
@@ -53,7 +60,7 @@ class Sampler:
         """Sequences take slots; whatever was known of the slots before is gone."""
         for delta in deltas:
             self._slots.place(delta)
-            if self._slots.penalised[delta.slot]:
+            if is_penalised(delta.sampling):
                 self._penalties.place(delta.slot, delta.prompt_ids, delta.output_ids)
             else:
                 self._penalties.release(delta.slot)
@@ -73,7 +80,7 @@ class Sampler:
         # a sum is finite if all are (short of 1e33), at a fortieth of the cost of looking at each
         finite_S = logits_SV.sum(dim=-1).isfinite()
         raw = RawLogprobs.of(logits_SV, settings.num_logprobs[slots])
-        penalised = np.nonzero(settings.penalised[slots])[0]
+        penalised = np.nonzero(settings.asks(slots, PENALISED))[0]
         count_rows = None
         if len(penalised):
             count_rows = self._penalise(logits_SV, penalised, slots[penalised])
@@ -101,12 +108,11 @@ class Sampler:
         return rows
 
     def _bias(self, logits_SV: Tensor, slots: Int64Array) -> None:
-        samples = np.nonzero(self._slots.biased[slots])[0]
+        samples = np.nonzero(self._slots.asks(slots, BIASED))[0]
         if not len(samples):
             return
-        ids = [self._slots.bias_ids[slot] for slot in slots[samples]]
         values = np.concatenate([self._slots.bias_values[slot] for slot in slots[samples]])
-        where = self._pairs(samples, ids)
+        where = self._pairs(samples, [self._slots.bias_ids[slot] for slot in slots[samples]])
         logits_SV.index_put_(where, self._upload(values), accumulate=True)
 
     def _mask_early_stops(self, logits_SV: Tensor, slots: Int64Array, indices: Int64Array) -> None:
@@ -141,9 +147,12 @@ class Sampler:
         temperature = self._upload(settings.temperature[slots])[:, None]
         # the maximum goes to 0 first, where float32 is finest and no division overflows
         logits_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).div_(temperature)
-        self._cut(apply_top_k, logits_RV, settings.top_k[slots], settings.top_k[slots] > 0)
-        self._cut(apply_top_p, logits_RV, settings.top_p[slots], settings.top_p[slots] < 1.0)
-        self._cut(apply_min_p, logits_RV, settings.min_p[slots], settings.min_p[slots] > 0.0)
+        for cut, values, flag in (
+            (apply_top_k, settings.top_k, CUTS_TOP_K),
+            (apply_top_p, settings.top_p, CUTS_TOP_P),
+            (apply_min_p, settings.min_p_log, CUTS_MIN_P),
+        ):
+            self._cut(cut, logits_RV, values[slots], settings.asks(slots, flag))
         where_4R = coordinates(settings.seed[slots], settings.choice[slots], indices, self._device)
         return draw_where_it_counts(logits_RV, where_4R)
 
@@ -166,7 +175,7 @@ class Sampler:
 
     def _pairs(self, samples: Int64Array, ids: Sequence[Int64Array]) -> tuple[Tensor, Tensor]:
         counts = np.array([len(some) for some in ids])
-        return (self._upload(np.repeat(samples, counts)), self._upload(np.concatenate(ids)))
+        return self._upload(np.repeat(samples, counts)), self._upload(np.concatenate(ids))
 
     def _upload(self, array: npt.NDArray[Any]) -> Tensor:
         return upload(array, self._device)

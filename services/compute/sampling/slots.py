@@ -34,7 +34,7 @@ from services.compute.kernels.slot_words import (
     TOP_K,
     TOP_P,
 )
-from services.compute.step import Int32Array, SlotDelta
+from services.compute.step import BoolArray, Int32Array, SlotDelta
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -43,60 +43,49 @@ GREEDY_BELOW = 1e-5
 
 
 class SamplingSlots:
-    """Settings by slot, and which of the optional parts of sampling each slot needs."""
+    """Settings by slot, of which torch takes columns; a slot that none has taken is greedy.
+
+    Shape legend: N slots, W words of a slot.
+    """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self.seed = np.zeros(num_slots, dtype=np.int64)
-        self.choice = np.zeros(num_slots, dtype=np.int64)
-        self.temperature = np.zeros(num_slots, dtype=np.float32)
-        self.top_k = np.zeros(num_slots, dtype=np.int64)
-        self.top_p = np.ones(num_slots, dtype=np.float64)
-        self.min_p = np.zeros(num_slots, dtype=np.float64)
-        self.presence = np.zeros(num_slots, dtype=np.float32)
-        self.frequency = np.zeros(num_slots, dtype=np.float32)
-        self.repetition = np.ones(num_slots, dtype=np.float32)
-        self.min_tokens = np.zeros(num_slots, dtype=np.int64)
-        self.num_logprobs = np.full(num_slots, -1, dtype=np.int64)
-        self.penalised = np.zeros(num_slots, dtype=np.bool_)
-        self.biased = np.zeros(num_slots, dtype=np.bool_)
-        self.bias_ids: list[Int64Array] = [np.zeros(0, dtype=np.int64)] * num_slots
-        self.bias_values: list[npt.NDArray[np.float32]] = [
-            np.zeros(0, dtype=np.float32)
-        ] * num_slots
-        self.stop_ids: list[Int64Array] = [np.zeros(0, dtype=np.int64)] * num_slots
+        self._words_NW = words_NW = np.zeros((num_slots, NUM_WORDS), dtype=np.int32)
+        floats_NW = words_NW.view(np.float32)
+        self._flags = words_NW[:, FLAGS]
+        self.temperature = floats_NW[:, TEMPERATURE]
+        self.seed = words_NW[:, SEED : SEED + 2].view(np.int64)[:, 0]
+        self.choice = words_NW[:, CHOICE]
+        self.top_k = words_NW[:, TOP_K]
+        self.top_p = words_NW[:, TOP_P : TOP_P + 2].view(np.float64)[:, 0]
+        self.min_p_log = floats_NW[:, MIN_P_LOG]
+        self.presence = floats_NW[:, PRESENCE]
+        self.frequency = floats_NW[:, FREQUENCY]
+        self.repetition = floats_NW[:, REPETITION]
+        self.min_tokens = words_NW[:, MIN_TOKENS]
+        self.num_logprobs = words_NW[:, NUM_LOGPROBS]
+        self.num_logprobs.fill(-1)
+        self.bias_ids = [np.zeros(0, dtype=np.int64)] * num_slots
+        self.bias_values = [np.zeros(0, dtype=np.float32)] * num_slots
+        self.stop_ids = [np.zeros(0, dtype=np.int64)] * num_slots
 
     def place(self, delta: SlotDelta) -> None:
         """A sequence takes its slot; ids beyond the vocabulary are of no effect and left out."""
-        slot, sampling = delta.slot, delta.sampling
-        self.seed[slot] = _signed(sampling.seed)
-        self.choice[slot] = delta.choice
-        greedy = sampling.temperature < GREEDY_BELOW
-        self.temperature[slot] = 0.0 if greedy else sampling.temperature
-        self.top_k[slot] = sampling.top_k if 0 < sampling.top_k < self._vocab_size else 0
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.presence[slot] = sampling.presence_penalty
-        self.frequency[slot] = sampling.frequency_penalty
-        self.repetition[slot] = sampling.repetition_penalty
-        self.min_tokens[slot] = barred_tokens(sampling)
-        self.num_logprobs[slot] = min(sampling.num_logprobs, self._vocab_size)
-        self.penalised[slot] = is_penalised(sampling)
-        bias = known_bias(sampling, self._vocab_size)
-        self.biased[slot] = bool(bias)
-        self.bias_ids[slot] = np.fromiter(bias.keys(), dtype=np.int64, count=len(bias))
-        self.bias_values[slot] = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+        slot = delta.slot
+        self._words_NW[slot] = slot_words(delta, self._vocab_size)
+        bias = known_bias(delta.sampling, self._vocab_size)
+        self.bias_ids[slot] = np.array(list(bias), dtype=np.int64)
+        self.bias_values[slot] = np.array(list(bias.values()), dtype=np.float32)
         self.stop_ids[slot] = known_ids(delta.stop_ids, self._vocab_size).astype(np.int64)
+
+    def asks(self, slots: Int64Array, flag: int) -> BoolArray:
+        """Which of the slots have any of these flags."""
+        return (self._flags[slots] & flag) != 0
 
 
 def barred_tokens(sampling: SamplingParams) -> int:
     """Tokens before which the sampler bars what ends a text; of a guided one the masks do it."""
     return 0 if sampling.grammar_spec is not None else sampling.min_tokens
-
-
-def _signed(seed: int) -> int:
-    low = seed & 0xFFFFFFFFFFFFFFFF
-    return low - (1 << 64) if low >> 63 else low
 
 
 MAX_INT32 = (1 << 31) - 1

@@ -79,13 +79,13 @@ def test_min_p_is_that_of_transformers(seed: int, p: float, spread: float) -> No
     logits = logits_of(seed, 3, 50, spread)
     expected = MinPLogitsWarper(p)(torch.zeros(3, 0), logits)
     ratios = logits.exp()
-    apply_min_p(logits, np.array([p] * 3))
+    apply_min_p(logits, np.log([p] * 3).astype(np.float32))
     differs = logits.isfinite() != expected.isfinite()
     assert bool((ratios[differs] - p).abs().lt(1e-5).all())
 
 
 def test_rows_without_min_p_are_whole() -> None:
     logits = logits_of(4, 2, 50, 8.0)
-    apply_min_p(logits, np.array([0.0, 0.5]))
+    apply_min_p(logits, np.array([-np.inf, np.log(0.5)], dtype=np.float32))
     assert bool(logits[0].isfinite().all())
     assert not bool(logits[1].isfinite().all())
