@@ -21,7 +21,7 @@ from benchmarks.report import Report
 from services.compute.layers.attention import Attention, Geometry, Workspace, plan_attention
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.weighted_layers import Linear, PackedLinear, can_pack
-from services.compute.runner.limits import prepare_cpu
+from services.compute.runner.model_loader import prepare_cpu
 from services.compute.sampling.noise import coordinates, draw_everywhere, draw_where_it_counts
 
 CPU = torch.device("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,13 +11,17 @@ import torch
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.kernels.skinny_matmul_config import fits_device
+from services.compute.runner import model_loader
 from services.compute.runner.cuda import load
 from tests.kernels.host_stream import HostStream
 
 
-@pytest.mark.parametrize("part", ["load_decoder", "StepMachine", "PagedCache"])
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [(model_loader, "load_decoder"), (load, "StepMachine"), (model_loader, "PagedCache")],
+)
 def test_too_little_memory_is_an_error_that_says_what_to_lower(
-    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text(CONFIG, encoding="utf-8")
     settings = ComputeSettings(
@@ -26,7 +31,7 @@ def test_too_little_memory_is_an_error_that_says_what_to_lower(
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nand more")
 
-    monkeypatch.setattr(load, part, fail)
+    monkeypatch.setattr(module, part, fail)
     with pytest.raises(ConfigError, match=r"lower compute\.max_num_seqs.*allocate 1 GiB\.\)$"):
         load.load_on(tmp_path, settings, torch.device("cpu"), HostStream())
 

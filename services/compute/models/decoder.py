@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.compute.layers.weighted_layers import Embedding, RMSNorm
-from services.compute.models.config import DecoderConfig, Variations
+from services.compute.models.config import DecoderConfig
 from services.compute.models.weights import WeightSource
 
 L = TypeVar("L")
@@ -61,7 +61,6 @@ class Decoder(Generic[L]):
 
 def load_decoder(
     config: DecoderConfig,
-    variations: Variations,
     weights: WeightSource,
     make_linear: MakeMap[L],
     needs_head: bool = True,
@@ -74,8 +73,7 @@ def load_decoder(
         "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
     )
     layers = tuple(
-        _load_layer(config, variations, weights, number, make_linear)
-        for number in range(config.num_layers)
+        _load_layer(config, weights, number, make_linear) for number in range(config.num_layers)
     )
     norm = RMSNorm(weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps)
     has_head = needs_head or config.tie_word_embeddings or weights.has("lm_head.weight")
@@ -90,7 +88,6 @@ def load_decoder(
 
 def _load_layer(
     config: DecoderConfig,
-    variations: Variations,
     weights: WeightSource,
     number: int,
     make_linear: MakeMap[L],
@@ -114,14 +111,12 @@ def _load_layer(
     qkv_names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return DecoderLayer(
         attention_norm=norm("input_layernorm", hidden),
-        qkv=merged(qkv_names, (q_width, kv_width, kv_width), hidden, variations.qkv_bias),
-        q_norm=norm("self_attn.q_norm", config.head_dim) if variations.qk_norm else None,
-        k_norm=norm("self_attn.k_norm", config.head_dim) if variations.qk_norm else None,
-        out=merged(("self_attn.o_proj",), (hidden,), q_width, variations.out_bias),
+        qkv=merged(qkv_names, (q_width, kv_width, kv_width), hidden, config.qkv_bias),
+        q_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
+        k_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+        out=merged(("self_attn.o_proj",), (hidden,), q_width, config.out_bias),
         mlp_norm=norm("post_attention_layernorm", hidden),
-        gate_up=merged(
-            ("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, variations.mlp_bias
-        ),
-        down=merged(("mlp.down_proj",), (hidden,), inner, variations.mlp_bias),
+        gate_up=merged(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden, config.mlp_bias),
+        down=merged(("mlp.down_proj",), (hidden,), inner, config.mlp_bias),
         window=config.windows[number],
     )

@@ -17,27 +17,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.model_folder import Pooling, eos_token_ids, read_json
+from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
 from services.compute.layers.attention import Attention, Geometry, Workspace, plan_attention
-from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.weighted_layers import Linear, MakeLinear, PackedLinear, can_pack
-from services.compute.models.decoder import load_decoder
-from services.compute.models.registry import describe_model
 from services.compute.models.transformer import Transformer
-from services.compute.models.weights import DummyWeights, SafetensorsWeights, WeightSource
 from services.compute.runner.device_errors import fatal_if_the_device_fails, place_all
-from services.compute.runner.limits import (
+from services.compute.runner.model_loader import (
     Limits,
-    bytes_of_page,
-    choose_dtype,
-    choose_limits,
+    ModelLoader,
     choose_threads,
     cpu_room_bytes,
     prepare_cpu,
 )
-from services.compute.runner.pooling import embedding_of, model_pooling, pooled_tokens
-from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.runner.pooling import embedding_of, pooled_tokens
+from services.compute.runner.protocol import RunnerSpec, check_tokens
 from services.compute.sampling.logprobs import score_prompt
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import (
@@ -97,22 +91,13 @@ class EagerTicket:
 class EagerRunner:
     """Runs step plans one after the other in the order given."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        settings: ComputeSettings,
-        limits: Limits,
-        eos_ids: tuple[int, ...],
-        pooling: Pooling | None = None,
-    ) -> None:
-        config = model.config
+    def __init__(self, loader: ModelLoader, model: Transformer, limits: Limits) -> None:
+        settings, config, pooling = loader.settings, loader.config, loader.pooling
         self._model = model
-        shape = (config.num_layers, config.num_kv_heads, settings.page_tokens, config.head_dim)
-        self._cache = PagedCache(shape, limits.num_pages, limits.num_host_pages, model.dtype, CPU)
-        self._workspace = Workspace(model.dtype, CPU)
-        page_bytes = bytes_of_page(settings.page_tokens, config, model.dtype)
+        self._cache = loader.cache(limits.num_pages, limits.num_host_pages)
+        self._workspace = Workspace(loader.dtype, CPU)
         self._geometry = Geometry(
-            config.num_kv_heads, settings.page_tokens, page_bytes // config.num_layers
+            config.num_kv_heads, settings.page_tokens, loader.page_bytes // config.num_layers
         )
         self._windows = tuple(sorted(set(config.windows)))
         self._sampler = Sampler(settings.max_num_seqs, config.vocab_size, CPU)
@@ -122,44 +107,19 @@ class EagerRunner:
         pages_per_slot = -(-limits.max_model_len // settings.page_tokens)
         self._tables = np.zeros((settings.max_num_seqs, pages_per_slot), dtype=np.int64)
         self._last_token = torch.zeros(settings.max_num_seqs, dtype=torch.int64)
-        self._spec = RunnerSpec(
-            vocab_size=config.vocab_size,
-            max_model_len=limits.max_model_len,
-            eos_token_ids=eos_ids,
-            kv_groups=(KVGroup("full", config.num_layers, settings.page_tokens, page_bytes),),
-            num_pages=limits.num_pages,
-            num_host_pages=limits.num_host_pages,
-            max_num_seqs=settings.max_num_seqs,
-            max_step_tokens=limits.max_prefill_tokens + settings.max_num_seqs,
-            stall_after_s=STALL_AFTER_S,
-            overlaps=False,
-            pooling="" if pooling is None else pooling.kind,
-            generates=model.has_head,
-        )
+        self._spec = loader.spec(limits, model.has_head, STALL_AFTER_S, overlaps=False)
 
     @staticmethod
+    @torch.inference_mode()
     def load(path: Path, settings: ComputeSettings) -> EagerRunner:
         """Load a Hugging Face folder; raises ModelError or ConfigError, which say what to do."""
-        raw = read_json(path, "config.json", required=True)
-        config, variations = describe_model(raw)
-        pooling = model_pooling(path, raw)
-        dtype = choose_dtype(settings, CPU)
-        prepare_cpu(choose_threads(settings, config, dtype))
-        weights: WeightSource
-        if settings.load_format == "dummy":
-            weights = DummyWeights(dtype, CPU)
-        else:
-            weights = SafetensorsWeights(path, dtype, CPU)
-        with torch.inference_mode():
-            make_linear: MakeLinear = PackedLinear if can_pack(dtype, CPU) else Linear
-            model = Transformer(
-                load_decoder(config, variations, weights, make_linear, pooling is None),
-                settings.max_model_len or config.max_position_embeddings,
-            )
-            limits = choose_limits(settings, config, dtype, CPU, cpu_room_bytes)
-            runner = EagerRunner(model, settings, limits, eos_token_ids(path), pooling)
-            if settings.warmup:
-                runner.warm_up()
+        loader = ModelLoader.read(path, settings, CPU)
+        prepare_cpu(choose_threads(settings, loader.config, loader.dtype))
+        make_linear: MakeLinear = PackedLinear if can_pack(loader.dtype, CPU) else Linear
+        model = Transformer(loader.decoder(make_linear), loader.max_positions)
+        runner = EagerRunner(loader, model, loader.limits(cpu_room_bytes))
+        if settings.warmup:
+            runner.warm_up()
         return runner
 
     def spec(self) -> RunnerSpec:
@@ -254,14 +214,10 @@ class EagerRunner:
 
     def _tokens(self, plan: StepPlan) -> Tensor:
         """Input ids [T]: the plan's, or the slot's last sampled token where it leaves that open."""
+        check_tokens(plan, self._spec.vocab_size)
         ids = plan.tokens.astype(np.int64)
         from_device = np.nonzero(ids == DEVICE_TOKEN)[0]
         ids[from_device] = 0
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._spec.vocab_size):
-            raise ValueError(
-                f"step {plan.step_id}: token ids must be in 0 .. {self._spec.vocab_size - 1}, "
-                f"not {int(ids.min())} .. {int(ids.max())}"
-            )
         tokens_T = torch.from_numpy(ids)
         if len(from_device):
             row_of_token = np.repeat(np.arange(plan.num_rows), plan.q_len)

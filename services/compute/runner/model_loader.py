@@ -1,4 +1,4 @@
-"""What a runner decides from settings, model and machine before it loads anything."""
+"""What the torch runners are made of: a model folder as the settings ask for it on a machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from common.errors import ConfigError
 from common.host import available_memory, is_fast_at_bf16
+from common.model_folder import Pooling, eos_token_ids, read_json
 from services.compute.config import ComputeSettings
-from services.compute.models.config import DecoderConfig
+from services.compute.layers.paged_cache import PagedCache
+from services.compute.models.config import DecoderConfig, read_config
+from services.compute.models.decoder import Decoder, MakeMap, load_decoder
+from services.compute.models.weights import DummyWeights, SafetensorsWeights, WeightSource
+from services.compute.runner.pooling import model_pooling
+from services.compute.runner.protocol import KVGroup, RunnerSpec
+
+L = TypeVar("L")
 
 CPU_MEMORY_SHARE = 0.25
 """Of the memory that is available: the weights, the other services and the system want theirs."""
@@ -27,12 +37,116 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long, how many and how much."""
+    """The longest sequence and the pages of the KV cache."""
 
     max_model_len: int
     num_pages: int
     num_host_pages: int
-    max_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoader:
+    """Raises ModelError or ConfigError, which say what to do."""
+
+    folder: Path
+    settings: ComputeSettings
+    device: torch.device
+    config: DecoderConfig
+    pooling: Pooling | None
+    dtype: torch.dtype
+
+    @staticmethod
+    def read(folder: Path, settings: ComputeSettings, device: torch.device) -> ModelLoader:
+        """Read all of a Hugging Face folder but its weights."""
+        raw = read_json(folder, "config.json", required=True)
+        config, pooling = read_config(raw), model_pooling(folder, raw)
+        dtype = choose_dtype(settings, device)
+        return ModelLoader(folder, settings, device, config, pooling, dtype)
+
+    @property
+    def max_positions(self) -> int:
+        """The length of the settings, or the model's."""
+        longest, wanted = self.config.max_position_embeddings, self.settings.max_model_len
+        if wanted > longest:
+            raise ConfigError(
+                f"compute.max_model_len is {wanted}, and the model's positions end at {longest} "
+                "(max_position_embeddings in its config.json); lower it."
+            )
+        return wanted or longest
+
+    @property
+    def max_step_tokens(self) -> int:
+        prefill = 512 if self.device.type == "cpu" else 8192
+        return (self.settings.max_prefill_tokens or prefill) + self.settings.max_num_seqs
+
+    @property
+    def page_bytes(self) -> int:
+        return self.config.cache_bytes(self.settings.page_tokens, self.dtype.itemsize)
+
+    def decoder(self, make_linear: MakeMap[L]) -> Decoder[L]:
+        weights: WeightSource
+        if self.settings.load_format == "dummy":
+            weights = DummyWeights(self.dtype, self.device)
+        else:
+            weights = SafetensorsWeights(self.folder, self.dtype, self.device)
+        return load_decoder(self.config, weights, make_linear, needs_head=self.pooling is None)
+
+    def limits(self, room_bytes: Callable[[], int]) -> Limits:
+        """`room_bytes` says how much memory the pages may take; it is called only if the settings
+        do not say."""
+        settings, max_model_len = self.settings, self.max_positions
+        num_pages = self._num_pages(room_bytes)
+        capacity = num_pages * settings.page_tokens
+        if capacity < max_model_len:
+            if settings.max_model_len:
+                raise ConfigError(
+                    f"compute.max_model_len is {max_model_len}, and the KV cache holds {capacity} "
+                    "tokens; lower it, or raise compute.max_batched_token_mem (or, where that is "
+                    "not set and the cache is a GPU's, compute.gpu_memory_utilization)."
+                )
+            max_model_len = capacity
+        num_host_pages = int(settings.swap_space * 2**30) // self.page_bytes
+        return Limits(max_model_len, num_pages, num_host_pages)
+
+    def cache(self, num_pages: int, num_host_pages: int = 0) -> PagedCache:
+        config = self.config
+        shape = (
+            config.num_layers, config.num_kv_heads, self.settings.page_tokens, config.head_dim
+        )  # fmt: skip
+        return PagedCache(shape, num_pages, num_host_pages, self.dtype, self.device)
+
+    def spec(
+        self, limits: Limits, generates: bool, stall_after_s: float, overlaps: bool
+    ) -> RunnerSpec:
+        config, page_tokens = self.config, self.settings.page_tokens
+        return RunnerSpec(
+            vocab_size=config.vocab_size,
+            max_model_len=limits.max_model_len,
+            eos_token_ids=eos_token_ids(self.folder),
+            kv_groups=(KVGroup("full", config.num_layers, page_tokens, self.page_bytes),),
+            num_pages=limits.num_pages,
+            num_host_pages=limits.num_host_pages,
+            max_num_seqs=self.settings.max_num_seqs,
+            max_step_tokens=self.max_step_tokens,
+            stall_after_s=stall_after_s,
+            overlaps=overlaps,
+            pooling="" if self.pooling is None else self.pooling.kind,
+            generates=generates,
+        )
+
+    def _num_pages(self, room_bytes: Callable[[], int]) -> int:
+        settings = self.settings
+        if settings.max_batched_token_mem:
+            return -(-settings.max_batched_token_mem // settings.page_tokens)
+        room = room_bytes()
+        if room < self.page_bytes:
+            raise ConfigError(
+                "No memory is left for the KV cache; free some, choose a smaller model, raise "
+                "compute.gpu_memory_utilization if it is a GPU's, or set "
+                "compute.max_batched_token_mem to the number of tokens it shall hold."
+            )
+        pages_per_slot = -(-self.max_positions // settings.page_tokens)
+        return min(settings.max_num_seqs * pages_per_slot, room // self.page_bytes)
 
 
 def choose_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype:
@@ -44,59 +158,8 @@ def choose_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype
     return torch.bfloat16 if fast else torch.float32
 
 
-def longest_model_len(settings: ComputeSettings, config: DecoderConfig) -> int:
-    """The length of the settings, or the model's; ConfigError for more than the model has."""
-    longest = config.max_position_embeddings
-    if settings.max_model_len > longest:
-        raise ConfigError(
-            f"compute.max_model_len is {settings.max_model_len}, and the model's positions end at "
-            f"{longest} (max_position_embeddings in its config.json); lower it."
-        )
-    return settings.max_model_len or longest
-
-
-def prefill_tokens(settings: ComputeSettings, device: torch.device) -> int:
-    return settings.max_prefill_tokens or (512 if device.type == "cpu" else 8192)
-
-
-def choose_limits(
-    settings: ComputeSettings,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    room_bytes: Callable[[], int],
-) -> Limits:
-    """Lengths and page counts; raises ConfigError where settings contradict one another.
-
-    `room_bytes` says how much memory the pages may take; it is asked only if the settings do not
-    say.
-    """
-    max_model_len = longest_model_len(settings, config)
-    page_bytes = bytes_of_page(settings.page_tokens, config, dtype)
-    num_pages = _device_pages(settings, max_model_len, page_bytes, room_bytes)
-    capacity = num_pages * settings.page_tokens
-    if capacity < max_model_len:
-        if settings.max_model_len:
-            raise ConfigError(
-                f"compute.max_model_len is {max_model_len}, and the KV cache holds {capacity} "
-                "tokens; lower it, or raise compute.max_batched_token_mem (or, where that is not "
-                "set and the cache is a GPU's, compute.gpu_memory_utilization)."
-            )
-        max_model_len = capacity
-    return Limits(
-        max_model_len=max_model_len,
-        num_pages=num_pages,
-        num_host_pages=int(settings.swap_space * 2**30) // page_bytes,
-        max_prefill_tokens=prefill_tokens(settings, device),
-    )
-
-
 def cpu_room_bytes() -> int:
     return int(available_memory() * CPU_MEMORY_SHARE)
-
-
-def bytes_of_page(page_tokens: int, config: DecoderConfig, dtype: torch.dtype) -> int:
-    return config.cache_bytes(page_tokens, dtype.itemsize)
 
 
 def choose_threads(settings: ComputeSettings, config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -127,19 +190,3 @@ def prepare_cpu(num_threads: int) -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 1 << 30)
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
-
-
-def _device_pages(
-    settings: ComputeSettings, max_model_len: int, page_bytes: int, room_bytes: Callable[[], int]
-) -> int:
-    if settings.max_batched_token_mem:
-        return -(-settings.max_batched_token_mem // settings.page_tokens)
-    enough = settings.max_num_seqs * -(-max_model_len // settings.page_tokens)
-    room = room_bytes()
-    if room < page_bytes:
-        raise ConfigError(
-            "No memory is left for the KV cache; free some, choose a smaller model, raise "
-            "compute.gpu_memory_utilization if it is a GPU's, or set "
-            "compute.max_batched_token_mem to the number of tokens it shall hold."
-        )
-    return min(enough, room // page_bytes)

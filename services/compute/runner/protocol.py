@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from services.compute.step import StepPlan, StepResult, TokenMasks
+import numpy as np
+
+from services.compute.step import DEVICE_TOKEN, StepPlan, StepResult, TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +83,16 @@ class Runner(Protocol):
     def close(self) -> None:
         """Release the device."""
         ...
+
+
+def check_tokens(plan: StepPlan, vocab_size: int) -> None:
+    """Raise ValueError for an input id that is neither of the vocabulary nor DEVICE_TOKEN."""
+    tokens = plan.tokens
+    if not len(tokens):
+        return
+    lowest, highest = np.minimum.reduce(tokens), np.maximum.reduce(tokens)
+    if lowest < DEVICE_TOKEN or highest >= vocab_size:
+        raise ValueError(
+            f"step {plan.step_id}: token ids must be in 0 .. {vocab_size - 1}, "
+            f"not {lowest} .. {highest}"
+        )

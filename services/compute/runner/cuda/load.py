@@ -9,27 +9,12 @@ import structlog
 import torch
 
 from common.errors import ConfigError
-from common.model_folder import eos_token_ids, read_json
 from services.compute.config import ComputeSettings
-from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.weighted_layers import Linear
-from services.compute.models.config import DecoderConfig
-from services.compute.models.decoder import Decoder, load_decoder
-from services.compute.models.registry import describe_model
-from services.compute.models.weights import DummyWeights, SafetensorsWeights, WeightSource
 from services.compute.runner.cuda.runner import CudaRunner
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
-from services.compute.runner.limits import (
-    Limits,
-    bytes_of_page,
-    choose_dtype,
-    choose_limits,
-    longest_model_len,
-    prefill_tokens,
-)
-from services.compute.runner.pooling import model_pooling
-from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.runner.model_loader import Limits, ModelLoader
 
 STALL_AFTER_S = 10.0
 GRAPH_MARGIN_BYTES = 512 << 20
@@ -81,60 +66,31 @@ def _load(
     path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
 ) -> CudaRunner:
     log = StartLog(device)
-    raw = read_json(path, "config.json", required=True)
-    config, variations = describe_model(raw)
-    pooling = model_pooling(path, raw)
-    dtype = choose_dtype(settings, device)
-    max_positions = longest_model_len(settings, config)
-    weights: WeightSource
-    if settings.load_format == "dummy":
-        weights = DummyWeights(dtype, device)
-    else:
-        weights = SafetensorsWeights(path, dtype, device)
-    decoder = load_decoder(config, variations, weights, Linear, pooling is None)
-    log.say("weights loaded", dtype=str(dtype).removeprefix("torch."))
+    loader = ModelLoader.read(path, settings, device)
     sizes = MachineSizes(
-        max_tokens=prefill_tokens(settings, device) + settings.max_num_seqs,
+        max_tokens=loader.max_step_tokens,
         max_rows=settings.max_num_seqs,
-        max_positions=max_positions,
+        max_positions=loader.max_positions,
         page_tokens=settings.page_tokens,
+        num_buffers=settings.in_flight_steps + 2,
     )
-    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, pooling is not None)
-    limits = _measure(decoder, machine, settings, stream, log)
-    cache = _cache(config, settings.page_tokens, limits, dtype, device)
+    decoder = loader.decoder(Linear)
+    log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
+    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling)
+    limits = _measure(loader, machine, log)
+    cache = loader.cache(limits.num_pages, limits.num_host_pages)
     for number in machine.record(cache.device_pages):
         if number == machine.num_launches or number % 32 == 0:
             log.say("graphs recorded", done=number, of=machine.num_launches)
-    page_bytes = bytes_of_page(settings.page_tokens, config, dtype)
-    spec = RunnerSpec(
-        vocab_size=config.vocab_size,
-        max_model_len=limits.max_model_len,
-        eos_token_ids=eos_token_ids(path),
-        kv_groups=(KVGroup("full", config.num_layers, settings.page_tokens, page_bytes),),
-        num_pages=limits.num_pages,
-        num_host_pages=limits.num_host_pages,
-        max_num_seqs=settings.max_num_seqs,
-        max_step_tokens=sizes.max_tokens,
-        stall_after_s=STALL_AFTER_S,
-        overlaps=True,
-        pooling="" if pooling is None else pooling.kind,
-        generates=decoder.has_head,
-    )
-    return CudaRunner(machine, cache, spec, stream, settings.in_flight_steps, pooling)
+    spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
+    return CudaRunner(machine, cache, spec, stream)
 
 
-def _measure(
-    decoder: Decoder[Linear],
-    machine: StepMachine,
-    settings: ComputeSettings,
-    stream: DeviceStream,
-    log: StartLog,
-) -> Limits:
-    """Rehearse the largest launches on a few pages, and give the pages what memory is left."""
-    config, dtype, device = decoder.config, decoder.dtype, decoder.device
+def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits:
+    """Rehearse the largest launches on a page, and give the pages what memory is left."""
+    settings, device = loader.settings, loader.device
     free_before = _free_bytes(device)
-    few = Limits(machine.sizes.max_positions, 1, 0, 0)
-    rehearsal = _cache(config, settings.page_tokens, few, dtype, device)
+    rehearsal = loader.cache(num_pages=1)
     machine.record_largest(rehearsal.device_pages)
     taken = free_before - _free_bytes(device)
     log.say("kernels compiled")
@@ -145,7 +101,7 @@ def _measure(
         # what the rehearsal took stays taken, and the other graphs add a fraction of it each
         return allowed - (total - free) - taken - GRAPH_MARGIN_BYTES
 
-    limits = choose_limits(settings, config, dtype, device, room_bytes)
+    limits = loader.limits(room_bytes)
     log.say(
         "KV memory sized",
         pages=limits.num_pages,
@@ -153,17 +109,6 @@ def _measure(
         max_model_len=limits.max_model_len,
     )
     return limits
-
-
-def _cache(
-    config: DecoderConfig,
-    page_tokens: int,
-    limits: Limits,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> PagedCache:
-    shape = (config.num_layers, config.num_kv_heads, page_tokens, config.head_dim)
-    return PagedCache(shape, limits.num_pages, limits.num_host_pages, dtype, device)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from services.compute.kernels.step_buffers import HEADER_INTS, Sections
-from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
+from services.compute.step import Int32Array, StepPlan
 
 MAX_PAGE_ENTRIES = 16_384
 """Room for page-table entries in an upload. A step's own tokens need one for each 16 or so; more
@@ -63,19 +63,6 @@ def pack(plan: StepPlan, slot_rows: Int32Array, out: Int32Array) -> int:
         out=out[:size],
     )
     return size
-
-
-def check_tokens(plan: StepPlan, vocab_size: int) -> None:
-    """Raise ValueError for an input id that is neither of the vocabulary nor DEVICE_TOKEN."""
-    tokens = plan.tokens
-    if not len(tokens):
-        return
-    lowest, highest = np.minimum.reduce(tokens), np.maximum.reduce(tokens)
-    if lowest < DEVICE_TOKEN or highest >= vocab_size:
-        raise ValueError(
-            f"step {plan.step_id}: token ids must be in 0 .. {vocab_size - 1}, "
-            f"not {lowest} .. {highest}"
-        )
 
 
 def split(plan: StepPlan, max_page_entries: int) -> tuple[StepPlan, ...]:

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from common.errors import ModelError
 from services.compute.layers.rope import RopeScaling, inverse_frequencies
-from services.compute.models.registry import FAMILIES, describe_model
+from services.compute.models.config import FAMILIES, read_config
 from tests.unit.compute.tiny_models import LLAMA3_ROPE, VARIANTS
 
 RAW: dict[str, Any] = {
@@ -29,7 +29,7 @@ RAW: dict[str, Any] = {
 
 
 def config_of(**changes: Any) -> Any:
-    return describe_model({**RAW, **changes})[0]
+    return read_config({**RAW, **changes})
 
 
 def test_every_family_is_tested_against_transformers() -> None:

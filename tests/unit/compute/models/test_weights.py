@@ -16,8 +16,8 @@ from common.config import TelemetrySettings
 from common.errors import ModelError
 from common.telemetry import log
 from services.compute.layers.weighted_layers import Linear
+from services.compute.models.config import read_config
 from services.compute.models.decoder import load_decoder
-from services.compute.models.registry import describe_model
 from services.compute.models.transformer import Transformer
 from services.compute.models.weights import SafetensorsWeights
 from tests.unit.compute.tiny_models import make_model, save_model
@@ -32,9 +32,9 @@ def model() -> PreTrainedModel:
 
 
 def load(folder: Path) -> Transformer:
-    config, variations = describe_model(json.loads((folder / "config.json").read_text()))
+    config = read_config(json.loads((folder / "config.json").read_text()))
     weights = SafetensorsWeights(folder, torch.float32, CPU)
-    decoder = load_decoder(config, variations, weights, Linear)
+    decoder = load_decoder(config, weights, Linear)
     return Transformer(decoder, config.max_position_embeddings)
 
 
@@ -185,10 +185,10 @@ def test_names_may_lack_the_prefix_as_in_folders_of_embedding_models(
     whole = load(save_model(model, tmp_path / "whole"))
     bare = tmp_path / "bare"
     model.base_model.save_pretrained(bare)
-    config, variations = describe_model(json.loads((bare / "config.json").read_text()))
+    config = read_config(json.loads((bare / "config.json").read_text()))
     assert config.architecture == "LlamaModel"
     weights = SafetensorsWeights(bare, torch.float32, CPU)
-    decoder = load_decoder(config, variations, weights, Linear, needs_head=False)
+    decoder = load_decoder(config, weights, Linear, needs_head=False)
     assert not decoder.has_head
     inside = Transformer(decoder, config.max_position_embeddings)
     assert torch.equal(whole.normed(HIDDEN), inside.normed(HIDDEN))
@@ -219,4 +219,4 @@ def test_a_model_that_looks_ahead_is_refused(model: PreTrainedModel, tmp_path: P
     save_model(model, tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ModelError, match="is_causal is false"):
-        describe_model({**raw, "is_causal": False})
+        read_config({**raw, "is_causal": False})

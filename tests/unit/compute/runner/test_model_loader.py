@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.models.config import DecoderConfig
-from services.compute.models.registry import describe_model
-from services.compute.runner.limits import Limits, bytes_of_page, choose_limits
+from services.compute.models.config import read_config
+from services.compute.runner.model_loader import Limits, ModelLoader
 
 SETTINGS = ComputeSettings(page_tokens=16, max_num_seqs=4)
 CUDA = torch.device("cuda")
 
 
-def model_of(max_positions: int) -> DecoderConfig:
+def limits_of(room_pages: float, **settings: object) -> Limits:
+    """Of a model of 512 positions with room for so many pages."""
     raw = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "num_hidden_layers": 2,
         "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
-        "max_position_embeddings": max_positions,
+        "max_position_embeddings": 512,
     }  # fmt: skip
-    return describe_model(raw)[0]
-
-
-def limits_of(room_pages: float, **settings: object) -> Limits:
-    """Of a model of 512 positions with room for so many pages."""
-    config = model_of(512)
-    page_bytes = bytes_of_page(16, config, torch.bfloat16)
-    return choose_limits(
-        SETTINGS.model_copy(update=settings),
-        config,
-        torch.bfloat16,
-        CUDA,
-        lambda: int(room_pages * page_bytes),
-    )
+    config, changed = read_config(raw), SETTINGS.model_copy(update=settings)
+    loader = ModelLoader(Path(), changed, CUDA, config, None, torch.bfloat16)
+    return loader.limits(lambda: int(room_pages * loader.page_bytes))
 
 
 def test_the_cache_takes_the_room_there_is() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 
 from services.compute.kernels.step_buffers import HEADER_INTS, Sections
 from services.compute.runner.cuda.packing import (
-    check_tokens,
     pack,
     packed_size,
     split,
@@ -118,25 +115,3 @@ def test_a_step_that_cannot_run_still_changes_the_tables() -> None:
     assert changes.page_id is plan.page_id
     assert changes.slots is plan.slots
     assert packed(changes, no_slot_rows())[:HEADER_INTS].tolist() == [0, 0, 0, 0, 10, 0, 0, 0]
-
-
-def with_tokens(*tokens: int) -> StepPlan:
-    plan = random_plan(PlanSizes(0, (len(tokens),)), 1)
-    return replace(plan, step_id=7, tokens=np.array(tokens, dtype=np.int32))
-
-
-@pytest.mark.parametrize("tokens", [(0, 1, 99), (-1, -1), (-1, 99)])
-def test_ids_of_the_vocabulary_and_tokens_on_the_device_may_come_in(
-    tokens: tuple[int, ...],
-) -> None:
-    check_tokens(with_tokens(*tokens), 100)
-
-
-@pytest.mark.parametrize("tokens", [(0, 100), (-2, 5), (2**31 - 1,), (-(2**31), 3)])
-def test_an_id_outside_the_vocabulary_names_step_and_range(tokens: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"step 7: token ids must be in 0 \.\. 99, not"):
-        check_tokens(with_tokens(*tokens), 100)
-
-
-def test_a_plan_without_tokens_passes_the_check() -> None:
-    check_tokens(without_rows(with_tokens(1)), 100)
