@@ -14,54 +14,13 @@ import torch
 from common.model_folder import Pooling
 from services.compute.kernels.pool import ROW_WORDS, pool
 from services.compute.models.fused_decoder import FusedDecoder
-from services.compute.runner.cuda.staging import Results, Staging
+from services.compute.runner.cuda.staging import Results, SliceStaging
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.runner.pooling import PooledTokens, embedding_of, pooled_tokens
 from services.compute.step import Float32Array, Int32Array, StepPlan
 
 SLICE_TOKENS = 512
 HEADER_INTS = 8  # of which the first says how many rows there are
-
-
-class PoolLaunch:
-    """Reads the hidden states that a forward pass left.
-
-    The upload of a step is a block for each slice: a header, the tokens whose hidden states are
-    normalised, and the table of `kernels.pool`, whose `first` counts within the slice.
-    """
-
-    def __init__(
-        self, decoder: FusedDecoder, max_tokens: int, max_rows: int, hidden_size: int
-    ) -> None:
-        self._decoder = decoder
-        device = decoder.device
-        self.slice_tokens = min(max_tokens, SLICE_TOKENS)
-        self.max_rows = max_rows
-        self.block_ints = HEADER_INTS + self.slice_tokens + max_rows * ROW_WORDS
-        num_slices = -(-max_tokens // self.slice_tokens)
-        self.packed = torch.zeros(num_slices * self.block_ints, dtype=torch.int32, device=device)
-        self._block = torch.zeros(self.block_ints, dtype=torch.int32, device=device)
-        self._sum_NE = torch.zeros(max_rows, hidden_size, device=device)
-        self.out_RE = torch.zeros(max_rows, hidden_size, device=device)
-
-    @property
-    def name(self) -> tuple[str, int]:
-        return "pool", self.slice_tokens
-
-    def replay(self, stream: DeviceStream, num_slices: int) -> None:
-        """Add what the slices in `packed` say; complete sums go to `out_RE`."""
-        ints = self.block_ints
-        for number in range(num_slices):
-            self._block.copy_(self.packed[number * ints : (number + 1) * ints])
-            stream.replay(self.name)
-
-    @torch.inference_mode()
-    def launch(self) -> None:
-        """Add what the block says; to be recorded."""
-        table_at = HEADER_INTS + self.slice_tokens
-        table_RW = self._block[table_at:].view(self.max_rows, ROW_WORDS)
-        normed_TE = self._decoder.normed_at(self._block[HEADER_INTS:table_at])
-        pool(normed_TE, self._block[:1], table_RW, self._sum_NE, self.out_RE)
 
 
 TableRow: TypeAlias = tuple[int, int, int, int, int]
@@ -78,52 +37,83 @@ class Pooled:
 
 
 class Pooler:
-    """Launched after a step's forward pass; steps without pools do not come."""
+    """Adds the hidden states that a forward pass left to the sums of their slots.
+
+    The block of a slice holds a header, the tokens whose hidden states are normalised, and the
+    table of `kernels.pool`, whose `first` counts within the slice.
+    """
 
     def __init__(
-        self, launch: PoolLaunch, pooling: Pooling, stream: DeviceStream, num_buffers: int
+        self,
+        decoder: FusedDecoder,
+        pooling: Pooling,
+        sizes: tuple[int, int, int],
+        num_buffers: int,
+        stream: DeviceStream,
     ) -> None:
-        self._launch = launch
+        """`sizes` are the tokens and the rows of the largest step, and the hidden width."""
+        max_tokens, max_rows, hidden_size = sizes
+        self._decoder = decoder
         self._pooling = pooling
         self._stream = stream
-        self._staging = Staging(launch.packed, num_buffers, stream.synchronize)
-        pinned = launch.packed.is_cuda
-        self._results = Results(num_buffers, launch.out_RE.numel(), pinned)
+        self._slice_tokens = min(max_tokens, SLICE_TOKENS)
+        self._table_at = HEADER_INTS + self._slice_tokens
+        self._sum_NE = torch.zeros(max_rows, hidden_size, device=decoder.device)
+        self._out_RE = torch.zeros_like(self._sum_NE)
+        self._slices = SliceStaging(
+            self._table_at + max_rows * ROW_WORDS,
+            -(-max_tokens // self._slice_tokens),
+            num_buffers,
+            stream,
+            self._sum_NE,
+        )
+        self._results = Results(num_buffers, self._out_RE.numel(), self._out_RE.is_cuda)
+        self.name = "pool", self._slice_tokens
+
+    @torch.inference_mode()
+    def launch(self) -> None:
+        """Add what the block says; to be recorded."""
+        block = self._slices.block
+        table_RW = block[self._table_at :].view(-1, ROW_WORDS)
+        normed_TE = self._decoder.normed_at(block[HEADER_INTS : self._table_at])
+        pool(normed_TE, block[:1], table_RW, self._sum_NE, self._out_RE)
 
     def start(self, plan: StepPlan) -> Pooled | None:
         """Launch what a plan's pools add; None where that is nothing."""
         parts = pooled_tokens(plan, self._pooling)
         if not parts:
             return None
-        num_slices = self._pack(parts, self._staging.buffer())
-        upload = self._staging.upload(num_slices * self._launch.block_ints)
-        self._launch.replay(self._stream, num_slices)
+        num_slices = self._pack(parts)
+        upload = self._slices.upload(num_slices)
+        for number in range(num_slices):
+            self._slices.select(number)
+            self._stream.replay(self.name)
         ended = tuple(part for part in parts if part.ends)
-        sum_RE = self._launch.out_RE[: len(ended)].view(torch.int32)
+        sum_RE = self._out_RE[: len(ended)].view(torch.int32)
         return Pooled(upload, ended, self._results.copy(sum_RE))
 
     def take(self, pooled: Pooled) -> dict[int, Float32Array]:
         """Embeddings by row, once the device is past the step."""
-        self._staging.done(pooled.upload)
+        self._slices.done(pooled.upload)
         sums_RE = pooled.sum_RE.view(np.float32)
         return {
             part.row: embedding_of(sum_E, part.total, self._pooling)
             for part, sum_E in zip(pooled.ended, sums_RE, strict=True)
         }
 
-    def _pack(self, parts: list[PooledTokens], out: Int32Array) -> int:
-        launch = self._launch
-        size, ints = launch.slice_tokens, launch.block_ints
+    def _pack(self, parts: list[PooledTokens]) -> int:
+        size = self._slice_tokens
         index_P = np.concatenate([np.arange(p.first, p.first + p.num_tokens) for p in parts])
         tables = pool_tables(parts, size)
-        for number, table in enumerate(tables):
-            block = out[number * ints : (number + 1) * ints]
-            block.fill(0)  # padding is token 0, which is there
+        for number, (table, block) in enumerate(
+            zip(tables, self._slices.blocks(len(tables)), strict=True)
+        ):
             block[0] = len(table)
             tokens = index_P[number * size : (number + 1) * size]
+            # padding is token 0, which is there
             block[HEADER_INTS : HEADER_INTS + len(tokens)] = tokens
-            table_at = HEADER_INTS + size
-            block[table_at : table_at + len(table) * ROW_WORDS] = np.array(table).ravel()
+            table_end = self._table_at + len(table) * ROW_WORDS
+            block[self._table_at : table_end] = np.array(table).ravel()
         return len(tables)
 
 

@@ -28,63 +28,12 @@ from services.compute.kernels.slot_words import (
 )
 from services.compute.kernels.step_buffers import NUM_COUNTS, NUM_SAMPLES
 from services.compute.models.fused_decoder import FusedDecoder
-from services.compute.runner.cuda.staging import Results, Staging
+from services.compute.runner.cuda.staging import Results, SliceStaging
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.step import MAX_SCORED_TOKENS, Int32Array, RowScores, StepPlan
 
 MOST_ROWS = 256
 """Of a slice. Its logits lie where the step's own will lie, so it has no more than those."""
-
-
-class ScoreLaunch:
-    """Reads the hidden states that a forward pass left, before the step's sampling.
-
-    The upload of a step is a block for each slice: counts; then, for each of S positions, the token
-    whose hidden state it is, how many candidates are wanted, and the target. The kernel takes the
-    number of candidates for a slot, of which slot k has settings that want k.
-    """
-
-    def __init__(
-        self, decoder: FusedDecoder, vocab_size: int, max_rows: int, device: torch.device
-    ) -> None:
-        def ints(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        self._decoder = decoder
-        self.slice_rows = size = min(max_rows, MOST_ROWS)
-        self.block_ints = NUM_COUNTS + 3 * size
-        num_slices = -(-MAX_SCORED_TOKENS // size)
-        self.packed = ints(num_slices * self.block_ints)
-        self.result_PR = ints(num_slices * size, RESULT_WORDS)
-        self._block = ints(self.block_ints)
-        self._slice_SR = ints(size, RESULT_WORDS)
-        self._settings_W = ints(1 + MAX_TOP_LOGPROBS, NUM_WORDS)
-        self._settings_W[:, NUM_LOGPROBS] = torch.arange(1 + MAX_TOP_LOGPROBS)
-        self._scratch = LogprobScratch.make(size, vocab_size, device)
-
-    @property
-    def name(self) -> tuple[str, int]:
-        return "score", self.slice_rows
-
-    def replay(self, stream: DeviceStream, num_positions: int) -> torch.Tensor:
-        """Score the positions in `packed`; results [P, R], on the device."""
-        size, ints = self.slice_rows, self.block_ints
-        for number in range(-(-num_positions // size)):
-            self._block.copy_(self.packed[number * ints : (number + 1) * ints])
-            stream.replay(self.name)
-            self.result_PR[number * size : (number + 1) * size].copy_(self._slice_SR)
-        return self.result_PR[:num_positions]
-
-    @torch.inference_mode()
-    def launch(self) -> None:
-        """Score the slice in the block; to be recorded."""
-        size, result_SR = self.slice_rows, self._slice_SR
-        counts = self._block[:NUM_COUNTS]
-        token_S, num_top_S, target_S = self._block[NUM_COUNTS:].view(3, size)
-        result_SR[:, 0].copy_(target_S)
-        logits_SV = self._decoder.logits_at(token_S)
-        rows = SampleRows(num_top_S, num_top_S, counts, self._settings_W)
-        logprobs(logits_SV, rows, self._scratch, result_SR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,56 +45,90 @@ class Scored:
 
 
 class PromptScorer:
-    """Launched between a step's forward pass and its sampling; steps without scores do not come."""
+    """Scores positions by the hidden states that a forward pass left, before the step's sampling.
+
+    The block of a slice holds counts; then, for each of S positions, the token whose hidden state
+    it is, how many candidates are wanted, and the target. The kernel takes the number of candidates
+    for a slot, of which slot k has settings that want k.
+    """
 
     def __init__(
-        self, launch: ScoreLaunch, vocab_size: int, stream: DeviceStream, num_buffers: int
+        self,
+        decoder: FusedDecoder,
+        vocab_size: int,
+        max_rows: int,
+        num_buffers: int,
+        stream: DeviceStream,
     ) -> None:
-        self._launch = launch
-        self._most = min(MAX_TOP_LOGPROBS, vocab_size)
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=decoder.device)
+
+        self._decoder = decoder
         self._vocab_size = vocab_size
+        self._max_top = min(MAX_TOP_LOGPROBS, vocab_size)
         self._stream = stream
-        self._staging = Staging(launch.packed, num_buffers, stream.synchronize)
-        pinned = launch.packed.is_cuda
-        self._results = Results(num_buffers, launch.result_PR.numel(), pinned)
+        self._slice_rows = size = min(max_rows, MOST_ROWS)
+        num_slices = -(-MAX_SCORED_TOKENS // size)
+        self._result_PR = ints(num_slices * size, RESULT_WORDS)
+        self._slices = SliceStaging(
+            NUM_COUNTS + 3 * size, num_slices, num_buffers, stream, self._result_PR
+        )
+        self._results = Results(num_buffers, self._result_PR.numel(), self._result_PR.is_cuda)
+        self._slice_SR = ints(size, RESULT_WORDS)
+        self._settings_W = ints(1 + MAX_TOP_LOGPROBS, NUM_WORDS)
+        self._settings_W[:, NUM_LOGPROBS] = torch.arange(1 + MAX_TOP_LOGPROBS)
+        self._scratch = LogprobScratch.make(size, vocab_size, decoder.device)
+        self.name = "score", size
+
+    @torch.inference_mode()
+    def launch(self) -> None:
+        """Score the slice in the block; to be recorded."""
+        size, result_SR = self._slice_rows, self._slice_SR
+        counts = self._slices.block[:NUM_COUNTS]
+        token_S, num_top_S, target_S = self._slices.block[NUM_COUNTS:].view(3, size)
+        result_SR[:, 0].copy_(target_S)
+        logits_SV = self._decoder.logits_at(token_S)
+        rows = SampleRows(num_top_S, num_top_S, counts, self._settings_W)
+        logprobs(logits_SV, rows, self._scratch, result_SR)
 
     def start(self, plan: StepPlan) -> Scored:
-        """Launch the scoring of a plan's prompts.
+        """Launch the scoring of a plan's prompts, of which there are some.
 
         Raises ValueError for more than MAX_SCORED_TOKENS, and for targets that are no tokens.
         """
-        token_P, num_top_P, target_P = self._columns(plan)
-        if len(token_P) > MAX_SCORED_TOKENS:
+        columns_3P = self._columns(plan)
+        num_positions, target_P = columns_3P.shape[1], columns_3P[2]
+        if num_positions > MAX_SCORED_TOKENS:
             raise ValueError(
-                f"step {plan.step_id}: {len(token_P)} positions to score are more than "
+                f"step {plan.step_id}: {num_positions} positions to score are more than "
                 f"{MAX_SCORED_TOKENS}"
             )
         if target_P.min() < 0 or target_P.max() >= self._vocab_size:
             raise ValueError(f"step {plan.step_id}: a target is not in the vocabulary")
-        size, ints = self._launch.slice_rows, self._launch.block_ints
-        out = self._staging.buffer()
-        for number, first in enumerate(range(0, len(token_P), size)):
-            block = out[number * ints : (number + 1) * ints]
-            count = min(size, len(token_P) - first)
-            block.fill(0)  # padding gathers token 0, which is there, and is passed over
-            block[NUM_SAMPLES] = count
-            columns = block[NUM_COUNTS:].reshape(3, size)
-            for column, values in zip(columns, (token_P, num_top_P, target_P), strict=True):
-                column[:count] = values[first : first + count]
-        upload = self._staging.upload(-(-len(token_P) // size) * ints)
-        result_PR = self._launch.replay(self._stream, len(token_P))
-        return Scored(upload, self._results.copy(result_PR))
+        size = self._slice_rows
+        num_slices = -(-num_positions // size)
+        for number, block in enumerate(self._slices.blocks(num_slices)):
+            columns_3S = columns_3P[:, number * size : (number + 1) * size]
+            count = block[NUM_SAMPLES] = columns_3S.shape[1]
+            # padding gathers token 0, which is there, and is passed over
+            block[NUM_COUNTS:].reshape(3, size)[:, :count] = columns_3S
+        upload = self._slices.upload(num_slices)
+        for number in range(num_slices):
+            self._slices.select(number)
+            self._stream.replay(self.name)
+            self._result_PR[number * size : (number + 1) * size].copy_(self._slice_SR)
+        return Scored(upload, self._results.copy(self._result_PR[:num_positions]))
 
     def take(self, plan: StepPlan, scored: Scored) -> dict[int, RowScores]:
         """Scores by row, once the device is past the step."""
-        self._staging.done(scored.upload)
+        self._slices.done(scored.upload)
         scores = {}
         first = 0
         for score in plan.scores:
             rows_PR = scored.result_PR[first : first + len(score.targets)]
             first += len(score.targets)
             floats_PR = rows_PR.view(np.float32)
-            num_top = min(score.num_top, self._most)
+            num_top = min(score.num_top, self._max_top)
             scores[score.row] = RowScores(
                 floats_PR[:, CHOSEN].copy(),
                 rows_PR[:, RANK].copy(),
@@ -154,13 +137,13 @@ class PromptScorer:
             )
         return scores
 
-    def _columns(self, plan: StepPlan) -> tuple[Int32Array, Int32Array, Int32Array]:
+    def _columns(self, plan: StepPlan) -> Int32Array:
         """Tokens of the plan, numbers of candidates and targets, by position."""
         start_R = np.add.accumulate(plan.q_len) - plan.q_len
-        tokens, num_tops, targets = [], [], []
+        columns = []
         for score in plan.scores:
             count, first = len(score.targets), start_R[score.row]
-            tokens.append(np.arange(first, first + count, dtype=np.int32))
-            num_tops.append(np.full(count, min(score.num_top, self._most), dtype=np.int32))
-            targets.append(score.targets)
-        return np.concatenate(tokens), np.concatenate(num_tops), np.concatenate(targets)
+            token_P = np.arange(first, first + count, dtype=np.int32)
+            num_top_P = np.full(count, min(score.num_top, self._max_top), dtype=np.int32)
+            columns.append(np.stack((token_P, num_top_P, score.targets)))
+        return np.concatenate(columns, axis=1)

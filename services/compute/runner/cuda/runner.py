@@ -14,23 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from common.model_folder import Pooling
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.runner.cuda.packing import (
     MAX_PAGE_ENTRIES,
-    check_tokens,
     pack,
     split,
     without_rows,
 )
-from services.compute.runner.cuda.pooler import Pooled, Pooler
-from services.compute.runner.cuda.prompt_scorer import PromptScorer, Scored
+from services.compute.runner.cuda.pooler import Pooled
+from services.compute.runner.cuda.prompt_scorer import Scored
 from services.compute.runner.cuda.staging import MaskStaging, Results, SlotStaging, Staging
 from services.compute.runner.cuda.step_machine import StepMachine
 from services.compute.runner.cuda.stream import DeviceClock, DeviceStream, Mark
 from services.compute.runner.device_errors import fatal_if_the_device_fails, place_all
-from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.protocol import RunnerSpec, check_tokens
 from services.compute.step import (
     Float32Array,
     Int32Array,
@@ -68,8 +66,6 @@ class CudaRunner:
         cache: PagedCache,
         spec: RunnerSpec,
         stream: DeviceStream,
-        in_flight_steps: int,
-        pooling: Pooling | None = None,
     ) -> None:
         self._machine = machine
         self._cache = cache
@@ -77,15 +73,10 @@ class CudaRunner:
         self._stream = stream
         self._clock = DeviceClock()
         pinned = machine.packed.device.type == "cuda"
-        # one for each step in flight, one being written, one being read
-        num_buffers = in_flight_steps + 2
+        num_buffers = machine.sizes.num_buffers
         self._staging = Staging(machine.packed, num_buffers, stream.synchronize)
         self._slots = SlotStaging(machine.entries, num_buffers, stream.synchronize, machine.enter)
         self._masks = MaskStaging(machine.sampler.masks, num_buffers, stream.synchronize)
-        self._scorer = PromptScorer(machine.scores, spec.vocab_size, stream, num_buffers)
-        self._pooler: Pooler | None = None
-        if pooling is not None and machine.pools is not None:
-            self._pooler = Pooler(machine.pools, pooling, stream, num_buffers)
         self._results = Results(num_buffers, machine.max_result_ints, pinned)
 
     def spec(self) -> RunnerSpec:
@@ -125,9 +116,9 @@ class CudaRunner:
         ticket.upload = self._staging.upload(num_ints)
         self._machine.forward(plan.num_tokens, plan.num_decode_rows == plan.num_rows)
         if plan.scores:
-            ticket.scored = self._scorer.start(plan)
-        if plan.pools and self._pooler is not None:
-            ticket.pooled = self._pooler.start(plan)
+            ticket.scored = self._machine.scorer.start(plan)
+        if plan.pools and self._machine.pooler is not None:
+            ticket.pooled = self._machine.pooler.start(plan)
         return ticket
 
     @fatal_if_the_device_fails
@@ -161,10 +152,10 @@ class CudaRunner:
         tokens, finite, logprobs = self._machine.sampler.unpack(ticket.result_SW, plan)
         scores: dict[int, RowScores] = {}
         if ticket.scored is not None:
-            scores = self._scorer.take(plan, ticket.scored)
+            scores = self._machine.scorer.take(plan, ticket.scored)
         embeddings: dict[int, Float32Array] = {}
-        if ticket.pooled is not None and self._pooler is not None:
-            embeddings = self._pooler.take(ticket.pooled)
+        if ticket.pooled is not None and self._machine.pooler is not None:
+            embeddings = self._machine.pooler.take(ticket.pooled)
         return StepResult(
             step_id=plan.step_id,
             tokens=tokens[:, None],

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.compute.kernels.enter_slots import ENTRY_INTS, HEADER_INTS, SlotEntry, pack_entries
 from services.compute.kernels.slot_words import NO_MASK, VOID_MASK, MaskRows
+from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.step import Int32Array, StepPlan, TokenMasks
 
 _COPY_INTS = 1024
@@ -106,6 +107,37 @@ class Results:
             view = self._views[turn][result_SW.shape] = host_SW, host_SW.numpy()
         view[0].copy_(result_SW, non_blocking=True)
         return view[1]
+
+
+class SliceStaging:
+    """Uploads of a step that a launch takes slice by slice: a block of int32 for each slice."""
+
+    __slots__ = ("_packed", "_staging", "block")
+
+    def __init__(
+        self, block_ints: int, max_slices: int, num_buffers: int, stream: DeviceStream, like: Tensor
+    ) -> None:
+        """On the device of `like`."""
+        self.block = like.new_zeros(block_ints, dtype=torch.int32)
+        self._packed = like.new_zeros(max_slices * block_ints, dtype=torch.int32)
+        self._staging = Staging(self._packed, num_buffers, stream.synchronize)
+
+    def blocks(self, num_slices: int) -> Int32Array:
+        """The blocks of the next upload, all zeros, to be written to."""
+        blocks = self._staging.buffer()[: num_slices * len(self.block)]
+        blocks.fill(0)
+        return blocks.reshape(num_slices, -1)
+
+    def upload(self, num_slices: int) -> int:
+        return self._staging.upload(num_slices * len(self.block))
+
+    def select(self, number: int) -> None:
+        """Give the next launch the block of this slice of the upload."""
+        size = len(self.block)
+        self.block.copy_(self._packed[number * size : (number + 1) * size])
+
+    def done(self, upload: int) -> None:
+        self._staging.done(upload)
 
 
 class SlotStaging:

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from common.model_folder import Pooling
 from services.compute.kernels.decode_plan import DecodeWork
 from services.compute.kernels.enter_slots import packed_size as entries_size
 from services.compute.kernels.prefill_plan import PrefillWork
@@ -44,8 +45,8 @@ from services.compute.models.fused_decoder import (
     NarrowDecoder,
 )
 from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, packed_size
-from services.compute.runner.cuda.pooler import PoolLaunch
-from services.compute.runner.cuda.prompt_scorer import ScoreLaunch
+from services.compute.runner.cuda.pooler import Pooler
+from services.compute.runner.cuda.prompt_scorer import PromptScorer
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.sampling.device_sampler import DeviceSampler, Variant
 
@@ -99,6 +100,7 @@ class MachineSizes:
     max_rows: int
     max_positions: int
     page_tokens: int
+    num_buffers: int  # on the host: for each step in flight, one being written, one being read
 
 
 class StepMachine:
@@ -110,9 +112,8 @@ class StepMachine:
         sizes: MachineSizes,
         stream: DeviceStream,
         batch_invariant: bool,
-        pools: bool = False,
+        pooling: Pooling | None = None,
     ) -> None:
-        """`pools` says that the model makes embeddings."""
         config, device = decoder.config, decoder.device
         self.sizes = sizes
         self._stream = stream
@@ -146,12 +147,13 @@ class StepMachine:
         self._decoder = FusedDecoder(
             decoder, activations, self.inputs, product, sizes.max_positions, pdl
         )
-        self.scores = ScoreLaunch(self._decoder, config.vocab_size, sizes.max_rows, device)
-        self.pools: PoolLaunch | None = None
-        if pools:
-            self.pools = PoolLaunch(
-                self._decoder, sizes.max_tokens, sizes.max_rows, config.hidden_size
-            )
+        self.scorer = PromptScorer(
+            self._decoder, config.vocab_size, sizes.max_rows, sizes.num_buffers, stream
+        )
+        self.pooler: Pooler | None = None
+        if pooling is not None:
+            pooled_sizes = sizes.max_tokens, sizes.max_rows, config.hidden_size
+            self.pooler = Pooler(self._decoder, pooling, pooled_sizes, sizes.num_buffers, stream)
         self._narrow: NarrowDecoder | None = None
         if NarrowDecoder.suits(decoder) and not batch_invariant:
             self._narrow = NarrowDecoder(
@@ -162,7 +164,7 @@ class StepMachine:
     @property
     def num_launches(self) -> int:
         by_size = len(self._row_buckets) * (1 + len(Variant)) + len(self._token_buckets)
-        return by_size + 3 + (self.pools is not None)
+        return by_size + 3 + (self.pooler is not None)
 
     @property
     def max_result_ints(self) -> int:
@@ -204,9 +206,9 @@ class StepMachine:
     def _launches(self, kv_pages: Tensor) -> Iterator[Launch]:
         yield APPLY, partial(apply_deltas, self.packed, self.resident)
         yield ENTER, partial(self.sampler.enter, self.entries)
-        yield self.scores.name, self.scores.launch
-        if self.pools is not None:
-            yield self.pools.name, self.pools.launch
+        yield self.scorer.name, self.scorer.launch
+        if self.pooler is not None:
+            yield self.pooler.name, self.pooler.launch
         for size in reversed(self._token_buckets):
             yield ("mixed", size), partial(self._forward, "mixed", size, kv_pages)
         for size in reversed(self._row_buckets):
