@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.rms_norm import add_rms_norm, gather_add_rms_norm
+from services.compute.kernels.rms_norm import add_rms_norm
 
 WIDTHS = {"1B": 2048, "8B": 4096}
 TOKENS = (1, 64, 256, 2048)
@@ -27,7 +27,7 @@ def cases() -> Iterator[Case]:
     for model, width in WIDTHS.items():
         for tokens in TOKENS:
             yield _whole(f"add_rms_norm {model} T={tokens}", tokens, width)
-        yield _gathered(f"gather_add_rms_norm {model} S={SAMPLES}", SAMPLES, width)
+        yield _gathered(f"add_rms_norm gathered {model} S={SAMPLES}", SAMPLES, width)
 
 
 def _whole(name: str, tokens: int, width: int) -> Case:
@@ -51,13 +51,13 @@ def _gathered(name: str, samples: int, width: int) -> Case:
     index = torch.randperm(2048, device="cuda")[:samples].int()
     runs: list[Callable[[], None]] = [
         partial(
-            gather_add_rms_norm,
+            add_rms_norm,
             _random(2048, width),
             _random(2048, width),
-            index,
             weight,
             EPS,
             _random(samples, width),
+            index_S=index,
         )
         for _ in range(NUM_SETS)
     ]

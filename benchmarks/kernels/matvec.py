@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.matvec import matvec, norm_gate_up_silu, norm_matvec
+from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up_silu, norm_matvec
 from services.compute.kernels.rms_norm import add_rms_norm
 from services.compute.kernels.silu_mul import silu_mul
 
@@ -99,7 +99,7 @@ def _plain(name: str, num_out: int, num_in: int) -> Iterator[Case]:
 
 def _normed(name: str, num_out: int, num_in: int) -> Iterator[Case]:
     weights, x, delta = cold_weights(num_out, num_in), draw(1, num_in), draw(1, num_in)
-    norm, total = draw(num_in), torch.empty_like(x)
+    normed = NormedInput(x, delta, draw(num_in), EPS, torch.empty_like(x))
     out = torch.empty(1, num_out, device="cuda", dtype=x.dtype)
     yield _case(f"{name} F.linear", weights, lambda w: F.linear(x, w))
     for pdl in (False, True):
@@ -107,13 +107,13 @@ def _normed(name: str, num_out: int, num_in: int) -> Iterator[Case]:
         yield _case(
             f"{name} norm_matvec{tag}",
             weights,
-            lambda w, pdl=pdl: norm_matvec(x, delta, norm, EPS, w, None, out, total, pdl=pdl),
+            lambda w, pdl=pdl: norm_matvec(normed, w, None, out, pdl=pdl),
         )
 
 
 def _gated(name: str, inner: int, num_in: int) -> Iterator[Case]:
     weights, x, delta = cold_weights(2 * inner, num_in), draw(1, num_in), draw(1, num_in)
-    norm, total = draw(num_in), torch.empty_like(x)
+    normed = NormedInput(x, delta, draw(num_in), EPS, torch.empty_like(x))
     out = torch.empty(1, inner, device="cuda", dtype=x.dtype)
     yield _case(f"{name} F.linear", weights, lambda w: F.linear(x, w))
     for pdl in (False, True):
@@ -121,7 +121,7 @@ def _gated(name: str, inner: int, num_in: int) -> Iterator[Case]:
         yield _case(
             f"{name} norm_gate_up_silu{tag}",
             weights,
-            lambda w, pdl=pdl: norm_gate_up_silu(x, delta, norm, EPS, w, out, total, pdl=pdl),
+            lambda w, pdl=pdl: norm_gate_up_silu(normed, w, out, pdl=pdl),
         )
 
 
@@ -165,9 +165,11 @@ class Layer:
     def fused(self, pdl: bool) -> None:
         """Four launches."""
         x, delta, total, norm = self.x, self.delta, self.sum, self.norm
-        norm_matvec(x, delta, norm, EPS, self.qkv, None, self.mixed, total, pdl=pdl)
+        normed = NormedInput(x, delta, norm, EPS, total)
+        norm_matvec(normed, self.qkv, None, self.mixed, pdl=pdl)
         matvec(self.heads, self.out, None, delta, pdl=pdl)
-        norm_gate_up_silu(total, delta, norm, EPS, self.gate_up, self.gated, self.normed, pdl=pdl)
+        normed = NormedInput(total, delta, norm, EPS, self.normed)
+        norm_gate_up_silu(normed, self.gate_up, self.gated, pdl=pdl)
         matvec(self.gated, self.down, None, delta, pdl=pdl)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.matvec import EPS, MODELS, cold_weights, draw
-from services.compute.kernels.matvec import matvec, norm_gate_up_silu, norm_matvec
+from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up_silu, norm_matvec
 from services.compute.kernels.matvec_config import (
     MatvecConfig,
     gate_up_config,
@@ -124,21 +124,21 @@ def _cuts(m: Map) -> list[MatvecConfig]:
 
 
 @cache
-def _rows_of(m: Map) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _rows_of(m: Map) -> tuple[NormedInput, Tensor]:
     x, delta = draw(1, m.num_in), draw(1, m.num_in)
     out = torch.empty(1, m.num_out // m.tiles, device="cuda", dtype=x.dtype)
-    return x, delta, draw(m.num_in), out, torch.empty_like(x)
+    return NormedInput(x, delta, draw(m.num_in), EPS, torch.empty_like(x)), out
 
 
 def call(job: Job, weight: Tensor) -> None:
     """Launch it."""
-    x, delta, norm, out, total = _rows_of(job.map)
+    normed, out = _rows_of(job.map)
     if job.map.kind == "plain":
-        matvec(x, weight, None, out, config=job.config, pdl=job.pdl)
+        matvec(normed.x_TE, weight, None, out, config=job.config, pdl=job.pdl)
     elif job.map.kind == "norm":
-        norm_matvec(x, delta, norm, EPS, weight, None, out, total, config=job.config, pdl=job.pdl)
+        norm_matvec(normed, weight, None, out, config=job.config, pdl=job.pdl)
     else:
-        norm_gate_up_silu(x, delta, norm, EPS, weight, out, total, config=job.config, pdl=job.pdl)
+        norm_gate_up_silu(normed, weight, out, config=job.config, pdl=job.pdl)
 
 
 @cache

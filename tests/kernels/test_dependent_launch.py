@@ -15,7 +15,7 @@ from torch import Tensor
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.rms_norm import add_rms_norm, gather_add_rms_norm
+from services.compute.kernels.rms_norm import add_rms_norm
 from services.compute.kernels.rotate_and_store import rotate_and_store
 from services.compute.kernels.silu_mul import silu_mul
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
@@ -79,7 +79,7 @@ class Chain:
             silu_mul(gate_up_TF2, inner_TF, pdl=True)
             between()
         index_S = self.inputs.sample_token_S[:bucket]
-        gather_add_rms_norm(x_TE, delta_TE, index_S, self.weight_E, EPS, sampled_SE, pdl=True)
+        add_rms_norm(x_TE, delta_TE, self.weight_E, EPS, sampled_SE, index_S=index_S, pdl=True)
         between()
         return [x_TE, y_TE, delta_TE, mixed_TE, qkv_TC, sampled_SE, *pages]
 

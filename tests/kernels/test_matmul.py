@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.matmul import MANY_COLUMNS, matmul, matmul_reference, tile_for
+from services.compute.kernels.matmul import MANY_COLUMNS, linear_reference, matmul, tile_for
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = list(BOUNDS)
@@ -59,7 +59,7 @@ def test_the_product_is_right_in_every_dtype(
 
     expected = torch.empty(out.shape, dtype=torch.float64, device=device)
     wide_bias = None if bias is None else bias.double()
-    matmul_reference(x.double(), weight.double(), wide_bias, expected)
+    linear_reference(x.double(), weight.double(), wide_bias, expected)
     assert float((out.double() - expected).norm() / expected.norm()) <= BOUNDS[dtype]
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec import (
+    NormedInput,
     matvec,
-    matvec_reference,
     norm_gate_up_silu,
     norm_gate_up_silu_reference,
     norm_matvec,
@@ -86,7 +87,7 @@ def test_matvec_multiplies(
         out = inputs.poisoned(1, num_out)
         matvec(x, weight, bias, out, config=config)
         expected = torch.empty(1, num_out, dtype=torch.float64)
-        matvec_reference(*doubles(x, weight, bias), expected)
+        linear_reference(*doubles(x, weight, bias), expected)
         assert error(out, expected) < BOUNDS[dtype], (num_out, num_in)
 
 
@@ -103,11 +104,12 @@ def test_norm_matvec_normalises_the_sum_and_writes_it_once(
         bias = inputs.draw(num_out) if seed % 2 else None
         out, total = inputs.poisoned(1, num_out), inputs.poisoned(1, num_in)
         config = WALKING if seed % 2 else None
-        norm_matvec(x, delta, norm, EPS, weight, bias, out, total, config=config)
+        normed = NormedInput(x, delta, norm, EPS, total)
+        norm_matvec(normed, weight, bias, out, config=config)
         assert_same(total, x if delta is None else x + delta)
         expected = torch.empty(1, num_out, dtype=torch.float64)
         x, delta, norm, weight, bias = doubles(x, delta, norm, weight, bias)
-        norm_matvec_reference(x, delta, norm, EPS, weight, bias, expected, None)
+        norm_matvec_reference(NormedInput(x, delta, norm, EPS, None), weight, bias, expected)
         assert error(out, expected) < BOUNDS[dtype], (num_out, num_in)
 
 
@@ -122,11 +124,11 @@ def test_norm_gate_up_silu_pairs_each_gate_with_its_up_row(
         weight = inputs.weight(2 * num_gates, num_in)
         out, total = inputs.poisoned(1, num_gates), inputs.poisoned(1, num_in)
         config = WALKING if seed % 2 else None
-        norm_gate_up_silu(x, delta, norm, EPS, weight, out, total, config=config)
+        norm_gate_up_silu(NormedInput(x, delta, norm, EPS, total), weight, out, config=config)
         assert_same(total, x + delta)
         expected = torch.empty(1, num_gates, dtype=torch.float64)
         x, delta, norm, weight = doubles(x, delta, norm, weight)
-        norm_gate_up_silu_reference(x, delta, norm, EPS, weight, expected, None)
+        norm_gate_up_silu_reference(NormedInput(x, delta, norm, EPS, None), weight, expected)
         assert error(out, expected) < BOUNDS[dtype], (num_gates, num_in)
 
 
@@ -140,8 +142,9 @@ def test_norm_rounds_where_the_separate_kernels_round(
     norm = inputs.draw(64, scale=0.1, shift=1.0)
     identity = torch.eye(64, dtype=dtype, device=device)
     out, expected = inputs.poisoned(1, 64), inputs.poisoned(1, 64)
-    norm_matvec(x, delta, norm, EPS, identity, None, out, None)
-    norm_matvec_reference(x, delta, norm, EPS, identity, None, expected, None)
+    normed = NormedInput(x, delta, norm, EPS, None)
+    norm_matvec(normed, identity, None, out)
+    norm_matvec_reference(normed, identity, None, expected)
     assert_same(out, expected)
 
 
@@ -153,7 +156,7 @@ def test_a_row_of_wider_buffers_is_read_and_written_in_place(device: torch.devic
         out.fill_(torch.nan)
         matvec(x[:, 32:64], weight, None, out[:, 4:14], config=config)
         expected = torch.empty(1, 10, dtype=torch.float64)
-        matvec_reference(*doubles(x[:, 32:64], weight, None), expected)
+        linear_reference(*doubles(x[:, 32:64], weight, None), expected)
         assert error(out[:, 4:14], expected) < 1e-5
         assert out[:, :4].isnan().all() and out[:, 14:].isnan().all()
 
@@ -164,7 +167,7 @@ def test_float32_logits_of_bfloat16_weights_are_not_rounded(device: torch.device
     out = torch.full((1, 12), torch.nan, device=device)
     matvec(x, weight, None, out)
     expected = torch.empty(1, 12, dtype=torch.float64)
-    matvec_reference(*doubles(x, weight, None), expected)
+    linear_reference(*doubles(x, weight, None), expected)
     assert error(out, expected) < 1e-5
 
 
@@ -183,9 +186,9 @@ def test_a_chain_under_dependent_launch_computes_the_same_bits(
         delta, mixed = torch.zeros_like(start), torch.empty_like(start)
         gated = torch.empty(1, inner, dtype=start.dtype, device=device)
         for _ in range(turns):
-            norm_matvec(x, delta, norm, EPS, qkv, None, mixed, other, pdl=pdl)
+            norm_matvec(NormedInput(x, delta, norm, EPS, other), qkv, None, mixed, pdl=pdl)
             matvec(mixed, out, None, delta, pdl=pdl)
-            norm_gate_up_silu(other, delta, norm, EPS, gate_up, gated, x, pdl=pdl)
+            norm_gate_up_silu(NormedInput(other, delta, norm, EPS, x), gate_up, gated, pdl=pdl)
             matvec(gated, down, None, delta, pdl=pdl)
         torch.cuda.synchronize()
         return x + delta

@@ -10,8 +10,6 @@ from services.compute.kernels.rms_norm import (
     MAX_WIDTH,
     add_rms_norm,
     add_rms_norm_reference,
-    gather_add_rms_norm,
-    gather_add_rms_norm_reference,
 )
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -103,21 +101,16 @@ def test_gathered_rows_are_bitwise_those_of_the_whole_batch(
     index = torch.tensor([5, 0, 3, 3, 0], dtype=torch.int32, device=device)  # padding repeats 0
     before = x.clone()
     out = _poison((5, 576), dtype, device)
-    gather_add_rms_norm(x, delta, index, weight, EPS, out)
+    add_rms_norm(x, delta, weight, EPS, out, index_S=index)
 
     assert torch.equal(x, before)
     whole = _poison((6, 576), dtype, device)
     add_rms_norm(x, delta, weight, EPS, whole)
     assert torch.equal(out, whole[index.long()])
     wide_delta = None if delta is None else delta.cpu().double()
-    gather_add_rms_norm_reference(
-        before.cpu().double(),
-        wide_delta,
-        index.cpu(),
-        weight.cpu().double(),
-        EPS,
-        expected := torch.empty(5, 576, dtype=torch.float64),
-    )
+    expected = torch.empty(5, 576, dtype=torch.float64)
+    wide = before.cpu().double(), wide_delta, weight.cpu().double()
+    add_rms_norm_reference(*wide, EPS, expected, index.cpu())
     assert _close(out, expected)
 
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.skinny_matmul import (
     skinny_gate_up_silu,
     skinny_gate_up_silu_reference,
     skinny_matmul,
-    skinny_matmul_reference,
 )
 from services.compute.kernels.skinny_matmul_config import (
     MAX_SPLIT_OUTPUTS,
@@ -93,7 +93,7 @@ def test_the_product_is_right(
             continue
         skinny_matmul(x, weight, bias, out[:num_rows], work, config=config)
         expected = torch.empty(num_rows, num_out, dtype=torch.float64, device=device)
-        skinny_matmul_reference(*doubles(x, weight, bias), expected)
+        linear_reference(*doubles(x, weight, bias), expected)
         assert error(out[:num_rows], expected) < BOUNDS[dtype], (num_out, num_in)
         assert out[num_rows:].isnan().all()
         assert not work.arrivals.any()
@@ -122,7 +122,7 @@ def test_float32_logits_are_not_rounded(device: torch.device, dtype: torch.dtype
     out = torch.full((3, 130), torch.nan, device=device)
     skinny_matmul(x, weight, None, out, poisoned_work(130, device))
     expected = torch.empty(3, 130, dtype=torch.float64, device=device)
-    skinny_matmul_reference(*doubles(x, weight, None), expected)
+    linear_reference(*doubles(x, weight, None), expected)
     assert error(out, expected) < 1e-5
 
 
@@ -163,7 +163,7 @@ def test_one_work_serves_products_in_turn(device: torch.device) -> None:
         out = inputs.poisoned(num_rows, num_out)
         skinny_matmul(x, weight, None, out, work)
         expected = torch.empty(num_rows, num_out, dtype=torch.float64, device=device)
-        skinny_matmul_reference(*doubles(x, weight, None), expected)
+        linear_reference(*doubles(x, weight, None), expected)
         assert error(out, expected) < BOUNDS[torch.float16]
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -138,10 +139,10 @@ def matmul(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tenso
     )
 
 
-def matmul_reference(
+def linear_reference(
     x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor
 ) -> None:
     """out = x W^T + b in float32 at least, rounded once to out's dtype."""
     wide = torch.promote_types(x_TI.dtype, torch.float32)
-    product_TO = x_TI.to(wide) @ weight_OI.to(wide).T
-    out_TO.copy_(product_TO if bias_O is None else product_TO + bias_O.to(wide))
+    bias_O = None if bias_O is None else bias_O.to(wide)
+    out_TO.copy_(F.linear(x_TI.to(wide), weight_OI.to(wide), bias_O))

@@ -15,12 +15,13 @@ Shape legend: T rows, which is 1, I inputs, O outputs, E hidden width, F inner w
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec_config import (
     ROW_COUNTS,
     MatvecConfig,
@@ -180,6 +181,20 @@ def _matvec_kernel(
         tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+class NormedInput(NamedTuple):
+    """The RMS norm of x + delta, which goes into a product; x + delta itself goes to `sum_TE`.
+
+    Rounded as by `add_rms_norm`: the sum, the normalised value, and that times the norm's weight.
+    `sum_TE` shares no memory with the inputs: programs read those while one writes it.
+    """
+
+    x_TE: Tensor
+    delta_TE: Tensor | None
+    weight_E: Tensor | None  # without one x is taken as it is
+    eps: float
+    sum_TE: Tensor | None
+
+
 def matvec(
     x_TI: Tensor,
     weight_OI: Tensor,
@@ -190,72 +205,52 @@ def matvec(
     pdl: bool = False,
 ) -> None:
     """x W^T + b for one row; sums in float32 are rounded once, to `out_TO`'s dtype."""
-    num_out, num_in = weight_OI.shape
-    config = config or matvec_config(num_out, num_in, weight_OI.element_size())
-    _launch(x_TI, None, None, weight_OI, bias_O, out_TO, None, 0.0, config, pdl)
+    config = config or matvec_config(*weight_OI.shape, weight_OI.element_size())
+    plain = NormedInput(x_TI, None, None, 0.0, None)
+    _launch(plain, weight_OI, bias_O, out_TO, config, pdl)
 
 
 def norm_matvec(
-    x_TE: Tensor,
-    delta_TE: Tensor | None,
-    norm_weight_E: Tensor,
-    eps: float,
+    normed: NormedInput,
     weight_OE: Tensor,
     bias_O: Tensor | None,
     out_TO: Tensor,
-    sum_TE: Tensor | None,
     *,
     config: MatvecConfig | None = None,
     pdl: bool = False,
 ) -> None:
-    """The product of the RMS norm of x + delta, and x + delta itself into `sum_TE` where given.
-
-    Rounded as by `add_rms_norm`: the sum, the normalised value, and that times the norm's weight.
-    `sum_TE` shares no memory with the inputs: programs read those while one writes it.
-    """
-    num_out, num_in = weight_OE.shape
-    config = config or norm_matvec_config(num_out, num_in, weight_OE.element_size())
-    _launch(x_TE, delta_TE, norm_weight_E, weight_OE, bias_O, out_TO, sum_TE, eps, config, pdl)
+    """The product with a normed input, else as `matvec`."""
+    config = config or norm_matvec_config(*weight_OE.shape, weight_OE.element_size())
+    _launch(normed, weight_OE, bias_O, out_TO, config, pdl)
 
 
 def norm_gate_up_silu(
-    x_TE: Tensor,
-    delta_TE: Tensor | None,
-    norm_weight_E: Tensor,
-    eps: float,
+    normed: NormedInput,
     weight_2F_E: Tensor,
     out_TF: Tensor,
-    sum_TE: Tensor | None,
     *,
     config: MatvecConfig | None = None,
     pdl: bool = False,
 ) -> None:
-    """silu(gate) * up for the RMS norm of x + delta, else as `norm_matvec`.
+    """silu(gate) * up for a normed input; the weight's first half are the gates.
 
-    The weight's first half are the gates. Rounded as by `silu_mul` after a product: gate and up,
-    silu(gate), and the result.
+    Rounded as by `silu_mul` after a product: gate and up, silu(gate), and the result.
     """
-    num_gates = weight_2F_E.shape[0] // 2
-    config = config or gate_up_config(num_gates, weight_2F_E.shape[1], weight_2F_E.element_size())
-    _launch(
-        x_TE, delta_TE, norm_weight_E, weight_2F_E, None, out_TF, sum_TE, eps, config, pdl,
-        gated=True,
-    )  # fmt: skip
+    num_gates, num_in = weight_2F_E.shape[0] // 2, weight_2F_E.shape[1]
+    config = config or gate_up_config(num_gates, num_in, weight_2F_E.element_size())
+    _launch(normed, weight_2F_E, None, out_TF, config, pdl, gated=True)
 
 
 def _launch(
-    x_TI: Tensor,
-    delta_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
+    normed: NormedInput,
     weight_OI: Tensor,
     bias_O: Tensor | None,
     out_TO: Tensor,
-    sum_TI: Tensor | None,
-    eps: float,
     config: MatvecConfig,
     pdl: bool,
     gated: bool = False,
 ) -> None:
+    x_TI, delta_TI, norm_weight_I, eps, sum_TI = normed
     num_in = weight_OI.shape[1]
     num_out = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
     assert x_TI.shape[0] in ROW_COUNTS, f"{x_TI.shape[0]} rows: the kernels take {ROW_COUNTS}"
@@ -292,48 +287,18 @@ def _launch(
     )
 
 
-def matvec_reference(
-    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor
-) -> None:
-    out_TO.copy_(_wide_product(x_TI, weight_OI, bias_O))
-
-
 def norm_matvec_reference(
-    x_TE: Tensor,
-    delta_TE: Tensor | None,
-    norm_weight_E: Tensor,
-    eps: float,
-    weight_OE: Tensor,
-    bias_O: Tensor | None,
-    out_TO: Tensor,
-    sum_TE: Tensor | None,
+    normed: NormedInput, weight_OE: Tensor, bias_O: Tensor | None, out_TO: Tensor
 ) -> None:
-    normed_TE = _add_norm(x_TE, delta_TE, norm_weight_E, eps, sum_TE)
-    out_TO.copy_(_wide_product(normed_TE, weight_OE, bias_O))
-
-
-def norm_gate_up_silu_reference(
-    x_TE: Tensor,
-    delta_TE: Tensor | None,
-    norm_weight_E: Tensor,
-    eps: float,
-    weight_2F_E: Tensor,
-    out_TF: Tensor,
-    sum_TE: Tensor | None,
-) -> None:
-    normed_TE = _add_norm(x_TE, delta_TE, norm_weight_E, eps, sum_TE)
-    silu_mul_reference(_wide_product(normed_TE, weight_2F_E, None).to(x_TE.dtype), out_TF)
-
-
-def _add_norm(
-    x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float, sum_TE: Tensor | None
-) -> Tensor:
+    x_TE, delta_TE, norm_weight_E, eps, sum_TE = normed
     x_TE = x_TE if delta_TE is None else x_TE + delta_TE
     if sum_TE is not None:
         sum_TE.copy_(x_TE)
-    return rms_norm(x_TE, weight_E, eps)
+    assert norm_weight_E is not None
+    linear_reference(rms_norm(x_TE, norm_weight_E, eps), weight_OE, bias_O, out_TO)
 
 
-def _wide_product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    wide = torch.promote_types(x_TI.dtype, torch.float32)
-    return F.linear(x_TI.to(wide), weight_OI.to(wide), None if bias_O is None else bias_O.to(wide))
+def norm_gate_up_silu_reference(normed: NormedInput, weight_2F_E: Tensor, out_TF: Tensor) -> None:
+    gate_up_TF2 = normed.x_TE.new_empty(len(normed.x_TE), len(weight_2F_E))
+    norm_matvec_reference(normed, weight_2F_E, None, gate_up_TF2)
+    silu_mul_reference(gate_up_TF2, out_TF)

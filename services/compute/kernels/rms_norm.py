@@ -71,64 +71,35 @@ def add_rms_norm(
     eps: float,
     out_TE: Tensor,
     *,
+    index_S: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """x += delta in place, out = rms_norm(x) * weight; without delta x stays as it is.
 
+    With `index_S` (int32) row s of `out` is bitwise that of token index_S[s], and x stays as it is.
+    Every index must be a row of x, that of padding, too (0 is).
+
     All tensors are contiguous, of one dtype and at most MAX_WIDTH wide. For pdl see
-    dependent_launch.
+    dependent_launch; indices are read above the wait.
     """
     num_rows, width = out_TE.shape
-    _launch(num_rows, width, x_TE, delta_TE, None, weight_E, eps, out_TE, pdl)
-
-
-def gather_add_rms_norm(
-    x_TE: Tensor,
-    delta_TE: Tensor | None,
-    index_S: Tensor,
-    weight_E: Tensor,
-    eps: float,
-    out_SE: Tensor,
-    *,
-    pdl: bool = False,
-) -> None:
-    """out[s] = rms_norm of row index_S[s] (int32) of x + delta, times weight; x stays as it is.
-
-    Every index must be a row of x, that of padding, too (0 is). Bitwise what `add_rms_norm` gives
-    for the row. With pdl the indices are read above the wait (see dependent_launch).
-    """
-    num_rows, width = out_SE.shape
-    _launch(num_rows, width, x_TE, delta_TE, index_S, weight_E, eps, out_SE, pdl)
-
-
-def _launch(
-    num_rows: int,
-    width: int,
-    x: Tensor,
-    delta: Tensor | None,
-    index: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    out: Tensor,
-    pdl: bool,
-) -> None:
     if width > MAX_WIDTH:
         raise ValueError(f"add_rms_norm: rows of {width} are wider than {MAX_WIDTH}.")
     block = triton.next_power_of_2(width)
     _add_rms_norm_kernel[(num_rows,)](
-        x,
-        x if delta is None else delta,
-        x if index is None else index,
-        weight,
-        out,
+        x_TE,
+        x_TE if delta_TE is None else delta_TE,
+        x_TE if index_S is None else index_S,
+        weight_E,
+        out_TE,
         eps,
         E=width,
         BLOCK_E=block,
-        HAS_DELTA=delta is not None,
-        GATHER=index is not None,
+        HAS_DELTA=delta_TE is not None,
+        GATHER=index_S is not None,
         # 16 elements a thread: two 16-byte loads of each bf16 operand in flight
         num_warps=min(max(block // 512, 1), 16),
-        **dependent_launch(pdl, out),
+        **dependent_launch(pdl, out_TE),
     )
 
 
@@ -140,22 +111,16 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm_reference(
-    x_TE: Tensor, delta_TE: Tensor | None, weight_E: Tensor, eps: float, out_TE: Tensor
-) -> None:
-    if delta_TE is not None:
-        x_TE.add_(delta_TE)
-    out_TE.copy_(rms_norm(x_TE, weight_E, eps))
-
-
-def gather_add_rms_norm_reference(
     x_TE: Tensor,
     delta_TE: Tensor | None,
-    index_S: Tensor,
     weight_E: Tensor,
     eps: float,
-    out_SE: Tensor,
+    out_TE: Tensor,
+    index_S: Tensor | None = None,
 ) -> None:
-    x_SE = x_TE[index_S.long()]
-    if delta_TE is not None:
-        x_SE = x_SE + delta_TE[index_S.long()]
-    out_SE.copy_(rms_norm(x_SE, weight_E, eps))
+    sum_TE = x_TE if delta_TE is None else x_TE + delta_TE
+    if index_S is None:
+        x_TE.copy_(sum_TE)
+    else:
+        sum_TE = sum_TE[index_S.long()]
+    out_TE.copy_(rms_norm(sum_TE, weight_E, eps))

@@ -17,11 +17,11 @@ Shape legend: T rows, I inputs, O outputs, F inner width of the MLP.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec import prefetch_l2
 from services.compute.kernels.silu_mul import silu_mul_reference
 from services.compute.kernels.skinny_matmul_config import (
@@ -318,15 +318,7 @@ def _check(x_TI: Tensor, weight_OI: Tensor, out_TO: Tensor) -> None:
     assert x_TI.is_contiguous() and weight_OI.is_contiguous() and out_TO.is_contiguous()
 
 
-def skinny_matmul_reference(
-    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_TO: Tensor
-) -> None:
-    wide = torch.promote_types(x_TI.dtype, torch.float32)
-    bias_O = None if bias_O is None else bias_O.to(wide)
-    out_TO.copy_(F.linear(x_TI.to(wide), weight_OI.to(wide), bias_O))
-
-
 def skinny_gate_up_silu_reference(x_TI: Tensor, weight_2F_I: Tensor, out_TF: Tensor) -> None:
     both = torch.empty(x_TI.shape[0], weight_2F_I.shape[0], dtype=x_TI.dtype, device=x_TI.device)
-    skinny_matmul_reference(x_TI, weight_2F_I, None, both)
+    linear_reference(x_TI, weight_2F_I, None, both)
     silu_mul_reference(both, out_TF)

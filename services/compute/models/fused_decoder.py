@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.compute.kernels.matvec import matvec, norm_gate_up_silu, norm_matvec
+from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up_silu, norm_matvec
 from services.compute.kernels.matvec_config import ROW_COUNTS
-from services.compute.kernels.rms_norm import add_rms_norm, gather_add_rms_norm
+from services.compute.kernels.rms_norm import add_rms_norm
 from services.compute.kernels.rotate_and_store import rotate_and_store
 from services.compute.kernels.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
@@ -129,7 +129,7 @@ class FusedDecoder:
 
     def _norm_at(self, index_S: Tensor, out_SE: Tensor) -> None:
         acts, weight_E = self._activations, self._decoder.norm.weight_E
-        gather_add_rms_norm(acts.x_TE, acts.delta_TE, index_S, weight_E, self._eps, out_SE)
+        add_rms_norm(acts.x_TE, acts.delta_TE, weight_E, self._eps, out_SE, index_S=index_S)
 
     def attend(
         self, layer: DecoderLayer[Linear], qkv_TC: Tensor, pages: Tensor, attention: KernelAttention
@@ -200,23 +200,14 @@ class NarrowDecoder:
         before: Tensor | None = None
         for layer, pages in zip(self._decoder.layers, kv_pages, strict=True):
             weight_E, qkv = layer.attention_norm.weight_E, layer.qkv
-            norm_matvec(
-                x_TE,
-                before,
-                weight_E,
-                eps,
-                qkv.weight_OI,
-                qkv.bias_O,
-                qkv_TC,
-                None if before is None else sum_TE,
-                pdl=pdl,
-            )
+            normed = NormedInput(x_TE, before, weight_E, eps, None if before is None else sum_TE)
+            norm_matvec(normed, qkv.weight_OI, qkv.bias_O, qkv_TC, pdl=pdl)
             if before is not None:
                 x_TE, sum_TE = sum_TE, x_TE
             mixed_THD = self._fused.attend(layer, qkv_TC, pages, attention)
             matvec(mixed_THD, layer.out.weight_OI, layer.out.bias_O, delta_TE, pdl=pdl)
-            weight_E, gate_up = layer.mlp_norm.weight_E, layer.gate_up.weight_OI
-            norm_gate_up_silu(x_TE, delta_TE, weight_E, eps, gate_up, inner_TF, sum_TE, pdl=pdl)
+            normed = NormedInput(x_TE, delta_TE, layer.mlp_norm.weight_E, eps, sum_TE)
+            norm_gate_up_silu(normed, layer.gate_up.weight_OI, inner_TF, pdl=pdl)
             x_TE, sum_TE = sum_TE, x_TE
             matvec(inner_TF, layer.down.weight_OI, layer.down.bias_O, delta_TE, pdl=pdl)
             before = delta_TE
