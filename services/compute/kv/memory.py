@@ -1,15 +1,61 @@
-"""KV memory: device pages, swap space, the tree of shared pages, and page tables of sequences."""
+"""KV memory: free pages of the device and of swap space, and the page tables of sequences."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeAlias
 
-from services.compute.kv.pages import PagePool
 from services.compute.kv.prefix import Node, PrefixTree
 
 PageKeys: TypeAlias = Callable[[int, int], Iterable[bytes]]
 """The keys of a sequence's pages from one number up to another."""
+
+
+class PagePool:
+    """The free pages of one memory: the device's, or the host's swap space.
+
+    Every page is either free or owned by exactly one holder: a sequence's table or the prefix
+    tree. Sharing is counted in the tree, where it happens. The page given back last is handed out
+    first, so that the pages in use stay few and warm.
+
+    `_place` says where in `_free` each page was put last: it is free if it is still there. So
+    taking pages marks nothing. With arrays, the 8,192 pages of a prompt of 128k tokens are one
+    copy of 32 KB; in a list they are as many objects, each of which has to be touched.
+    """
+
+    __slots__ = ("_free", "_place", "num_pages")
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 0:
+            raise ValueError(f"num_pages is {num_pages}; it must not be negative")
+        self.num_pages = num_pages
+        self._free = array("i", range(num_pages))
+        self._place = self._free[:]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> array[int] | None:
+        """Take `count` pages, all or none."""
+        first = len(self._free) - count
+        if first < 0:
+            return None
+        pages = self._free[first:]
+        del self._free[first:]
+        return pages
+
+    def give_back(self, page: int) -> None:
+        """Free one page; RuntimeError if it is free already."""
+        if not self.is_used(page):
+            raise RuntimeError(f"page {page} is freed twice")
+        self._place[page] = len(self._free)
+        self._free.append(page)
+
+    def is_used(self, page: int) -> bool:
+        place = self._place[page]
+        return place >= len(self._free) or self._free[place] != page
 
 
 class KVMemory:
@@ -21,14 +67,14 @@ class KVMemory:
         self.page_tokens = page_tokens
         self.device = PagePool(num_pages)
         self.host = PagePool(num_host_pages)
-        self.tree = PrefixTree(self.device)
+        self.tree = PrefixTree(self.device.give_back)
 
     @property
     def num_available(self) -> int:
         """Device pages that `take` could hand out."""
         return self.device.num_free + self.tree.num_evictable
 
-    def take(self, count: int) -> list[int] | None:
+    def take(self, count: int) -> array[int] | None:
         """Take device pages, all or none, evicting from the tree where none are free."""
         missing = count - self.device.num_free
         if missing > 0:
@@ -53,7 +99,7 @@ class PageTable:
     def __init__(self, memory: KVMemory, namespace: Hashable) -> None:
         self._memory = memory
         self._namespace = namespace
-        self.pages: list[int] = []
+        self.pages = array("i")
         self.nodes: list[Node] = []
         self.num_sent = 0
 
@@ -82,7 +128,7 @@ class PageTable:
         """Start the (empty) table with a path that `find` returned."""
         self._memory.tree.hold(nodes)
         self.nodes = nodes
-        self.pages = [node.page for node in nodes]
+        self.pages = array("i", [node.page for node in nodes])
         self.num_sent = 0
 
     def grow(self, num_tokens: int) -> bool:
@@ -93,7 +139,7 @@ class PageTable:
         taken = self._memory.take(missing)
         if taken is None:
             return False
-        self.pages.extend(taken)
+        self.pages += taken
         return True
 
     def publish(self, page_keys: PageKeys, num_tokens: int, launched: bool = True) -> list[Node]:
@@ -102,9 +148,9 @@ class PageTable:
         Returns the nodes that the path of this sequence has grown by.
 
         Where another sequence has published the same tokens before, its page takes the place of
-        this one's, which is freed: a step in flight may still read it, but whoever gets it next
-        writes to it in a later step, and one stream orders all of them. With a step that is not
-        `launched` yet that would not hold, so it ends there.
+        this one's, which is freed: a step in flight may still read it, but its next owner writes
+        to it in a later step, and one stream orders them all. With a step that is not `launched`
+        yet that would not hold, so publishing stops there.
         """
         memory, nodes, pages = self._memory, self.nodes, self.pages
         num_before, num_full = len(nodes), num_tokens // memory.page_tokens
@@ -136,9 +182,9 @@ class PageTable:
     def release(self) -> None:
         """Let go of every page: shared ones stay in the tree, its own are free at once."""
         give_back = self._memory.device.give_back
-        for page in reversed(self.pages[len(self.nodes) :]):
+        for page in self.pages[len(self.nodes) :]:
             give_back(page)
         self._memory.tree.release(self.nodes)
-        self.pages = []
+        self.pages = array("i")
         self.nodes = []
         self.num_sent = 0

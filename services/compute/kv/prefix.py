@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-
-from services.compute.kv.pages import PagePool
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 
 class Node:
-    """One full page: `key` are its tokens, the way to it from the root all tokens before."""
+    """One full page: `key` holds its tokens, the path from the root all tokens before them."""
 
     __slots__ = ("children", "detached", "key", "page", "parent", "refs")
 
@@ -40,15 +38,14 @@ class PrefixTree:
     no splitting, so a node can be held, shared, evicted and detached by itself. Namespaces (one
     per cache salt) never meet.
 
-    A node is held by as many sequences as `refs` says; whoever holds a node holds every node
-    above it. Pages that nobody holds stay for later requests and are evicted, the least recently
-    used first.
+    `refs` counts the sequences that hold a node; each of them holds every node above it, too.
+    Pages without a holder stay for later requests and are evicted, least recently used first.
     """
 
-    __slots__ = ("_idle", "_pool", "_roots")
+    __slots__ = ("_give_back", "_idle", "_roots")
 
-    def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
+    def __init__(self, give_back: Callable[[int], None]) -> None:
+        self._give_back = give_back
         self._roots: dict[Hashable, Root] = {}
         # Nodes with no holder, in the order of eviction. `release` appends the deepest node
         # first and a held node's ancestors are all held, so a child always stands before its
@@ -118,24 +115,24 @@ class PrefixTree:
             node.refs -= 1
             if not node.refs:
                 if node.detached:
-                    self._pool.give_back(node.page)
+                    self._give_back(node.page)
                 else:
                     idle[node] = None
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages that nobody holds; return how many there were."""
+        """Free up to `count` pages without a holder; return how many there were."""
         idle = self._idle
         evicted = 0
         while evicted < count and idle:
             node, _ = idle.popitem(last=False)
             self._unlink(node)
             node.detached = True
-            self._pool.give_back(node.page)
+            self._give_back(node.page)
             evicted += 1
         return evicted
 
     def flush(self) -> int:
-        """Free every page that nobody holds; return how many there were."""
+        """Free every page without a holder; return how many there were."""
         return self.evict(len(self._idle))
 
     def detach(self, node: Node) -> list[Node]:
@@ -158,7 +155,7 @@ class PrefixTree:
                 still_held.append(at)
             else:
                 del self._idle[at]
-                self._pool.give_back(at.page)
+                self._give_back(at.page)
         return still_held
 
     def nodes(self) -> Iterator[Node]:

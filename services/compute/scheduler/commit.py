@@ -47,7 +47,7 @@ class Endings:
             case Status.SWAPPED:
                 state.waiting.remove(sequence)
                 state.transfers.drop(sequence.host_pages)
-                sequence.host_pages = []
+                sequence.host_pages = array("i")
             case Status.ENDED:
                 raise RuntimeError(f"{sequence.attempt} ends twice")
         sequence.table.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterator
 from itertools import chain
 
@@ -16,7 +17,7 @@ from services.compute.scheduler.outputs import attempt_of, never_started
 from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.sequence import Sequence, SequenceParams
 from services.compute.scheduler.state import SchedulerState
-from services.compute.step import MAX_BIAS, MAX_STOP_IDS, Int32Array
+from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 
 MAX_PROMPT_LOGPROBS = 20  # of a token; what routers let in
 MAX_CHOICES = 1024  # far above what routers let in; it only bounds the work of a refusal
@@ -134,22 +135,20 @@ def _out_of_bounds(request: Generate, spec: RunnerSpec) -> str:
         "logit_bias": len({token for token, _ in sampling.logit_bias}) <= MAX_BIAS,
     }
     for field, ids in _token_ids(request):
-        if not len(ids):
-            continue
-        low, high = (
-            (int(ids.min()), int(ids.max()))
-            if isinstance(ids, np.ndarray)
-            else (min(ids), max(ids))
-        )
-        in_bounds[field] = in_bounds.get(field, True) and low >= 0 and high < spec.vocab_size
+        if isinstance(ids, tuple):
+            is_in_bounds = not ids or (min(ids) >= 0 and max(ids) < spec.vocab_size)
+        else:
+            # As unsigned numbers negative ids are huge: one pass over a long prompt finds both.
+            is_in_bounds = not ids or int(np.frombuffer(ids, np.uint32).max()) < spec.vocab_size
+        in_bounds[field] = in_bounds.get(field, True) and is_in_bounds
     return next((field for field, is_in_bounds in in_bounds.items() if not is_in_bounds), "")
 
 
-def _token_ids(request: Generate) -> Iterator[tuple[str, tuple[int, ...] | Int32Array]]:
+def _token_ids(request: Generate) -> Iterator[tuple[str, bytes | array[int] | tuple[int, ...]]]:
     """Every token id of a request, by field."""
     sampling = request.sampling
-    yield "prompt", np.frombuffer(request.prompt_ids, dtype=np.int32)
-    yield "output_ids", np.frombuffer(request.output_ids, dtype=np.int32)
+    yield "prompt", request.prompt_ids
+    yield "output_ids", request.output_ids
     yield "stop_token_ids", sampling.stop_token_ids
     yield "logit_bias", tuple(token for token, _ in sampling.logit_bias)
     if sampling.grammar_spec is not None:

@@ -41,7 +41,7 @@ class _Deltas:
 
     def _take_tables(self, sequences: list[Sequence]) -> None:
         """Entries for what is scheduled by now: those of a long prompt go with its chunks."""
-        # Arrays: 6,250 pages of a known prompt take 0.1 ms, and 0.4 in lists.
+        # Arrays: 6,250 entries of a known prompt in lists take 0.4 ms.
         slots, indices, pages = array("i"), array("i"), array("i")
         for sequence in sequences:
             table = sequence.table
@@ -53,7 +53,7 @@ class _Deltas:
                 indices.append(sent)
             else:
                 indices.frombytes(np.arange(sent, end, dtype=np.int32).tobytes())
-            pages.fromlist(table.pages[sent:end])
+            pages += table.pages[sent:end]
             table.num_sent = end
         self.page_slot = np.frombuffer(slots, dtype=np.int32)
         self.page_index = np.frombuffer(indices, dtype=np.int32)
@@ -101,6 +101,8 @@ class _DecodeColumns:
     def advance(self, rows: list[Sequence], step_id: int, oldest_in_flight: int) -> None:
         """Make the columns those of step `step_id`; earlier ones than `oldest_in_flight` have
         their results."""
+        if not rows and not self._rows:
+            return  # the columns are empty as it is
         if rows is not self._rows:
             self._set_rows(rows)
         slot = self.slot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from services.compute.kv.prefix import Node
 from services.compute.scheduler.protocol import Quota
 from services.compute.scheduler.sequence import Chunk, Draft, Sequence, Status
@@ -68,7 +70,7 @@ class Admission:
         pages = sequence.table.pages
         self._state.transfers.swap_in(wanted, pages[num_shared : num_shared + len(wanted)])
         self._state.transfers.spend(host_pages)
-        sequence.host_pages = []
+        sequence.host_pages = array("i")
 
 
 class Preemption:
@@ -109,7 +111,7 @@ class Preemption:
         for sequence in self._state.waiting:
             if sequence.status is Status.SWAPPED and sequence.swap_step == plan.step_id:
                 self._state.transfers.drop(sequence.host_pages)
-                sequence.host_pages = []
+                sequence.host_pages = array("i")
                 sequence.restart(0)
                 sequence.status = Status.WAITING
         targets = {page for _, page in plan.swap_in}

@@ -107,7 +107,7 @@ class Sequence:
         self.epoch = 0
         self.replan_at = 0  # scheduled tokens at which the planner has to do more than the next row
         self.check_at = len(self.outputs) + 1  # outputs at which commit does more than append
-        self.host_pages: list[int] = []
+        self.host_pages = array("i")
         self.swap_step = -1  # the step whose transfers fill `host_pages`
         self.leader: Sequence | None = None  # the choice whose prompt pages this one waits for
         self.followers: list[Sequence] = []

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from common.messages.address import AttemptId
-from services.compute.kv.memory import KVMemory
-from services.compute.kv.pages import PagePool
+from services.compute.kv.memory import KVMemory, PagePool
 from services.compute.scheduler.outputs import OutputLog, OutputRoutes
 from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.sequence import Sequence, Status
@@ -289,17 +288,17 @@ class Transfers:
         self._into_device: list[tuple[int, int]] = []
         self._spent: list[int] = []
 
-    def swap_out(self, device_pages: list[int], host_pages: list[int]) -> None:
+    def swap_out(self, device_pages: Iterable[int], host_pages: Iterable[int]) -> None:
         self._out_to_host.extend(zip(device_pages, host_pages, strict=True))
 
-    def swap_in(self, host_pages: list[int], device_pages: list[int]) -> None:
+    def swap_in(self, host_pages: Iterable[int], device_pages: Iterable[int]) -> None:
         self._into_device.extend(zip(host_pages, device_pages, strict=True))
 
-    def spend(self, host_pages: list[int]) -> None:
+    def spend(self, host_pages: Iterable[int]) -> None:
         """Free these host pages once the next plan is made."""
         self._spent.extend(host_pages)
 
-    def drop(self, host_pages: list[int]) -> None:
+    def drop(self, host_pages: Iterable[int]) -> None:
         """Free host pages that will not be read: copies to them that still wait are cancelled."""
         if self._out_to_host:
             dropped = set(host_pages)

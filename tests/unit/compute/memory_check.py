@@ -17,7 +17,7 @@ def check_memory(memory: KVMemory, tables: Iterable[PageTable]) -> None:
     held: dict[int, Node] = {}
     owners: Counter[int] = Counter()
     for table in tables:
-        assert [node.page for node in table.nodes] == table.pages[: len(table.nodes)]
+        assert [node.page for node in table.nodes] == list(table.pages[: len(table.nodes)])
         for node in table.nodes:
             holders[id(node)] += 1
             held[id(node)] = node

@@ -74,13 +74,13 @@ def test_before_the_launch_a_page_that_another_has_published_is_left_as_it_is() 
     memory = KVMemory(8, 0, PAGE_TOKENS)
     table = PageTable(memory, "")
     table.grow(6)
-    own = list(table.pages)
+    own = table.pages[:]
     other = written(memory, "abcd")
     key = key_of("abcdef")
     assert table.publish(keys_of(key), 6, launched=False) == []
     assert (table.pages, table.nodes) == (own, [])
     assert len(table.publish(keys_of(key), 6)) == 3
-    assert table.pages == [*other.pages, own[2]]
+    assert list(table.pages) == [*other.pages, own[2]]
     check_memory(memory, [table, other])
 
 
@@ -98,11 +98,11 @@ def test_a_search_goes_on_from_where_the_last_one_ended() -> None:
     assert (len(nodes), asked) == (2, [0, 1, 2])
     longer = written(memory, "abcdef")
     nodes = searching.find(keys_of(counting_key), 4, nodes)
-    assert ([node.page for node in nodes], asked) == (longer.pages, [0, 1, 2, 2, 3])
+    assert ([node.page for node in nodes], asked) == (list(longer.pages), [0, 1, 2, 2, 3])
     longer.release()
     memory.tree.flush()
     nodes = searching.find(keys_of(counting_key), 4, nodes)
-    assert ([node.page for node in nodes], asked[5:]) == (first.pages, [2])
+    assert ([node.page for node in nodes], asked[5:]) == (list(first.pages), [2])
 
 
 def test_a_page_computed_twice_is_kept_once() -> None:
@@ -180,7 +180,7 @@ def test_a_table_that_cannot_grow_is_left_as_it_was() -> None:
     memory = KVMemory(2, 0, PAGE_TOKENS)
     table = PageTable(memory, "")
     assert table.grow(3)
-    pages = list(table.pages)
+    pages = table.pages[:]
     assert not table.grow(5)
     assert table.pages == pages
     assert table.grow(4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.kv.pages import PagePool
+from services.compute.kv.memory import PagePool
 from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.state import Transfers
 from tests.unit.compute.fake_device import make_spec
