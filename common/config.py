@@ -10,10 +10,11 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar, get_origin
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -40,10 +41,12 @@ Tables: TypeAlias = dict[str, dict[str, Any]]
 class Settings(BaseModel):
     """A frozen table of settings; unknown keys are errors.
 
-    A field that is a tuple may be given as one string with commas.
+    A field that is a tuple may be given as one string with commas. `RENAMED` maps the names that
+    settings had in the last release to those of today: they are accepted with a warning.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    RENAMED: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -259,8 +262,12 @@ def _group(kind: type[S], table: str, layers: list[Layer], complaints: list[str]
     origin: dict[str, str] = {}
     for layer in layers:
         for field, value in layer.tables.get(table, {}).items():
-            values[field] = value
-            origin[field] = layer.name_of(table, field)
+            name = kind.RENAMED.get(field, field)
+            values[name] = value
+            origin[name] = layer.name_of(table, field)
+            if name != field:
+                message = f"{origin[name]}: this setting is called {name} now"
+                warnings.warn(message, FutureWarning, stacklevel=3)
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -38,7 +38,7 @@ VOCAB_SIZE = 128256
 SAMPLES = (1, 64, 256)
 PLAIN = SamplingParams(max_tokens=100, seed=1)
 PENALTIES = replace(PLAIN, presence_penalty=0.5, frequency_penalty=0.1, repetition_penalty=1.1)
-GUIDED = replace(PLAIN, grammar_spec=GrammarSpec(grammar="start: /a/"))
+STRUCTURED = replace(PLAIN, grammar_spec=GrammarSpec(grammar="start: /a/"))
 CUTS = {
     "top_p 0.95": replace(PLAIN, top_p=0.95),
     "top_k 50": replace(PLAIN, top_k=50),
@@ -63,7 +63,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"draw after top_p S={samples}", runs, row)
         yield Case(f"adjust penalties S={samples}", bench.adjusts(PENALTIES), 3 * row)
         size = 2 * row + row / 32
-        yield Case(f"adjust mask S={samples}", bench.adjusts(GUIDED), size)
+        yield Case(f"adjust mask S={samples}", bench.adjusts(STRUCTURED), size)
         yield Case(f"adjust none asked S={samples}", bench.adjusts(PLAIN), 0.0)
         for count in (0, 5, 20):
             runs = bench.logprobs(replace(PLAIN, num_logprobs=count))

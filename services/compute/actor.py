@@ -46,7 +46,7 @@ class Device(Protocol):
         ...
 
     def grammar_settings(self, spec: RunnerSpec) -> GrammarSettings:
-        """What the process is told that makes the masks of guided requests."""
+        """What the process is told that makes the masks of structured requests."""
         ...
 
 
@@ -111,7 +111,7 @@ class ComputeActor(Worker):
         self._steps = StepLoop(self._engine, self._scheduler, self._send)
         self._task = asyncio.get_running_loop().create_task(self._steps.run())
         self._task.add_done_callback(self._loop_ended)
-        if self._settings.guide_at_startup:
+        if self._settings.grammar_at_startup:
             self._grammars.start()
         # From here on a collection would stop the device's loop for milliseconds: the loop
         # collects by hand when there is no work.

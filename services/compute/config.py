@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +15,8 @@ class ComputeSettings(Settings):
 
     Where 0 makes no sense, it means "chosen from the model and the device".
     """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"guide_at_startup": "grammar_at_startup"}
 
     device: Literal["auto", "cpu", "cuda", "sim"] = Field(
         "auto",
@@ -84,7 +87,7 @@ class ComputeSettings(Settings):
         -1, ge=-1, description="the core for the thread that drives the device; -1 is any"
     )
     warmup: bool = Field(True, description="run steps of all sizes before the first request")
-    guide_at_startup: bool = Field(
+    grammar_at_startup: bool = Field(
         True,
         description="start the process that makes masks for structured output with the service, "
         "not with the first request that needs it",

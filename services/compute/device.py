@@ -53,7 +53,7 @@ class ModelDevice:
 def grammar_settings(
     folder: Path | str, settings: ComputeSettings, spec: RunnerSpec
 ) -> GrammarSettings:
-    """Resolve what the process is told that makes the masks of guided requests."""
+    """Resolve what the process is told that makes the masks of structured requests."""
     return GrammarSettings(
         folder=str(folder),
         vocab_size=spec.vocab_size,

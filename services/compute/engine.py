@@ -70,9 +70,9 @@ class Engine:
     `in_flight_steps` is how many launched steps may be without a result when the next is planned;
     a runner that does not overlap gets 0, since waiting there would only delay its tokens.
     `on_step_error` gets the error of a broken step and the attempts that it ended, with the
-    traceparent of each. `mask_source` has the masks of guided samples: their step's forward pass is
-    launched as any other, and its sampling when all earlier steps are taken and the masks are
-    there (`sample`).
+    traceparent of each. `mask_source` makes the masks of structured samples. The forward pass of
+    their step is launched as any other; its sampling (`sample`) when all earlier steps have been
+    collected and the masks are there.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Engine:
             if self._mask_source is not None and plan.slots:
                 self._mask_source.place(plan.slots)
             ticket = self._forward(plan)
-            if not plan.guided:
+            if not plan.structured:
                 ticket = self._runner.sample(ticket)
         except FatalError:
             raise
@@ -153,7 +153,7 @@ class Engine:
         launched_s = self._clock()
         kind = step_kind(plan.num_decode_rows, plan.num_tokens - plan.num_decode_rows)
         record = self.records.launched(plan, began_s, planned_s, launched_s)
-        masked = bool(plan.guided)
+        masked = bool(plan.structured)
         self._in_flight.append(_Launched(plan, ticket, kind, launched_s, record, masked))
         if self._runner.spec().overlaps:
             self._timer.host_took(launched_s - began_s)
@@ -193,7 +193,7 @@ class Engine:
         try:
             if masking is None:
                 raise RuntimeError(
-                    f"step {step.plan.step_id} is guided, and there is no source of masks"
+                    f"step {step.plan.step_id} is structured, and there is no source of masks"
                 )
             masks = masking.masks(step.plan, late, force)
             if masks is None:
@@ -230,7 +230,7 @@ class Engine:
             self._fail(oldest.plan, error)
             return True
         waited_s = self._clock()
-        if self._mask_source is not None and oldest.plan.guided:
+        if self._mask_source is not None and oldest.plan.structured:
             self._mask_source.advance(oldest.plan, result, oldest.skipped)
         self._scheduler.commit(oldest.plan, result, waited_s)
         committed_s = self._clock()

@@ -1,4 +1,4 @@
-"""The grammar queue: guided requests wait here until their grammars are compiled."""
+"""The grammar queue: structured requests wait here until their grammars are compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Waiting:
 
 
 class GrammarQueue:
-    """Passes requests to the scheduler, guided ones when their grammars are ready.
+    """Passes requests to the scheduler, structured ones when their grammars are ready.
 
     Aborts, ends and questions about open attempts have to pass here, too: each choice gets exactly
     one terminal, here or there. `on_outputs` is given the terminals of requests that end here; it

@@ -1,4 +1,4 @@
-"""Masking: when a guided step is sampled, and which of its samples are skipped this time."""
+"""Masking: when a structured step is sampled, and which of its samples are skipped this time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Masking:
         ready, failures = self._mask_source.look(plan)
         if failures:
             self._scheduler.fail_samples(plan, failures)
-        samples = np.array(plan.guided, dtype=np.int32)
+        samples = np.array(plan.structured, dtype=np.int32)
         missing: list[int] = samples[~ready].tolist()
         if missing and not force:
             waiting = self._scheduler.live_samples(plan, missing)
@@ -60,8 +60,8 @@ class Masking:
 
 
 def _whose(plan: StepPlan, chosen_G: BoolArray) -> list[tuple[int, int, int]]:
-    """Slot, epoch and output index of some of a plan's guided samples."""
-    samples = np.array(plan.guided, dtype=np.intp)[chosen_G]
+    """Slot, epoch and output index of some of a plan's structured samples."""
+    samples = np.array(plan.structured, dtype=np.intp)[chosen_G]
     rows = plan.sample_row[samples]
     columns = plan.row_slot[rows], plan.row_epoch[rows], plan.sample_index[samples]
     return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -112,7 +112,7 @@ class StepPlan:
     read what another row of the same step writes: in every layer the runner stores the keys and
     values of all rows before any of them attends.
 
-    `guided` numbers the samples whose slots have a grammar: they are drawn under a mask each.
+    `structured` numbers the samples whose slots have a grammar: they are drawn under a mask each.
     """
 
     step_id: int
@@ -131,7 +131,7 @@ class StepPlan:
     slots: tuple[SlotDelta, ...] = ()
     swap_out: tuple[tuple[int, int], ...] = ()
     swap_in: tuple[tuple[int, int], ...] = ()
-    guided: tuple[int, ...] = ()
+    structured: tuple[int, ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     pools: tuple[PoolRow, ...] = ()
 
@@ -151,7 +151,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens the guided samples of a step may take.
+    """Which tokens the structured samples of a step may take.
 
     Sample `samples[g]` may take token t where bit t % 32 of `bits[g, t // 32]` is set. The samples
     in `skipped` draw nothing: their masks were not ready, and they will be computed again.

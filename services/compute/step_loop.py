@@ -65,7 +65,7 @@ class StepLoop:
                 await self._collect(launched)
 
     async def _sample(self) -> None:
-        """Launch the sampling of a guided step, unless its masks are still to be waited for."""
+        """Launch the sampling of a structured step, unless its masks are still to be waited for."""
         delay_s = self._engine.mask_delay_s()
         if self._engine.sample(late=delay_s <= 0.0):
             return

@@ -93,7 +93,7 @@ class Ring:
     def __init__(
         self, num_pages: int = 64, step_s: float = 0.0, folder: str = FOLDER, **settings: Any
     ) -> None:
-        settings = {"guide_at_startup": False, **settings}
+        settings = {"grammar_at_startup": False, **settings}
         self.exchange = Exchange(auto=True)
         self.router = self.exchange.transport("router", RouterInbox)
         self.tokenizer = self.exchange.transport("tokenizer", TokenizerInbox)

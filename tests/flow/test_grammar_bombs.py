@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from tests.flow.guided_ring import guided, guided_ring, schema_grammar
+from tests.flow.structured_ring import schema_grammar, structured, structured_ring
 from tests.patience import PATIENCE_S
 
 
@@ -72,10 +72,12 @@ BOMBS = {
 async def test_a_bomb_has_one_end_and_hurts_nobody_else(tmp_path: Path, name: str) -> None:
     # A busy machine may take longer than the usual limits, which would restart the mask worker.
     patience = {"grammar_timeout_s": PATIENCE_S, "grammar_step_timeout_s": PATIENCE_S}
-    async with guided_ring(tmp_path, step_s=0.001, max_grammar_bytes=1 << 20, **patience) as ring:
-        beside = ring.ask(1, **guided('start: /[a-z]{60}/ "."\n'))
+    async with structured_ring(
+        tmp_path, step_s=0.001, max_grammar_bytes=1 << 20, **patience
+    ) as ring:
+        beside = ring.ask(1, **structured('start: /[a-z]{60}/ "."\n'))
         await ring.until(lambda: len(ring.tokens(beside)) > 1)
-        bomb = ring.ask(2, **guided(BOMBS[name], max_tokens=25))
+        bomb = ring.ask(2, **structured(BOMBS[name], max_tokens=25))
         await ring.until(lambda: bool(ring.endings(bomb) and ring.endings(beside)))
         assert ring.endings(beside) == ["stop"]
         (ended,) = ring.ended(bomb)
@@ -89,10 +91,10 @@ async def test_a_grammar_that_takes_all_memory_is_refused(tmp_path: Path) -> Non
     fields = {f"p{i}": nested(8) for i in range(4_000)}
     greedy = schema_grammar({"type": "object", "properties": fields})
     settings = {"grammar_memory_mb": 96, "max_grammar_bytes": 4 << 20}
-    async with guided_ring(tmp_path, **settings) as ring:
-        beside = ring.ask(1, **guided('start: /[a-z]{60}/ "."\n'))
+    async with structured_ring(tmp_path, **settings) as ring:
+        beside = ring.ask(1, **structured('start: /[a-z]{60}/ "."\n'))
         await ring.until(lambda: len(ring.tokens(beside)) > 1)
-        bomb = ring.ask(2, **guided(greedy))
+        bomb = ring.ask(2, **structured(greedy))
         await ring.until(lambda: bool(ring.endings(bomb) and ring.endings(beside)))
         assert ring.endings(beside) == ["stop"]
         assert ring.endings(bomb) == ["refused"]

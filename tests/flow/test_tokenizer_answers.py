@@ -90,7 +90,7 @@ async def test_a_prompt_is_cut_to_what_is_asked_for(side: Any, kept: list[int]) 
     ("rules", "field"),
     [
         (OutputRules(allowed_token_ids=(5, 1000)), "allowed_token_ids"),
-        (OutputRules(structure=Structure("regex", "a" * 99, "guided")), "guided"),
+        (OutputRules(structure=Structure("regex", "a" * 99, "structured")), "structured"),
     ],
 )
 async def test_rules_that_cannot_be_are_refused_at_the_door(rules: OutputRules, field: str) -> None:

@@ -154,7 +154,7 @@ class WholeRing:
         self._folder = folder
         self._routers = routers
         self._compute = ComputeSettings(
-            device="sim", warmup=False, guide_at_startup=False, **compute
+            device="sim", warmup=False, grammar_at_startup=False, **compute
         )
         self._graveyard: list[Station] = []
 

@@ -25,7 +25,7 @@ from tests.kernels.sampling_step import (
     random_logits,
     random_settings,
 )
-from tests.unit.compute.guiding import GUIDANCE, bits_of
+from tests.unit.compute.token_masks import GRAMMAR_SPEC, bits_of
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)
 GREEDY = replace(PLAIN, temperature=0.0)
@@ -88,10 +88,10 @@ def test_tokens_counts_and_logprobs_are_the_cpus(
             assert score.top_logprobs == pytest.approx(wanted.top_logprobs, abs=1e-5)
 
 
-def test_guided_rows_draw_what_the_cpu_draws_under_the_same_masks(device: torch.device) -> None:
+def test_structured_rows_draw_what_the_cpu_draws_under_the_same_masks(device: torch.device) -> None:
     """Also in the step after, when what skipped samples drew counts on neither side."""
     settings = [
-        replace(sampling, grammar_spec=GUIDANCE) if number % 3 else sampling
+        replace(sampling, grammar_spec=GRAMMAR_SPEC) if number % 3 else sampling
         for number, sampling in enumerate(random_settings(14, 11))
     ]
     step = make_step(settings, VOCAB_SIZE, device)
@@ -116,22 +116,22 @@ def test_guided_rows_draw_what_the_cpu_draws_under_the_same_masks(device: torch.
         assert step.resident.last_token[drawn].tolist() == result[drawn, 0].tolist()
 
 
-def random_masks(guided: list[int], skipped: tuple[int, ...], seed: int) -> TokenMasks:
+def random_masks(structured: list[int], skipped: tuple[int, ...], seed: int) -> TokenMasks:
     """Some allow one token, some a few, some nearly all; none only ids that end a text."""
     draw = np.random.default_rng(seed)
-    samples = [sample for sample in guided if sample not in skipped]
+    samples = [sample for sample in structured if sample not in skipped]
     rows = []
     for sample in samples:
         ids = draw.permutation(VOCAB_SIZE)[: (1, 2, 30, 900)[sample % 4]]
         rows.append(bits_of([*ids.tolist(), 100], VOCAB_SIZE))
     bits = np.array(rows, dtype=np.int32)
     return TokenMasks(
-        np.array(samples, dtype=np.int32), bits, tuple(s for s in skipped if s in guided)
+        np.array(samples, dtype=np.int32), bits, tuple(s for s in skipped if s in structured)
     )
 
 
 def test_a_void_draw_is_not_said_and_no_next_input(device: torch.device) -> None:
-    settings = [replace(GREEDY, presence_penalty=1.0, grammar_spec=GUIDANCE)] * 2
+    settings = [replace(GREEDY, presence_penalty=1.0, grammar_spec=GRAMMAR_SPEC)] * 2
     step = make_step(settings, VOCAB_SIZE, device)
     sampler = sampler_of(step, device, VOCAB_SIZE)
     sampler.masks.row_of_S[0], sampler.masks.row_of_S[1] = VOID_MASK, 0

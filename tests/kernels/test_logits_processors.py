@@ -26,7 +26,7 @@ from tests.kernels.sampling_step import (
 )
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)
-GUIDED = replace(PLAIN, grammar_spec=GrammarSpec(grammar="start: /a/"))
+STRUCTURED = replace(PLAIN, grammar_spec=GrammarSpec(grammar="start: /a/"))
 MANY_PAIRS = tuple((token * 5, (token % 40) - 20.0) for token in range(MAX_BIAS))
 VOCAB_SIZE = 5003
 
@@ -101,17 +101,17 @@ def test_as_many_stop_ids_as_there_is_room_for_are_held_back(device: torch.devic
     assert torch.nonzero(adjusted[0].isneginf()).flatten().tolist() == list(stops)
 
 
-def test_guided_rows_keep_what_their_mask_allows_and_no_other_row_looks_at_one(
+def test_structured_rows_keep_what_their_mask_allows_and_no_other_row_looks_at_one(
     device: torch.device,
 ) -> None:
     settings = [
-        GUIDED,
+        STRUCTURED,
         PLAIN,
-        replace(GUIDED, logit_bias=MANY_PAIRS, presence_penalty=1.0, repetition_penalty=1.2),
-        replace(GUIDED, min_tokens=5, temperature=0.0),
+        replace(STRUCTURED, logit_bias=MANY_PAIRS, presence_penalty=1.0, repetition_penalty=1.2),
+        replace(STRUCTURED, min_tokens=5, temperature=0.0),
         replace(PLAIN, frequency_penalty=0.5),
-        GUIDED,
-        GUIDED,
+        STRUCTURED,
+        STRUCTURED,
     ]
     step = make_step(settings, VOCAB_SIZE, device)
     logits = random_logits(7, VOCAB_SIZE, seed=4, device=device)

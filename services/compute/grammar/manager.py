@@ -139,7 +139,7 @@ class GrammarManager:
                 self._send(order)
 
     def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
-        """Take the tokens of a plan's guided samples, but for skipped ones; make the next masks."""
+        """Take the tokens drawn by a plan's structured samples; have the next masks made."""
         rows_R4 = self._sequences.advance(plan, result, skipped, self._clock())
         if len(rows_R4):
             self._send(AcceptTokens(rows_R4))
@@ -149,7 +149,7 @@ class GrammarManager:
         return self._sequences.look(plan)
 
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
-        """Copy the masks of those of the plan's guided samples that are ready."""
+        """Copy the masks of those of the plan's structured samples that are ready."""
         return self._sequences.bits_GW(plan, ready)
 
     def tick(self, now_s: float) -> None:

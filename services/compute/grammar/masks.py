@@ -26,9 +26,9 @@ _MAX_NAMED_BYTES = 1 << 16  # of one read: what a pipe holds
 
 
 class MaskStatus(NamedTuple):
-    """Which masks of a plan's guided samples are there: ready[g] is that of `plan.guided[g]`.
+    """Which of a plan's masks are there: ready[g] is about the sample `plan.structured[g]`.
 
-    `failures` has the samples that will never get one.
+    `failures` has the samples that will never get a mask.
     """
 
     ready: BoolArray  # [G]
@@ -36,14 +36,14 @@ class MaskStatus(NamedTuple):
 
 
 class MaskSource(Protocol):
-    """Makes the masks of guided samples beside the engine's loop; no method waits for a mask."""
+    """Makes masks of structured samples beside the engine's loop; no method waits for one."""
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
         """Sequences take slots; have the first masks of those with a grammar made."""
         ...
 
     def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
-        """Take the tokens of a plan's guided samples, but for skipped ones; make the next masks."""
+        """Take the tokens drawn by a plan's structured samples; have the next masks made."""
         ...
 
     def look(self, plan: StepPlan) -> MaskStatus:
@@ -51,7 +51,7 @@ class MaskSource(Protocol):
         ...
 
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
-        """Copy the masks of those of the plan's guided samples that are ready [G, V / 32]."""
+        """Copy the masks of those of the plan's structured samples that are ready [G, V / 32]."""
         ...
 
 

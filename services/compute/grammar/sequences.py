@@ -66,8 +66,10 @@ class StructuredSequences:
     def advance(
         self, plan: StepPlan, result: StepResult, skipped: frozenset[int], now_s: float
     ) -> Int32Array:
-        """Take the tokens of a step's guided samples; return the rows of `AcceptTokens`."""
-        drawn = [s for s in plan.guided if s not in skipped] if skipped else list(plan.guided)
+        """Take the tokens of a step's structured samples; return the rows of `AcceptTokens`."""
+        drawn = (
+            [s for s in plan.structured if s not in skipped] if skipped else list(plan.structured)
+        )
         if not drawn:
             return _NONE
         row = plan.sample_row[drawn]
@@ -92,15 +94,15 @@ class StructuredSequences:
         ready: BoolArray = (stamps_PN[0, slot_G] == stamp_G) | (stamps_PN[1, slot_G] == stamp_G)
         failures: dict[int, Failure] = {}
         if self._failures and not ready.all():
-            epochs = plan.row_epoch[plan.sample_row[list(plan.guided)]].tolist()
-            for sample, slot, epoch in zip(plan.guided, slot_G.tolist(), epochs, strict=True):
+            epochs = plan.row_epoch[plan.sample_row[list(plan.structured)]].tolist()
+            for sample, slot, epoch in zip(plan.structured, slot_G.tolist(), epochs, strict=True):
                 failure = self._failures.get((slot, epoch))
                 if failure is not None:
                     failures[sample] = failure
         return MaskStatus(ready, failures)
 
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
-        """Copy the masks of those of the plan's guided samples that are ready."""
+        """Copy the masks of those of the plan's structured samples that are ready."""
         slot_G, stamp_G = _wanted(plan)
         slot_G, stamp_G = slot_G[ready], stamp_G[ready]
         plane_G = (self._stamps_PN[0, slot_G] != stamp_G).astype(np.intp)
@@ -194,17 +196,17 @@ class StructuredSequences:
 
 def _wanted(plan: StepPlan) -> tuple[Int32Array, Int64Array]:
     """Return slot and stamp of the masks that a plan needs."""
-    guided = list(plan.guided)
-    row_G = plan.sample_row[guided]
+    structured = list(plan.structured)
+    row_G = plan.sample_row[structured]
     epoch_G = plan.row_epoch[row_G].astype(np.int64)
-    return plan.row_slot[row_G], epoch_G << 32 | plan.sample_index[guided]
+    return plan.row_slot[row_G], epoch_G << 32 | plan.sample_index[structured]
 
 
 def _order(sequence: _Sequence) -> StartSequence:
     delta = sequence.delta
     grammar_spec = delta.sampling.grammar_spec
     if grammar_spec is None:
-        raise RuntimeError(f"slot {delta.slot} is not guided")
+        raise RuntimeError(f"slot {delta.slot} is not structured")
     return StartSequence(
         delta.slot,
         delta.epoch,

@@ -183,7 +183,7 @@ def process_logits_reference(
         logits[biased] += tables.bias_NB[slot, : row_W[words.NUM_BIAS]].to(logits.dtype)
         if early:
             logits[tables.stop_id_NE[slot, : row_W[words.NUM_STOPS]].long()] = -torch.inf
-        mask_row = int(masks.row_of_S[sample]) if row_W[words.FLAGS] & words.GUIDED else NO_MASK
+        mask_row = int(masks.row_of_S[sample]) if row_W[words.FLAGS] & words.STRUCTURED else NO_MASK
         if mask_row >= 0:
             bits = masks.bits_GM[mask_row].cpu().numpy().view(np.uint8)
             allowed = np.unpackbits(bits, bitorder="little")[: len(logits)]

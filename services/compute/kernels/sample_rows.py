@@ -32,7 +32,7 @@ CUTS_TOP_K = tl.constexpr(words.CUTS_TOP_K)
 CUTS_TOP_P = tl.constexpr(words.CUTS_TOP_P)
 SCORED = tl.constexpr(words.SCORED)
 HAS_STOPS = tl.constexpr(words.HAS_STOPS)
-GUIDED = tl.constexpr(words.GUIDED)
+STRUCTURED = tl.constexpr(words.STRUCTURED)
 ADJUSTED = tl.constexpr(words.ADJUSTED)
 CUT = tl.constexpr(words.CUT)
 
@@ -66,7 +66,7 @@ def settings_of(sample, rows):
 @triton.jit
 def mask_of(sample, flags, mask_of_ptr):
     """The sample's row of bits; below 0 for none, VOID_MASK where it draws nothing."""
-    return tl.load(mask_of_ptr + sample, mask=(flags & GUIDED) != 0, other=-1)
+    return tl.load(mask_of_ptr + sample, mask=(flags & STRUCTURED) != 0, other=-1)
 
 
 @triton.jit

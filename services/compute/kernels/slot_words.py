@@ -37,9 +37,9 @@ CUTS_TOP_K = 8
 CUTS_TOP_P = 16
 CUTS_MIN_P = 32
 SCORED = 64  # wants logprobs
-GUIDED = 128  # takes only tokens that its mask allows
+STRUCTURED = 128  # takes only tokens that its mask allows
 
-ADJUSTED = PENALISED | BIASED | HAS_STOPS | GUIDED
+ADJUSTED = PENALISED | BIASED | HAS_STOPS | STRUCTURED
 CUT = CUTS_TOP_K | CUTS_TOP_P | CUTS_MIN_P
 
 MAX_TOP_LOGPROBS = 20  # what routers let in, as OpenAI does
@@ -63,7 +63,7 @@ class MaskRows:
     """Bit t % 32 of word t // 32 says whether a row allows token t.
 
     One buffer, so that one copy fills it: first the row of each sample, then as many rows as there
-    are. Only samples whose slots are GUIDED look at it.
+    are. Only samples whose slots are STRUCTURED look at it.
     """
 
     packed: Tensor  # int32 [S + S * M]

@@ -68,7 +68,7 @@ class Runner(Protocol):
     def sample(self, ticket: Any, masks: TokenMasks | None = None) -> Any:
         """Launch the sampling of the plan's samples; return the ticket.
 
-        Guided samples are all either in the masks or skipped.
+        Structured samples are all either in the masks or skipped.
         """
         ...
 

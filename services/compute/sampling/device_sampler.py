@@ -80,7 +80,7 @@ class DeviceSampler:
 
     A step goes `place` with the plan's deltas, `enter` with their entries on the device, then, once
     their `slot_words` are in `Resident.slot_params`, the samples in `StepInputs` and the masks of
-    guided ones in `masks`, `launch`; all in stream order.
+    structured ones in `masks`, `launch`; all in stream order.
     """
 
     def __init__(

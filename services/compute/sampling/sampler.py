@@ -1,6 +1,6 @@
 """From logits to the next token of every sampled row, in plain torch.
 
-Order: penalties, logit bias, mask of early stops, masks of guided samples, temperature, top_k,
+Order: penalties, logit bias, mask of early stops, masks of structured samples, temperature, top_k,
 top_p, min_p, then the largest of logits plus noise. What no row of the step asks for is not done.
 Every operation is exact or works on one element alone, so that a row's token does not change with
 its batch.

@@ -16,7 +16,6 @@ from services.compute.kernels.slot_words import (
     CUTS_TOP_P,
     FLAGS,
     FREQUENCY,
-    GUIDED,
     HAS_STOPS,
     MAX_TOP_LOGPROBS,
     MIN_P_LOG,
@@ -30,6 +29,7 @@ from services.compute.kernels.slot_words import (
     REPETITION,
     SCORED,
     SEED,
+    STRUCTURED,
     TEMPERATURE,
     TOP_K,
     TOP_P,
@@ -84,7 +84,7 @@ class SamplingSlots:
 
 
 def barred_tokens(sampling: SamplingParams) -> int:
-    """Tokens before which the sampler bars what ends a text; of a guided one the masks do it."""
+    """Tokens before which the sampler bars stop ids; for structured outputs the masks do that."""
     return 0 if sampling.grammar_spec is not None else sampling.min_tokens
 
 
@@ -148,5 +148,5 @@ def _flags(sampling: SamplingParams, vocab_size: int, drawn: int) -> int:
         | drawn * CUTS_TOP_P * (sampling.top_p < 1.0)
         | drawn * CUTS_MIN_P * (sampling.min_p > 0.0)
         | SCORED * (sampling.num_logprobs >= 0)
-        | GUIDED * (sampling.grammar_spec is not None)
+        | STRUCTURED * (sampling.grammar_spec is not None)
     )

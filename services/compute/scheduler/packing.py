@@ -74,9 +74,9 @@ class _DecodeColumns:
         self._index_of = np.zeros(num_slots, dtype=np.int32)  # output index less position
         self._epoch_of = np.zeros(num_slots, dtype=np.int32)
         self._step_of = np.zeros(num_slots, dtype=np.int64)  # the last step with a row of it
-        self._guided_of = np.zeros(num_slots, dtype=np.bool_)
-        self._num_guided = 0  # slots whose last owner was guided
-        self.guided: tuple[int, ...] = ()
+        self._structured_of = np.zeros(num_slots, dtype=np.bool_)
+        self._num_structured = 0  # slots whose last owner was structured
+        self.structured: tuple[int, ...] = ()
         self.slot = self.epoch = self.one = self.row = self._device_tokens = NO_IDS
         self.start = self.stop = self.index = self.tokens = NO_IDS
 
@@ -87,10 +87,10 @@ class _DecodeColumns:
         self._index_of[slot] = 1 - sequence.prompt_len
         self._epoch_of[slot] = sequence.epoch
         self._step_of[slot] = step_id
-        guided = sequence.params.guided
-        if guided != self._guided_of[slot]:
-            self._guided_of[slot] = guided
-            self._num_guided += 1 if guided else -1
+        structured = sequence.params.structured
+        if structured != self._structured_of[slot]:
+            self._structured_of[slot] = structured
+            self._num_structured += 1 if structured else -1
 
     def reschedule(self, sequence: Sequence) -> None:
         """The row that a sequence has in the step packed last draws nothing: pack it again."""
@@ -121,9 +121,9 @@ class _DecodeColumns:
         self.one = np.ones(num_rows, dtype=np.int32)
         self.row = np.arange(num_rows, dtype=np.int32)
         self._device_tokens = np.full(num_rows, DEVICE_TOKEN, dtype=np.int32)
-        self.guided = ()
-        if self._num_guided:
-            self.guided = tuple(np.flatnonzero(self._guided_of[self.slot]).tolist())
+        self.structured = ()
+        if self._num_structured:
+            self.structured = tuple(np.flatnonzero(self._structured_of[self.slot]).tolist())
 
     def _tokens(self, oldest_in_flight: int) -> Int32Array:
         """The input tokens of rows whose last step has its result; others are on the device."""
@@ -187,7 +187,7 @@ def _decode_plan(step_id: int, columns: _DecodeColumns, deltas: _Deltas) -> Step
         slots=deltas.slots,
         swap_out=deltas.swap_out,
         swap_in=deltas.swap_in,
-        guided=columns.guided,
+        structured=columns.structured,
     )
 
 
@@ -198,7 +198,9 @@ def _mixed_plan(
     num_decodes = len(columns.slot)
     sampled = [c for c in chunks if c.samples]
     sample_row = [row for row, c in enumerate(chunks, num_decodes) if c.samples]
-    guided = tuple(s for s, c in enumerate(sampled, num_decodes) if c.sequence.params.guided)
+    structured = tuple(
+        s for s, c in enumerate(sampled, num_decodes) if c.sequence.params.structured
+    )
     q_start = _joined(columns.start, [c.start for c in chunks])
     q_len = _joined(columns.one, [c.stop - c.start for c in chunks])
     tokens = (c.sequence.ids_T(c.start, c.stop) for c in chunks)
@@ -219,7 +221,7 @@ def _mixed_plan(
         slots=deltas.slots,
         swap_out=deltas.swap_out,
         swap_in=deltas.swap_in,
-        guided=columns.guided + guided,
+        structured=columns.structured + structured,
         scores=_score_rows(chunks, num_decodes),
         pools=_pool_rows(chunks, num_decodes),
     )

@@ -237,13 +237,13 @@ class Planner:
     def _share(self, draft: Draft, chunk: Chunk) -> None:
         """Let later sequences find the pages that a chunk fills, already in this step.
 
-        A guided sample may be skipped, and its position be computed again: its page is not shared
+        A structured sample may be skipped and its position computed again: its page is not shared
         before that is known.
         """
         sequence = chunk.sequence
         if not (self._waiting or sequence.followers):
             return  # nothing comes next: 512 pages take 0.25 ms, which can pass beside the step
-        num_certain = chunk.stop - (chunk.samples and sequence.params.guided)
+        num_certain = chunk.stop - (chunk.samples and sequence.params.structured)
         nodes = sequence.table.publish(sequence.page_keys, num_certain, launched=False)
         draft.published += [(sequence, node) for node in nodes]
         if sequence.followers and chunk.stop >= sequence.prompt_len:

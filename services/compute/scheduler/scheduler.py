@@ -219,8 +219,8 @@ class Scheduler:
     def _publish_launched(self) -> None:
         """The step planned last is on the device: what its chunks filled is settled.
 
-        Most of their pages are shared since it was planned. Now come those of guided samples, and
-        a page that another sequence has published before takes the place of one's own.
+        Most of their pages are shared since it was planned. Now those of structured samples are,
+        and pages that another sequence has published before take the place of its own.
         """
         step, self._unpublished = self._unpublished, None
         if step is None:

@@ -46,7 +46,7 @@ class SequenceParams:
         self.num_logprobs = sampling.num_logprobs
         self.pools = request.pooling
         self.pools_all = request.pooling and pooling != "last"  # of every position, in one slot
-        self.guided = sampling.grammar_spec is not None
+        self.structured = sampling.grammar_spec is not None
         # A grammar's end is the answer's; until there its masks hold back what is to be ignored.
         has_grammar = sampling.grammar_spec is not None and bool(sampling.grammar_spec.grammar)
         self.eos_token_ids = () if sampling.ignore_eos and not has_grammar else eos_token_ids
@@ -217,7 +217,7 @@ class Sequence:
         sampling = self.params.sampling
         repetition = sampling.repetition_penalty != 1.0
         counted = repetition or sampling.presence_penalty or sampling.frequency_penalty
-        has_outputs = counted or self.params.guided
+        has_outputs = counted or self.params.structured
         return SlotDelta(
             slot=self.slot,
             epoch=self.epoch,

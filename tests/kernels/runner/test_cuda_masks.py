@@ -1,4 +1,4 @@
-"""Guided sequences on the CUDA runner: masks go with their step, skipped samples leave no trace."""
+"""Structured outputs on the CUDA runner: masks go with their step, skipped samples vanish."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from common.messages.sampling import SamplingParams
 from tests.kernels.runner.cuda_runners import SETTINGS, load_runner
-from tests.unit.compute.guiding import GUIDANCE, Guiding
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
 from tests.unit.compute.runner_promises import PROMPT
 from tests.unit.compute.tiny_models import greedy_ids, make_model, save_model
+from tests.unit.compute.token_masks import GRAMMAR_SPEC, MaskingRunner
 
-GUIDED = replace(GREEDY, grammar_spec=GUIDANCE)
+STRUCTURED = replace(GREEDY, grammar_spec=GRAMMAR_SPEC)
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,16 @@ def runner(hand: HandScheduler) -> object:
     hand.runner = getattr(hand.runner, "_runner", hand.runner)
 
 
-def test_guided_rows_take_what_their_masks_allow_and_the_rows_beside_them_anything(
+def test_structured_rows_take_what_their_masks_allow_and_the_rows_beside_them_anything(
     hand: HandScheduler, runner: object
 ) -> None:
     allowed = {(1, 0): [150], (1, 1): [9, 40, 41], (1, 2): [198], (2, 0): [3, 4], (2, 1): [7]}
-    hand.runner = Guiding(runner, lambda slot, index: allowed.get((slot, index), [5]))
+    hand.runner = MaskingRunner(runner, lambda slot, index: allowed.get((slot, index), [5]))
     free = hand.add(PROMPT)
-    first = hand.add(PROMPT[:5], GUIDED)
-    warm = SamplingParams(max_tokens=100, seed=3, top_p=0.9, num_logprobs=2, grammar_spec=GUIDANCE)
+    first = hand.add(PROMPT[:5], STRUCTURED)
+    warm = SamplingParams(
+        max_tokens=100, seed=3, top_p=0.9, num_logprobs=2, grammar_spec=GRAMMAR_SPEC
+    )
     second = hand.add(PROMPT[:3], warm)
     previous = hand.launch(*((s, len(s.prompt)) for s in (free, first, second)))
     for _ in range(2):  # each step's masks are uploaded while the one before may still run
@@ -54,14 +56,14 @@ def test_guided_rows_take_what_their_masks_allow_and_the_rows_beside_them_anythi
 
 def test_what_a_void_sample_draws_does_not_count(hand: HandScheduler, runner: object) -> None:
     """Penalties would make the second draw another one, had the first been counted."""
-    penalised = replace(GUIDED, frequency_penalty=1000.0)
-    hand.runner = guiding = Guiding(runner, lambda slot, index: None)
+    penalised = replace(STRUCTURED, frequency_penalty=1000.0)
+    hand.runner = masking = MaskingRunner(runner, lambda slot, index: None)
     sequence = hand.add(PROMPT, penalised)
     hand.step((sequence, len(PROMPT)))
-    assert guiding.skipped == [(0, 0)]
+    assert masking.skipped == [(0, 0)]
     sequence.output.clear()
-    hand.runner = again = Guiding(runner, lambda slot, index: [50, 51])
-    again._guided[0] = True
+    hand.runner = again = MaskingRunner(runner, lambda slot, index: [50, 51])
+    again._structured[0] = True
     sequence.computed -= 1
     hand.step((sequence, 1))
     best = sequence.output[0]
@@ -70,8 +72,10 @@ def test_what_a_void_sample_draws_does_not_count(hand: HandScheduler, runner: ob
     assert sequence.output[1] == 101 - best
 
 
-def test_a_guided_sample_without_a_mask_is_an_error(hand: HandScheduler, runner: object) -> None:
-    hand.runner = guiding = Guiding(runner, lambda slot, index: [1])
-    guiding.sample = runner.sample  # type: ignore[attr-defined, method-assign]
-    with pytest.raises(ValueError, match=r"no mask for guided samples \[0\]"):
-        hand.step((hand.add(PROMPT, GUIDED), len(PROMPT)))
+def test_a_structured_sample_without_a_mask_is_an_error(
+    hand: HandScheduler, runner: object
+) -> None:
+    hand.runner = masking = MaskingRunner(runner, lambda slot, index: [1])
+    masking.sample = runner.sample  # type: ignore[attr-defined, method-assign]
+    with pytest.raises(ValueError, match=r"no mask for structured samples \[0\]"):
+        hand.step((hand.add(PROMPT, STRUCTURED), len(PROMPT)))

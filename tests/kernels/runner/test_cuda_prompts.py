@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from services.compute.runner.cuda.runner import CudaRunner
 from services.compute.step import Int32Array, PoolRow, ScoreRow, StepPlan
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, load_runner
-from tests.unit.compute.guiding import GUIDANCE, Guiding
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
 from tests.unit.compute.prompt_run import (
     check_scores,
@@ -26,6 +25,7 @@ from tests.unit.compute.prompt_run import (
     scored,
 )
 from tests.unit.compute.tiny_models import VARIANTS, VOCAB_SIZE, greedy_ids, make_model, save_model
+from tests.unit.compute.token_masks import GRAMMAR_SPEC, MaskingRunner
 
 PROMPTS = random_prompts(VOCAB_SIZE, (60, 2, 25, 41, 60) if ON_GPU else (30, 2, 11))
 FEW_PAGES = {"num_pages": 14, "max_model_len": 100}
@@ -102,20 +102,20 @@ def test_more_positions_than_a_slice_and_a_bad_target(
 def test_nothing_waits_for_the_device_before_the_result(
     tmp_path: Path, device: torch.device
 ) -> None:
-    """Scored, pooled and guided rows in steps that are launched while the device is busy."""
+    """Scored, pooled and structured rows in steps that are launched while the device is busy."""
     model = make_model("llama")
     folder = save_model(model, save_embedding_model(model, tmp_path, "mean"))
     runner = load_runner(folder, SETTINGS, device)
     free = HandScheduler(runner, SETTINGS.page_tokens)
-    guided = free.add(PROMPTS[0], replace(GREEDY, grammar_spec=GUIDANCE))
-    free.runner = Guiding(runner, lambda slot, index: [50 + index])
-    first = free.launch((guided, len(PROMPTS[0])))
+    structured = free.add(PROMPTS[0], replace(GREEDY, grammar_spec=GRAMMAR_SPEC))
+    free.runner = MaskingRunner(runner, lambda slot, index: [50 + index])
+    first = free.launch((structured, len(PROMPTS[0])))
     torch.cuda._sleep(4_000_000_000)  # cycles: two seconds
     busy = torch.cuda.Event()
     busy.record()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        ahead = free.launch((guided, 1))
+        ahead = free.launch((structured, 1))
         plan = prompt_plan(free.sequences[0].pages[0], len(PROMPTS[3]))
         ticket = runner.sample(runner.forward(plan))
     finally:
@@ -123,7 +123,7 @@ def test_nothing_waits_for_the_device_before_the_result(
     assert not busy.query()
     free.finish(first)
     free.finish(ahead)
-    assert guided.output == [50, 51]
+    assert structured.output == [50, 51]
     result = runner.result(ticket)
     assert result.scores.keys() == result.embeddings.keys() == {0}
 

@@ -14,7 +14,6 @@ from services.compute.runner.cuda.stream import GraphStream
 from tests.kernels.runner.cuda_runners import SETTINGS, load_runner
 from tests.unit.compute.engine_histories import EOS_IDS, play, random_history
 from tests.unit.compute.engine_server import Restricted, Server
-from tests.unit.compute.guiding import GUIDANCE, Guiding
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
 from tests.unit.compute.prompt_run import (
     pooled,
@@ -24,6 +23,7 @@ from tests.unit.compute.prompt_run import (
     scored,
 )
 from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
+from tests.unit.compute.token_masks import GRAMMAR_SPEC, MaskingRunner
 
 pytestmark = pytest.mark.gpu
 
@@ -136,9 +136,9 @@ def test_scores_embeddings_and_masks_compile_and_capture_nothing(
         requests += [pooled(10 + n, prompt) for n, prompt in enumerate(prompts)]
         run_prompts(runner, requests, chunk, 1)
     hand = HandScheduler(runner, settings.page_tokens)
-    hand.runner = Guiding(runner, lambda slot, index: [slot, 50] if index % 3 else None)
+    hand.runner = MaskingRunner(runner, lambda slot, index: [slot, 50] if index % 3 else None)
     for number in range(7):
-        sampling = replace(GREEDY, grammar_spec=GUIDANCE if number % 2 else None)
+        sampling = replace(GREEDY, grammar_spec=GRAMMAR_SPEC if number % 2 else None)
         hand.add(prompts[number % 5], sampling)
     hand.run_all(6, 20)
     assert late == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -21,6 +23,7 @@ class RouterLike(Settings):
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    RENAMED: ClassVar[Mapping[str, str]] = {"listen_port": "port"}
 
 
 def load_router(
@@ -50,6 +53,16 @@ def test_a_service_reads_the_shared_tables_and_its_own(tmp_path: Path) -> None:
     config = load_router(tmp_path, text)
     assert config.own.port == 9000
     assert config.links.routers == ("ipc://a", "ipc://b")
+
+
+def test_a_setting_under_its_old_name_is_taken_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match=r"\[router\] listen_port: .* called port now"):
+        config = load_router(tmp_path, "[router]\nlisten_port = 9000\n")
+    assert config.own.port == 9000
+    env = {"SLIPSTREAM_ROUTER__LISTEN_PORT": "9001"}
+    with pytest.warns(FutureWarning, match="SLIPSTREAM_ROUTER__LISTEN_PORT: "):
+        config = load_router(tmp_path, "[router]\nport = 9000\n", env)
+    assert config.own.port == 9001
 
 
 def test_the_environment_goes_over_the_file_and_an_override_over_both(tmp_path: Path) -> None:

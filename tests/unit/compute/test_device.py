@@ -32,7 +32,7 @@ def test_a_model_with_a_broken_sampling_setting_does_not_load(tmp_path: Path) ->
         _device(tmp_path, '{"top_p": 7}').load()
 
 
-def test_kept_grammars_leave_half_of_the_guides_memory_to_sequences() -> None:
+def test_kept_grammars_leave_half_of_the_mask_workers_memory_to_sequences() -> None:
     for memory_mb in (64, 1024, 8192):
         settings = ComputeSettings(device="sim", grammar_memory_mb=memory_mb)
         worker = grammar_settings("/nowhere", settings, make_spec())

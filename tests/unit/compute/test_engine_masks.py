@@ -47,16 +47,16 @@ class HandMasks:
         self.placed += [delta.slot for delta in deltas if delta.sampling.grammar_spec]
 
     def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
-        for sample in plan.guided:
+        for sample in plan.structured:
             if sample not in skipped:
                 index = int(plan.sample_index[sample])
                 self.taken.append((index, int(result.tokens[sample, 0])))
 
     def look(self, plan: StepPlan) -> MaskStatus:
-        slots = plan.row_slot[plan.sample_row[list(plan.guided)]].tolist()
+        slots = plan.row_slot[plan.sample_row[list(plan.structured)]].tolist()
         failures = {
             s: self.failing[slot]
-            for s, slot in zip(plan.guided, slots, strict=True)
+            for s, slot in zip(plan.structured, slots, strict=True)
             if slot in self.failing
         }
         return MaskStatus(
@@ -106,8 +106,8 @@ class Bench:
     def _sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def ask(self, counter: int, guided: bool, max_tokens: int = 4) -> None:
-        grammar_spec = GrammarSpec("start: /a/") if guided else None
+    def ask(self, counter: int, structured: bool, max_tokens: int = 4) -> None:
+        grammar_spec = GrammarSpec("start: /a/") if structured else None
         sampling = SamplingParams(max_tokens, seed=counter, grammar_spec=grammar_spec)
         self.scheduler.add_request(generate_request(counter, (3, 4, 5), sampling), self.now_s)
 
@@ -133,10 +133,10 @@ def bench(request: pytest.FixtureRequest) -> Bench:
     return Bench(request.param)
 
 
-def test_guided_rows_get_their_masks_and_others_none(bench: Bench) -> None:
+def test_structured_rows_get_their_masks_and_others_none(bench: Bench) -> None:
     bench.masks.ready = set(range(8))
-    bench.ask(1, guided=True)
-    bench.ask(2, guided=False)
+    bench.ask(1, structured=True)
+    bench.ask(2, structured=False)
     bench.run()
     assert bench.tokens[1] == [ALLOWED] * 4
     assert len(bench.tokens[2]) == 4 and ALLOWED not in bench.tokens[2]
@@ -145,15 +145,15 @@ def test_guided_rows_get_their_masks_and_others_none(bench: Bench) -> None:
     assert bench.errors == []
 
 
-def test_a_step_without_guided_rows_is_sampled_at_once(bench: Bench) -> None:
-    bench.ask(1, guided=False)
+def test_a_step_without_structured_rows_is_sampled_at_once(bench: Bench) -> None:
+    bench.ask(1, structured=False)
     bench.run()
     assert set(bench.runner.masks) == {None}
     assert bench.masks.taken == []
 
 
-def test_a_step_of_guided_rows_alone_waits_for_them(bench: Bench) -> None:
-    bench.ask(1, guided=True)
+def test_a_step_of_structured_rows_alone_waits_for_them(bench: Bench) -> None:
+    bench.ask(1, structured=True)
     for _ in range(20):
         bench.turn()
         bench.now_s += STEP_S
@@ -166,8 +166,8 @@ def test_a_step_of_guided_rows_alone_waits_for_them(bench: Bench) -> None:
 
 
 def test_others_do_not_wait_for_a_late_mask(bench: Bench) -> None:
-    bench.ask(1, guided=True)
-    bench.ask(2, guided=False, max_tokens=30)
+    bench.ask(1, structured=True)
+    bench.ask(2, structured=False, max_tokens=30)
     while len(bench.tokens.get(2, ())) < 20:
         bench.turn()
         bench.now_s += STEP_S
@@ -193,8 +193,8 @@ def count_waits(bench: Bench, num_tokens: int) -> int:
 
 def test_a_sequence_whose_masks_are_late_is_waited_for_once() -> None:
     bench = Bench(overlaps=False)
-    bench.ask(1, guided=True)
-    bench.ask(2, guided=False, max_tokens=60)
+    bench.ask(1, structured=True)
+    bench.ask(2, structured=False, max_tokens=60)
     assert count_waits(bench, 20) == 20 + 4  # each step is looked at, at the first with patience
     bench.masks.ready = {0}
     count_waits(bench, 21)
@@ -208,10 +208,10 @@ def test_a_sequence_whose_masks_are_late_is_waited_for_once() -> None:
 
 
 def test_who_comes_does_not_wait_for_a_late_mask(bench: Bench) -> None:
-    bench.ask(1, guided=True)
+    bench.ask(1, structured=True)
     for _ in range(5):
         bench.turn()
-    bench.ask(2, guided=False)
+    bench.ask(2, structured=False)
     for _ in range(30):
         bench.now_s += STEP_S
         bench.turn()
@@ -221,7 +221,7 @@ def test_who_comes_does_not_wait_for_a_late_mask(bench: Bench) -> None:
 def test_nothing_is_computed_again_for_those_who_cannot_join() -> None:
     bench = Bench(max_num_seqs=2)
     for counter in range(3):
-        bench.ask(counter, guided=True)
+        bench.ask(counter, structured=True)
     for _ in range(20):
         bench.turn()
         bench.now_s += STEP_S
@@ -239,14 +239,14 @@ def test_who_was_held_back_from_the_step_does_not_wait_for_its_masks() -> None:
         prompt = (3,) * (80 * counter + 1)
         scheduler.add_request(generate_request(counter, prompt, sampling), 0.0)
     plan = scheduler.plan(0.0)
-    assert plan is not None and plan.guided == (0,)
+    assert plan is not None and plan.structured == (0,)
     alone = replace(plan, row_slot=plan.row_slot[:1])  # as if the other had found no room in it
     masks = Masking(scheduler, HandMasks()).masks(alone, late=True)
     assert masks is not None and masks.skipped == (0,)
 
 
 def test_nobody_waits_for_the_mask_of_a_sequence_that_was_aborted(bench: Bench) -> None:
-    bench.ask(1, guided=True)
+    bench.ask(1, structured=True)
     for _ in range(5):
         bench.turn()
     assert bench.engine.waits_for_masks()
@@ -261,8 +261,8 @@ def test_nobody_waits_for_the_mask_of_a_sequence_that_was_aborted(bench: Bench) 
 def test_a_sequence_whose_guidance_fails_ends_alone(bench: Bench) -> None:
     bench.masks.failing = {0: Failure(500, "grammar_failed", "No.")}
     bench.masks.ready = {1}
-    bench.ask(1, guided=True)
-    bench.ask(2, guided=True)
+    bench.ask(1, structured=True)
+    bench.ask(2, structured=True)
     bench.run()
     assert bench.ends == {1: "failed", 2: "length"}
     assert bench.tokens[2] == [ALLOWED] * 4
@@ -271,7 +271,7 @@ def test_a_sequence_whose_guidance_fails_ends_alone(bench: Bench) -> None:
 
 
 def test_at_the_end_nothing_is_waited_for(bench: Bench) -> None:
-    bench.ask(1, guided=True)
+    bench.ask(1, structured=True)
     for _ in range(5):
         bench.turn()
     while bench.engine.collect(force=True):
@@ -282,7 +282,7 @@ def test_at_the_end_nothing_is_waited_for(bench: Bench) -> None:
 
 def test_a_sampling_that_breaks_fails_its_step(bench: Bench) -> None:
     bench.masks.ready = set(range(8))
-    bench.ask(1, guided=True)
+    bench.ask(1, structured=True)
 
     def broken(ticket: SimTicket, masks: TokenMasks | None = None) -> SimTicket:
         raise ValueError("broken")
@@ -296,7 +296,7 @@ def test_a_sampling_that_breaks_fails_its_step(bench: Bench) -> None:
 def test_the_device_is_given_the_next_forward_pass_before_the_masks_are_there() -> None:
     bench = Bench()
     bench.masks.ready = set(range(8))
-    bench.ask(1, guided=True)
+    bench.ask(1, structured=True)
     while len(bench.tokens.get(1, ())) < 1:
         bench.turn()
     bench.masks.ready = set()

@@ -80,7 +80,7 @@ def test_requests_without_guidance_pass(desk: Desk) -> None:
     assert desk.asked == {}
 
 
-def test_a_guided_request_goes_on_when_its_grammar_is_ready(desk: Desk) -> None:
+def test_a_structured_request_goes_on_when_its_grammar_is_ready(desk: Desk) -> None:
     desk.hold(1, num_choices=2)
     assert desk.scheduler.open_attempts(ROUTER) == []
     assert desk.queue.open_attempts(ROUTER) == [1, 2]

@@ -47,8 +47,8 @@ RULES = st.builds(
     NUMBERS,
     st.lists(TEXT).map(tuple),
 )
-GUIDANCE = st.builds(GrammarSpec, TEXT, NUMBERS, st.lists(NUMBERS).map(tuple), TEXT)
-ANSWERS = st.builds(ExpectedAnswer, st.none() | GUIDANCE, TEXT, TEXT, st.booleans())
+GRAMMAR_SPEC = st.builds(GrammarSpec, TEXT, NUMBERS, st.lists(NUMBERS).map(tuple), TEXT)
+ANSWERS = st.builds(ExpectedAnswer, st.none() | GRAMMAR_SPEC, TEXT, TEXT, st.booleans())
 OUTCOMES = st.builds(
     Outcome, IDS, st.lists(TEXT).map(tuple), st.none() | FAILURES, st.booleans(), ANSWERS
 )

@@ -128,7 +128,7 @@ class CudaRunner:
         plan, machine = ticket.plan, self._machine
         if len(plan.sample_row):
             slots = plan.row_slot[plan.sample_row]
-            if plan.guided:
+            if plan.structured:
                 ticket.mask_upload = self._masks.upload(plan, masks)
             variant = machine.sampler.variant(slots, plan.sample_index)
             result_SW = machine.sample(variant, len(plan.sample_row))

@@ -186,7 +186,7 @@ class SlotStaging:
 class MaskStaging:
     """Fills `MaskRows` for the samples of a step, in stream order before their sampling.
 
-    One copy, of as many rows as there are masks. Only steps with guided samples come here: no
+    One copy, of as many rows as there are masks. Only steps with structured samples come here: no
     others look at the rows.
     """
 
@@ -199,13 +199,15 @@ class MaskStaging:
     def upload(self, plan: StepPlan, masks: TokenMasks | None) -> int:
         """Start the copy; return the upload's number.
 
-        Raises ValueError where a guided sample is neither masked nor skipped.
+        Raises ValueError where a structured sample is neither masked nor skipped.
         """
-        missing = set(plan.guided)
+        missing = set(plan.structured)
         if masks is not None:
             missing.difference_update(masks.samples.tolist(), masks.skipped)
         if masks is None or missing:
-            raise ValueError(f"step {plan.step_id}: no mask for guided samples {sorted(missing)}")
+            raise ValueError(
+                f"step {plan.step_id}: no mask for structured samples {sorted(missing)}"
+            )
         size = pack_masks(masks, self._max_samples, self._num_words, self._staging.buffer())
         return self._staging.upload(size)
 

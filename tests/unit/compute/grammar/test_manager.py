@@ -31,7 +31,7 @@ from services.compute.grammar.messages import (
     pack_report,
     unpack_order,
 )
-from tests.unit.compute.grammar.guided_plans import make_delta, make_plan, make_result
+from tests.unit.compute.grammar.structured_plans import make_delta, make_plan, make_result
 
 
 class Listener:

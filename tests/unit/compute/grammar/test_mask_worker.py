@@ -18,7 +18,7 @@ from services.compute.grammar.messages import (
     Report,
     SequenceFailed,
 )
-from tests.flow.guided_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
+from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
 from tests.unit.compute.grammar.test_token_rules import make_start, tokens_in
 
 NUM_SLOTS = 200

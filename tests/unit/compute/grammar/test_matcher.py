@@ -14,7 +14,7 @@ from services.compute.grammar.backend import GrammarBackend
 from services.compute.grammar.masks import mask_words
 from services.compute.grammar.matcher import GrammarError, SequenceMatcher, TokenRefused, bits_of
 from services.compute.grammar.messages import GrammarSettings
-from tests.flow.guided_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
+from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
 from tests.unit.compute.grammar.test_token_rules import make_start, tokens_in
 
 

@@ -23,10 +23,10 @@ from services.compute.grammar.messages import (
     unpack_report,
 )
 
-GUIDANCE = GrammarSpec("start: /a/", (1, 2), ((3,), (4, 5)))
+GRAMMAR_SPEC = GrammarSpec("start: /a/", (1, 2), ((3,), (4, 5)))
 ORDERS: list[Order] = [
     CompileGrammar(7, "start: /ä/"),
-    StartSequence(3, 9, GUIDANCE, (2,), (5,), 0, True, 50, (7, 8, 9)),
+    StartSequence(3, 9, GRAMMAR_SPEC, (2,), (5,), 0, True, 50, (7, 8, 9)),
 ]
 REPORTS: list[Report] = [
     MasksWritten(),

@@ -1,4 +1,4 @@
-"""What compute remembers of guided sequences: tokens, what they wait for, and for how long."""
+"""What compute remembers of structured sequences: tokens, what they wait for, and for how long."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from services.compute.grammar.masks import MaskMemory, stamp
 from services.compute.grammar.sequences import StructuredSequences
-from tests.unit.compute.grammar.guided_plans import (
-    GUIDANCE,
+from tests.unit.compute.grammar.structured_plans import (
+    GRAMMAR_SPEC,
     make_delta,
     make_plan,
     make_result,
@@ -47,14 +47,14 @@ def masks(memory: MaskMemory) -> Masks:
     return Masks(memory)
 
 
-def test_only_guided_sequences_are_placed(sequences: StructuredSequences) -> None:
+def test_only_structured_sequences_are_placed(sequences: StructuredSequences) -> None:
     deltas = [make_delta(0), make_delta(1, grammar_spec=None), make_delta(2, output_ids=(7, 8))]
     orders = list(sequences.place(deltas, 0.0))
     assert [(order.slot, order.epoch, order.output_ids) for order in orders] == [
         (0, 1, ()),
         (2, 1, (7, 8)),
     ]
-    assert orders[0].grammar_spec == GUIDANCE
+    assert orders[0].grammar_spec == GRAMMAR_SPEC
     assert (orders[0].eos_ids, orders[0].max_tokens) == ((2,), 10)
 
 
@@ -117,7 +117,7 @@ def test_the_mask_of_a_former_owner_or_another_token_is_none(
 
 def test_tokens_are_told_but_for_void_samples(sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(slot) for slot in range(3)], 0.0))
-    plan = make_plan((0, 1, 0), (3, 1, 5), (1, 1, 0), (2, 1, 0), guided=(0, 2, 3))
+    plan = make_plan((0, 1, 0), (3, 1, 5), (1, 1, 0), (2, 1, 0), structured=(0, 2, 3))
     rows = sequences.advance(plan, make_result(11, 12, 13, 14), frozenset([2]), 1.0)
     assert rows.tolist() == [[0, 1, 0, 11], [2, 1, 0, 14]]
     assert [order.output_ids for order in sequences.all(2.0)] == [(11,), (), (14,)]

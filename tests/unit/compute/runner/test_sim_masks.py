@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.runner.sim import SimRunner, TokenScript, closing_ids
 from services.compute.step import SlotDelta, TokenMasks
-from tests.flow.guided_ring import save_tokenizer, tokenizer
-from tests.unit.compute.guiding import bits_of
+from tests.flow.structured_ring import save_tokenizer, tokenizer
 from tests.unit.compute.runner.test_sim import SPEC, Clock, plan, runner
+from tests.unit.compute.token_masks import bits_of
 
 VOCAB_SIZE = SPEC.vocab_size
 GRAMMAR = GrammarSpec("start: /a/")
 
 
-def guided(slot: int, seed: int, grammar_spec: GrammarSpec = GRAMMAR) -> SlotDelta:
+def structured(slot: int, seed: int, grammar_spec: GrammarSpec = GRAMMAR) -> SlotDelta:
     sampling = SamplingParams(max_tokens=10, seed=seed, grammar_spec=grammar_spec)
     return SlotDelta(slot, 0, sampling, choice=0, stop_ids=(2, 3))
 
@@ -39,7 +39,7 @@ def test_only_allowed_tokens_are_said_and_the_end_last(
     allowed: set[int], seed: int, index: int
 ) -> None:
     script = TokenScript(SPEC, closing_ids=(50, 60))
-    delta = guided(0, seed)
+    delta = structured(0, seed)
     mask_W = bits_of(sorted(allowed), VOCAB_SIZE)
     token = script.token(delta, index)
     said = script.allowed_token(delta, index, token, mask_W)
@@ -55,16 +55,16 @@ def test_only_allowed_tokens_are_said_and_the_end_last(
 
 def test_without_a_grammar_nothing_hurries_to_the_end() -> None:
     script = TokenScript(SPEC, closing_ids=())
-    delta = guided(0, 1, GrammarSpec(allowed_token_ids=(7,)))
+    delta = structured(0, 1, GrammarSpec(allowed_token_ids=(7,)))
     mask_W = bits_of([2, 7], VOCAB_SIZE)
     said = [script.allowed_token(delta, index, 40, mask_W) for index in range(8)]
     assert said == [7] * 8
 
 
-def test_masks_decide_the_tokens_of_guided_samples_alone() -> None:
+def test_masks_decide_the_tokens_of_structured_samples_alone() -> None:
     clock = Clock()
     device: SimRunner = runner(clock)
-    step = plan(0, 0, slots=(guided(0, 5), guided(1, 6)))
+    step = plan(0, 0, slots=(structured(0, 5), structured(1, 6)))
     free = device.result(device.sample(device.forward(step))).tokens[:, 0].tolist()
     ticket = device.sample(device.forward(step), make_masks([[9]], skipped=(1,)))
     assert device.result(ticket).tokens[:, 0].tolist() == [9, free[1]]
@@ -73,7 +73,7 @@ def test_masks_decide_the_tokens_of_guided_samples_alone() -> None:
 def test_a_device_that_waits_for_masks_ends_the_later() -> None:
     clock = Clock()
     device = runner(clock)
-    ticket = device.forward(plan(0, slots=(guided(0, 5),)))
+    ticket = device.forward(plan(0, slots=(structured(0, 5),)))
     clock.now_s += 0.5
     ticket = device.sample(ticket, make_masks([[9]]))
     assert device.result(ticket).device_end_s == clock.now_s
@@ -84,7 +84,7 @@ def test_a_device_that_waits_for_masks_ends_the_later() -> None:
 def test_masks_in_time_cost_the_device_nothing() -> None:
     clock = Clock()
     device = runner(clock)
-    ticket = device.forward(plan(0, slots=(guided(0, 5),)))
+    ticket = device.forward(plan(0, slots=(structured(0, 5),)))
     clock.now_s += 0.001
     assert device.sample(ticket, make_masks([[9]])).end_s == ticket.end_s
 

@@ -180,12 +180,12 @@ def test_stop_ids_cannot_be_drawn_before_min_tokens() -> None:
     assert tokens[2:] == [3, 3]
 
 
-def test_the_end_of_a_guided_text_is_up_to_its_masks() -> None:
+def test_the_end_of_a_structured_text_is_up_to_its_masks() -> None:
     sampler = sampler_of()
-    guided = replace(
+    structured = replace(
         GREEDY, min_tokens=2, grammar_spec=GrammarSpec("start: /a/"), logit_bias=((3, 99.0),)
     )
-    place(sampler, 0, guided, stop_ids=(3,))
+    place(sampler, 0, structured, stop_ids=(3,))
     assert draw(sampler, random_logits(1), [0], [0]).tokens_S.tolist() == [3]
 
 

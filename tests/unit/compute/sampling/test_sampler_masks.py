@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.sampling.sampler import Sampler
 from services.compute.step import SlotDelta, TokenMasks
-from tests.unit.compute.guiding import bits_of
+from tests.unit.compute.token_masks import bits_of
 
 VOCAB_SIZE = 77
 
@@ -63,9 +63,9 @@ def test_only_what_the_mask_allows_is_drawn(
     sampler = make_sampler(fields, fields)
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 9
     free = draw(sampler, logits, 0, None)
-    guided = draw(sampler, logits, 0, make_masks({1: allowed}))
-    assert guided[0] == free[0]
-    assert guided[1] in allowed
+    structured = draw(sampler, logits, 0, make_masks({1: allowed}))
+    assert structured[0] == free[0]
+    assert structured[1] in allowed
 
 
 def test_the_best_of_the_allowed_is_the_greedy_choice() -> None:

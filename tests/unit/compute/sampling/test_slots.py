@@ -66,7 +66,7 @@ def test_floats_are_kept_by_their_bits_and_top_p_in_full() -> None:
         ({"min_tokens": 3}, words.HAS_STOPS),
         (
             {"min_tokens": 3, "grammar_spec": GrammarSpec("start: /a/")},
-            words.GUIDED,
+            words.STRUCTURED,
         ),  # by its masks
         ({"num_logprobs": 0}, words.SCORED),
     ],

@@ -254,7 +254,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             assert len(ended) == len(slots)
             plan = plan.without_settings(slots)
             self.seen["refused"] += 1
-        if plan.guided:
+        if plan.structured:
             self.unsampled = plan, damaged
         else:
             self.sampled(plan, damaged)
@@ -275,7 +275,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         while self.loop.in_flight:
             self.collect()
         (plan, damaged), self.unsampled = self.unsampled, None
-        skipped = frozenset(s for s in plan.guided if pattern >> (s + plan.step_id) % 6 & 1)
+        skipped = frozenset(s for s in plan.structured if pattern >> (s + plan.step_id) % 6 & 1)
         self.num_skipped += len(skipped)
         self.loop.scheduler.reschedule(plan, skipped)
         self.sampled(plan, damaged, skipped)
@@ -283,10 +283,10 @@ class SchedulerHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.unsampled)
     @rule(pattern=st.integers(0, 63))
     def guidance_fails(self, pattern: int) -> None:
-        """Some of the guided sequences come to a bad end while the others wait for masks."""
+        """Some of the structured sequences come to a bad end while the others wait for masks."""
         assert self.unsampled is not None
         plan, _ = self.unsampled
-        failing = [s for s in plan.guided if pattern >> (s + plan.step_id) % 6 & 1]
+        failing = [s for s in plan.structured if pattern >> (s + plan.step_id) % 6 & 1]
         self.loop.scheduler.fail_samples(plan, dict.fromkeys(failing, FAILED))
         assert not self.loop.scheduler.live_samples(plan, failing)
 

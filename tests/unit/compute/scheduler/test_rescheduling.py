@@ -14,7 +14,7 @@ from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 ALL = frozenset(range(99))
-GUIDED: dict[str, Any] = {"grammar_spec": GrammarSpec(allowed_token_ids=(3,))}
+STRUCTURED: dict[str, Any] = {"grammar_spec": GrammarSpec(allowed_token_ids=(3,))}
 
 
 def make_loop(**spec: int) -> Loop:
@@ -22,34 +22,34 @@ def make_loop(**spec: int) -> Loop:
 
 
 def launch(loop: Loop, skipped: frozenset[int] = frozenset()) -> StepPlan:
-    """Plan a step, take all before it, and run it with these of its guided samples skipped."""
+    """Plan a step, take all before it, and run it with these of its structured samples skipped."""
     plan = loop.scheduler.plan(0.0)
     assert plan is not None
     while loop.in_flight:
         loop.collect()
-    skipped = skipped & set(plan.guided)
+    skipped = skipped & set(plan.structured)
     loop.scheduler.reschedule(plan, skipped)
     loop.in_flight.append((plan, loop.device.run(plan, skipped=skipped)))
     return plan
 
 
-def test_guided_samples_are_numbered_in_the_plan() -> None:
+def test_structured_samples_are_numbered_in_the_plan() -> None:
     loop = make_loop()
     loop.add(make_request(0, (2, 3, 4)))
-    loop.add(make_request(1, (2, 3, 4), **GUIDED))
-    assert launch(loop).guided == (1,)
-    loop.add(make_request(2, (2, 3, 4), **GUIDED))
+    loop.add(make_request(1, (2, 3, 4), **STRUCTURED))
+    assert launch(loop).structured == (1,)
+    loop.add(make_request(2, (2, 3, 4), **STRUCTURED))
     plan = launch(loop)
-    assert plan.guided == (1, 2)
+    assert plan.structured == (1, 2)
     assert not len(plan.slots[0].output_ids)
-    assert launch(loop).guided == (1, 2)
+    assert launch(loop).structured == (1, 2)
     loop.run()
     loop.check_finished()
 
 
 def test_a_prompt_whose_sample_is_void_goes_on_as_a_decode_row_of_its_last_token() -> None:
     loop = make_loop()
-    loop.add(make_request(0, prompt=(2, 3, 4, 5, 6), **GUIDED))
+    loop.add(make_request(0, prompt=(2, 3, 4, 5, 6), **STRUCTURED))
     first = launch(loop, skipped=ALL)
     assert first.sample_index.tolist() == [0]
     second = launch(loop, skipped=ALL)
@@ -68,7 +68,7 @@ def test_a_prompt_whose_sample_is_void_goes_on_as_a_decode_row_of_its_last_token
 
 def test_a_decode_row_that_is_void_gets_its_token_from_the_host() -> None:
     loop = make_loop()
-    loop.add(make_request(0, **GUIDED))
+    loop.add(make_request(0, **STRUCTURED))
     loop.add(make_request(1))
     launch(loop)
     skipped = launch(loop, skipped=ALL)
@@ -83,7 +83,7 @@ def test_a_decode_row_that_is_void_gets_its_token_from_the_host() -> None:
 
 def test_a_page_that_is_written_again_is_not_shared() -> None:
     loop = make_loop()
-    loop.add(make_request(0, prompt=tuple(range(2, 10)), **GUIDED))  # two pages
+    loop.add(make_request(0, prompt=tuple(range(2, 10)), **STRUCTURED))  # two pages
     launch(loop, skipped=ALL)
     launch(loop, skipped=ALL)
     assert len(list(loop.scheduler._state.memory.tree.nodes())) == 1
@@ -96,7 +96,7 @@ def test_a_page_that_is_written_again_is_not_shared() -> None:
 
 def test_followers_do_not_wait_for_their_leaders_mask() -> None:
     loop = make_loop()
-    loop.add(make_request(0, prompt=tuple(range(2, 10)), num_choices=3, **GUIDED))
+    loop.add(make_request(0, prompt=tuple(range(2, 10)), num_choices=3, **STRUCTURED))
     launch(loop, skipped=ALL)
     assert launch(loop, skipped=ALL).num_rows == 3
     loop.run()
@@ -105,7 +105,7 @@ def test_followers_do_not_wait_for_their_leaders_mask() -> None:
 
 def test_only_the_samples_of_the_one_step_in_flight_can_be_taken_back() -> None:
     loop = make_loop()
-    loop.add(make_request(0, **GUIDED))
+    loop.add(make_request(0, **STRUCTURED))
     launch(loop)
     plan = loop.scheduler.plan(0.0)
     assert plan is not None
@@ -115,8 +115,8 @@ def test_only_the_samples_of_the_one_step_in_flight_can_be_taken_back() -> None:
 
 def test_a_sample_that_fails_ends_its_sequence_and_no_other() -> None:
     loop = make_loop()
-    loop.add(make_request(0, (2, 3, 4), **GUIDED))
-    loop.add(make_request(1, (2, 3, 4), **GUIDED))
+    loop.add(make_request(0, (2, 3, 4), **STRUCTURED))
+    loop.add(make_request(1, (2, 3, 4), **STRUCTURED))
     plan = loop.scheduler.plan(0.0)
     assert plan is not None
     loop.scheduler.fail_samples(plan, {0: Failure(500, "grammar_failed", "No.")})
@@ -132,7 +132,7 @@ def test_a_sample_that_fails_ends_its_sequence_and_no_other() -> None:
 def test_a_sequence_that_is_taken_back_can_be_preempted_at_once() -> None:
     loop = make_loop(num_pages=10)
     for counter in range(4):
-        loop.add(make_request(counter, max_tokens=14, **GUIDED))
+        loop.add(make_request(counter, max_tokens=14, **STRUCTURED))
     for number in range(200):
         if not loop.scheduler.has_work():
             break
@@ -140,7 +140,7 @@ def test_a_sequence_that_is_taken_back_can_be_preempted_at_once() -> None:
         while loop.in_flight:
             loop.collect()
         if plan is not None:
-            skipped = frozenset(s for s in plan.guided if (s + number) % 2)
+            skipped = frozenset(s for s in plan.structured if (s + number) % 2)
             loop.scheduler.reschedule(plan, skipped)
             loop.in_flight.append((plan, loop.device.run(plan, skipped=skipped)))
         loop.hear()
@@ -157,7 +157,7 @@ def test_a_prompt_of_one_missing_token_can_be_preempted_while_its_void_step_is_i
     loop.add(make_request(1, prompt=(20, 21, 22), max_tokens=24))
     for _ in range(13):
         launch(loop)
-    loop.add(make_request(2, prompt=prompt, **GUIDED))
+    loop.add(make_request(2, prompt=prompt, **STRUCTURED))
     plan = launch(loop, skipped=ALL)  # takes the last page; in the next step the older needs one
     assert (plan.q_start.tolist(), plan.q_len.tolist()) == ([15, 8], [1, 1])
     assert launch(loop).num_rows == 1

@@ -113,14 +113,14 @@ def test_without_a_prefix_cache_newcomers_of_one_step_share_nothing() -> None:
     assert cached_tokens(loop) == [0, 0, 0]
 
 
-def test_the_page_of_a_guided_sample_is_not_shared_before_it_is_drawn() -> None:
+def test_the_page_of_a_structured_sample_is_not_shared_before_it_is_drawn() -> None:
     loop = Loop(make_spec())
     loop.add(make_request(0, SHARED, 4, grammar_spec=GrammarSpec(allowed_token_ids=(3,))))
     loop.add(make_request(1, (*SHARED, 20), 4))
     plan = planned(loop)
     assert plan.q_start.tolist() == [0, 8]
-    loop.scheduler.reschedule(plan, plan.guided)
-    run_planned(loop, plan, skipped=frozenset(plan.guided))
+    loop.scheduler.reschedule(plan, plan.structured)
+    run_planned(loop, plan, skipped=frozenset(plan.structured))
 
 
 def test_a_page_that_two_have_computed_is_exchanged_only_once_both_are_on_the_device() -> None:

@@ -20,8 +20,8 @@ from services.compute.kernels.enter_slots import (
 from services.compute.kernels.slot_words import NO_MASK, VOID_MASK, MaskRows
 from services.compute.runner.cuda.staging import MaskStaging, SlotStaging, Staging
 from services.compute.step import NO_IDS, StepPlan, TokenMasks
-from tests.unit.compute.guiding import bits_of
 from tests.unit.compute.step_plans import PlanSizes, random_plan
+from tests.unit.compute.token_masks import bits_of
 
 
 class Waits:
@@ -168,8 +168,8 @@ def make() -> tuple[MaskRows, MaskStaging]:
     return rows, MaskStaging(rows, 3, lambda: None)
 
 
-def plan_with(guided: tuple[int, ...]) -> StepPlan:
-    return replace(random_plan(PlanSizes(num_decode_rows=6), 1), guided=guided)
+def plan_with(structured: tuple[int, ...]) -> StepPlan:
+    return replace(random_plan(PlanSizes(num_decode_rows=6), 1), structured=structured)
 
 
 def masks_of(allowed: dict[int, list[int]], skipped: tuple[int, ...] = ()) -> TokenMasks:
@@ -201,9 +201,9 @@ def test_all_may_be_void() -> None:
 
 
 @pytest.mark.parametrize("masks", [None, masks_of({1: [3]}), masks_of({1: [3]}, skipped=(4,))])
-def test_a_guided_sample_that_has_no_mask_is_refused(masks: TokenMasks | None) -> None:
+def test_a_structured_sample_that_has_no_mask_is_refused(masks: TokenMasks | None) -> None:
     _, staging = make()
-    with pytest.raises(ValueError, match="no mask for guided samples"):
+    with pytest.raises(ValueError, match="no mask for structured samples"):
         staging.upload(plan_with((1, 2)), masks)
 
 

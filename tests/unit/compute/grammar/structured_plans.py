@@ -1,4 +1,4 @@
-"""Plans of guided samples, and what a device says to them, for tests of grammars."""
+"""Plans of structured samples, and what a device says to them, for tests of grammars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.step import SlotDelta, StepPlan, StepResult
 
-GUIDANCE = GrammarSpec("start: /a*/", field="tools")
+GRAMMAR_SPEC = GrammarSpec("start: /a*/", field="tools")
 
 
 def int32s(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -18,16 +18,16 @@ def int32s(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def make_delta(slot: int, epoch: int = 1, **changes: Any) -> SlotDelta:
-    """A guided sequence takes a slot."""
+    """A structured sequence takes a slot."""
     sampling = SamplingParams(
-        max_tokens=10, seed=1, grammar_spec=changes.pop("grammar_spec", GUIDANCE)
+        max_tokens=10, seed=1, grammar_spec=changes.pop("grammar_spec", GRAMMAR_SPEC)
     )
     output_ids = int32s(changes.pop("output_ids", ()))
     return SlotDelta(slot, epoch, sampling, 0, (2,), output_ids=output_ids, **changes)
 
 
-def make_plan(*rows: tuple[int, int, int], guided: Sequence[int] | None = None) -> StepPlan:
-    """A decode step of these rows: slot, epoch and output index; all guided, unless told."""
+def make_plan(*rows: tuple[int, int, int], structured: Sequence[int] | None = None) -> StepPlan:
+    """A decode step of these rows: slot, epoch and output index; all structured, unless told."""
     slots, epochs, indices = (int32s(column) for column in zip(*rows, strict=True))
     numbers = int32s(range(len(rows)))
     none = int32s([])
@@ -45,7 +45,7 @@ def make_plan(*rows: tuple[int, int, int], guided: Sequence[int] | None = None) 
         page_slot=none,
         page_index=none,
         page_id=none,
-        guided=tuple(range(len(rows)) if guided is None else guided),
+        structured=tuple(range(len(rows)) if structured is None else structured),
     )
 
 

@@ -1,4 +1,4 @@
-"""A runner whose guided samples get masks that a test makes."""
+"""A runner whose structured samples get masks that a test makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from common.messages.sampling import GrammarSpec
 from services.compute.step import Int32Array, StepPlan, StepResult, TokenMasks
 
-GUIDANCE = GrammarSpec(grammar="start: /a/")
+GRAMMAR_SPEC = GrammarSpec(grammar="start: /a/")
 
 Allow = Callable[[int, int], Sequence[int] | None]
 """The ids that a slot may take for an output number; None for a mask that was not ready."""
@@ -24,28 +24,28 @@ def bits_of(allowed: Sequence[int], vocab_size: int) -> Int32Array:
     return np.packbits(there, bitorder="little").view(np.int32)
 
 
-class Guiding:
-    """Says which samples are guided, and masks them as `allow` says; the rest is the runner's."""
+class MaskingRunner:
+    """Marks samples as structured and masks them as `allow` says; the rest is the runner's."""
 
     def __init__(self, runner: Any, allow: Allow) -> None:
         self._runner = runner
         self._allow = allow
-        self._guided: dict[int, bool] = {}
+        self._structured: dict[int, bool] = {}
         self.spec = runner.spec
         self.skipped: list[tuple[int, int]] = []  # slot and output number
 
     def forward(self, plan: StepPlan) -> Any:
         for delta in plan.slots:
-            self._guided[delta.slot] = delta.sampling.grammar_spec is not None
+            self._structured[delta.slot] = delta.sampling.grammar_spec is not None
         slots = plan.row_slot[plan.sample_row].tolist()
-        guided = tuple(s for s, slot in enumerate(slots) if self._guided[slot])
-        return self._runner.forward(replace(plan, guided=guided))
+        structured = tuple(s for s, slot in enumerate(slots) if self._structured[slot])
+        return self._runner.forward(replace(plan, structured=structured))
 
     def sample(self, ticket: Any) -> Any:
         plan: StepPlan = ticket.plan
         slots = plan.row_slot[plan.sample_row].tolist()
         samples, rows, skipped = [], [], []
-        for sample in plan.guided:
+        for sample in plan.structured:
             where = slots[sample], int(plan.sample_index[sample])
             allowed = self._allow(*where)
             if allowed is None:
@@ -57,7 +57,7 @@ class Guiding:
         words = -(-self.spec().vocab_size // 32)
         bits = np.array(rows, dtype=np.int32).reshape(len(rows), words)
         masks = TokenMasks(np.array(samples, dtype=np.int32), bits, tuple(skipped))
-        return self._runner.sample(ticket, masks if plan.guided else None)
+        return self._runner.sample(ticket, masks if plan.structured else None)
 
     def result(self, ticket: Any) -> StepResult:
         return self._runner.result(ticket)

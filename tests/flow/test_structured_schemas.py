@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.cases import num_cases
-from tests.flow.guided_ring import EOS, guided, guided_ring, schema_grammar, text_of
+from tests.flow.structured_ring import EOS, schema_grammar, structured, structured_ring, text_of
 
 scalars: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.sampled_from([{"type": kind} for kind in ("string", "integer", "boolean", "null")]),
@@ -61,9 +61,9 @@ async def test_whatever_ends_by_stop_obeys_its_schema(
     tmp_path_factory: Any, drawn: list[dict[str, Any]]
 ) -> None:
     folder: Path = tmp_path_factory.mktemp("model")
-    async with guided_ring(folder, step_s=0.001) as ring:
+    async with structured_ring(folder, step_s=0.001) as ring:
         asked = {
-            ring.ask(2 * n + 10, **guided(schema_grammar(schema), seed=n)): schema
+            ring.ask(2 * n + 10, **structured(schema_grammar(schema), seed=n)): schema
             for n, schema in enumerate(drawn)
         }
         await ring.until(lambda: all(ring.endings(attempt) for attempt in asked))

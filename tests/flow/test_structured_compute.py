@@ -1,4 +1,4 @@
-"""Guided requests through the compute actor, with a real mask worker."""
+"""Structured requests through the compute actor, with a real mask worker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from common.messages.arrays import int32s
 from common.messages.failure import Failure
 from common.messages.sampling import SamplingParams
 from tests.flow.compute_ring import Ring
-from tests.flow.guided_ring import (
+from tests.flow.structured_ring import (
     EOS,
-    guided,
-    guided_ring,
     schema_grammar,
+    structured,
+    structured_ring,
     text_of,
     tokenizer,
 )
@@ -82,9 +82,9 @@ async def test_what_ends_by_stop_is_json_of_the_schema(
     tmp_path: Path, schedule: str, in_flight_steps: int
 ) -> None:
     settings = {"schedule": schedule, "in_flight_steps": in_flight_steps}
-    async with guided_ring(tmp_path, static_batch_window_s=0.001, **settings) as ring:
+    async with structured_ring(tmp_path, static_batch_window_s=0.001, **settings) as ring:
         grammar = schema_grammar(PERSON)
-        attempts = [ring.ask(n, **guided(grammar, seed=n)) for n in range(1, 25)]
+        attempts = [ring.ask(n, **structured(grammar, seed=n)) for n in range(1, 25)]
         await all_ended(ring, attempts)
         for attempt in attempts:
             check_person(ring, attempt)
@@ -92,8 +92,8 @@ async def test_what_ends_by_stop_is_json_of_the_schema(
 
 
 async def test_what_is_cut_short_says_so(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
-        attempt = ring.ask(1, **guided(schema_grammar(PERSON), max_tokens=7))
+    async with structured_ring(tmp_path) as ring:
+        attempt = ring.ask(1, **structured(schema_grammar(PERSON), max_tokens=7))
         await all_ended(ring, [attempt])
         assert ring.endings(attempt) == ["length"]
         assert len(ring.tokens(attempt)) == 7
@@ -103,8 +103,8 @@ async def test_what_is_cut_short_says_so(tmp_path: Path) -> None:
 async def test_a_grammar_that_ends_wins_over_what_holds_the_end_back(
     tmp_path: Path, held_back: dict[str, Any]
 ) -> None:
-    async with guided_ring(tmp_path) as ring:
-        given = guided(schema_grammar(PERSON))["sampling"]
+    async with structured_ring(tmp_path) as ring:
+        given = structured(schema_grammar(PERSON))["sampling"]
         attempts = [ring.ask(n, sampling=replace(given, seed=n, **held_back)) for n in range(1, 9)]
         await all_ended(ring, attempts)
         for attempt in attempts:
@@ -113,34 +113,34 @@ async def test_a_grammar_that_ends_wins_over_what_holds_the_end_back(
 
 
 async def test_a_stop_token_cuts_a_structure(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
+    async with structured_ring(tmp_path) as ring:
         (colon,) = tokenizer().encode(":").ids
-        given = guided('start: "a:" /[b-d]{3}/\n')["sampling"]
+        given = structured('start: "a:" /[b-d]{3}/\n')["sampling"]
         cut = ring.ask(1, sampling=replace(given, stop_token_ids=(colon,)))
         await all_ended(ring, [cut])
         assert ring.endings(cut) == ["stop"]
         assert text_of(ring.tokens(cut)) == "a:"
 
 
-async def test_unguided_rows_of_a_mixed_batch_get_the_tokens_that_they_get_alone(
+async def test_unstructured_rows_of_a_mixed_batch_get_the_tokens_that_they_get_alone(
     tmp_path: Path,
 ) -> None:
-    async with guided_ring(tmp_path) as ring:
+    async with structured_ring(tmp_path) as ring:
         alone = [ring.ask(100 + n, **free(n)) for n in range(6)]
         await all_ended(ring, alone)
         grammar = schema_grammar(PERSON)
         mixed = []
         for n in range(6):
             mixed.append(ring.ask(200 + n, **free(n)))
-            mixed.append(ring.ask(300 + n, **guided(grammar, seed=n)))
+            mixed.append(ring.ask(300 + n, **structured(grammar, seed=n)))
         await all_ended(ring, mixed)
         for first, second in zip(alone, mixed[::2], strict=True):
             assert ring.tokens(first) == ring.tokens(second)
 
 
-async def test_several_choices_are_guided_each(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
-        first = ring.ask(1, num_choices=4, **guided(schema_grammar(PERSON)))
+async def test_several_choices_are_structured_each(tmp_path: Path) -> None:
+    async with structured_ring(tmp_path) as ring:
+        first = ring.ask(1, num_choices=4, **structured(schema_grammar(PERSON)))
         attempts = [AttemptId(first.router, 1 + choice) for choice in range(4)]
         await all_ended(ring, attempts)
         for attempt in attempts:
@@ -148,12 +148,12 @@ async def test_several_choices_are_guided_each(tmp_path: Path) -> None:
 
 
 async def test_a_retry_goes_on_inside_of_its_grammar(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
+    async with structured_ring(tmp_path) as ring:
         grammar = schema_grammar(PERSON)
-        whole = ring.ask(1, **guided(grammar))
+        whole = ring.ask(1, **structured(grammar))
         await all_ended(ring, [whole])
         ids = ring.tokens(whole)
-        rest = ring.ask(2, output_ids=int32s(ids[:9]), **guided(grammar))
+        rest = ring.ask(2, output_ids=int32s(ids[:9]), **structured(grammar))
         await ring.until(lambda: bool(ring.endings(rest)))
         rows = [row for row in ring.rows if row.attempt == rest]
         assert rows[0].first_index == 9
@@ -161,17 +161,17 @@ async def test_a_retry_goes_on_inside_of_its_grammar(tmp_path: Path) -> None:
 
 
 async def test_outputs_of_a_retry_that_the_grammar_forbids_end_it(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
-        attempt = ring.ask(1, output_ids=int32s([40, 41]), **guided(schema_grammar(PERSON)))
+    async with structured_ring(tmp_path) as ring:
+        attempt = ring.ask(1, output_ids=int32s([40, 41]), **structured(schema_grammar(PERSON)))
         await ring.until(lambda: bool(ring.endings(attempt)))
         assert failure_of(ring, attempt).code == "grammar_failed"
         assert failure_of(ring, attempt).status == 500
 
 
 async def test_only_allowed_tokens_come(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
+    async with structured_ring(tmp_path) as ring:
         attempts = [
-            ring.ask(n, **guided(allowed_token_ids=(7, 9, 300), seed=n, max_tokens=30))
+            ring.ask(n, **structured(allowed_token_ids=(7, 9, 300), seed=n, max_tokens=30))
             for n in range(1, 5)
         ]
         await all_ended(ring, attempts)
@@ -181,9 +181,9 @@ async def test_only_allowed_tokens_come(tmp_path: Path) -> None:
 
 
 async def test_banned_sequences_never_come(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
+    async with structured_ring(tmp_path) as ring:
         rules = {"allowed_token_ids": (7, 8, 9), "banned_sequences": ((7, 8), (9, 9), (8, 9, 7))}
-        attempts = [ring.ask(n, **guided(seed=n, max_tokens=60, **rules)) for n in range(1, 5)]
+        attempts = [ring.ask(n, **structured(seed=n, max_tokens=60, **rules)) for n in range(1, 5)]
         await all_ended(ring, attempts)
         for attempt in attempts:
             ids = ring.tokens(attempt)
@@ -193,8 +193,8 @@ async def test_banned_sequences_never_come(tmp_path: Path) -> None:
 
 
 async def test_special_tokens_stand_in_a_grammar_by_name(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
-        attempt = ring.ask(1, **guided('start: "{" <tool_call> "}"\n'))
+    async with structured_ring(tmp_path) as ring:
+        attempt = ring.ask(1, **structured('start: "{" <tool_call> "}"\n'))
         await all_ended(ring, [attempt])
         special = tokenizer().token_to_id("<tool_call>")
         brackets = [tokenizer().token_to_id(text) for text in "{}"]
@@ -216,21 +216,21 @@ BAD_GRAMMARS = {
 async def test_a_grammar_that_does_not_compile_is_refused_and_the_field_named(
     tmp_path: Path,
 ) -> None:
-    async with guided_ring(tmp_path) as ring:
+    async with structured_ring(tmp_path) as ring:
         for counter, (grammar, told) in enumerate(BAD_GRAMMARS.items(), 1):
-            attempt = ring.ask(counter, **guided(grammar, field="guided_grammar"))
+            attempt = ring.ask(counter, **structured(grammar, field="structured_outputs"))
             await all_ended(ring, [attempt])
             failure = failure_of(ring, attempt)
             assert ring.endings(attempt) == ["refused"]
             assert (failure.status, failure.code) == (400, "invalid_grammar")
-            assert failure.field == "guided_grammar"
+            assert failure.field == "structured_outputs"
             assert told in failure.message
             assert "<state>" not in failure.message and len(failure.message) < 600
 
 
 async def test_a_grammar_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path, max_grammar_bytes=1000) as ring:
-        attempt = ring.ask(1, **guided("start: " + "x" * 1000))
+    async with structured_ring(tmp_path, max_grammar_bytes=1000) as ring:
+        attempt = ring.ask(1, **structured("start: " + "x" * 1000))
         await all_ended(ring, [attempt])
         assert failure_of(ring, attempt).code == "grammar_too_large"
 
@@ -238,10 +238,10 @@ async def test_a_grammar_that_is_too_large_is_refused(tmp_path: Path) -> None:
 async def test_a_model_without_a_tokenizer_refuses_grammars_and_takes_lists(
     tmp_path: Path,
 ) -> None:
-    async with guided_ring(tmp_path) as ring:
+    async with structured_ring(tmp_path) as ring:
         (tmp_path / "tokenizer.json").unlink()
-        grammar = ring.ask(1, **guided("start: /a/\n"))
-        allowed = ring.ask(2, **guided(allowed_token_ids=(5,), max_tokens=3))
+        grammar = ring.ask(1, **structured("start: /a/\n"))
+        allowed = ring.ask(2, **structured(allowed_token_ids=(5,), max_tokens=3))
         await all_ended(ring, [grammar, allowed])
         assert "tokenizer.json" in failure_of(ring, grammar).message
         assert set(ring.tokens(allowed)) <= {5, EOS}
@@ -260,11 +260,11 @@ async def test_a_grammar_that_kills_its_compiler_is_refused_and_others_go_on(
     }
     deep["a3000"] = {"type": "string"}
     bomb = schema_grammar({"$defs": deep, "$ref": "#/$defs/a0"})
-    async with guided_ring(tmp_path, max_grammar_bytes=1 << 20) as ring:
-        running = ring.ask(1, **guided(allowed_token_ids=tuple(range(10, 90)), max_tokens=150))
+    async with structured_ring(tmp_path, max_grammar_bytes=1 << 20) as ring:
+        running = ring.ask(1, **structured(allowed_token_ids=tuple(range(10, 90)), max_tokens=150))
         await ring.until(lambda: len(ring.tokens(running)) > 3)
-        bad = ring.ask(2, **guided(bomb, field="tools"))
-        good = ring.ask(3, **guided(schema_grammar(PERSON)))
+        bad = ring.ask(2, **structured(bomb, field="tools"))
+        good = ring.ask(3, **structured(schema_grammar(PERSON)))
         await all_ended(ring, [running, bad, good])
         assert failure_of(ring, bad).code == "invalid_grammar"
         assert failure_of(ring, bad).field == "tools"
@@ -280,11 +280,11 @@ async def test_a_grammar_that_compiles_too_long_is_refused_and_others_go_on(
         for i in range(700)
     }
     slow = schema_grammar({"type": "object", "properties": fields})
-    async with guided_ring(tmp_path, grammar_timeout_s=0.05, max_grammar_bytes=1 << 20) as ring:
-        good = ring.ask(1, **guided(schema_grammar(PERSON)))
+    async with structured_ring(tmp_path, grammar_timeout_s=0.05, max_grammar_bytes=1 << 20) as ring:
+        good = ring.ask(1, **structured(schema_grammar(PERSON)))
         await ring.until(lambda: len(ring.tokens(good)) > 3)
-        bad = ring.ask(2, **guided(slow))
-        later = ring.ask(3, **guided(schema_grammar(PERSON)))
+        bad = ring.ask(2, **structured(slow))
+        later = ring.ask(3, **structured(schema_grammar(PERSON)))
         await ring.until(lambda: bool(ring.endings(bad)))
         await all_ended(ring, [good, bad, later])
         assert failure_of(ring, bad).code == "grammar_timeout"
@@ -293,8 +293,8 @@ async def test_a_grammar_that_compiles_too_long_is_refused_and_others_go_on(
 
 
 async def test_an_abort_while_the_grammar_compiles_ends_it_once(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
-        first = ring.ask(1, num_choices=3, **guided(schema_grammar(PERSON)))
+    async with structured_ring(tmp_path) as ring:
+        first = ring.ask(1, num_choices=3, **structured(schema_grammar(PERSON)))
         attempts = [AttemptId(first.router, 1 + choice) for choice in range(3)]
         ring.abort(attempts[1])
         await all_ended(ring, attempts)
@@ -305,11 +305,11 @@ async def test_an_abort_while_the_grammar_compiles_ends_it_once(tmp_path: Path) 
 
 
 async def test_a_mask_worker_that_is_killed_in_mid_stream_costs_no_token(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path, step_s=0.001) as ring:
+    async with structured_ring(tmp_path, step_s=0.001) as ring:
         grammar = schema_grammar(PERSON)
-        alone = [ring.ask(n, **guided(grammar, seed=n)) for n in range(1, 7)]
+        alone = [ring.ask(n, **structured(grammar, seed=n)) for n in range(1, 7)]
         await all_ended(ring, alone)
-        again = [ring.ask(10 + n, **guided(grammar, seed=n)) for n in range(1, 7)]
+        again = [ring.ask(10 + n, **structured(grammar, seed=n)) for n in range(1, 7)]
         for tokens in (3, 20, 30):
             await ring.until(lambda n=tokens: max(len(ring.tokens(a)) for a in again) >= n)
             pid = mask_worker_pid(ring)
@@ -325,10 +325,10 @@ async def test_a_mask_worker_that_is_killed_in_mid_stream_costs_no_token(tmp_pat
 
 
 async def test_nobody_waits_for_a_slow_grammar(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
-        slow = ring.ask(1, **guided(AMBIGUOUS, max_tokens=400))
+    async with structured_ring(tmp_path) as ring:
+        slow = ring.ask(1, **structured(AMBIGUOUS, max_tokens=400))
         await ring.until(lambda: len(ring.tokens(slow)) > 30)
-        others = [ring.ask(2, **free(2)), ring.ask(3, **guided(schema_grammar(PERSON)))]
+        others = [ring.ask(2, **free(2)), ring.ask(3, **structured(schema_grammar(PERSON)))]
         await ring.until(lambda: all(ring.endings(attempt) for attempt in others))
         check_person(ring, others[1])
         ring.abort(slow)
@@ -336,10 +336,11 @@ async def test_nobody_waits_for_a_slow_grammar(tmp_path: Path) -> None:
 
 
 async def test_preemption_keeps_the_place_in_the_grammar(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path, num_pages=12) as ring:
+    async with structured_ring(tmp_path, num_pages=12) as ring:
         grammar = schema_grammar(PERSON)
         attempts = [
-            ring.ask(n, prompt=range(10, 20), **guided(grammar, 120, seed=n)) for n in range(1, 9)
+            ring.ask(n, prompt=range(10, 20), **structured(grammar, 120, seed=n))
+            for n in range(1, 9)
         ]
         await all_ended(ring, attempts)
         assert ring.device.scheduler.stats().preemptions_total > 0
@@ -348,8 +349,8 @@ async def test_preemption_keeps_the_place_in_the_grammar(tmp_path: Path) -> None
 
 
 async def test_a_drain_waits_for_what_is_held_and_its_end_moves_it(tmp_path: Path) -> None:
-    async with guided_ring(tmp_path) as ring:
-        held = ring.ask(1, **guided(schema_grammar(PERSON)))
+    async with structured_ring(tmp_path) as ring:
+        held = ring.ask(1, **structured(schema_grammar(PERSON)))
         await ring.until(lambda: ring.actor.num_open == 1)
         ring.actor.drain()
         assert not ring.actor.drained

@@ -57,10 +57,10 @@ def schema_grammar(schema: dict[str, Any]) -> str:
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
 
 
-def guided(
+def structured(
     grammar: str = "", max_tokens: int = 200, seed: int = 1, **rules: Any
 ) -> dict[str, SamplingParams]:
-    """The fields of `Ring.ask` for a guided request."""
+    """The fields of `Ring.ask` for a structured request."""
     grammar_spec = GrammarSpec(grammar=grammar, **rules)
     return {"sampling": SamplingParams(max_tokens=max_tokens, seed=seed, grammar_spec=grammar_spec)}
 
@@ -71,7 +71,7 @@ def text_of(ids: list[int]) -> str:
 
 
 @asynccontextmanager
-async def guided_ring(
+async def structured_ring(
     folder: Path, step_s: float = 0.002, num_pages: int = 256, **settings: Any
 ) -> AsyncIterator[Ring]:
     """Start a compute service that can make masks, and stop it at the end."""
