@@ -62,17 +62,24 @@ def test_every_file_is_named_after_what_is_in_it() -> None:
     assert not misnamed, "\n".join(misnamed)
 
 
-def test_tests_are_shown_by_their_own_file() -> None:
-    """What is imported under a test's name runs here and fails there: inherit a class of tests."""
+def test_helpers_stand_apart_from_tests() -> None:
+    """A test that another file imports would run twice: helpers have modules of their own."""
     imported = [
-        f"{name_of(path)}: {alias.name}"
+        f"{name_of(path)}: {name}"
         for path in OTHERS
         for node in ast.walk(ast.parse(text_of(path)))
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.name.startswith("test_")
+        for name in imported_names(node)
+        if name.startswith("tests.") and ".test_" in name
     ]
     assert imported == []
+
+
+def imported_names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module or ''}.{alias.name}" for alias in node.names]
+    return []
 
 
 def test_forbidden_things_are_nowhere() -> None:

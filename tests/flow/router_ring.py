@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +87,25 @@ class Script:
     def num_calls(self) -> int:
         """Tool calls among the parts."""
         return sum(part.kind == "call" for parts in self.parts for part in parts)
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "calculator"}},
+]
+CALLS = Script(
+    pieces=("<think>", "hm", "</think>", "<tool_call>…", "…", "…</tool_call>", "…"),
+    parts=(
+        (Part("content", ""),),
+        (Part("reasoning", "hm"),),
+        (Part("content", "\n"),),
+        (Part("call", "get_weather", 0, "call_1"), Part("arguments", '{"city":', 0)),
+        (Part("arguments", '"Oslo"}', 0),),
+        (Part("call", "calculator", 1, "call_2"),),
+        (Part("arguments", "{}", 1),),
+    ),
+    reasoning_tokens=3,
+)
 
 
 def next_beat(worker: Worker, **changes: Any) -> WorkerAlive:
@@ -296,6 +315,17 @@ def events(data: bytes) -> list[Any]:
     assert all(part.startswith(b"data: ") for part in parts)
     assert parts[-1] == b"data: [DONE]"
     return [json.loads(part[6:]) for part in parts[:-1]]
+
+
+async def ask(ring: Ring, path: str, body: dict[str, Any]) -> Any:
+    async with ring.post(path, body) as response:
+        data = await response.read()
+        assert response.status == 200, data
+    return events(data) if body.get("stream") else json.loads(data)
+
+
+def deltas_of(chunks: Iterable[Any]) -> list[dict[str, Any]]:
+    return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
 
 
 async def waiting(ring: Ring, body: dict[str, Any], path: str = CHAT) -> asyncio.Task[Any]:

@@ -22,8 +22,9 @@ from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.reasoning import ReasoningStage
 from tests.cases import num_cases
-from tests.unit.tokenizer.test_tool_grammars import FORMATS, SCHEMAS, objects
+from tests.unit.tokenizer.schema_strategies import SCHEMAS, objects
 from tests.unit.tokenizer.walks import model, tool
+from tests.unit.tokenizer.written_calls import FORMATS
 
 HUGE = re.compile(r"\d[eE]\+?\d{3}")  # numbers that no float holds come back as something else
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from common.messages.text import Candidate, Part, TokenLogprob
+from common.messages.text import Candidate, TokenLogprob
 from common.messages.tokenize import IdsPrompt, Tokenize
-from tests.flow.router_ring import CHAT, TEXT, Ring, Script, chat, events, running_router
-
-TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}},
-    {"type": "function", "function": {"name": "calculator"}},
-]
-CALLS = Script(
-    pieces=("<think>", "hm", "</think>", "<tool_call>…", "…", "…</tool_call>", "…"),
-    parts=(
-        (Part("content", ""),),
-        (Part("reasoning", "hm"),),
-        (Part("content", "\n"),),
-        (Part("call", "get_weather", 0, "call_1"), Part("arguments", '{"city":', 0)),
-        (Part("arguments", '"Oslo"}', 0),),
-        (Part("call", "calculator", 1, "call_2"),),
-        (Part("arguments", "{}", 1),),
-    ),
-    reasoning_tokens=3,
+from tests.flow.router_ring import (
+    CALLS,
+    CHAT,
+    TEXT,
+    TOOLS,
+    Script,
+    ask,
+    chat,
+    deltas_of,
+    running_router,
 )
+
 WHOLE_CALLS = [
     {
         "id": "call_1",
@@ -43,17 +34,6 @@ def _token(index: int, text: str = "") -> TokenLogprob:
     text = text or "ab"[index % 2]
     chosen = Candidate(index, text, text.encode(), -0.5)
     return TokenLogprob(chosen, (Candidate(7, "x", b"x", -0.25), chosen), rank=2)
-
-
-async def ask(ring: Ring, path: str, body: dict[str, Any]) -> Any:
-    async with ring.post(path, body) as response:
-        data = await response.read()
-        assert response.status == 200, data
-    return events(data) if body.get("stream") else json.loads(data)
-
-
-def deltas_of(chunks: Iterable[Any]) -> list[dict[str, Any]]:
-    return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
 
 
 async def test_calls_and_reasoning_of_an_answer_in_one_piece() -> None:

@@ -1,4 +1,4 @@
-"""Requests in the forms of other servers and of older times, from HTTP to mail and back."""
+"""Requests in the forms of other servers and of older times, from HTTP to messages and back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.flow.router_ring import CARD, CHAT, TEXT, Script, chat, running_router
-from tests.flow.test_router_openai import CALLS, TOOLS, ask, deltas_of
+from tests.flow.router_ring import (
+    CALLS,
+    CARD,
+    CHAT,
+    TEXT,
+    TOOLS,
+    Script,
+    ask,
+    chat,
+    deltas_of,
+    running_router,
+)
 
 FUNCTIONS = [tool["function"] for tool in TOOLS]
 FIRST_CALL = {"name": "get_weather", "arguments": '{"city":"Oslo"}'}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import urllib.request
 
@@ -40,3 +41,21 @@ def num_steps(stack: Stack) -> int:
         text = answer.read().decode()
     counts = re.findall(r"^slipstream_compute_steps_total{.*} (\d+)\.0$", text, re.M)
     return sum(map(int, counts))
+
+
+def send(
+    stack: Stack,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    content_type: str = "application/json",
+    headers: dict[str, str] | None = None,
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Send bytes as they are; returns status, headers and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
+    try:
+        connection.request(method, path, body, {"Content-Type": content_type, **(headers or {})})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.stack import Stack
 from tests.system.bad_requests import MESSAGES, SOUND
-from tests.system.ring import wait_empty
-from tests.system.test_errors import send
+from tests.system.ring import send, wait_empty
 
 KEY = "sk-right-1234567890"
 WITHOUT: Mapping[str, dict[str, str]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 from openai import OpenAI
 
 from benchmarks.stack import Stack
-from tests.patience import PATIENCE_S
-from tests.system.ring import wait_empty
+from tests.system.ring import send, wait_empty
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "tiny", "messages": MESSAGES}
@@ -104,21 +102,3 @@ def test_after_all_refusals_no_table_has_an_entry(client: OpenAI, tiny_stack: St
         with pytest.raises(openai.BadRequestError):
             client.post("/completions", body=body, cast_to=object)
     wait_empty(tiny_stack)
-
-
-def send(
-    stack: Stack,
-    method: str,
-    path: str,
-    body: bytes = b"",
-    content_type: str = "application/json",
-    headers: dict[str, str] | None = None,
-) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """Send bytes as they are; returns status, headers and body."""
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
-    try:
-        connection.request(method, path, body, {"Content-Type": content_type, **(headers or {})})
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
-    finally:
-        connection.close()

@@ -15,8 +15,8 @@ from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from services.tokenizer.lark_input import in_json_string
 from tests.cases import num_cases
-from tests.unit.tokenizer.test_tool_grammars import EVERY_FORMAT, FORMATS, TIME, WEATHER, written
 from tests.unit.tokenizer.walks import model, tool
+from tests.unit.tokenizer.written_calls import EVERY_FORMAT, FORMATS, TIME, WEATHER, written
 
 PATCH = r"""
 start: begin hunk+ end   // a comment, "with quotes"

@@ -18,16 +18,9 @@ from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
-from tests.unit.tokenizer.test_tool_grammars import (
-    FORMATS,
-    LEAVES,
-    NOW,
-    SCHEMAS,
-    TOOLS,
-    WEATHER,
-    objects,
-)
+from tests.unit.tokenizer.schema_strategies import LEAVES, SCHEMAS, objects
 from tests.unit.tokenizer.walks import model
+from tests.unit.tokenizer.written_calls import FORMATS, NOW, TOOLS, WEATHER
 
 FIELD = "response_format.json_schema.schema"
 PERSON = {

@@ -16,7 +16,8 @@ from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.answer_grammar import TemplateFormat, compose
 from services.tokenizer.functions import functions_of
 from tests.cases import num_cases
-from tests.unit.tokenizer.test_tool_grammars import (
+from tests.unit.tokenizer.walks import model
+from tests.unit.tokenizer.written_calls import (
     CALCULATOR,
     FORMATS,
     NOW,
@@ -27,7 +28,6 @@ from tests.unit.tokenizer.test_tool_grammars import (
     read,
     written,
 )
-from tests.unit.tokenizer.walks import model
 
 WATCHED = ("hermes", "mistral", "mistral with args", "deepseek in fences", "deepseek")
 WRONG = ("calculator", {"expression": 7})

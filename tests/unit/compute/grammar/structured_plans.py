@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.messages.sampling import GrammarSpec, SamplingParams
+from services.compute.grammar.messages import StartSequence
 from services.compute.step import SlotDelta, StepPlan, StepResult
 
 GRAMMAR_SPEC = GrammarSpec("start: /a*/", field="tools")
@@ -58,3 +59,23 @@ def make_result(*tokens: int) -> StepResult:
         np.ones(count, dtype=np.int32),
         np.zeros(count, dtype=np.bool_),
     )
+
+
+def make_start(grammar_spec: GrammarSpec, **changes: Any) -> StartSequence:
+    fields: dict[str, Any] = {
+        "slot": 0,
+        "epoch": 1,
+        "grammar_spec": grammar_spec,
+        "eos_ids": (2,),
+        "stop_ids": (),
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "max_tokens": 100,
+        "output_ids": (),
+    }
+    return StartSequence(**{**fields, **changes})
+
+
+def tokens_in(mask_W: np.ndarray[Any, np.dtype[np.int32]]) -> set[int]:
+    bits = np.unpackbits(mask_W.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.unit.compute.grammar.grammar_plans import make_start, tokens_in
 
 from common.messages.sampling import GrammarSpec
 from services.compute.grammar.backend import GrammarBackend
@@ -19,7 +20,6 @@ from services.compute.grammar.messages import (
     SequenceFailed,
 )
 from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
-from tests.unit.compute.grammar.test_token_rules import make_start, tokens_in
 
 NUM_SLOTS = 200
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.compute.grammar.grammar_plans import make_start, tokens_in
 
 from common.messages.sampling import GrammarSpec
 from services.compute.grammar.matcher import TokenRules, bits_of
@@ -14,26 +14,6 @@ from services.compute.grammar.messages import StartSequence
 
 VOCAB_SIZE = 70  # not a multiple of 32
 ids = st.integers(0, 12)
-
-
-def make_start(grammar_spec: GrammarSpec, **changes: Any) -> StartSequence:
-    fields: dict[str, Any] = {
-        "slot": 0,
-        "epoch": 1,
-        "grammar_spec": grammar_spec,
-        "eos_ids": (2,),
-        "stop_ids": (),
-        "min_tokens": 0,
-        "ignore_eos": False,
-        "max_tokens": 100,
-        "output_ids": (),
-    }
-    return StartSequence(**{**fields, **changes})
-
-
-def tokens_in(mask_W: np.ndarray[Any, np.dtype[np.int32]]) -> set[int]:
-    bits = np.unpackbits(mask_W.view(np.uint8), bitorder="little")
-    return set(np.flatnonzero(bits).tolist())
 
 
 def expected(place: StartSequence, outputs: list[int], accepting: bool) -> set[int]:

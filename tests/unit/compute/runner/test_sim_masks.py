@@ -13,7 +13,7 @@ from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.runner.sim import SimRunner, TokenScript, closing_ids
 from services.compute.step import SlotDelta, TokenMasks
 from tests.flow.structured_ring import save_tokenizer, tokenizer
-from tests.unit.compute.runner.test_sim import SPEC, Clock, plan, runner
+from tests.unit.compute.runner.sim_runners import SPEC, Clock, plan, runner
 from tests.unit.compute.token_masks import bits_of
 
 VOCAB_SIZE = SPEC.vocab_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.router.responses.test_requests import messages_of
+from tests.unit.router.responses.parsed_requests import messages_of
 
 
 def test_a_string_is_the_users_and_instructions_are_the_systems() -> None:

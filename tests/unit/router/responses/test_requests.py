@@ -7,33 +7,19 @@ from typing import Any
 
 import pytest
 
-from common.messages.tokenize import ChatPrompt, Structure, ToolInput, ToolUse
+from common.messages.tokenize import Structure, ToolInput, ToolUse
 from services.router.errors import ApiError
 from services.router.generate_request import TRUNCATE_TO_FIT
 from services.router.request_warnings import Warnings
-from services.router.responses.requests import ResponsesRequest, parse_input, parse_response
+from services.router.responses.requests import parse_input, parse_response
 from services.router.responses.store import ResponseStore
 from services.router.responses.tools import ToolName
+from tests.unit.router.responses.parsed_requests import messages_of, parse, prompt_of
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 PATCH = {"type": "custom", "name": "patch", "description": "Change files."}
 OTHER = {"type": "function", "name": "g", "parameters": None}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
-def parse(**fields: Any) -> ResponsesRequest:
-    return parse_response({"model": "demo", "input": "Hi", **fields}, Warnings())
-
-
-def prompt_of(parsed: ResponsesRequest) -> ChatPrompt:
-    (prompt,) = parsed.generate.prompts
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
-
-
-def messages_of(value: Any, **fields: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(prompt_of(parse(input=value, **fields)).messages_json)
-    return found
 
 
 def test_flat_tools_become_functions_and_are_repeated_whole() -> None:
