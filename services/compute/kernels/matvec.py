@@ -205,7 +205,8 @@ def matvec(
     pdl: bool = False,
 ) -> None:
     """x W^T + b for one row; sums in float32 are rounded once, to `out_TO`'s dtype."""
-    config = config or matvec_config(*weight_OI.shape, weight_OI.element_size())
+    num_out, num_in = weight_OI.shape
+    config = config or matvec_config(num_out, num_in, weight_OI.element_size())
     plain = NormedInput(x_TI, None, None, 0.0, None)
     _launch(plain, weight_OI, bias_O, out_TO, config, pdl)
 
@@ -220,7 +221,8 @@ def norm_matvec(
     pdl: bool = False,
 ) -> None:
     """The product with a normed input, else as `matvec`."""
-    config = config or norm_matvec_config(*weight_OE.shape, weight_OE.element_size())
+    num_out, num_in = weight_OE.shape
+    config = config or norm_matvec_config(num_out, num_in, weight_OE.element_size())
     _launch(normed, weight_OE, bias_O, out_TO, config, pdl)
 
 

@@ -79,7 +79,7 @@ class Sampler:
         settings = self._slots
         # a sum is finite if all are (short of 1e33), at a fortieth of the cost of looking at each
         finite_S = logits_SV.sum(dim=-1).isfinite()
-        raw = RawLogprobs.of(logits_SV, settings.num_logprobs[slots])
+        raw = RawLogprobs.of(logits_SV, settings.num_logprobs[slots].astype(np.int64))
         penalised = np.nonzero(settings.asks(slots, PENALISED))[0]
         count_rows = None
         if len(penalised):
@@ -153,7 +153,9 @@ class Sampler:
             (apply_min_p, settings.min_p_log, CUTS_MIN_P),
         ):
             self._cut(cut, logits_RV, values[slots], settings.asks(slots, flag))
-        where_4R = coordinates(settings.seed[slots], settings.choice[slots], indices, self._device)
+        where_4R = coordinates(
+            settings.seed[slots], settings.choice[slots].astype(np.int64), indices, self._device
+        )
         return draw_where_it_counts(logits_RV, where_4R)
 
     def _cut(

@@ -80,7 +80,8 @@ class SamplingSlots:
 
     def asks(self, slots: Int64Array, flag: int) -> BoolArray:
         """Which of the slots have any of these flags."""
-        return (self._flags[slots] & flag) != 0
+        asks: BoolArray = (self._flags[slots] & flag) != 0
+        return asks
 
 
 def barred_tokens(sampling: SamplingParams) -> int:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.compute.grammar.grammar_plans import make_start, tokens_in
 
 from common.messages.sampling import GrammarSpec
 from services.compute.grammar.backend import GrammarBackend
@@ -20,6 +19,7 @@ from services.compute.grammar.messages import (
     SequenceFailed,
 )
 from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
+from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
 
 NUM_SLOTS = 200
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.compute.grammar.grammar_plans import make_start, tokens_in
 
 from common.messages.sampling import GrammarSpec
 from services.compute.grammar.backend import GrammarBackend
@@ -16,6 +15,7 @@ from services.compute.grammar.masks import mask_words
 from services.compute.grammar.matcher import GrammarError, SequenceMatcher, TokenRefused, bits_of
 from services.compute.grammar.messages import GrammarSettings
 from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
+from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
 
 
 @pytest.fixture(scope="module")

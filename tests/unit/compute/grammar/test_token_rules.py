@@ -6,11 +6,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.compute.grammar.grammar_plans import make_start, tokens_in
 
 from common.messages.sampling import GrammarSpec
 from services.compute.grammar.matcher import TokenRules, bits_of
 from services.compute.grammar.messages import StartSequence
+from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
 
 VOCAB_SIZE = 70  # not a multiple of 32
 ids = st.integers(0, 12)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from common.messages.sampling import GrammarSpec, SamplingParams
+from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import SlotDelta, int32_array
 
@@ -218,7 +219,7 @@ def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
     assert {s: len(entries[0].top_ids) for s, entries in table.items()} == {
         1: 0,
         2: 5,
-        3: VOCAB_SIZE,
+        3: MAX_TOP_LOGPROBS,
     }
 
 

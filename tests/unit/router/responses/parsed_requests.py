@@ -15,7 +15,7 @@ def parse(**fields: Any) -> ResponsesRequest:
 
 
 def prompt_of(parsed: ResponsesRequest) -> ChatPrompt:
-    (prompt,) = parsed.job.prompts
+    (prompt,) = parsed.generate.prompts
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
