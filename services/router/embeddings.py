@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: texts to vectors, where the model that is served is made for that."""
+"""`/v1/embeddings`: texts to vectors, if the model is an embedding model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from aiohttp import web
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
@@ -27,7 +27,7 @@ from services.router.generation import Generation, RequestContext, response_head
 from services.router.json_schema import NULL
 from services.router.middleware import WARNINGS
 from services.router.openai.messages import Messages
-from services.router.openai.sampling import TRUNCATION
+from services.router.openai.sampling import TRUNCATION, ModelName, Priority
 from services.router.openai.template import (
     TemplateKwargs,
     chat_prompt,
@@ -70,18 +70,12 @@ def _refuse_input(value: Any) -> None:
 
 
 class EmbeddingFields(OpenAIModel):
-    """The fields of both forms of an embeddings request."""
-
     refused: ClassVar[Mapping[str, RefusedFields]] = {
         **UNSUPPORTED_FIELDS,
         "stream": RefusedFields((False,), "an embedding comes in one piece"),
     }
 
-    model: str | None = Field(
-        None,
-        max_length=512,
-        description="one of `/v1/models`; where one is served it may be left out",
-    )
+    model: ModelName = None
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="numbers, or the bytes of little-endian float32"
     )
@@ -97,12 +91,7 @@ class EmbeddingFields(OpenAIModel):
         None, description="what to cut off an input that is too long; -1 is what the model takes"
     )
     truncation_side: Literal["left", "right"] | None = None
-    priority: int | None = Field(
-        None,
-        ge=-MAX_INT32,
-        le=MAX_INT32,
-        description="who goes first (lower is earlier); who shares prompt pages with whom",
-    )
+    priority: Priority = None
     cache_salt: str | None = Field(None, max_length=256)
     request_id: str | None = Field(None, description="comes back as the header `X-Request-Id`")
     rid: str | None = None
@@ -129,9 +118,7 @@ class InputFields(EmbeddingFields):
 
     @property
     def prompts(self) -> tuple[PromptSource, ...]:
-        """What is embedded."""
-        prompts: tuple[PromptSource, ...] = self.input
-        return prompts
+        return cast(tuple[PromptSource, ...], self.input)
 
 
 class MessagesFields(EmbeddingFields):
@@ -148,7 +135,6 @@ class MessagesFields(EmbeddingFields):
 
     @property
     def prompts(self) -> tuple[PromptSource, ...]:
-        """What is embedded; no answer is begun behind it."""
         variables = pack_variables(self.chat_template_kwargs)
         adds, continues = bool(self.add_generation_prompt), bool(self.continue_final_message)
         return (chat_prompt(self.messages, Tools(), adds, continues, variables),)
@@ -156,8 +142,6 @@ class MessagesFields(EmbeddingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(ApiRequest):
-    """An embeddings request: what to embed and how to answer."""
-
     as_base64: bool
     dimensions: int | None
 
@@ -188,8 +172,7 @@ def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingReques
 class EmbeddingFormat:
     """Vectors as numbers or, with `as_base64`, as the bytes of little-endian float32.
 
-    `dimensions`, if the client named a number, must be the model's, or fewer that are enough for
-    one that is `matryoshka`.
+    `dimensions`, if given, must be the model's, or fewer if its embeddings are `matryoshka`.
     """
 
     def __init__(
@@ -225,18 +208,15 @@ class EmbeddingFormat:
         return base64.b64encode(vector.tobytes()).decode()
 
     def _cut(self, vector: array[float]) -> array[float]:
-        """Keep the first numbers that were asked for; ApiError 400 where they are no embedding."""
-        wanted, cut = self._dimensions, self._matryoshka
-        if wanted is None or wanted == len(vector):
+        """Keep the first `dimensions`; ApiError 400 if the model has no such embeddings."""
+        wanted, cut, most = self._dimensions, self._matryoshka, len(vector)
+        if wanted is None or wanted == most:
             return vector
-        if cut is None or wanted > len(vector) or (cut.sizes and wanted not in cut.sizes):
-            sizes = () if cut is None else cut.sizes
-            most = f"1 to {len(vector)}" if cut is not None and not sizes else f"{len(vector)}"
-            may = ", ".join(map(str, (*(size for size in sizes if size < len(vector)), most)))
-            raise bad_field(
-                "dimensions",
-                f"may only be {may}, which this model's embeddings have (it is {wanted})",
-            )
+        if cut is None or wanted > most or (cut.sizes and wanted not in cut.sizes):
+            sizes = [f"{size}" for size in (cut.sizes if cut else ()) if size < most]
+            sizes.append(f"1 to {most}" if cut is not None and not cut.sizes else f"{most}")
+            may = f"may only be {', '.join(sizes)}, which this model's embeddings have"
+            raise bad_field("dimensions", f"{may} (it is {wanted})")
         kept = vector[:wanted]
         length = math.hypot(*kept) if cut.normalize else 1.0
         return array("f", (value / (length or 1.0) for value in kept))
@@ -256,7 +236,7 @@ async def _embed(call: Call[EmbeddingRequest]) -> web.Response:
 async def _collect(
     generation: Generation, context: RequestContext[EmbeddingFormat]
 ) -> tuple[list[CompleteAnswer], Usage]:
-    """Wait for all inputs, part after part; ApiError if one of them fails."""
+    """Embed all inputs, part after part; ApiError if one of them fails."""
     answers: list[CompleteAnswer] = []
     num_tokens = num_cached = 0
     for request in context.request.in_parts(MOST_AT_ONCE):

@@ -1,4 +1,4 @@
-"""One endpoint of an API: how it parses a request, what runs it, and how the answer is written."""
+"""An endpoint of an API: how it parses a request, runs it and writes the answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ApiRequestT = TypeVar("ApiRequestT", bound=ApiRequest)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What endpoints run requests with."""
+    """The services that endpoints use."""
 
     dispatch: Dispatch
     generation: Generation
@@ -78,8 +78,6 @@ class Endpoint(Generic[RequestT]):
     any_content_type: bool = False
 
     def handler(self, backend: Backend) -> Handler:
-        """Return the handler for the application."""
-
         async def handle(request: web.Request) -> web.StreamResponse:
             settings = backend.settings
             body = await read_json(request, settings, of_any_type=self.any_content_type)
@@ -93,7 +91,6 @@ class Endpoint(Generic[RequestT]):
         return handle
 
     def route(self, backend: Backend) -> web.RouteDef:
-        """Return the route for the application."""
         return web.post(self.path, self.handler(backend))
 
 
@@ -123,7 +120,7 @@ def prepare(
     layout: FormatT,
     response_id: str,
 ) -> RequestContext[FormatT]:
-    """Note a request in its span, and make of it what `Generation` takes."""
+    """Set the span's attributes, and return the context for `Generation`."""
     assert call.span is not None
     call.span.set_request(request, response_id)
     client = call.request[CLIENT]
@@ -142,5 +139,4 @@ def query(
 
 
 def json_response(value: dict[str, Any], status: int = 200) -> web.Response:
-    """Answer with a JSON object."""
     return web.Response(body=json_bytes(value), status=status, content_type="application/json")

@@ -1,4 +1,4 @@
-"""What a client is told when its request is refused: a status, and OpenAI's error body."""
+"""Refusals of requests: a status and an error body, by default in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -37,22 +37,21 @@ class ApiError(Exception):
 
 
 class FieldError(ApiError, ValueError):
-    """The 400 that names the field at fault. Validators of request models raise it, too."""
+    """A 400 that names the field at fault; validators of request models raise it, too."""
 
 
 def bad_field(field: str, message: str, code: str = "invalid_value") -> FieldError:
-    """Make the 400 that names the field at fault."""
     return FieldError(Failure(400, code, f"{field}: {message}", field))
 
 
 def unsupported(field: str, why: str = "") -> FieldError:
-    """Make the 400 for a field that this server cannot honour, so it is not silently ignored."""
+    """Make the 400 for a field that this server cannot honour."""
     detail = f"; {why}" if why else ""
     return bad_field(field, f"is not supported by this server{detail}", "unsupported_parameter")
 
 
 def shown(value: Any) -> str:
-    """Render an input for a message, cut short: a 4 KB body has made 23 MB of errors elsewhere."""
+    """Render an input for a message, shortened: elsewhere a 4 KB body caused 23 MB of errors."""
     if isinstance(value, (dict, list)):
         kind = "object" if isinstance(value, dict) else "array"
         return f"{kind} of {len(value)}"
@@ -63,7 +62,6 @@ def shown(value: Any) -> str:
 
 
 def error_object(failure: Failure) -> dict[str, Any]:
-    """Build OpenAI's `error` object."""
     default = "server_error" if failure.status >= 500 else "invalid_request_error"
     return {
         "message": failure.message,

@@ -1,8 +1,7 @@
-"""What applies to every HTTP request: its id, the API key, CORS, errors in its client's format."""
+"""The middleware of all endpoints: request ids, API keys, CORS, errors in the client's format."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import secrets
@@ -74,8 +73,6 @@ def make_guard(
             response = error_response(error, _writer(request))
         except web.HTTPException as error:
             response = _plain_http_error(error, _writer(request))
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             if not isinstance(error, ConnectionError):  # the client has left
                 log.error(
@@ -113,7 +110,7 @@ def is_harmless_id(given: str) -> bool:
 
 
 def adopt_request_id(request: web.Request, body: Mapping[str, Any]) -> None:
-    """Take the request id from the body where the headers have none."""
+    """Take the request id from the body if the headers have none."""
     for name in ("request_id", "rid"):
         given = body.get(name)
         if isinstance(given, str) and is_harmless_id(given):
@@ -146,7 +143,7 @@ def _writer(request: web.Request) -> ErrorWriter:
 
 
 def error_response(error: ApiError, write: ErrorWriter = written_error) -> web.Response:
-    """Build the response to a refused request; `write` makes its status and body."""
+    """Build the response to a refused request; `write` returns its status and body."""
     failure = error.failure
     status, body = write(failure)
     response = web.Response(status=status, body=body, content_type="application/json")
@@ -190,11 +187,11 @@ class CrossOrigin:
     def preflight(self, request: web.Request) -> web.Response | None:
         """Answer a preflight, which carries no API key; None for any other request."""
         headers = request.headers
-        if request.method != hdrs.METH_OPTIONS:
-            return None
-        if hdrs.ACCESS_CONTROL_REQUEST_METHOD not in headers:
-            return None
-        if not self.allows(headers.get(hdrs.ORIGIN, "")):
+        if (
+            request.method != hdrs.METH_OPTIONS
+            or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in headers
+            or not self.allows(headers.get(hdrs.ORIGIN, ""))
+        ):
             return None
         allowed = {
             hdrs.ACCESS_CONTROL_ALLOW_METHODS: ALLOWED_METHODS,

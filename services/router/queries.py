@@ -1,4 +1,4 @@
-"""Questions to a tokenizer or detokenizer that wait for their one answer."""
+"""Open queries to workers, each of which gets one answer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from common.messages.text import Detokenized, Tokenized
 from services.router.errors import FULL, ApiError
 from services.router.inflight import WORKER_LOST
 
-_NOBODY: tuple[str, None] = ("", None)
-
 
 class Queries:
-    """The table of open questions, by counter; what nobody waits for any more is not in it."""
+    """The table of open queries by counter; a query leaves it when its caller stops waiting."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -28,11 +26,11 @@ class Queries:
         return counter in self._open
 
     def num_at(self, worker: str) -> int:
-        """Count the questions that a worker (an instance) has not answered."""
-        return sum(asked == worker for asked, _ in self._open.values())
+        """Count the queries that a worker (an instance) has not answered."""
+        return sum(addressee == worker for addressee, _ in self._open.values())
 
     def check_room(self) -> None:
-        """Raise ApiError 503 while no further question may be asked."""
+        """Raise ApiError 503 if the table is full."""
         if len(self._open) >= self._max_open:
             raise ApiError(FULL, 1.0)
 
@@ -44,8 +42,8 @@ class Queries:
             async with asyncio.timeout(timeout_s):
                 answer = await future
         except TimeoutError:
-            late = Failure(503, "timeout", "no answer in time; try again", None, True)
-            raise ApiError(late, 1.0) from None
+            timeout = Failure(503, "timeout", "no answer in time; try again", None, True)
+            raise ApiError(timeout, 1.0) from None
         finally:
             self._open.pop(counter, None)
         if isinstance(answer, Failure):
@@ -53,20 +51,19 @@ class Queries:
         return answer
 
     def answered(self, message: Tokenized | Detokenized | TimelinePart | Inspection) -> None:
-        """Hand an answer to whoever waits for it; a late one is passed over."""
-        _, future = self._open.get(message.query.counter, _NOBODY)
+        """Give an answer to its caller; a late one is ignored."""
+        _, future = self._open.get(message.query.counter, (None, None))
         if future is not None and not future.done():
             failure = getattr(message, "failure", None)
             future.set_result(message if failure is None else failure)
 
     def lose_worker(self, instance_id: str, failure: Failure = WORKER_LOST) -> None:
-        """Fail the questions that a dead worker was asked."""
+        """Fail the queries that a dead worker has not answered."""
         for worker, future in self._open.values():
             if worker == instance_id and not future.done():
                 future.set_result(failure)
 
     def fail_all(self, failure: Failure) -> None:
-        """Fail every question."""
         for _, future in self._open.values():
             if not future.done():
                 future.set_result(failure)

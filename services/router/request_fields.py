@@ -1,4 +1,4 @@
-"""What the APIs' request readers share: checks on open fields, the chat history."""
+"""Helpers of the request readers: checks of untyped JSON, and the chat history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ UNSUPPORTED: Final = "unsupported_parameter"
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Build a content part."""
     return {"type": "text", "text": text}
 
 
@@ -85,7 +84,6 @@ class ChatHistory:
         calls.append({"id": call_id, "type": "function", "function": function})
 
     def result(self, call_id: str, content: Any) -> None:
-        """Add the result of a call."""
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def pack(self) -> bytes:

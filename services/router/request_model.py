@@ -1,18 +1,13 @@
-"""Request models: pydantic reads a body in one walk, and what is wrong with it becomes one 400."""
+"""Request models: pydantic reads a body in one walk; its errors become one 400."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    GetJsonSchemaHandler,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails
 
 from common.messages.failure import Failure
@@ -33,23 +28,24 @@ _LENGTH = re.compile(r"^(?:List|Dictionary|String) should have")
 
 @dataclass(frozen=True, slots=True)
 class RefusedFields:
-    """A field that cannot be served unless its value asks for nothing; `why` may say what to do.
+    """A field that is refused unless its value is harmless; `why` may suggest an alternative.
 
-    Instead of one that peers have removed there is another to `use`.
+    `use` names the field that replaces one that peers have removed.
     """
 
     harmless: tuple[Any, ...] = ()
     why: str = ""
     use: str = ""
 
-    def is_asked_by(self, value: Any) -> bool:
-        """Whether a value asks for something."""
-        known = any(value == each and type(value) is type(each) for each in self.harmless)
-        return value is not None and not known
+    def allows(self, value: Any) -> bool:
+        """Whether a value is harmless: null, or one that changes nothing."""
+        return value is None or any(
+            value == each and type(value) is type(each) for each in self.harmless
+        )
 
     def check(self, field: str, value: Any) -> None:
-        """Raise ApiError 400 for a value that asks for something."""
-        if not self.is_asked_by(value):
+        """Raise ApiError 400 for a value that is not harmless."""
+        if self.allows(value):
             return
         if self.use:
             message = f"is not a field any more; use {self.use}"
@@ -58,7 +54,7 @@ class RefusedFields:
 
     @property
     def json_schema(self) -> dict[str, Any]:
-        """The values that ask for nothing; JSON writes some in two ways, as 1 and 1.0."""
+        """The harmless values; JSON writes some of them in two ways, as 1 and 1.0."""
         values = [None, *self.harmless]
         return {"enum": [value for at, value in enumerate(values) if value not in values[:at]]}
 
@@ -83,7 +79,7 @@ IGNORED_FIELDS = frozenset(
     }
 )
 
-# Known, and answered without what they ask for: the client is told, as peers do not.
+# Known and ignored, with a warning, which peers do not give.
 WITHOUT_EFFECT: Mapping[str, RefusedFields] = {
     "verbosity": RefusedFields(("medium",), "say it in a message"),
     "moderation": RefusedFields(({},), "no content is checked here"),
@@ -91,7 +87,7 @@ WITHOUT_EFFECT: Mapping[str, RefusedFields] = {
     "vllm_xargs": RefusedFields(({},), "there are no extensions here"),
 }
 
-# What peers have removed, and some of them silently ignore: what to use instead.
+# Fields that peers have removed, some of them silently, and what replaces them.
 REMOVED_FIELDS: Mapping[str, str] = {
     "guided_json": 'structured_outputs {"json": …} or response_format',
     "guided_regex": 'structured_outputs {"regex": …}',
@@ -105,25 +101,25 @@ REMOVED_FIELDS: Mapping[str, str] = {
 _TEXT_ONLY = "this server takes and makes text only"
 _ONE_PROCESS = "prompts and their cache stay where they are"
 
+
+def _same(names: Iterable[str], *harmless: Any, why: str = "") -> dict[str, RefusedFields]:
+    return dict.fromkeys(names, RefusedFields(harmless, why))
+
+
 # Fields whose silent loss would change the answer.
 UNSUPPORTED_FIELDS: Mapping[str, RefusedFields] = {
     **{name: RefusedFields(use=use) for name, use in REMOVED_FIELDS.items()},
     "suffix": RefusedFields(("",), "write the prompt as the model's own fill-in-the-middle format"),
-    "audio": RefusedFields(why=_TEXT_ONLY),
+    **_same(("audio", "image_data", "audio_data", "video_data"), why=_TEXT_ONLY),
+    **_same(("media_io_kwargs", "mm_processor_kwargs"), {}, why=_TEXT_ONLY),
     "modalities": RefusedFields((["text"],), _TEXT_ONLY),
-    "media_io_kwargs": RefusedFields(({},), _TEXT_ONLY),
-    "mm_processor_kwargs": RefusedFields(({},), _TEXT_ONLY),
-    "image_data": RefusedFields(why=_TEXT_ONLY),
-    "audio_data": RefusedFields(why=_TEXT_ONLY),
-    "video_data": RefusedFields(why=_TEXT_ONLY),
-    "prompt_embeds": RefusedFields(why="send the prompt as text or token ids"),
-    "input_embeds": RefusedFields(why="send the prompt as text or token ids"),
+    **_same(("prompt_embeds", "input_embeds"), why="send the prompt as text or token ids"),
     "input_ids": RefusedFields(why="send token ids as prompt of /v1/completions"),
     "chat_template": RefusedFields(why="the template is the model's own"),
     "chat_template_content_format": RefusedFields(("auto",)),
-    "use_beam_search": RefusedFields((False,)),
+    **_same(("use_beam_search", "watermarking"), False),
+    **_same(("return_hidden_states", "return_routed_experts", "return_token_offsets"), False),
     "length_penalty": RefusedFields((1, 1.0)),
-    "watermarking": RefusedFields((False,)),
     "repetition_detection": RefusedFields(why="use repetition_penalty"),
     "logprob_token_ids": RefusedFields(([],), "use logprobs with a number of candidates"),
     "stop_regex": RefusedFields(([],), "use stop"),
@@ -134,15 +130,10 @@ UNSUPPORTED_FIELDS: Mapping[str, RefusedFields] = {
     "extra_key": RefusedFields(("",), "use cache_salt"),
     "lora_path": RefusedFields(why="name a model of /v1/models as model"),
     "session_params": RefusedFields(({},)),
-    "kv_transfer_params": RefusedFields(({},), _ONE_PROCESS),
-    "ec_transfer_params": RefusedFields(({},), _ONE_PROCESS),
-    "bootstrap_host": RefusedFields(why=_ONE_PROCESS),
-    "bootstrap_room": RefusedFields(why=_ONE_PROCESS),
-    "return_hidden_states": RefusedFields((False,)),
-    "return_routed_experts": RefusedFields((False,)),
+    **_same(("kv_transfer_params", "ec_transfer_params"), {}, why=_ONE_PROCESS),
+    **_same(("bootstrap_host", "bootstrap_room"), why=_ONE_PROCESS),
     "routed_experts_prompt_start": RefusedFields((0,)),
     "return_prompt_text": RefusedFields((False,), "use return_token_ids and /detokenize"),
-    "return_token_offsets": RefusedFields((False,)),
 }
 
 
@@ -160,7 +151,7 @@ class RequestModel(BaseModel):
     def read(cls, body: Mapping[str, Any], warnings: Warnings | None = None) -> Self:
         """Validate a body; ApiError 400 names the field at fault.
 
-        `warnings` get the fields that nobody reads, which are refused where the server is strict.
+        `warnings` get the unknown fields; a strict server refuses them.
         """
         try:
             fields = cls.model_validate(body)
@@ -187,16 +178,16 @@ class RequestModel(BaseModel):
 
 
 class OpenAIModel(RequestModel):
-    """The body of a request in OpenAI's manner, where the silent loss of a field is an error."""
+    """The body of a request in OpenAI's style, in which unsupported fields are errors."""
 
     refused: ClassVar[Mapping[str, RefusedFields]] = UNSUPPORTED_FIELDS
 
 
 def warn_unknown(name: str, value: Any, warnings: Warnings) -> None:
-    """Warn about a field that nobody here reads; ApiError 400 where the server is strict."""
+    """Warn about an unknown field; ApiError 400 where the server is strict."""
     hint = WITHOUT_EFFECT.get(name)
     if hint is not None:
-        if hint.is_asked_by(value):
+        if not hint.allows(value):
             warnings.add(name, f"has no effect; {hint.why}")
         return
     if name in IGNORED_FIELDS or name in UNSUPPORTED_FIELDS:
@@ -210,7 +201,7 @@ def warn_unknown(name: str, value: Any, warnings: Warnings) -> None:
 def refuse_unsupported(
     body: Mapping[str, Any], more: Mapping[str, RefusedFields] | None = None
 ) -> None:
-    """Raise ApiError 400 for any field that asks for something this server cannot do."""
+    """Raise ApiError 400 for any field that this server cannot honour."""
     for name, value in body.items():
         refused = UNSUPPORTED_FIELDS.get(name) or (more or {}).get(name)
         if refused is not None:
@@ -225,7 +216,7 @@ def check_unknown(body: Mapping[str, Any], known: Collection[str], warnings: War
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """Turn pydantic's complaints into one 400 that names the first field and lists a few."""
+    """Turn pydantic's errors into one 400 that names the first field and lists a few."""
     problems = error.errors(include_url=False)
     failures = [_failure(problem) for problem in problems[:MAX_LISTED_ERRORS]]
     lines = [failure.message for failure in failures]
@@ -235,7 +226,7 @@ def from_validation(error: ValidationError) -> ApiError:
 
 
 def _failure(problem: ErrorDetails) -> Failure:
-    """Return what a validator of ours has raised, or pydantic's own complaint in our words."""
+    """Return the failure that a validator of ours raised, or pydantic's error in our words."""
     raised = problem.get("ctx", {}).get("error")
     if isinstance(raised, FieldError):
         return raised.failure
@@ -247,7 +238,7 @@ def _failure(problem: ErrorDetails) -> Failure:
 
 
 def _worded(message: str) -> str:
-    """Put a complaint of pydantic's in the words of the other refusals."""
+    """Rewrite an error of pydantic's in the words of the other refusals."""
     message = _LENGTH.sub("should have", message).partition(" after validation")[0]
     message = message.partition(" or instance of ")[0].replace("a valid dictionary", "an object")
     return message.removeprefix("Value error, ").replace("Input should", "should")
@@ -256,8 +247,5 @@ def _worded(message: str) -> str:
 def _path(loc: tuple[int | str, ...]) -> str:
     path = ""
     for part in loc:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            path += f".{part}" if path else part
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path[: 2 * MAX_INPUT_CHARACTERS]

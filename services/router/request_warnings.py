@@ -1,4 +1,4 @@
-"""What a request asks for and does not get, though it is answered: said in a header and the log."""
+"""Warnings about request fields that are not honoured, in a response header and the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WarningLog:
         self._log = structlog.get_logger()
 
     def note(self, field: str, message: str) -> None:
-        """Log a warning, unless one of this field with these words was logged before."""
+        """Log a warning, unless the same one about this field was logged before."""
         kind = f"{_NUMBER.sub('[]', field)}: {message}"
         if kind in self._kinds or len(self._kinds) >= MAX_LOGGED:
             return
@@ -51,7 +51,7 @@ class Warnings:
         return self._log.refuse_unknown
 
     def add(self, field: str, message: str) -> None:
-        """Warn about a field of the request; what the header has no room for is only counted."""
+        """Warn about a field; warnings beyond the header's limit are only counted."""
         text = f"{field}: {message}"[:MAX_CHARACTERS]
         if text in self._texts:
             return
@@ -68,5 +68,5 @@ class Warnings:
 
 
 def _quoted(text: str) -> str:
-    """Quote as HTTP does; what is not ASCII is escaped as in JSON, so no line can end here."""
+    """Quote as HTTP does; JSON's escapes keep it ASCII without line breaks."""
     return json.dumps(text)

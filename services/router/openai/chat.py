@@ -154,7 +154,7 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
 
 
 def _stream_settings(fields: ChatFields, tools: Tools) -> StreamSettings:
-    """Return the detokenizer's settings; reasoning that is not to be shown must be found first."""
+    """Return the detokenizer's settings; hidden reasoning has to be parsed, too."""
     return replace(
         fields.stream_settings(),
         parse_tools=tools.use is not None,

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.messages.failure import Ending, Usage
 from common.messages.text import Part, TextOpened
-from services.router.answer import CompleteAnswer, Delta, ResponseHead, ToolCall
+from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chunks import (
     AnswerOptions,
     ChunkFormat,
@@ -107,7 +107,7 @@ class ChatFormat(ChunkFormat):
         return {**choice, "token_ids": answer.token_ids} if self._options.token_ids else choice
 
     def _message(self, answer: CompleteAnswer) -> dict[str, Any]:
-        calls = [_whole_call(call) for call in answer.calls]
+        calls = [_call(call.id, call.name, call.arguments) for call in answer.calls]
         reasoning = answer.reasoning if self._options.include_reasoning else ""
         # Line ends between reasoning and a call are no content.
         content = "" if calls and not answer.text.strip() else answer.text
@@ -160,7 +160,8 @@ class ChatFormat(ChunkFormat):
             function = {"name": part.text, "arguments": ""} if begins else {"arguments": part.text}
             return None if part.index else {"function_call": function}
         if begins:
-            return {"tool_calls": [_begun_call(part)]}
+            call = _call(part.id, part.text, "")
+            return {"tool_calls": [{"index": part.index, **call}]}
         more = {"index": part.index, "function": {"arguments": part.text}}
         return {"tool_calls": [more]} if part.text else None
 
@@ -176,15 +177,6 @@ class ChatFormat(ChunkFormat):
         return self._chunk(choice, {"delta": delta}, logprobs)
 
 
-def _begun_call(part: Part) -> dict[str, Any]:
-    return {
-        "index": part.index,
-        "id": part.id,
-        "type": "function",
-        "function": {"name": part.text, "arguments": ""},
-    }
-
-
-def _whole_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}

@@ -35,7 +35,7 @@ class RunningUsage:
         self._endings: list[Ending] = []
 
     def opened(self, choice: int, prompt: TextOpened | None) -> None:
-        """Take what a choice's prompt took: once for all choices, the least of them cached."""
+        """Take the usage of a prompt: once for all its choices, with the fewest cached tokens."""
         if prompt is None:
             return
         number = choice // self._choices_per_prompt
@@ -44,11 +44,10 @@ class RunningUsage:
             self._prompts[number] = prompt
 
     def grew(self, choice: int, num_tokens: int) -> None:
-        """Take new tokens of a choice."""
         self._choices[choice] = self._choices.get(choice, 0) + num_tokens
 
     def ended(self, choice: int, ended: Ending) -> None:
-        """Take the end of a choice, which knows best."""
+        """Take the end of a choice, whose usage is exact."""
         self._choices[choice] = ended.usage.completion_tokens
         self._endings.append(ended)
 
@@ -172,9 +171,9 @@ def prompt_logprobs(tokens: Sequence[TokenLogprob], as_ids: bool = False) -> lis
 class CompletionLogprobs:
     """Builds the `logprobs` objects of one completion choice, chunk after chunk: columns.
 
-    Offsets count characters begun: bytes that are no continuation bytes of UTF-8, so that they
-    are right also where one character takes several tokens. One that the prompt began, and that is
-    not echoed, is the text's first.
+    Offsets count the characters that have begun, that is the bytes that are no continuation bytes
+    of UTF-8, since a character may take several tokens. A character that the prompt began and that
+    is not echoed is the text's first.
     """
 
     __slots__ = ("_as_ids", "_offset")
@@ -199,9 +198,9 @@ class CompletionLogprobs:
         if first is not None:
             self._add(columns, first, None, None)
         for token in tokens:
-            top = {self._name(each): _finite(each.logprob) for each in token.top}
+            top = {name_of(each, self._as_ids): _finite(each.logprob) for each in token.top}
             logprob = _finite(token.chosen.logprob)
-            top.setdefault(self._name(token.chosen), logprob)
+            top.setdefault(name_of(token.chosen, self._as_ids), logprob)
             self._add(columns, token.chosen, logprob, top)
         return columns
 
@@ -212,19 +211,16 @@ class CompletionLogprobs:
         logprob: float | None,
         top: dict[str, float] | None,
     ) -> None:
-        columns["tokens"].append(self._name(chosen))
+        columns["tokens"].append(name_of(chosen, self._as_ids))
         columns["token_logprobs"].append(logprob)
         columns["top_logprobs"].append(top)
         columns["text_offset"].append(self._offset)
         continues = [byte & 0xC0 == 0x80 for byte in chosen.data]
         self._offset += continues.count(False) + (self._offset == 0 and any(continues[:1]))
 
-    def _name(self, candidate: Candidate) -> str:
-        return name_of(candidate, self._as_ids)
-
 
 def name_of(candidate: Candidate, as_ids: bool) -> str:
-    """Name a token by its text, or by its id, which is always one token's alone."""
+    """Name a token by its text, or by its id, which is unique."""
     return f"token_id:{candidate.token_id}" if as_ids else candidate.text
 
 

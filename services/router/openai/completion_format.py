@@ -24,7 +24,7 @@ KIND = "text_completion"
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt's text; `first` is its first token, which no logprob is known of."""
+    """A prompt's text; `first` is its first token, which has no logprob."""
 
     text: str
     first: Candidate | None = None
@@ -54,7 +54,7 @@ class CompletionFormat(ChunkFormat):
         ]
 
     def opening(self, choice: int, prompt: TextOpened | None = None) -> bytes:
-        """Render the echo of the prompt, if it was asked for and need not wait for logprobs."""
+        """Render the echo of the prompt, unless it waits for its logprobs."""
         if self._usage is not None:
             self._usage.opened(choice, prompt)
         ids = self._options.token_ids and prompt is not None

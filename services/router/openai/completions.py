@@ -89,7 +89,7 @@ class CompletionFields(StructureFields, SamplingFields):
         None,
         ge=0,
         le=MAX_INT32,
-        description=f"the most tokens to generate, {USUAL_MAX_TOKENS} where nothing is said; 0 "
+        description=f"the most tokens to generate, {USUAL_MAX_TOKENS} by default; 0 "
         "with `echo` alone",
     )
     logprobs: int | None = Field(

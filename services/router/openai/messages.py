@@ -40,11 +40,11 @@ _TEXT_KINDS = ("text", "input_text", "output_text")  # the last two are what Res
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
-    """Check a conversation and write it as chat templates know it.
+    """Check a conversation and rewrite it in the form that chat templates expect.
 
     Text parts stay parts: the tokenizer knows what its template renders. `developer` becomes
-    `system`, its older name, which is the one that templates know; function calls of the time
-    before tools become calls of tools. Arguments become JSON text, as OpenAI has them.
+    `system`, the name that templates know; `function_call` becomes a tool call. Arguments become
+    JSON text, as in OpenAI's API.
     """
     if not isinstance(messages, list):
         raise bad_field("messages", f"should be an array of messages (it is {shown(messages)})")
@@ -52,15 +52,15 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
         raise bad_field("messages", "should have at least one message", "empty_array")
     if len(messages) > MAX_MESSAGES:
         raise bad_field("messages", f"may have at most {MAX_MESSAGES} entries")
-    modern = _Modern()
+    old_calls = _OldCalls()
     return [
-        message if _is_plain(message) else modern.message(_message(message, f"messages[{at}]"))
+        message if _is_plain(message) else old_calls.rewritten(_message(message, f"messages[{at}]"))
         for at, message in enumerate(messages)
     ]
 
 
 def _is_plain(message: Any) -> bool:
-    """Whether a message is what most are: a role and a text, with nothing to check or rewrite."""
+    """Whether a message is a role and a text, as most are, with nothing to check or rewrite."""
     return (
         type(message) is dict
         and len(message) == 2
@@ -78,14 +78,13 @@ def final_words(messages: list[dict[str, Any]]) -> str:
     return content or ""
 
 
-class _Modern:
+class _OldCalls:
     """Rewrites `function_call` and the role `function` as tool calls and their results."""
 
     def __init__(self) -> None:
         self._num_calls = 0
 
-    def message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a checked message in today's terms."""
+    def rewritten(self, message: dict[str, Any]) -> dict[str, Any]:
         call = message.get("function_call")
         if call is not None and not message.get("tool_calls"):
             self._num_calls += 1
@@ -128,7 +127,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _calls(message: dict[str, Any], role: str, where: str) -> dict[str, Any]:
-    """Check the calls of a message; return those of its fields that have some, rewritten."""
+    """Check the calls of a message; return the fields that have them, rewritten."""
     calls, old = message.get("tool_calls"), message.get("function_call")
     fields: dict[str, Any] = {}
     if calls is not None:
@@ -154,7 +153,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _called(function: Any, where: str) -> dict[str, Any]:
-    """Check a name and arguments; text is what a model wrote, so not always good JSON."""
+    """Check a name and arguments, whose text a model wrote, so that it may not be JSON."""
     text_at(object_at(function, where).get("name"), f"{where}.name")
     arguments = function.get("arguments")
     if arguments is None or isinstance(arguments, dict):  # as clients of vLLM and Ollama send them
@@ -172,7 +171,7 @@ def _check_content(message: dict[str, Any], role: str, where: str) -> None:
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
-    """Check a part; whatever its text is called, templates know it as `text`."""
+    """Check a part; templates know every kind of text as `text`."""
     kind = object_at(part, where).get("type")
     if kind != "refusal" and kind not in _TEXT_KINDS:
         raise unsupported(f"{where}.type", f"only text is (it is {shown(kind)})")

@@ -1,4 +1,4 @@
-"""What an answer must obey, what of it no grammar can hold, and what the model is told of it."""
+"""The rules of an answer: what its grammar enforces, and what the model is told of its schema."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def make_rules(
     if structure is not None and not is_forced:
         for field, schema in _schemas_of(structure):
             _check_held(schema, field, structure.strict, warnings)
-    # Without a grammar all of a schema is the model's, as it always was; most requests have none,
-    # and agents send 100 KB of tools, which would take a millisecond to read again.
+    # Without a grammar a schema is only advice to the model. Most requests have no grammar, and
+    # agents send 100 KB of tools, which would take a millisecond to read again.
     if tools is not None and (is_forced or structure is not None or _STRICT in tools.json):
         for tool in json.loads(tools.json or b"[]"):
             function = tool["function"]
@@ -47,7 +47,7 @@ def make_rules(
 def _check_held(schema: Any, field: str, strict: bool, warnings: Warnings) -> None:
     for path in unheld_keywords(schema):
         where = field + (path if len(path) <= MAX_PATH else f"...{path[-MAX_PATH:]}")
-        if path.endswith(".oneOf"):  # who makes the grammar knows whether its branches overlap
+        if path.endswith(".oneOf"):  # the grammar compiler knows whether its branches overlap
             if not strict:
                 warnings.add(where, "is held as anyOf where its branches overlap")
         elif strict:
@@ -84,8 +84,8 @@ def with_schema(
 ) -> ChatPrompt:
     """Add a JSON structure to the system message of a prompt with tools that may be called.
 
-    Such an answer can only begin as a call or as JSON. A model that was told of no JSON would
-    write prose; what is left of its choices is the call, which it makes again and again.
+    Such an answer can only begin as a call or as JSON. A model that does not know of the JSON
+    would write prose; since it cannot, it would repeat its calls.
     """
     if structure is None or tools is None or tools.choice != "auto":
         return prompt

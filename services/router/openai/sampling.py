@@ -20,10 +20,11 @@ from common.messages.sampling import SamplingParams
 from common.messages.tokenize import OutputRules, PromptSource, StreamSettings
 from services.router.errors import bad_field, shown, unsupported
 from services.router.generate_request import GenerateRequest
-from services.router.json_schema import NUMBER, array, either, nullable
+from services.router.json_schema import NOT_EMPTY, NUMBER, array, either, nullable
 from services.router.middleware import is_harmless_id
 from services.router.openai.chunks import AnswerOptions
 from services.router.prompts import MAX_INT32, TOKEN_ID
+from services.router.request_fields import check_type
 from services.router.request_model import OpenAIModel
 from services.router.request_warnings import Warnings
 
@@ -42,10 +43,21 @@ MAX_TEMPERATURE = 1e6  # OpenAI's own limit is 2; here every token is as likely 
 SEED_MASK = (1 << 63) - 1
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
-
+ModelName = Annotated[
+    str | None,
+    Field(max_length=512, description="one of `/v1/models`; may be left out if only one is served"),
+]
+Priority = Annotated[
+    int | None,
+    Field(
+        ge=-MAX_INT32,
+        le=MAX_INT32,
+        description="which request goes first (lower is earlier); which ones share prompt pages",
+    ),
+]
 TRUNCATION = WithJsonSchema(nullable(either({"const": -1}, {**TOKEN_ID, "minimum": 1})))
-_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-_BAD_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}
+_STOP = {**NOT_EMPTY, "maxLength": MAX_STOP_CHARACTERS}
+_BAD_WORD = {**NOT_EMPTY, "maxLength": MAX_BAD_WORD_CHARACTERS}
 
 
 def read_stops(value: Any) -> tuple[str, ...]:
@@ -101,13 +113,11 @@ def _check_bias(bias: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _texts(value: Any, field: str, kind: str, most: int, characters: int) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise bad_field(field, f"should be {kind} (it is {shown(value)})")
+    check_type(value, list, field, kind)
     if len(value) > most:
         raise bad_field(field, f"may have at most {most} strings (it has {len(value)})")
     for index, text in enumerate(value):
-        if not isinstance(text, str):
-            raise bad_field(f"{field}[{index}]", f"should be a string (it is {shown(text)})")
+        check_type(text, str, f"{field}[{index}]", "a string")
         _check_text(text, f"{field}[{index}]", characters)
     return tuple(dict.fromkeys(value))
 
@@ -139,16 +149,12 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(OpenAIModel):
-    """Fields of several APIs that say how to sample and what to do with the text.
+    """Fields of several APIs about sampling and the text of the answer.
 
     A field without a description stands in the documentation beside the one before it.
     """
 
-    model: str | None = Field(
-        None,
-        max_length=512,
-        description="one of `/v1/models`; where one is served it may be left out",
-    )
+    model: ModelName = None
     max_tokens: int | None = Field(
         None,
         ge=1,
@@ -260,12 +266,7 @@ class SamplingFields(OpenAIModel):
         AfterValidator(_check_spaces),
         WithJsonSchema({"enum": [True, None]}),
     ] = Field(None, description="true alone, which is the default")
-    priority: int | None = Field(
-        None,
-        ge=-MAX_INT32,
-        le=MAX_INT32,
-        description="who goes first (lower is earlier); who shares prompt pages with whom",
-    )
+    priority: Priority = None
     cache_salt: str | None = Field(None, max_length=256)
     request_id: str | None = Field(
         None,
@@ -364,13 +365,13 @@ class SamplingFields(OpenAIModel):
         return SamplingParams(
             max_tokens=max_tokens,
             seed=0 if self.seed is None else self.seed & SEED_MASK,
-            temperature=_or(self.temperature, 1.0),
+            temperature=1.0 if self.temperature is None else self.temperature,
             top_k=max(0, self.top_k or 0),  # -1 is another name for "off"
-            top_p=_or(self.top_p, 1.0),
-            min_p=_or(self.min_p, 0.0),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            top_p=self.top_p or 1.0,
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
             logit_bias=tuple(sorted(bias.items())),
             min_tokens=min_tokens,
             stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids or ())),
@@ -391,7 +392,3 @@ def warn_of_all(field: str, wanted: int | None, warnings: Warnings) -> None:
     """Warn that logprobs of the whole vocabulary are not available."""
     if wanted == ALL_LOGPROBS:
         warnings.add(field, f"{ALL_LOGPROBS} is {MAX_TOP_LOGPROBS} here, which is the most")
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else float(value)

@@ -170,18 +170,18 @@ def _structured_outputs(value: Any) -> Structure | None:
     return replace(structure, compact=value.get("disable_any_whitespace") is True)
 
 
-def _structured_output(kind: str, wish: Any, where: str) -> Structure:
+def _structured_output(kind: str, value: Any, where: str) -> Structure:
     if kind == "json":
-        return schema_structure(wish, where)
+        return schema_structure(value, where)
     if kind == "choice":
-        return _choice(wish, where)
+        return _choice(value, where)
     if kind == "json_object":
-        if wish is not True:
-            raise bad_field(where, f"should be true or false (it is {shown(wish)})")
+        if value is not True:
+            raise bad_field(where, f"should be true or false (it is {shown(value)})")
         return Structure("json_object", "", where)
     if kind == "structural_tag":
-        return _structural_tag(_object(wish, where, "a structural tag"), where)
-    return _text("regex" if kind == "regex" else "grammar", wish, where)
+        return _structural_tag(_object(value, where, "a structural tag"), where)
+    return _text("regex" if kind == "regex" else "grammar", value, where)
 
 
 def _check_option(name: str, value: Any, field: str) -> None:
@@ -253,13 +253,10 @@ class StructureFields(OpenAIModel):
 
     @property
     def structure(self) -> Structure | None:
-        """The structure under whichever name; ApiError 400 if there are two."""
-        found: Structure | None = None
-        for field in ("response_format", "structured_outputs", "json_schema", "regex", "ebnf"):
-            structure: Structure | None = getattr(self, field)
-            if structure is None:
-                continue
-            if found is not None:
-                raise bad_field(field, f"cannot be used together with {found.field}")
-            found = structure
-        return found
+        """The one structure of the request; ApiError 400 if there are two."""
+        names = ("response_format", "structured_outputs", "json_schema", "regex", "ebnf")
+        given = [name for name in names if getattr(self, name) is not None]
+        structures: list[Structure] = [getattr(self, name) for name in given]
+        if len(given) > 1:
+            raise bad_field(given[1], f"cannot be used together with {structures[0].field}")
+        return structures[0] if structures else None

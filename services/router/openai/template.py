@@ -11,7 +11,7 @@ from services.router.errors import bad_field, shown, unsupported
 from services.router.json_body import dump
 from services.router.json_schema import OBJECT, array, nullable
 from services.router.openai.tools import Tools
-from services.router.request_fields import object_at
+from services.router.request_fields import object_at, objects_at
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -91,12 +91,10 @@ def read_documents(documents: Any) -> list[Any] | None:
     """Read `documents`; ApiError 400."""
     if documents is None:
         return None
-    if not isinstance(documents, list) or len(documents) > MAX_DOCUMENTS:
-        raise bad_field("documents", f"should be an array of at most {MAX_DOCUMENTS} objects")
-    for at, document in enumerate(documents):
-        object_at(document, f"documents[{at}]")
-    _check_depth(documents, "documents")
-    return documents
+    expected = f"an array of at most {MAX_DOCUMENTS} objects"
+    objects = [each for each, _ in objects_at(documents, "documents", expected, MAX_DOCUMENTS)]
+    _check_depth(objects, "documents")
+    return objects
 
 
 def _check_depth(value: Any, field: str) -> None:

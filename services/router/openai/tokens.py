@@ -29,7 +29,7 @@ class TokenizeTextFields(OpenAIModel):
     """A `/tokenize` request with a `prompt`."""
 
     model: str | None = Field(
-        None, description="one of `/v1/models`; where one is served it may be left out"
+        None, description="one of `/v1/models`; may be left out if only one is served"
     )
     prompt: str = Field(description="a text")
     messages: None = None
@@ -68,7 +68,7 @@ class DetokenizeFields(RequestModel):
     refused: ClassVar[Mapping[str, RefusedFields]] = {}
 
     model: str | None = Field(
-        None, description="one of `/v1/models`; where one is served it may be left out"
+        None, description="one of `/v1/models`; may be left out if only one is served"
     )
     tokens: Annotated[list[int], PlainValidator(_read_ids), WithJsonSchema(array(TOKEN_ID))] = (
         Field(description="token ids")

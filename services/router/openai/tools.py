@@ -1,4 +1,4 @@
-"""Tools that an answer may call: what the template sees of them, and what the answer must do."""
+"""Tools that an answer may call: their definitions and the client's choice among them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.router.json_schema import (
     optional,
     partial,
 )
-from services.router.request_fields import check_type, object_at, text_at
+from services.router.request_fields import check_type, object_at, objects_at, text_at
 
 MAX_TOOLS = 1024  # OpenAI's own limit is 128
 MAX_TOOLS_BYTES = 1 << 20  # of all of them as JSON
@@ -38,7 +38,7 @@ Choice = Literal["auto", "none", "required", "named"]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools as JSON for the chat template, and their use; neither where none may be called."""
+    """The tools as JSON for the chat template, and their use; both empty if none may be called."""
 
     json: bytes = b""
     use: ToolUse | None = None
@@ -46,7 +46,7 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which of the tools are to be called: `name` is the one named, `allowed` those left over."""
+    """The client's choice: `name` is that of a "named" tool, `allowed` a subset of the tools."""
 
     choice: Choice = "auto"
     name: str = ""
@@ -56,7 +56,7 @@ class ToolChoice:
 def choose_tools(
     functions: list[dict[str, Any]], choice: ToolChoice, parallel: bool | None
 ) -> Tools:
-    """Bring `tools`, `tool_choice` and `parallel_tool_calls` of a chat together; ApiError 400."""
+    """Combine `tools`, `tool_choice` and `parallel_tool_calls` of a chat; ApiError 400."""
     if not functions:
         if choice.choice in ("required", "named") or choice.allowed is not None:
             raise bad_field("tool_choice", "is only allowed together with tools")
@@ -70,7 +70,7 @@ def make_tools(
     parallel: bool,
     choice_field: str = "tool_choice",
 ) -> Tools:
-    """Bring checked functions together with what is chosen of them; ApiError 400."""
+    """Combine checked functions with the choice among them; ApiError 400."""
     names = {function["name"] for function in functions}
     for name in (choice.allowed or frozenset()) | ({choice.name} if choice.name else set()):
         if name not in names:
@@ -104,7 +104,7 @@ def check_function(function: Any, where: str, schema: str = "parameters") -> dic
 
 
 def check_names(functions: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
-    """Refuse two functions of one name, which no call could tell apart."""
+    """Refuse two functions of one name, which calls could not tell apart."""
     seen: set[str] = set()
     for function, field in zip(functions, fields, strict=True):
         if function["name"] in seen:
@@ -156,13 +156,10 @@ def read_tools(tools: Any) -> list[dict[str, Any]]:
     """Read the functions in `tools` of a chat; ApiError 400."""
     if tools is None:
         return []
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise bad_field("tools", f"should be an array of at most {MAX_TOOLS} tools")
     functions, fields = [], []
-    for at, tool in enumerate(tools):
-        where = f"tools[{at}]"
-        kind = object_at(tool, where).get("type")
-        if kind != "function":
+    expected = f"an array of at most {MAX_TOOLS} tools"
+    for tool, where in objects_at(tools, "tools", expected, MAX_TOOLS):
+        if (kind := tool.get("type")) != "function":
             raise bad_field(f"{where}.type", f"should be function (it is {shown(kind)})")
         fields.append(f"{where}.function")
         functions.append(check_function(tool.get("function"), fields[-1]))
@@ -171,19 +168,18 @@ def read_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def read_functions(functions: Any) -> list[dict[str, Any]]:
-    """Read `functions`, the form of the time before tools; ApiError 400."""
+    """Read `functions`, the older form of `tools`; ApiError 400."""
     if functions is None:
         return []
-    if not isinstance(functions, list) or len(functions) > MAX_TOOLS:
-        raise bad_field("functions", f"should be an array of at most {MAX_TOOLS} functions")
-    fields = [f"functions[{at}]" for at in range(len(functions))]
-    checked = [check_function(*each) for each in zip(functions, fields, strict=True)]
-    check_names(checked, fields)
+    expected = f"an array of at most {MAX_TOOLS} functions"
+    places = list(objects_at(functions, "functions", expected, MAX_TOOLS))
+    checked = [check_function(function, where) for function, where in places]
+    check_names(checked, [where for _, where in places])
     return checked
 
 
 def read_function_call(value: Any) -> ToolChoice | None:
-    """Read `function_call`, the choice of a function in that form; ApiError 400."""
+    """Read `function_call`, the older form of `tool_choice`; ApiError 400."""
     if isinstance(value, dict):
         return ToolChoice("named", _name_in(value, "function_call"))
     if value == "none":

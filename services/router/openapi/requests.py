@@ -1,4 +1,4 @@
-"""What the endpoints take: the schemas of the request models themselves."""
+"""The components of the OpenAPI document that describe requests, from the request models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from services.router.responses.requests import ResponsesFields
 
 _TOOLS = nullable(array(OBJECT, maxItems=MAX_TOOLS))
 _BLOCKS = either(STRING, array(OBJECT))
-# Items and blocks are many; of the kinds that a server does not know it says so with a 400.
+# There are many kinds of items and blocks; unknown ones are a 400.
 _RESPONSES: dict[str, Schema] = {
     "input": either(STRING, array(OBJECT, minItems=1)),
     "tools": _TOOLS,
@@ -59,7 +59,7 @@ _OLLAMA_GENERATE: dict[str, Schema] = {
 }
 
 
-# A model for each request, or several for one that has several forms; what models leave open.
+# The models of each request, one for each of its forms; then the fields that models leave open.
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "ChatRequest": (ChatFields,),
     "CompletionRequest": (CompletionFields,),
@@ -85,7 +85,7 @@ _OPEN: dict[str, dict[str, Schema]] = {
 
 
 class _Plain(GenerateJsonSchema):
-    """Without titles and defaults, which would be most of the document."""
+    """Leaves out titles and defaults, which would be most of the document."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
