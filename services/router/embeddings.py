@@ -83,17 +83,18 @@ class EmbeddingFields(OpenAIModel):
         None,
         ge=1,
         le=MAX_DIMENSIONS,
-        description="the model's own number, or fewer where it is made for that",
+        description="the model's own number, or fewer if its embeddings allow that",
     )
     truncate_prompt_tokens: Annotated[
         int | None, Field(ge=-1, le=MAX_INT32), AfterValidator(_check_truncation), TRUNCATION
     ] = Field(
-        None, description="what to cut off an input that is too long; -1 is what the model takes"
+        None,
+        description="cut inputs to so many tokens, from that side; -1 means the model's limit",
     )
     truncation_side: Literal["left", "right"] | None = None
     priority: Priority = None
     cache_salt: str | None = Field(None, max_length=256)
-    request_id: str | None = Field(None, description="comes back as the header `X-Request-Id`")
+    request_id: str | None = Field(None, description="returned as the header `X-Request-Id`")
     rid: str | None = None
     user: str | None = Field(None, description="accepted, without effect")
     add_generation_prompt: bool | None = Field(
@@ -125,7 +126,7 @@ class MessagesFields(EmbeddingFields):
     """A request with one input in the form of a chat, as vLLM takes it."""
 
     messages: Messages = Field(
-        description="in place of `input`: a conversation, which the chat template makes one text of"
+        description="instead of `input`: a conversation, rendered by the chat template"
     )
     input: Annotated[None, PlainValidator(_refuse_input), WithJsonSchema(NULL)] = None
     chat_template_kwargs: TemplateKwargs = None

@@ -75,14 +75,14 @@ class ConversationFields(OpenAIModel):
     )
     logprobs: bool | None = Field(
         None,
-        description=f"the probability of each token, and of up to {MAX_TOP_LOGPROBS} others; -1 is "
-        f"{MAX_TOP_LOGPROBS}",
+        description=f"log probabilities of each token and up to {MAX_TOP_LOGPROBS} others; "
+        f"-1 means {MAX_TOP_LOGPROBS}",
     )
     top_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
     echo: bool | None = Field(
         None,
-        description="the answer begins with the last message, if that is the assistant's; with "
-        "`logprobs` there are `prompt_logprobs`, too",
+        description="begin the answer with the last message, if that is the assistant's; with "
+        "`logprobs` it has `prompt_logprobs`, too",
     )
 
     @property
@@ -113,7 +113,7 @@ class ChatFields(StructureFields, SamplingFields, ConversationFields):
 
     add_special_tokens: Annotated[
         bool | None, AfterValidator(check_special), WithJsonSchema({"enum": [None, False]})
-    ] = Field(None, description="false alone: the template writes them")
+    ] = Field(None, description="only false: the template writes them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

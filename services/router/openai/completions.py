@@ -96,11 +96,11 @@ class CompletionFields(StructureFields, SamplingFields):
         None,
         ge=ALL_LOGPROBS,
         le=MAX_TOP_LOGPROBS,
-        description="the probability of each token, and of so many others; -1 is "
+        description="log probabilities of each token and so many others; -1 means "
         f"{MAX_TOP_LOGPROBS}",
     )
     echo: bool | None = Field(
-        None, description="the prompt comes back before the answer, with `logprobs` scored"
+        None, description="repeat the prompt before the answer; with `logprobs` it is scored"
     )
 
     @model_validator(mode="after")

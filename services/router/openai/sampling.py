@@ -159,15 +159,15 @@ class SamplingFields(OpenAIModel):
         None,
         ge=1,
         le=MAX_INT32,
-        description="the most tokens to generate; else what fits, which is also the limit, with a "
-        "[warning](errors.md#warnings), where a larger one is given",
+        description="the most tokens to generate, by default as many as fit; a larger number is "
+        "lowered to that, with a [warning](errors.md#warnings)",
     )
     n: int | None = Field(
         None,
         ge=1,
         le=MAX_CHOICES,
-        description="answers to one prompt, whose pages they share: it is computed once, but for "
-        f"the page that it leaves half full; up to {MAX_CHOICES}",
+        description=f"the number of answers to a prompt, up to {MAX_CHOICES}; they share its "
+        "pages, so that only a page that it leaves half full is computed again",
     )
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="the same number as `n`")
     stream: bool | None = Field(None, description="[events](chat.md#streaming) instead of one body")
@@ -176,14 +176,14 @@ class SamplingFields(OpenAIModel):
         None,
         ge=0.0,
         le=MAX_TEMPERATURE,
-        description="how to draw; what is left out is the model's own default. A temperature may "
-        "be up to a million",
+        description="how to sample, by default as the model's generation config says; a "
+        "temperature may be up to a million",
     )
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=-1, le=MAX_INT32)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     presence_penalty: float | None = Field(
-        None, ge=-2.0, le=2.0, description="what to make more or less likely"
+        None, ge=-2.0, le=2.0, description="which tokens become more or less likely"
     )
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
@@ -203,7 +203,7 @@ class SamplingFields(OpenAIModel):
         ),
     ] = None
     seed: int | None = Field(
-        None, ge=-(1 << 63), le=SEED_MASK, description="the same seed draws the same noise"
+        None, ge=-(1 << 63), le=SEED_MASK, description="the same seed gives the same random numbers"
     )
     stop: Annotated[
         tuple[str, ...],
@@ -211,8 +211,8 @@ class SamplingFields(OpenAIModel):
         WithJsonSchema(nullable(either(_STOP, array(_STOP, maxItems=MAX_STOPS)))),
     ] = Field(
         (),
-        description=f"a text or up to {MAX_STOPS}, of {MAX_ALL_STOP_CHARACTERS:,} characters "
-        "together; `include_stop_str_in_output` keeps it",
+        description=f"one string or up to {MAX_STOPS}, of {MAX_ALL_STOP_CHARACTERS:,} characters "
+        "together; `include_stop_str_in_output` keeps the one that matched",
     )
     include_stop_str_in_output: bool | None = None
     stop_token_ids: Annotated[
@@ -220,7 +220,7 @@ class SamplingFields(OpenAIModel):
         Field(max_length=MAX_STOP_TOKEN_IDS),
         AfterValidator(partial(_check_ids, "stop_token_ids")),
         WithJsonSchema(nullable(array(TOKEN_ID, maxItems=MAX_STOP_TOKEN_IDS))),
-    ] = Field(None, description=f"when to end otherwise; up to {MAX_STOP_TOKEN_IDS} ids")
+    ] = Field(None, description=f"other conditions for the end; up to {MAX_STOP_TOKEN_IDS} ids")
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
     allowed_token_ids: Annotated[
@@ -230,8 +230,8 @@ class SamplingFields(OpenAIModel):
         WithJsonSchema(nullable(array(TOKEN_ID, minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS))),
     ] = Field(
         None,
-        description="the only tokens there are; words that must not appear (as the tokenizer cuts "
-        "them, with and without a space before)",
+        description="the only tokens that may be sampled; words that must not appear (as the "
+        "tokenizer splits them, with and without a leading space)",
     )
     bad_words: Annotated[
         tuple[str, ...],
@@ -242,11 +242,11 @@ class SamplingFields(OpenAIModel):
         None,
         ge=ALL_LOGPROBS,
         le=MAX_TOP_LOGPROBS,
-        description="the probabilities of the prompt's tokens (not while streaming), with up to "
-        f"{MAX_TOP_LOGPROBS} others each; -1 is {MAX_TOP_LOGPROBS}",
+        description="log probabilities of the prompt's tokens (not while streaming), with up to "
+        f"{MAX_TOP_LOGPROBS} others each; -1 means {MAX_TOP_LOGPROBS}",
     )
     return_token_ids: bool | None = Field(
-        None, description="ids of prompt and answer; ids in place of texts in logprobs"
+        None, description="show the ids of prompt and answer; ids instead of texts in logprobs"
     )
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[
@@ -256,7 +256,7 @@ class SamplingFields(OpenAIModel):
         TRUNCATION,
     ] = Field(
         None,
-        description="what to cut off a prompt that is too long; -1 is what the model takes",
+        description="cut the prompt to so many tokens, from that side; -1 means the model's limit",
     )
     truncation_side: Literal["left", "right"] | None = None
     skip_special_tokens: bool | None = Field(None, description="whether special tokens are shown")
@@ -265,13 +265,13 @@ class SamplingFields(OpenAIModel):
         bool | None,
         AfterValidator(_check_spaces),
         WithJsonSchema({"enum": [True, None]}),
-    ] = Field(None, description="true alone, which is the default")
+    ] = Field(None, description="only true, the default")
     priority: Priority = None
     cache_salt: str | None = Field(None, max_length=256)
     request_id: str | None = Field(
         None,
-        description="comes back as the header `X-Request-Id`, and at the end of the answer's `id`; "
-        "one that no header can have is passed over",
+        description="returned as the header `X-Request-Id` and at the end of the answer's `id`; "
+        "ignored if it is no valid header value",
     )
     rid: str | None = None
 
