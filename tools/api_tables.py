@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from services.router.openapi.requests import MODELS
+from services.router.openapi.components import MODELS
 from services.router.request_model import IGNORED_FIELDS, WITHOUT_EFFECT
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "api"

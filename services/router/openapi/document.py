@@ -21,8 +21,7 @@ from services.router.json_schema import (
     ref,
 )
 from services.router.ollama.endpoints import NDJSON
-from services.router.openapi.answers import ANSWERS
-from services.router.openapi.requests import request_schemas
+from services.router.openapi.components import ANSWERS, request_schemas
 from services.router.sse import json_bytes
 
 JSON = "application/json"
