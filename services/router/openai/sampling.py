@@ -23,7 +23,7 @@ from services.router.generate_request import GenerateRequest
 from services.router.json_schema import NOT_EMPTY, NUMBER, array, either, nullable
 from services.router.middleware import is_harmless_id
 from services.router.openai.chunks import AnswerOptions
-from services.router.prompts import MAX_INT32, TOKEN_ID
+from services.router.prompts import MAX_INT32, TOKEN_ID, check_ids
 from services.router.request_fields import check_type
 from services.router.request_model import OpenAIModel
 from services.router.request_warnings import Warnings
@@ -90,10 +90,8 @@ def read_bad_words(value: Any) -> tuple[str, ...]:
 
 
 def _check_ids(field: str, ids: list[int] | None) -> list[int] | None:
-    """Check token ids; which of them the model has is checked at admission."""
-    for index, token_id in enumerate(ids or ()):
-        if not 0 <= token_id <= MAX_INT32:
-            raise bad_field(f"{field}[{index}]", f"is not a token id (it is {shown(token_id)})")
+    """Check token ids, but for the vocabulary, which is known at admission."""
+    check_ids(ids or [], field)
     return ids
 
 

@@ -44,9 +44,9 @@ class TokenizeTextFields(OpenAIModel):
 
 
 class TokenizeChatFields(ConversationFields):
-    """A `/tokenize` request with `messages` and what chat requests have beside them."""
+    """A `/tokenize` request with `messages` and the other fields of a conversation."""
 
-    # Checked as in a chat request, whose answer they are about.
+    # Fields about the answer of a chat.
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MAX_INT32, description="checked, without effect"
     )
