@@ -40,7 +40,7 @@ from services.router.request_model import UNSUPPORTED_FIELDS, OpenAIModel, Refus
 from services.router.request_warnings import Warnings
 
 MAX_INPUTS: Final = 2048  # OpenAI's
-MOST_AT_ONCE: Final = 256  # inputs; a tokenizer and a compute take 1024, which others use, too
+MAX_AT_ONCE: Final = 256  # inputs; a tokenizer and a compute take 1024, shared with others
 MAX_DIMENSIONS: Final = 1 << 20
 
 
@@ -157,7 +157,7 @@ def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingReques
         prompts=fields.prompts,
         prompt_field="input" if has_input else "messages",
         sampling=SamplingParams(max_tokens=0, seed=0),
-        has_seed=True,  # nothing is drawn
+        has_seed=True,  # nothing is sampled
         stream=StreamSettings(),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
@@ -240,7 +240,7 @@ async def _collect(
     """Embed all inputs, part after part; ApiError if one of them fails."""
     answers: list[CompleteAnswer] = []
     num_tokens = num_cached = 0
-    for request in context.request.in_parts(MOST_AT_ONCE):
+    for request in context.request.in_parts(MAX_AT_ONCE):
         sink = await generation.collect(replace(context, request=request))
         answers += sink.answers()
         num_tokens += sink.usage.prompt_tokens

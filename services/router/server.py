@@ -97,7 +97,7 @@ class HttpServer:
         settings = self._settings
         runner = web.AppRunner(
             self._app,
-            handler_cancellation=True,  # a client that leaves ends its handler, and so its pages
+            handler_cancellation=True,  # a client that leaves ends its handler and frees its pages
             access_log=None,
             logger=_http_log(),
             auto_decompress=False,

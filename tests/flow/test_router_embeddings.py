@@ -11,7 +11,7 @@ from typing import Any
 from common.messages.failure import Ending, Usage
 from common.messages.text import TextGenerated
 from common.messages.tokenize import Tokenize
-from services.router.embeddings import MOST_AT_ONCE
+from services.router.embeddings import MAX_AT_ONCE
 from tests.flow.router_ring import CARD, Ring, error_of, running_router, waiting
 
 PATH = "/v1/embeddings"
@@ -62,23 +62,23 @@ async def test_many_inputs_go_round_in_parts_and_are_named_by_their_places() -> 
     async with running_router(workers=False) as ring:
         embedding_ring(ring)
         await ring.settle()
-        body = {"model": "demo", "input": ["a"] * (MOST_AT_ONCE + 1)}
+        body = {"model": "demo", "input": ["a"] * (MAX_AT_ONCE + 1)}
         task = await waiting(ring, body, PATH)
         tokenizer = ring.workers["tokenizer"]
         first = list(tokenizer.of(Tokenize))
-        assert len(first) == MOST_AT_ONCE
+        assert len(first) == MAX_AT_ONCE
         for message in first:
             embed(ring, message, 1.0)
-        await ring.until(lambda: len(tokenizer.of(Tokenize)) == MOST_AT_ONCE + 1)
+        await ring.until(lambda: len(tokenizer.of(Tokenize)) == MAX_AT_ONCE + 1)
         last = tokenizer.of(Tokenize)[-1]
-        assert last.prompt_field == f"input[{MOST_AT_ONCE}]"
+        assert last.prompt_field == f"input[{MAX_AT_ONCE}]"
         embed(ring, last, 2.0)
         status, data = await task
         assert status == 200
         vectors = json.loads(data)["data"]
-        assert [each["index"] for each in vectors] == list(range(MOST_AT_ONCE + 1))
+        assert [each["index"] for each in vectors] == list(range(MAX_AT_ONCE + 1))
         assert (vectors[0]["embedding"], vectors[-1]["embedding"]) == ([1.0], [2.0])
-        assert json.loads(data)["usage"]["prompt_tokens"] == 4 * (MOST_AT_ONCE + 1)
+        assert json.loads(data)["usage"]["prompt_tokens"] == 4 * (MAX_AT_ONCE + 1)
         assert ring.is_empty()
 
 

@@ -156,7 +156,7 @@ class ChatFormat(ChunkFormat):
 
     def _call_delta(self, part: Part) -> dict[str, Any] | None:
         begins = part.kind == "call"
-        if self._options.functions:  # whose form has no place for a second call
+        if self._options.functions:  # which have room for one call
             function = {"name": part.text, "arguments": ""} if begins else {"arguments": part.text}
             return None if part.index else {"function_call": function}
         if begins:

@@ -39,7 +39,7 @@ from services.router.request_model import UNSUPPORTED_FIELDS, RefusedFields
 from services.router.request_warnings import Warnings
 from services.router.sse import AnswerFormat
 
-USUAL_MAX_TOKENS = 16  # OpenAI's, where the client names no number
+USUAL_MAX_TOKENS = 16  # OpenAI's default
 
 
 def _read_prompts(value: Any, info: ValidationInfo) -> tuple[PromptSource, ...]:

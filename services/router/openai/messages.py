@@ -35,8 +35,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _PLAIN_ROLES = ("system", "user", "assistant")
 MAX_CALLS = 128  # of one message
 
-_TEXTS = ("name", "reasoning", "reasoning_content", "refusal", "tool_call_id")  # where they are
-_TEXT_KINDS = ("text", "input_text", "output_text")  # the last two are what Responses calls them
+_TEXTS = ("name", "reasoning", "reasoning_content", "refusal", "tool_call_id")  # optional
+_TEXT_KINDS = ("text", "input_text", "output_text")  # the last two are the Responses API's
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:

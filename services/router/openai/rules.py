@@ -14,7 +14,7 @@ from services.router.json_body import dump
 from services.router.openai.tools import Tools
 from services.router.request_warnings import Warnings
 
-MAX_PATH: Final = 100  # inside of a schema; the end of it is what is of interest
+MAX_PATH: Final = 100  # inside of a schema, of which the end matters
 _STRICT: Final = b'"strict":true'  # as json_body.dump writes it
 
 
@@ -26,7 +26,7 @@ def make_rules(
     allowed_token_ids: tuple[int, ...] = (),
     bad_words: tuple[str, ...] = (),
 ) -> OutputRules:
-    """Bring all rules together; ApiError 400 for a strict schema that cannot be held."""
+    """Combine all rules; ApiError 400 for a strict schema that no grammar can enforce."""
     use = None if tools is None else tools.use
     is_forced = use is not None and use.choice != "auto"
     if structure is not None and not is_forced:
@@ -57,22 +57,22 @@ def _check_held(schema: Any, field: str, strict: bool, warnings: Warnings) -> No
 
 
 def _schemas_of(structure: Structure) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON schemas of a structure, and where each is."""
+    """Yield the JSON schemas of a structure with their fields."""
     if structure.kind == "json_schema":
         yield structure.field, json.loads(structure.text)
     if structure.kind != "structural_tag":
         return
-    waiting: list[tuple[str, Any]] = [(structure.field, json.loads(structure.text))]
-    while waiting:
-        field, here = waiting.pop()
-        if isinstance(here, list):
-            waiting.extend((f"{field}[{at}]", each) for at, each in enumerate(here))
-        elif isinstance(here, dict):
-            for name, value in here.items():
+    unvisited: list[tuple[str, Any]] = [(structure.field, json.loads(structure.text))]
+    while unvisited:
+        field, value = unvisited.pop()
+        if isinstance(value, list):
+            unvisited.extend((f"{field}[{at}]", item) for at, item in enumerate(value))
+        elif isinstance(value, dict):
+            for name, item in value.items():
                 if name == "json_schema":
-                    yield f"{field}.{name}", value
+                    yield f"{field}.{name}", item
                 else:
-                    waiting.append((f"{field}.{name}", value))
+                    unvisited.append((f"{field}.{name}", item))
 
 
 _JSON: Final = "Unless you call a tool, answer with a JSON object and nothing else."

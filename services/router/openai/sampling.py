@@ -31,14 +31,14 @@ from services.router.request_warnings import Warnings
 MAX_CHOICES = 128
 MAX_STOPS = 128  # OpenAI's own limit is 4
 MAX_STOP_CHARACTERS = 1024
-MAX_ALL_STOP_CHARACTERS = 16 << 10  # of all stops: every choice has tables as long
+MAX_ALL_STOP_CHARACTERS = 16 << 10  # of all stops: every choice has tables of that size
 MAX_STOP_TOKEN_IDS = 512
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKEN_IDS = 1 << 16
 MAX_TOP_LOGPROBS = 20
-ALL_LOGPROBS = -1  # vLLM's "of the whole vocabulary": here as many as may be
+ALL_LOGPROBS = -1  # the whole vocabulary in vLLM; here as many as allowed
 MAX_TEMPERATURE = 1e6  # OpenAI's own limit is 2; here every token is as likely as any other
 SEED_MASK = (1 << 63) - 1
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -352,7 +352,7 @@ class SamplingFields(OpenAIModel):
         )
 
     def sampling(self, max_tokens: int, num_logprobs: int) -> SamplingParams:
-        """Return the sampling settings; `seed` is 0 where the client gave none.
+        """Return the sampling settings; `seed` is 0 if the client gave none.
 
         `max_tokens` 0 means as much as fits.
         """
