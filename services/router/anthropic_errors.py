@@ -42,11 +42,6 @@ def error_body(failure: Failure, request_id: str) -> bytes:
     return json_bytes({"type": "error", "error": error, "request_id": request_id})
 
 
-class AnthropicErrors:
-    """Writes the error response to one request."""
-
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
-
-    def __call__(self, failure: Failure) -> tuple[int, bytes]:
-        return status_of(failure), error_body(failure, self._request_id)
+def anthropic_error(request_id: str, failure: Failure) -> tuple[int, bytes]:
+    """Return the HTTP status and the body of an error response in Anthropic's shape."""
+    return status_of(failure), error_body(failure, request_id)

@@ -6,6 +6,7 @@ import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -14,7 +15,7 @@ from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from common.link.resolve import is_loopback
 from common.messages.failure import Failure
 from services.router.admission import Client
-from services.router.anthropic_errors import AnthropicErrors
+from services.router.anthropic_errors import anthropic_error
 from services.router.api_keys import ApiKeys, bearer
 from services.router.config import AUTO_ORIGINS, RouterSettings
 from services.router.dispatch import Dispatch
@@ -139,7 +140,7 @@ def is_anthropic(request: web.Request) -> bool:
 def _writer(request: web.Request) -> ErrorWriter:
     if request.path.startswith("/api/"):
         return ollama_error
-    return AnthropicErrors(request[REQUEST_ID]) if is_anthropic(request) else written_error
+    return partial(anthropic_error, request[REQUEST_ID]) if is_anthropic(request) else written_error
 
 
 def error_response(error: ApiError, write: ErrorWriter = written_error) -> web.Response:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import UnionType
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from services.router.errors import bad_field, shown
+from services.router.errors import FieldError, bad_field, shown
 from services.router.json_body import dump
 
 MAX_MESSAGES: Final = 4096
@@ -37,6 +37,16 @@ def text_at(value: Any, where: str, expected: str = "a string, not empty") -> st
     return value
 
 
+def messages_in(messages: Any) -> list[Any]:
+    """Return the `messages` of a request, whose number is bounded; ApiError 400."""
+    check_type(messages, list, "messages", "an array of messages")
+    if not messages:
+        raise bad_field("messages", "should have at least one message", "empty_array")
+    if len(messages) > MAX_MESSAGES:
+        raise bad_field("messages", f"may have at most {MAX_MESSAGES} entries")
+    return cast(list[Any], messages)
+
+
 def objects_at(
     values: Any, where: str, expected: str, most: int = 0
 ) -> Iterator[tuple[dict[str, Any], str]]:
@@ -55,6 +65,21 @@ def string_in(fields: dict[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise bad_field(f"{where}.{name}", f"should be a string (it is {shown(value)})")
     return value
+
+
+def choice_in(fields: dict[str, Any], name: str, choices: Collection[str], where: str) -> str:
+    """Return a field that has to be one of some strings; ApiError 400 otherwise."""
+    value = fields.get(name)
+    if not isinstance(value, str) or value not in choices:
+        known = ", ".join(choices)
+        raise bad_field(f"{where}.{name}", f"should be one of {known} (it is {shown(value)})")
+    return value
+
+
+def unsupported_type(kind: Any, where: str, why: str) -> FieldError:
+    """Make the 400 for an object whose `type` is not one that is known here."""
+    message = f"{shown(kind)} is not supported by this server{why}"
+    return bad_field(f"{where}.type", message, UNSUPPORTED)
 
 
 def tool_name_in(fields: dict[str, Any], where: str) -> str:

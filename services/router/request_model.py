@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -157,6 +157,12 @@ class RequestModel(BaseModel):
             fields = cls.model_validate(body)
         except ValidationError as error:
             raise from_validation(error) from None
+        cls.check_others(body, warnings)
+        return fields
+
+    @classmethod
+    def check_others(cls, body: Mapping[str, Any], warnings: Warnings | None = None) -> None:
+        """Refuse or warn about fields that the model does not have, as `read` does."""
         known = cls.__pydantic_fields__
         for name, value in body.items():
             if name in known:
@@ -165,7 +171,6 @@ class RequestModel(BaseModel):
                 refused.check(name, value)
             elif warnings is not None:
                 warn_unknown(name, value, warnings)
-        return fields
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -196,23 +201,6 @@ def warn_unknown(name: str, value: Any, warnings: Warnings) -> None:
     if warnings.refuse_unknown:
         raise bad_field(name, "is not a field of this request", "unknown_parameter")
     warnings.add(name, f"unknown request field {shown(name)} is ignored")
-
-
-def refuse_unsupported(
-    body: Mapping[str, Any], more: Mapping[str, RefusedFields] | None = None
-) -> None:
-    """Raise ApiError 400 for any field that this server cannot honour."""
-    for name, value in body.items():
-        refused = UNSUPPORTED_FIELDS.get(name) or (more or {}).get(name)
-        if refused is not None:
-            refused.check(name, value)
-
-
-def check_unknown(body: Mapping[str, Any], known: Collection[str], warnings: Warnings) -> None:
-    """Warn about all fields but the `known` ones; ApiError 400 where the server is strict."""
-    for name, value in body.items():
-        if name not in known:
-            warn_unknown(name, value, warnings)
 
 
 def from_validation(error: ValidationError) -> ApiError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import TextOpened
+from common.messages.text import Part, TextOpened
 from services.router.answer import CompleteAnswer, Delta
 from services.router.errors import error_body
 
@@ -43,9 +43,19 @@ def event(value: Any) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
+def named_event(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """Render an event whose name is its `type`, as in Messages and Responses."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), json_bytes({"type": kind, **fields}))
+
+
 def error_event(failure: Failure) -> bytes:
     """Render the event that ends a stream after a failure."""
     return b"data: " + error_body(failure) + b"\n\n"
+
+
+def parts_of(delta: Delta) -> list[Part]:
+    """Return new output as parts; the text of an answer that is not parsed is content."""
+    return [*delta.parts, Part("content", delta.text)] if delta.text else delta.parts
 
 
 def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import Any, Final
 from services.router.errors import ApiError, bad_field, shown
 from services.router.json_body import dump
 from services.router.request_fields import (
-    MAX_MESSAGES,
     UNSUPPORTED,
     ChatHistory,
+    choice_in,
+    messages_in,
     object_at,
     objects_at,
     string_in,
@@ -46,7 +47,6 @@ class MessageHistory(ChatHistory):
 
     @property
     def ends_with_assistant(self) -> bool:
-        """Whether the answer continues the assistant's last message."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
     def text(self, role: str, text: str) -> None:
@@ -65,20 +65,17 @@ class MessageHistory(ChatHistory):
         answer, is told that the model cannot see it.
         """
         kind = block["type"]
-        is_media = kind in _MEDIA
-        if not is_media and kind not in _READABLE_KINDS and not _RUN_ELSEWHERE.fullmatch(kind):
+        if kind not in _MEDIA | _READABLE_KINDS and not _RUN_ELSEWHERE.fullmatch(kind):
             raise _unsupported_block(kind, where)
         text, is_complete = _placeholder(block)
         if not is_complete:
-            if is_media and not self._is_history():
+            self._has_answer = self._has_answer or any(
+                message["role"] == "assistant" for message in self.messages
+            )
+            if kind in _MEDIA and not self._has_answer:
                 raise _unsupported_block(kind, where)
             self._warnings.add(where, f"{kind} blocks are not read; a placeholder stands there")
         return text
-
-    def _is_history(self) -> bool:
-        if not self._has_answer:
-            self._has_answer = any(message["role"] == "assistant" for message in self.messages)
-        return self._has_answer
 
 
 def read_conversation(system: Any, messages: Any, warnings: Warnings) -> MessageHistory:
@@ -87,13 +84,7 @@ def read_conversation(system: Any, messages: Any, warnings: Warnings) -> Message
     for text in _system_texts(system):
         if not text.startswith(BILLING):
             conversation.text("system", text)
-    if not isinstance(messages, list):
-        raise bad_field("messages", f"should be an array of messages (it is {shown(messages)})")
-    if not messages:
-        raise bad_field("messages", "should have at least one message", "empty_array")
-    if len(messages) > MAX_MESSAGES:
-        raise bad_field("messages", f"may have at most {MAX_MESSAGES} entries")
-    for at, message in enumerate(messages):
+    for at, message in enumerate(messages_in(messages)):
         _read_message(conversation, message, f"messages[{at}]")
     if conversation.ends_with_assistant and "tool_calls" in conversation.messages[-1]:
         raise bad_field("messages", "ends with a tool_use block; its tool_result has to follow")
@@ -101,11 +92,7 @@ def read_conversation(system: Any, messages: Any, warnings: Warnings) -> Message
 
 
 def _read_message(conversation: MessageHistory, message: Any, where: str) -> None:
-    role = object_at(message, where).get("role")
-    if role not in ROLES:
-        raise bad_field(
-            f"{where}.role", f"should be one of {', '.join(ROLES)} (it is {shown(role)})"
-        )
+    role = choice_in(object_at(message, where), "role", ROLES, where)
     content, where = message.get("content"), f"{where}.content"
     if content is None:
         raise bad_field(where, "is required", "missing_required_parameter")

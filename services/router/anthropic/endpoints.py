@@ -17,7 +17,7 @@ from services.router.dispatch import Dispatch
 from services.router.endpoint import Endpoint, generation, query
 from services.router.generate_request import check_prompt_length
 from services.router.middleware import REQUEST_ID, WARNINGS
-from services.router.sse import json_bytes, json_string
+from services.router.sse import TEXT, json_bytes, json_string, named_event, parts_of
 
 # Nothing is signed here, but clients expect a string that they send back with the block.
 SIGNATURE: Final = "slipstream"
@@ -30,7 +30,12 @@ _DELTAS: Final = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
-_KINDS: Final = {"content": "text", "reasoning": "thinking", "arguments": "tool_use"}
+_KINDS: Final = {
+    "content": "text",
+    "reasoning": "thinking",
+    "call": "tool_use",
+    "arguments": "tool_use",
+}
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
@@ -53,22 +58,20 @@ class MessageFormat:
         self._num_calls = 0
         self._num_hidden = 0
         self._open = ""  # the kind of the open block
-        self._delta_prefix = b""
+        self._delta: list[bytes] = []  # the event of its text, around the text
         self._ended: Ending | None = None
 
     def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
         """Render the start of the message; `prompt` has its usage, if compute reported it."""
         usage = Usage(prompt.prompt_tokens, prompt.cached_tokens, 0) if prompt else Usage(0, 0, 0)
         message = {**self._message([]), "usage": _usage(usage)}
-        return _event("message_start", {"message": message}) + _PING
+        return named_event("message_start", {"message": message}) + _PING
 
     def template(self, choice: int) -> None:
         return None  # a block has to be opened before its text
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        if delta.parts:
-            return b"".join(event for part in delta.parts for event in self._part(part))
-        return b"".join(self._grow("text", delta.text)) if delta.text else b""
+        return b"".join(event for part in parts_of(delta) for event in self._part(part))
 
     def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the end of the last block; an answer without blocks is an empty text."""
@@ -82,21 +85,13 @@ class MessageFormat:
             "delta": self._stop(self._ended, self._num_calls),
             "usage": _usage(usage, self._ended.reasoning_tokens),
         }
-        return _event("message_delta", fields) + _STOP
+        return named_event("message_delta", fields) + _STOP
 
     def failed(self, failure: Failure) -> bytes:
         return b"event: error\ndata: %b\n\n" % error_body(failure, self._request_id)
 
     def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         (answer,) = answers
-        ended = answer.ended
-        return {
-            **self._message(self._blocks(answer)),
-            **self._stop(ended, len(answer.calls)),
-            "usage": _usage(usage, ended.reasoning_tokens),
-        }
-
-    def _blocks(self, answer: CompleteAnswer) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
         if answer.reasoning and self._shows_thinking:
             thinking = {"thinking": answer.reasoning, "signature": SIGNATURE}
@@ -104,26 +99,26 @@ class MessageFormat:
         if answer.text or not (blocks or answer.calls):
             blocks.append({"type": "text", "text": answer.text})
         blocks += (_tool_use(call.id, call.name, call.arguments_object()) for call in answer.calls)
-        return blocks
+        return {
+            **self._message(blocks),
+            **self._stop(answer.ended, len(answer.calls)),
+            "usage": _usage(usage, answer.ended.reasoning_tokens),
+        }
 
     def _part(self, part: Part) -> Iterator[bytes]:
+        kind = _KINDS[part.kind]
         if part.kind == "call":
             self._num_calls += 1
             yield from self._begin(_tool_use(part.id, part.text, {}))
-        elif part.kind != "reasoning" or self._shows_thinking:
-            yield from self._grow(_KINDS[part.kind], part.text)
-        else:
+        elif kind == "thinking" and not self._shows_thinking:
             self._num_hidden += 1
             if self._num_hidden % PING_EVERY == 0:
                 yield _PING
-
-    def _grow(self, kind: str, text: str) -> Iterator[bytes]:
-        if self._open != kind:
-            if kind == "tool_use":  # arguments without a call
-                return
-            signed = {"signature": ""} if kind == "thinking" else {}
-            yield from self._begin({"type": kind, kind: "", **signed})
-        yield b"%b%b}}\n\n" % (self._delta_prefix, json_string(text))
+        elif kind != "tool_use" or kind == self._open:  # arguments without a call are left out
+            if kind != self._open:
+                signature = {"signature": ""} if kind == "thinking" else {}
+                yield from self._begin({"type": kind, kind: "", **signature})
+            yield json_string(part.text).join(self._delta)
 
     def _begin(self, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
@@ -131,9 +126,9 @@ class MessageFormat:
         self._num_blocks += 1
         self._open = block["type"]
         name, field = _DELTAS[self._open]
-        delta = {"index": index, "delta": {"type": name, field: ""}}
-        self._delta_prefix = _event("content_block_delta", delta).removesuffix(b'""}}\n\n')
-        yield _event("content_block_start", {"index": index, "content_block": block})
+        delta = {"index": index, "delta": {"type": name, field: TEXT}}
+        self._delta = named_event("content_block_delta", delta).split(json_bytes(TEXT))
+        yield named_event("content_block_start", {"index": index, "content_block": block})
 
     def _close(self) -> Iterator[bytes]:
         kind, self._open = self._open, ""
@@ -141,9 +136,9 @@ class MessageFormat:
             return
         index = self._num_blocks - 1
         if kind == "thinking":
-            signed = {"type": "signature_delta", "signature": SIGNATURE}
-            yield _event("content_block_delta", {"index": index, "delta": signed})
-        yield _event("content_block_stop", {"index": index})
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            yield named_event("content_block_delta", {"index": index, "delta": delta})
+        yield named_event("content_block_stop", {"index": index})
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -184,10 +179,6 @@ def _usage(usage: Usage, thinking_tokens: int = 0) -> dict[str, Any]:
     }
 
 
-def _event(kind: str, fields: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), json_bytes({"type": kind, **fields}))
-
-
 def model_info(card: dict[str, Any]) -> dict[str, Any]:
     """Translate the card of a model from OpenAI's shape."""
     created = datetime.fromtimestamp(card["created"], UTC)
@@ -217,7 +208,6 @@ def model_list(cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _count_tokens(dispatch: Dispatch, parsed: tuple[str, ChatPrompt]) -> dict[str, Any]:
-    """Count the tokens of the prompt that a message with these fields would have."""
     model, prompt = parsed
     group = dispatch.group(model)
     tokenized = await dispatch.tokenize(group, prompt, "messages", False)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, StreamSettings, Structure
-from services.router.anthropic.conversation import read_conversation
+from services.router.anthropic.conversation import ROLES, read_conversation
 from services.router.endpoint import ApiRequest
-from services.router.errors import bad_field, shown
+from services.router.errors import bad_field
 from services.router.generate_request import GenerateRequest
+from services.router.json_schema import OBJECT, STRING, array, either, nullable, one_of, partial
 from services.router.openai.rules import make_rules, with_schema
 from services.router.openai.sampling import (
     MAX_STOP_CHARACTERS,
@@ -26,6 +28,7 @@ from services.router.openai.structure import schema_structure
 from services.router.openai.template import thinking_kwargs
 from services.router.openai.tools import (
     MAX_TOOLS,
+    Choice,
     ToolChoice,
     Tools,
     check_function,
@@ -34,36 +37,35 @@ from services.router.openai.tools import (
 )
 from services.router.prompts import MAX_INT32
 from services.router.request_fields import (
-    UNSUPPORTED,
+    MAX_MESSAGES,
+    check_type,
+    choice_in,
     object_at,
     objects_at,
     tool_name_in,
+    unsupported_type,
 )
-from services.router.request_model import RequestModel, check_unknown
+from services.router.request_model import RequestModel
 from services.router.request_warnings import Warnings
 
 SCHEMA: Final = "input_schema"
+_CHOICES: Final[Mapping[str, Choice]] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "named",
+    "none": "none",
+}
 # Tools that Anthropic runs or defines: their types end with a date, except for these two.
 _SERVER_TOOLS = re.compile(r"[a-z][a-z_]{1,48}_\d{8}|tool_search_tool_\w{1,32}|mcp_toolset")
 # Hints, and servers that only Anthropic can call: a request can be answered without them.
 WITHOUT_EFFECT: Final = ("container", "context_management", "mcp_servers")
-IGNORED: Final = frozenset(
-    (
-        "betas",
-        "cache_control",
-        "diagnostics",
-        "inference_geo",
-        "service_tier",
-        "speed",
-        "user_profile_id",
-        "workspace_id",
-    )
-)
+
+
+_BLOCKS: Final = either(STRING, array(OBJECT))
+_MESSAGE: Final = partial(role=one_of(*ROLES), content=_BLOCKS)
 
 
 class Thinking(RequestModel):
-    """`thinking`."""
-
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     display: Literal["summarized", "omitted"] | None = None
@@ -77,29 +79,48 @@ class OutputFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """`output_config`."""
-
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class Metadata(RequestModel):
-    """`metadata`, which has no effect."""
-
     user_id: str | None = None
 
 
 class PromptFields(RequestModel):
     """The fields that make the prompt: those of `/v1/messages/count_tokens`."""
 
-    model: str = Field(min_length=1, max_length=512)
-    messages: Any
-    system: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    model: str = Field(min_length=1, max_length=512, description="one of `/v1/models`")
+    messages: Annotated[Any, WithJsonSchema(array(_MESSAGE, minItems=1, maxItems=MAX_MESSAGES))] = (
+        Field(description="turns of user, assistant and system; a text, or blocks")
+    )
+    system: Annotated[Any, WithJsonSchema(nullable(_BLOCKS))] = Field(
+        None, description="the system prompt; a text, or blocks"
+    )
+    tools: Annotated[Any, WithJsonSchema(nullable(array(OBJECT, maxItems=MAX_TOOLS)))] = Field(
+        None, description="[tools](tools.md)"
+    )
+    tool_choice: Annotated[Any, WithJsonSchema(nullable(OBJECT))] = None
+    thinking: Thinking | None = Field(
+        None, description="[reasoning](tools.md#reasoning), which is off unless it is requested"
+    )
+    output_config: OutputConfig | None = Field(
+        None, description="`effort`, and a `format`: [answers that must parse](structured.md)"
+    )
+    output_format: OutputFormat | None = Field(
+        None, description="the older place of `output_config.format`"
+    )
+    container: Any = Field(None, description="accepted, without effect and with a warning")
+    context_management: Any = None
+    mcp_servers: Any = None
+    betas: Any = Field(None, description="accepted, without effect")
+    cache_control: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+    service_tier: Any = None
+    speed: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
 
     @property
     def thinks(self) -> bool:
@@ -108,36 +129,75 @@ class PromptFields(RequestModel):
 
     @property
     def shows_thinking(self) -> bool:
-        """Whether the answer contains the reasoning."""
         return self.thinks and self.thinking is not None and self.thinking.display != "omitted"
+
+    @property
+    def structure(self) -> Structure | None:
+        if self.output_config is not None and self.output_config.format is not None:
+            schema, field = self.output_config.format.json_schema, "output_config.format.schema"
+        elif self.output_format is not None:
+            schema, field = self.output_format.json_schema, "output_format.schema"
+        else:
+            return None
+        return schema_structure(schema, field)
+
+    def prompt(self, tools: Tools, warnings: Warnings) -> ChatPrompt:
+        conversation = read_conversation(self.system, self.messages, warnings)
+        continues = conversation.ends_with_assistant
+        effort = None if self.output_config is None else self.output_config.effort
+        prompt = ChatPrompt(
+            messages_json=conversation.pack(),
+            tools_json=tools.json,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            template_kwargs_json=thinking_kwargs(self.thinks, effort),
+        )
+        return with_schema(prompt, self.structure, tools.use)
 
 
 class MessageFields(PromptFields):
     """The fields of `/v1/messages`."""
 
-    max_tokens: int = Field(ge=1, le=MAX_INT32)
-    stream: bool | None = None
-    temperature: float | None = Field(None, ge=0.0, le=1.0)
+    max_tokens: int = Field(
+        ge=1, le=MAX_INT32, description="the most tokens to generate; else what fits"
+    )
+    stream: bool | None = Field(None, description="events instead of one body")
+    temperature: float | None = Field(
+        None,
+        ge=0.0,
+        le=1.0,
+        description="how to sample, by default as the model's generation config says",
+    )
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=0, le=MAX_INT32)
+    seed: int | None = Field(
+        None, ge=-(1 << 63), le=SEED_MASK, description="the same seed gives the same random numbers"
+    )
     stop_sequences: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
             Field(max_length=MAX_STOPS),
         ]
         | None
-    ) = None
-    metadata: Metadata | None = None
-    seed: int | None = Field(None, ge=-(1 << 63), le=SEED_MASK)  # ours
+    ) = Field(None, description=f"up to {MAX_STOPS} texts")
+    metadata: Metadata | None = Field(None, description="accepted, without effect")
 
-
-KNOWN_FIELDS = frozenset(MessageFields.model_fields) | IGNORED | frozenset(WITHOUT_EFFECT)
+    @property
+    def thinking_budget(self) -> int:
+        """The most tokens of reasoning, -1 for no limit; ApiError 400."""
+        thinking = self.thinking
+        if thinking is None or thinking.type != "enabled":
+            return -1
+        where = "thinking.budget_tokens"
+        if thinking.budget_tokens is None:
+            raise bad_field(where, "is required", "missing_required_parameter")
+        if thinking.budget_tokens >= self.max_tokens:
+            raise bad_field(where, f"must be less than max_tokens, which is {self.max_tokens}")
+        return thinking.budget_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(ApiRequest):
-    """A Messages request: what to generate and how to answer."""
-
     max_tokens: int
     shows_thinking: bool
 
@@ -154,7 +214,7 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
     check_all_stops(stops, "stop_sequences")
     request = GenerateRequest(
         model=fields.model,
-        prompts=(_prompt(fields, tools, warnings),),
+        prompts=(fields.prompt(tools, warnings),),
         prompt_field="messages",
         sampling=SamplingParams(
             max_tokens=0,  # as many as fit, at most `usual_max_tokens`
@@ -171,9 +231,9 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
         ),
         unset=frozenset(name for name in MODEL_DEFAULTS if getattr(fields, name, None) is None),
         usual_max_tokens=fields.max_tokens,
-        rules=make_rules(_structure(fields), tools, warnings, _thinking_budget(fields)),
+        rules=make_rules(fields.structure, tools, warnings, fields.thinking_budget),
     )
-    _warn(body, warnings)
+    _warn(fields, body, warnings)
     return MessageRequest(
         generate=request,
         streaming=bool(fields.stream),
@@ -186,52 +246,16 @@ def parse_prompt(body: dict[str, Any], warnings: Warnings) -> tuple[str, ChatPro
     """Validate a count_tokens request; returns the model's name and the prompt."""
     fields = PromptFields.read(body)
     tools = read_tools(fields.tools, fields.tool_choice, warnings)
-    prompt = _prompt(fields, tools, warnings)
-    _warn(body, warnings)
+    prompt = fields.prompt(tools, warnings)
+    _warn(fields, body, warnings)
     return fields.model, prompt
 
 
-def _warn(body: dict[str, Any], warnings: Warnings) -> None:
-    for field in WITHOUT_EFFECT:
-        if body.get(field) not in (None, [], {}):
-            warnings.add(field, "has no effect here")
-    check_unknown(body, KNOWN_FIELDS, warnings)
-
-
-def _prompt(fields: PromptFields, tools: Tools, warnings: Warnings) -> ChatPrompt:
-    conversation = read_conversation(fields.system, fields.messages, warnings)
-    continues = conversation.ends_with_assistant
-    effort = None if fields.output_config is None else fields.output_config.effort
-    prompt = ChatPrompt(
-        messages_json=conversation.pack(),
-        tools_json=tools.json,
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
-        template_kwargs_json=thinking_kwargs(fields.thinks, effort),
-    )
-    return with_schema(prompt, _structure(fields), tools.use)
-
-
-def _thinking_budget(fields: MessageFields) -> int:
-    """Return the most tokens of reasoning; -1 for no limit."""
-    thinking = fields.thinking
-    if thinking is None or thinking.type != "enabled":
-        return -1
-    where = "thinking.budget_tokens"
-    if thinking.budget_tokens is None:
-        raise bad_field(where, "is required", "missing_required_parameter")
-    if thinking.budget_tokens >= fields.max_tokens:
-        raise bad_field(where, f"must be less than max_tokens, which is {fields.max_tokens}")
-    return thinking.budget_tokens
-
-
-def _structure(fields: PromptFields) -> Structure | None:
-    config = fields.output_config
-    if config is not None and config.format is not None:
-        return schema_structure(config.format.json_schema, "output_config.format.schema")
-    if fields.output_format is not None:
-        return schema_structure(fields.output_format.json_schema, "output_format.schema")
-    return None
+def _warn(fields: PromptFields, body: dict[str, Any], warnings: Warnings) -> None:
+    for name in WITHOUT_EFFECT:
+        if getattr(fields, name) not in (None, [], {}):
+            warnings.add(name, "has no effect here")
+    MessageFields.check_others(body, warnings)  # clients count with the fields of a message
 
 
 def read_tools(tools: Any, tool_choice: Any, warnings: Warnings) -> Tools:
@@ -250,8 +274,7 @@ def read_tools(tools: Any, tool_choice: Any, warnings: Warnings) -> Tools:
             fields.append(where)
             functions.append(_function(tool, where))
         else:
-            message = f"{shown(kind)} is not supported by this server; only custom tools are"
-            raise bad_field(f"{where}.type", message, UNSUPPORTED)
+            raise unsupported_type(kind, where, "; only custom tools are")
     check_names(functions, fields)
     choice, parallel = _choice(tool_choice)
     if left_out and (not functions or choice.name in left_out):
@@ -267,10 +290,9 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get(SCHEMA) is None:
         raise bad_field(f"{where}.{SCHEMA}", "is required", "missing_required_parameter")
     check_function(tool, where, SCHEMA)
-    optional = {
-        name: tool[name] for name in ("description", "strict") if tool.get(name) is not None
-    }
-    return {"name": tool["name"], "parameters": tool[SCHEMA], **optional}
+    function = {"name": tool["name"], "parameters": tool[SCHEMA]}
+    optional = ("description", "strict")
+    return function | {name: tool[name] for name in optional if tool.get(name) is not None}
 
 
 def _choice(value: Any) -> tuple[ToolChoice, bool]:
@@ -278,20 +300,7 @@ def _choice(value: Any) -> tuple[ToolChoice, bool]:
     if value is None:
         return ToolChoice(), True
     single = object_at(value, "tool_choice").get("disable_parallel_tool_use")
-    if single is not None and not isinstance(single, bool):
-        raise bad_field(
-            "tool_choice.disable_parallel_tool_use",
-            f"should be true or false (it is {shown(single)})",
-        )
-    match value.get("type"):
-        case "auto":
-            return ToolChoice(), not single
-        case "none":
-            return ToolChoice("none"), True
-        case "any":
-            return ToolChoice("required"), not single
-        case "tool":
-            return ToolChoice("named", tool_name_in(value, "tool_choice")), not single
-        case other:
-            kinds = "auto, any, tool, none"
-            raise bad_field("tool_choice.type", f"should be one of {kinds} (it is {shown(other)})")
+    check_type(single, bool | None, "tool_choice.disable_parallel_tool_use", "true or false")
+    kind = choice_in(value, "type", _CHOICES, "tool_choice")
+    name = tool_name_in(value, "tool_choice") if kind == "tool" else ""
+    return ToolChoice(_CHOICES[kind], name), not single

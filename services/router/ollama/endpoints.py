@@ -35,7 +35,18 @@ from services.router.ollama.requests import (
 from services.router.openai.chunks import chat_logprobs
 from services.router.operations import installed_version
 from services.router.request_warnings import Warnings
-from services.router.sse import json_bytes
+from services.router.sse import json_bytes, parts_of
+
+# What Ollama reports of a model file; the router knows only its format.
+_DETAILS: Final = {
+    "parent_model": "",
+    "format": "safetensors",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+_STARTED: Final = datetime.now(UTC).isoformat()
 
 NDJSON: Final = "application/x-ndjson"
 TAG: Final = ":latest"  # Ollama's clients append it to names without a tag
@@ -81,10 +92,7 @@ class OllamaFormat:
         return None  # every line has the time at which it was written
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        pieces = [piece for part in delta.parts for piece in self._pieces(part)]
-        if delta.text:
-            pieces.append({"content": delta.text})
-        lines = [self._fields(piece) for piece in pieces]
+        lines = [self._fields(piece) for part in parts_of(delta) for piece in self._pieces(part)]
         if delta.logprobs:
             lines = lines or [self._fields({})]
             lines[0]["logprobs"] = _logprobs(delta.logprobs)
@@ -123,9 +131,8 @@ class OllamaFormat:
                 self._call = ToolCall(part.id, part.text, "")
                 return finished
             case "arguments":
-                if self._call is not None:
-                    call = self._call
-                    self._call = ToolCall(call.id, call.name, call.arguments + part.text)
+                if (call := self._call) is not None:
+                    self._call = replace(call, arguments=call.arguments + part.text)
                 return []
         name = "thinking" if part.kind == "reasoning" else "content"
         return [*self._finished_call(), {name: part.text}] if part.text else []
@@ -172,16 +179,16 @@ def _generating(
     """Make an endpoint that generates, or answers at once that the model is loaded."""
 
     async def run(call: Call[OllamaRequest]) -> web.StreamResponse:
-        model, request = call.parsed.model, call.parsed.generate
-        served = _served_name(call.backend.dispatch, model)
-        if request is None:
-            call.backend.dispatch.group(served)  # ApiError 404
-            return json_response(OllamaFormat(model, lay_out).loaded())
-        parsed = ApiRequest(
-            generate=replace(request, model=served), streaming=call.parsed.streaming
-        )
-        run_generation = generation("ollama-", lambda *_: OllamaFormat(model, lay_out), NDJSON)
-        return await run_generation(Call(call.backend, call.request, parsed, call.span))
+        parsed, dispatch = call.parsed, call.backend.dispatch
+        layout = OllamaFormat(parsed.model, lay_out)
+        served = _served_name(dispatch, parsed.model)
+        if parsed.generate is None:
+            dispatch.group(served)  # ApiError 404
+            return json_response(layout.loaded())
+        request = replace(parsed.generate, model=served)
+        api_request = ApiRequest(generate=request, streaming=parsed.streaming)
+        run_generation = generation("ollama-", lambda *_: layout, NDJSON)
+        return await run_generation(Call(call.backend, call.request, api_request, call.span))
 
     return Endpoint(
         path,
@@ -193,7 +200,6 @@ def _generating(
 
 
 async def _show(dispatch: Dispatch, fields: ShowFields) -> dict[str, Any]:
-    """Describe a model: its capabilities, context length and chat template."""
     group = dispatch.group(_served_name(dispatch, fields.model or fields.name))
     tokenizer = await dispatch.inspect(dispatch.place(group, "tokenizer"), "tokenizer")
     card = group.card
@@ -206,7 +212,7 @@ async def _show(dispatch: Dispatch, fields: ShowFields) -> dict[str, Any]:
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value:g}" for name, value in card.sampling_defaults),
         "template": template if isinstance(template, str) else "",
-        "details": _details(),
+        "details": _DETAILS,
         "model_info": {
             "general.architecture": "slipstream",
             "slipstream.context_length": card.max_model_len,
@@ -231,19 +237,7 @@ def _entry(card: ModelCard, name: str) -> dict[str, Any]:
         "modified_at": _STARTED,
         "size": 0,  # of a download, and there is none
         "digest": card.revision,
-        "details": _details(),
-    }
-
-
-def _details() -> dict[str, Any]:
-    """Return what Ollama reports of a model file; the router knows only its format."""
-    return {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
+        "details": _DETAILS,
     }
 
 
@@ -260,8 +254,6 @@ def listing_routes(backend: Backend) -> list[web.RouteDef]:
 
     return [web.get("/api/tags", tags), web.get("/api/version", version)]
 
-
-_STARTED: Final = datetime.now(UTC).isoformat()
 
 ENDPOINTS: tuple[Endpoint[Any], ...] = (
     _generating("/api/chat", parse_chat_request, as_message),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from services.router.endpoint import ApiRequest
 from services.router.errors import ApiError, bad_field, shown, unsupported
 from services.router.generate_request import GenerateRequest
 from services.router.json_body import dump
+from services.router.json_schema import OBJECT, either, nullable, one_of
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.openai.sampling import ALL_LOGPROBS, MAX_TOP_LOGPROBS
-from services.router.request_model import RequestModel
+from services.router.request_model import RefusedFields, RequestModel
 from services.router.request_warnings import Warnings
 
 TEXT_ONLY: Final = "this server takes and makes text only"
@@ -38,54 +39,72 @@ _OWN_NAMES: Final = {field: f"options.{option}" for option, field in OPTIONS.ite
 }
 
 
+def read_format(value: Any) -> dict[str, Any] | None:
+    """Read `format` and return OpenAI's `response_format`; ApiError 400."""
+    if value is None or value == "":
+        return None
+    if value == "json":
+        return {"type": "json_object"}
+    if not isinstance(value, dict):
+        raise bad_field("format", f"should be json or a JSON schema (it is {shown(value)})")
+    return {"type": "json_schema", "json_schema": {"name": "format", "schema": value}}
+
+
 class _Fields(RequestModel):
     """The fields that both requests have."""
 
-    model: str = Field(min_length=1, max_length=512)
-    stream: bool | None = None
-    format: Any = None
-    options: dict[str, Any] | None = None
-    think: bool | Literal["low", "medium", "high", "max"] | None = None
-    logprobs: bool | None = None
+    model: str = Field(min_length=1, max_length=512, description="one of `/api/tags`")
+    stream: bool | None = Field(None, description="lines of new text, which is the default")
+    format: Annotated[
+        dict[str, Any] | None,
+        PlainValidator(read_format),
+        WithJsonSchema(nullable(either(one_of("", "json"), OBJECT))),
+    ] = Field(None, description="`json`, or a JSON schema that the answer must match")
+    options: dict[str, Any] | None = Field(
+        None,
+        description=", ".join(f"`{name}`" for name in ("num_predict", *OPTIONS))
+        + "; options that configure how a model runs are ignored",
+    )
+    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
+        None, description="true, false, `low`, `medium`, `high` or `max`"
+    )
+    logprobs: bool | None = Field(None, description="log-probabilities of the answer's tokens")
     top_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
-
-    @model_validator(mode="after")
-    def _check_format(self) -> Self:
-        _response_format(self.format)
-        return self
 
     @property
     def streaming(self) -> bool:
         """Whether to stream, which is Ollama's default."""
         return self.stream is not False
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of candidates per token; None if no logprobs are requested."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
 
 class OllamaChatFields(_Fields):
     """A request of `/api/chat`; without messages it only loads the model."""
 
-    messages: list[Any] | None = None
-    tools: list[Any] | None = None
+    messages: list[Any] | None = Field(
+        None,
+        description="as in [chat](chat.md), with `tool_calls`, `tool_name` and `thinking`; a "
+        "result belongs to the first call of its tool without a result",
+    )
+    tools: list[Any] | None = Field(None, description="[tools](tools.md)")
 
 
 class GenerateFields(_Fields):
     """A request of `/api/generate`; with `raw` the prompt bypasses the chat template."""
 
-    prompt: str | None = None
-    system: str | None = None
-    raw: bool | None = None
-    suffix: str | None = None
-    template: str | None = None
-    images: list[Any] | None = None
+    refused: ClassVar[Mapping[str, RefusedFields]] = {
+        "images": RefusedFields(([],), TEXT_ONLY),
+        "suffix": RefusedFields(("",), "write the model's own fill-in-the-middle format, with raw"),
+        "template": RefusedFields(("",), "the template is the model's own"),
+    }
 
-    @model_validator(mode="after")
-    def _check_unsupported(self) -> Self:
-        if self.images:
-            raise unsupported("images", TEXT_ONLY)
-        if self.suffix:
-            raise unsupported("suffix", "write the model's own fill-in-the-middle format, with raw")
-        if self.template:
-            raise unsupported("template", "the template is the model's own")
-        return self
+    prompt: str | None = Field(None, description="the user's message, or with `raw` all of it")
+    system: str | None = Field(None, description="the system message")
+    raw: bool | None = Field(None, description="the prompt bypasses the chat template")
 
 
 class ShowFields(RequestModel):
@@ -109,28 +128,39 @@ def parse_chat_request(body: Mapping[str, Any], warnings: Warnings) -> OllamaReq
     fields = OllamaChatFields.read(body)
     request = None
     if fields.messages:
-        tools = {"tools": fields.tools} if fields.tools else {}
-        chat = {"messages": _messages(fields.messages), **_shared(fields), **tools}
-        request = _generate_request(parse_chat, chat, warnings)
+        request = _chat(fields, _messages(fields.messages), warnings, fields.tools)
     return OllamaRequest(fields.model, request, fields.streaming)
 
 
 def parse_generate_request(body: Mapping[str, Any], warnings: Warnings) -> OllamaRequest:
     """Validate a generate request; ApiError 400 names the field at fault."""
     fields = GenerateFields.read(body)
-    shared, request = _shared(fields), None
+    request = None
     if fields.prompt and fields.raw:
-        shared.pop("reasoning_effort", None)
-        top_logprobs, logprobs = shared.pop("top_logprobs", None), shared.pop("logprobs", None)
-        if logprobs:
-            shared["logprobs"] = top_logprobs or 0
-        request = _generate_request(parse_completion, {"prompt": fields.prompt, **shared}, warnings)
+        completion = {**_shared(fields), "prompt": fields.prompt, "logprobs": fields.num_logprobs}
+        request = _generate_request(parse_completion, completion, warnings)
         request = replace(request, usual_max_tokens=0)  # not OpenAI's 16, but as much as fits
     elif fields.prompt:
         system = [{"role": "system", "content": fields.system}] if fields.system else []
         messages = [*system, {"role": "user", "content": fields.prompt}]
-        request = _generate_request(parse_chat, {"messages": messages, **shared}, warnings)
+        request = _chat(fields, messages, warnings)
     return OllamaRequest(fields.model, request, fields.streaming)
+
+
+def _chat(
+    fields: _Fields, messages: list[Any], warnings: Warnings, tools: list[Any] | None = None
+) -> GenerateRequest:
+    think = fields.think
+    effort = {True: "medium", False: "none"}[think] if isinstance(think, bool) else think
+    chat = {
+        "messages": messages,
+        **_shared(fields),
+        "reasoning_effort": effort,
+        "logprobs": fields.logprobs,
+        "top_logprobs": fields.num_logprobs,
+        "tools": tools,
+    }
+    return _generate_request(parse_chat, chat, warnings)
 
 
 def _generate_request(
@@ -151,31 +181,14 @@ def _generate_request(
 
 def _shared(fields: _Fields) -> dict[str, Any]:
     options = fields.options or {}
-    body: dict[str, Any] = {
-        name: options[option] for option, name in OPTIONS.items() if options.get(option) is not None
-    }
     limit = options.get("num_predict")
-    if limit is not None and limit not in (-1, -2):  # without end; until the context is full
-        body["max_tokens"] = limit
-    if fields.think is not None:
-        efforts = {True: "medium", False: "none"}
-        think = fields.think
-        body["reasoning_effort"] = efforts[think] if isinstance(think, bool) else think
-    if layout := _response_format(fields.format):
-        body["response_format"] = layout
-    if fields.logprobs:
-        body |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
-    return {"model": fields.model, "stream": fields.streaming, **body}
-
-
-def _response_format(value: Any) -> dict[str, Any] | None:
-    if value is None or value == "":
-        return None
-    if value == "json":
-        return {"type": "json_object"}
-    if not isinstance(value, dict):
-        raise bad_field("format", f"should be json or a JSON schema (it is {shown(value)})")
-    return {"type": "json_schema", "json_schema": {"name": "format", "schema": value}}
+    return {
+        "model": fields.model,
+        "stream": fields.streaming,
+        "response_format": fields.format,
+        "max_tokens": None if limit in (-1, -2) else limit,  # without end; until it is full
+        **{name: options.get(option) for option, name in OPTIONS.items()},
+    }
 
 
 def _messages(messages: list[Any]) -> list[Any]:
@@ -184,11 +197,11 @@ def _messages(messages: list[Any]) -> list[Any]:
     A result names its tool or nothing. It belongs to the first pending call of that tool, or else
     to the first pending call of any tool.
     """
-    rewritten: list[Any] = []
+    chat_messages: list[Any] = []
     pending: list[tuple[str, str]] = []  # name and id of calls without a result
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
-            rewritten.append(message)  # `parse_chat` refuses it with its place
+            chat_messages.append(message)  # `parse_chat` refuses it with its place
             continue
         if message.get("images"):
             raise unsupported(f"messages[{at}].images", TEXT_ONLY)
@@ -207,8 +220,8 @@ def _messages(messages: list[Any]) -> list[Any]:
             match = match or (pending[0] if pending else ("", f"call_{at}"))
             pending = [call for call in pending if call is not match]
             new["tool_call_id"] = message.get("tool_call_id") or match[1]
-        rewritten.append(new)
-    return rewritten
+        chat_messages.append(new)
+    return chat_messages
 
 
 def _call(call: Any, call_id: str) -> dict[str, Any]:
@@ -217,8 +230,8 @@ def _call(call: Any, call_id: str) -> dict[str, Any]:
         raise _bad_calls()
     arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else dump(arguments).decode()
-    called = {"name": function["name"], "arguments": text}
-    return {"id": call.get("id") or call_id, "type": "function", "function": called}
+    function = {"name": function["name"], "arguments": text}
+    return {"id": call.get("id") or call_id, "type": "function", "function": function}
 
 
 def _bad_calls() -> ApiError:

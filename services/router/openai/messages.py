@@ -26,6 +26,7 @@ from services.router.json_schema import (
 from services.router.request_fields import (
     MAX_MESSAGES,
     check_type,
+    messages_in,
     object_at,
     string_in,
     text_at,
@@ -46,16 +47,10 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
     `system`, the name that templates know; `function_call` becomes a tool call. Arguments become
     JSON text, as in OpenAI's API.
     """
-    if not isinstance(messages, list):
-        raise bad_field("messages", f"should be an array of messages (it is {shown(messages)})")
-    if not messages:
-        raise bad_field("messages", "should have at least one message", "empty_array")
-    if len(messages) > MAX_MESSAGES:
-        raise bad_field("messages", f"may have at most {MAX_MESSAGES} entries")
     old_calls = _OldCalls()
     return [
         message if _is_plain(message) else old_calls.rewritten(_message(message, f"messages[{at}]"))
-        for at, message in enumerate(messages)
+        for at, message in enumerate(messages_in(messages))
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -125,26 +125,32 @@ def parse_choice(value: Any, field: str = "tool_choice") -> ToolChoice:
     if kind == "function":
         return ToolChoice("named", _name_in(value.get("function"), f"{field}.function"))
     if kind == "allowed_tools":
-        return _allowed(value.get("allowed_tools"), f"{field}.allowed_tools")
+        return allowed_choice(value.get("allowed_tools"), f"{field}.allowed_tools", _allowed_names)
     if kind == "custom":
         raise unsupported(f"{field}.type", "function tools are the only ones")
     raise bad_field(f"{field}.type", f"should be function or allowed_tools (it is {shown(kind)})")
 
 
-def _allowed(value: Any, field: str) -> ToolChoice:
+def allowed_choice(
+    value: Any, field: str, names_of: Callable[[list[Any], str], Iterable[str]]
+) -> ToolChoice:
+    """Read the choice of several tools, whose names `names_of` reads; ApiError 400."""
     mode = object_at(value, field).get("mode")
     if mode not in ("auto", "required"):
         raise bad_field(f"{field}.mode", f"should be auto or required (it is {shown(mode)})")
     tools = value.get("tools")
     if not isinstance(tools, list) or not tools or len(tools) > MAX_TOOLS:
         raise bad_field(f"{field}.tools", f"should be an array of 1 to {MAX_TOOLS} tools")
-    names = []
+    names = frozenset(names_of(tools, f"{field}.tools"))
+    return ToolChoice("auto" if mode == "auto" else "required", "", names)
+
+
+def _allowed_names(tools: list[Any], field: str) -> Iterator[str]:
     for at, tool in enumerate(tools):
-        where = f"{field}.tools[{at}]"
+        where = f"{field}[{at}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise bad_field(where, "should be an object of the type function")
-        names.append(_name_in(tool.get("function"), f"{where}.function"))
-    return ToolChoice("auto" if mode == "auto" else "required", "", frozenset(names))
+        yield _name_in(tool.get("function"), f"{where}.function")
 
 
 def _name_in(value: Any, field: str) -> str:

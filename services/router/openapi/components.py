@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
@@ -37,9 +36,8 @@ from services.router.ollama.requests import GenerateFields, OllamaChatFields, Sh
 from services.router.openai.chat import ChatFields
 from services.router.openai.completions import CompletionFields
 from services.router.openai.tokens import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
-from services.router.openai.tools import MAX_TOOLS
 from services.router.operations import SAMPLING_SETTINGS
-from services.router.request_fields import MAX_MESSAGES
+from services.router.request_model import RequestModel
 from services.router.responses.requests import ResponsesFields
 
 _NO_ITEMS = array(ANY, maxItems=0)
@@ -282,38 +280,8 @@ _OLLAMA: dict[str, Schema] = {
 
 ANSWERS: dict[str, Schema] = {**_OPENAI, **_OWN, **_RESPONSES, **_ANTHROPIC, **_OLLAMA}
 
-# Requests: fields that their models leave open, since items and blocks are of many kinds; unknown
-# kinds are a 400.
-_TOOLS = nullable(array(OBJECT, maxItems=MAX_TOOLS))
-_BLOCKS = either(STRING, array(OBJECT))
-_OPEN_RESPONSES: dict[str, Schema] = {
-    "input": either(STRING, array(OBJECT, minItems=1)),
-    "tools": _TOOLS,
-    "tool_choice": nullable(either(one_of("none", "auto", "required"), OBJECT)),
-}
-_OPEN_ANTHROPIC: dict[str, Schema] = {
-    "messages": array(
-        partial(role=one_of("user", "assistant", "system"), content=_BLOCKS),
-        minItems=1,
-        maxItems=MAX_MESSAGES,
-    ),
-    "system": nullable(_BLOCKS),
-    "tools": _TOOLS,
-    "tool_choice": nullable(OBJECT),
-}
-_OPEN_OLLAMA: dict[str, Schema] = {
-    "format": nullable(either(one_of("", "json"), OBJECT)),
-    "options": nullable(OBJECT),
-}
-_OPEN_OLLAMA_GENERATE: dict[str, Schema] = {
-    **_OPEN_OLLAMA,
-    "images": nullable(array(OBJECT, maxItems=0)),
-    "suffix": {"enum": [None, ""]},
-    "template": {"enum": [None, ""]},
-}
-
 # The models of each request, one for each of its forms.
-MODELS: dict[str, tuple[type[BaseModel], ...]] = {
+MODELS: dict[str, tuple[type[RequestModel], ...]] = {
     "ChatRequest": (ChatFields,),
     "CompletionRequest": (CompletionFields,),
     "ResponsesRequest": (ResponsesFields,),
@@ -326,14 +294,6 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "OllamaChatRequest": (OllamaChatFields,),
     "OllamaGenerateRequest": (GenerateFields,),
     "OllamaShowRequest": (ShowFields,),
-}
-_OPEN: dict[str, dict[str, Schema]] = {
-    "ResponsesRequest": _OPEN_RESPONSES,
-    "ResponsesInputRequest": _OPEN_RESPONSES,
-    "MessageRequest": _OPEN_ANTHROPIC,
-    "CountTokensRequest": _OPEN_ANTHROPIC,
-    "OllamaChatRequest": _OPEN_OLLAMA,
-    "OllamaGenerateRequest": _OPEN_OLLAMA_GENERATE,
 }
 
 
@@ -359,8 +319,6 @@ def request_schemas() -> dict[str, Schema]:
     components: dict[str, Schema] = {}
     for name, forms in MODELS.items():
         schemas = [parts[places[form, "validation"]["$ref"].rpartition("/")[2]] for form in forms]
-        for schema in schemas:
-            schema["properties"].update(_OPEN.get(name, {}))
         components[name] = schemas[0] if len(schemas) == 1 else either(*schemas)
     written = json.dumps(components)
     used = {name: part for name, part in parts.items() if f'/{name}"' in written}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -34,8 +35,6 @@ DEFAULT_LISTED: Final = 20
 
 
 class Responses:
-    """The endpoints, over the store of one router."""
-
     def __init__(self, backend: Backend) -> None:
         settings = backend.settings
         self._backend = backend
@@ -46,16 +45,19 @@ class Responses:
         self._background = Background(backend.generation, self._store)
 
     def routes(self) -> list[web.RouteDef]:
+        def history(request: web.Request) -> History:
+            return self._store.of(self._owner(request))
+
         create: Endpoint[ResponsesRequest] = Endpoint(
             "/v1/responses",
-            lambda body, request: parse_response(body, request[WARNINGS], self._history(request)),
+            lambda body, request: parse_response(body, request[WARNINGS], history(request)),
             self._create,
             names.CHAT,
             adopts_request_id=True,
         )
         count: Endpoint[tuple[str, ChatPrompt]] = Endpoint(
             "/v1/responses/input_tokens",
-            lambda body, request: parse_input(body, request[WARNINGS], self._history(request)),
+            lambda body, request: parse_input(body, request[WARNINGS], history(request)),
             query(_count_tokens),
         )
         return [
@@ -68,33 +70,25 @@ class Responses:
         ]
 
     async def _create(self, call: Call[ResponsesRequest]) -> web.StreamResponse:
-        parsed, owner = call.parsed, self._owner(call.request)
-        if parsed.fields.background:
-            return await self._create_in_background(call, owner)
-        keep = partial(self._keep, owner, parsed) if parsed.is_stored else None
-        context = _prepare(call, keep)
-        return await self._backend.generation.answer(call.request, context, parsed.streaming)
-
-    async def _create_in_background(
-        self, call: Call[ResponsesRequest], owner: str
-    ) -> web.StreamResponse:
-        """Answer with the queued response, or with its events; it runs on without the client."""
-        span = RequestSpan(names.CHAT, call.request)
-        context = _prepare(Call(call.backend, call.request, call.parsed, span))
-        stored = _stored(owner, call.parsed, context.layout.response("in_progress"))
+        """Answer; a background response goes on without its client, who gets it as queued."""
+        parsed, generation = call.parsed, self._backend.generation
+        store = partial(_stored, self._owner(call.request), parsed)
+        if not parsed.fields.background:
+            keep = (lambda body: self._store.put(store(body))) if parsed.is_stored else None
+            return await generation.answer(call.request, _prepare(call, keep), parsed.streaming)
+        context = _prepare(replace(call, span=RequestSpan(names.CHAT, call.request)))
         queued = context.layout.response("queued")
-        events = await self._background.start(context, stored)
-        if call.parsed.streaming:
-            return await _follow(call.request, events, -1)
-        return json_response(queued)
-
-    def _keep(self, owner: str, parsed: ResponsesRequest, body: dict[str, Any]) -> None:
-        self._store.put(_stored(owner, parsed, body))
+        events = await self._background.start(
+            context, store(context.layout.response("in_progress"))
+        )
+        return await _follow(call.request, events) if parsed.streaming else json_response(queued)
 
     async def _retrieve(self, request: web.Request) -> web.StreamResponse:
-        """Answer with a response as it is now, or with its events."""
         stored = self._find(request)
-        if not _flag(request, "stream"):
+        stream = request.query.get("stream", "false").lower()
+        if stream not in ("true", "false", "1", "0"):
+            raise bad_field("stream", f"should be true or false (it is {shown(stream)})")
+        if stream in ("false", "0"):
             return json_response(stored.body)
         after = _number(request, "starting_after", -1, range(-1, 1 << 31))
         if stored.events is None:
@@ -108,12 +102,11 @@ class Responses:
             raise bad_field("response_id", "names a response that is not of the background")
         if stored.cancel is not None:
             stored.cancel()
-            async for _ in stored.events.follow(stored.events.num_events):
+            async for _ in stored.events.follow(len(stored.events)):
                 pass
         return json_response(stored.body)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        """Remove a response, and cancel it if it is running."""
         stored = self._find(request)
         self._store.remove(stored)
         if stored.cancel is not None:
@@ -121,7 +114,6 @@ class Responses:
         return json_response({"id": stored.id, "object": "response", "deleted": True})
 
     async def _input_items(self, request: web.Request) -> web.Response:
-        """Answer with a page of the input items, the latest first."""
         items = list(self._find(request).items)
         order = request.query.get("order", "desc")
         if order not in ("asc", "desc"):
@@ -135,21 +127,12 @@ class Responses:
                 raise bad_field("after", "names no item of this response")
             items = items[ids.index(after) + 1 :]
         page = items[:limit]
-        return json_response(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": len(items) > limit,
-            }
-        )
+        ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        listed = {"object": "list", "data": page, "first_id": ends[0], "last_id": ends[1]}
+        return json_response({**listed, "has_more": len(items) > limit})
 
     def _find(self, request: web.Request) -> StoredResponse:
         return self._store.get(request.match_info["response_id"], self._owner(request))
-
-    def _history(self, request: web.Request) -> History:
-        return self._store.of(self._owner(request))
 
     def _owner(self, request: web.Request) -> str:
         """Return whose responses a request can see: its key's, if the server has keys."""
@@ -179,7 +162,7 @@ async def _count_tokens(dispatch: Dispatch, parsed: tuple[str, ChatPrompt]) -> d
     return {"object": "response.input_tokens", "input_tokens": len(tokenized.ids)}
 
 
-async def _follow(request: web.Request, events: EventLog, after: int) -> web.StreamResponse:
+async def _follow(request: web.Request, events: EventLog, after: int = -1) -> web.StreamResponse:
     """Answer with the events of a response above a number, to its end."""
     headers = {**STREAM_HEADERS, "Content-Type": EVENTS, **common_headers(request)}
     response = web.StreamResponse(headers=headers)
@@ -190,13 +173,6 @@ async def _follow(request: web.Request, events: EventLog, after: int) -> web.Str
         await response.write(data)
     await response.write_eof()
     return response
-
-
-def _flag(request: web.Request, name: str) -> bool:
-    value = request.query.get(name, "false").lower()
-    if value not in ("true", "false", "1", "0"):
-        raise bad_field(name, f"should be true or false (it is {shown(value)})")
-    return value in ("true", "1")
 
 
 def _number(request: web.Request, name: str, default: int, allowed: range) -> int:

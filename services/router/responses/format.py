@@ -12,7 +12,7 @@ from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.errors import error_object
 from services.router.openai.chunks import chat_logprobs
 from services.router.responses.tools import CustomInput, ToolName
-from services.router.sse import json_bytes, json_string
+from services.router.sse import json_bytes, json_string, named_event, parts_of
 
 ID_PREFIX: Final = "resp_"
 NO_NAMES: Final[Mapping[str, ToolName]] = {}
@@ -36,7 +36,7 @@ _KINDS: Final = {
 
 
 class OutputItem:
-    """An item of the output with the text that it has so far; of a call, `tool` is called."""
+    """An output item and its text so far; `tool` is the one that a call names."""
 
     def __init__(
         self, kind: str, item_id: str, index: int, call_id: str = "", tool: ToolName | None = None
@@ -44,6 +44,7 @@ class OutputItem:
         self.kind = kind
         self.tool = tool
         self.logprobs: list[Any] = []
+        self.index = index
         self.place: dict[str, Any] = {"item_id": item_id, "output_index": index}
         if tool is None:
             self.place["content_index"] = 0
@@ -51,19 +52,16 @@ class OutputItem:
         self._reader = CustomInput() if kind == "custom_tool_call" else None
         self._texts: list[str] = []
 
-    def push(self, text: str) -> str | None:
-        """Take more text; return what is new, None as long as a custom input holds it back."""
+    def push(self, text: str) -> str:
+        """Take more text and return what is new; a custom input may hold it back."""
         if self._reader is not None:
             text = self._reader.push(text)
-            if not text:
-                return None
         self._texts.append(text)
         return text
 
     def finish(self) -> str:
         """Take and return the text that was held back."""
-        reader, self._reader = self._reader, None
-        rest = "" if reader is None else reader.finish()
+        rest = "" if self._reader is None else self._reader.finish()
         self._texts.append(rest)
         return rest
 
@@ -72,14 +70,12 @@ class OutputItem:
         return "".join(self._texts)
 
     def part(self) -> dict[str, Any]:
-        """Build the one content part of a message or of reasoning."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         text = {"annotations": [], "logprobs": self.logprobs, "text": self.text}
         return {"type": "output_text", **text}
 
     def object(self, status: str) -> dict[str, Any]:
-        """Build the item as it is now."""
         item = {"id": self.place["item_id"], "type": self.kind, "status": status}
         if self.tool is not None:
             namespace = {"namespace": self.tool.namespace} if self.tool.namespace else {}
@@ -93,9 +89,9 @@ class OutputItem:
 class ResponsesFormat:
     """Renders one response as its output items; while streaming it holds the state.
 
-    `echo` has the request's fields that a response repeats, `names` the client's names of tools by
-    the model's. A response that has completed or failed is `final`. `keep` gets it before the
-    client, who may continue from it at once.
+    `echo` has the request's fields that a response repeats; `names` maps the model's tool names to
+    the client's. A response that has completed or failed is `final`. `keep` gets it before the
+    client, which may continue from it at once.
     """
 
     def __init__(
@@ -122,18 +118,16 @@ class ResponsesFormat:
         self._ended: Ending | None = None
 
     def opening(self, choice: int, prompt: TextOpened | None) -> bytes:
-        response = {"response": self.response("in_progress")}
-        created = self._event("response.created", response)
-        return created + self._event("response.in_progress", response)
+        response = self.response("in_progress")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
     def template(self, choice: int) -> None:
         return None  # every event has a number of its own
 
     def delta(self, choice: int, delta: Delta) -> bytes:
         self._tokens += delta.logprobs
-        if delta.parts:
-            return b"".join(event for part in delta.parts for event in self._part(part))
-        return b"".join(self._grow("message", delta.text)) if delta.text else b""
+        return b"".join(event for part in parts_of(delta) for event in self._part(part))
 
     def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the end of the last item; an answer without items is an empty message."""
@@ -144,23 +138,18 @@ class ResponsesFormat:
     def closing(self, usage: Usage) -> bytes:
         assert self._ended is not None
         response = self._finished(self._ended, usage)
-        return self._event(f"response.{response['status']}", {"response": response})
+        return self._event(f"response.{response['status']}", response=response)
 
     def failed(self, failure: Failure) -> bytes:
         """Render the failed response, and the error, which clients raise."""
-        self._leave()
+        code = {"code": _error_code(failure), "message": failure.message}
+        failed = self._event("response.failed", response=self._broken_off("failed", error=code))
         error = error_object(failure)
-        response = self.response("failed")
-        response["error"] = {"code": _error_code(failure), "message": failure.message}
-        self._end_as(response)
         flat = {key: error[key] for key in ("code", "message", "param")}
-        failed = self._event("response.failed", {"response": response})
-        return failed + self._event("error", {**flat, "error": error})
+        return failed + self._event("error", **flat, error=error)
 
     def cancelled(self) -> None:
-        """End the response with the output that it has."""
-        self._leave()
-        self._end_as(self.response("cancelled"))
+        self._broken_off("cancelled")
 
     def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         (answer,) = answers
@@ -175,8 +164,7 @@ class ResponsesFormat:
         self._output[-1]["status"] = _status(answer.ended)
         return self._finished(answer.ended, usage)
 
-    def response(self, status: str) -> dict[str, Any]:
-        """Build the response with the output that it has."""
+    def response(self, status: str, **fields: Any) -> dict[str, Any]:
         return {
             "id": self._head.id,
             "object": "response",
@@ -189,6 +177,7 @@ class ResponsesFormat:
             "output": list(self._output),
             **self._echo,
             "usage": None,
+            **fields,
         }
 
     def _part(self, part: Part) -> Iterator[bytes]:
@@ -198,13 +187,12 @@ class ResponsesFormat:
                 yield from self._begin(tool.item_kind, part.id, tool)
             case "arguments":
                 if self._open is not None and self._open.tool is not None:
-                    text = self._open.push(part.text)
-                    if text is not None:
+                    if text := self._open.push(part.text):
                         yield self._text_delta(text)
+            case "reasoning":
+                yield from self._grow("reasoning", part.text)
             case _:
-                yield from self._grow(
-                    "message" if part.kind == "content" else "reasoning", part.text
-                )
+                yield from self._grow("message", part.text)
 
     def _grow(self, kind: str, text: str) -> Iterator[bytes]:
         if self._open is None or self._open.kind != kind:
@@ -222,15 +210,13 @@ class ResponsesFormat:
     def _begin(self, kind: str, call_id: str = "", tool: ToolName | None = None) -> Iterator[bytes]:
         yield from self._close("completed")
         item = self._open = self._new_item(kind, call_id, tool)
-        name = f"{_KINDS[kind].event}.delta"
-        fields = json_bytes({"type": name, **item.place, "delta": ""}).removesuffix(b'""}')
-        self._delta_prefix = b"event: %b\ndata: %b" % (name.encode(), fields)
-        added = item.object("in_progress")
+        delta = named_event(f"{_KINDS[kind].event}.delta", {**item.place, "delta": ""})
+        self._delta_prefix = delta.removesuffix(b'""}\n\n')
+        content: dict[str, Any] = {"content": []} if tool is None else {}
+        start = {**item.object("in_progress"), **content}
+        yield self._event("response.output_item.added", output_index=item.index, item=start)
         if tool is None:
-            added["content"] = []
-        yield self._item_event("added", added)
-        if tool is None:
-            yield self._part_event("added", item)
+            yield self._event("response.content_part.added", **item.place, part=item.part())
 
     def _close(self, status: str) -> Iterator[bytes]:
         item, self._open = self._open, None
@@ -240,30 +226,24 @@ class ResponsesFormat:
             yield self._text_delta(rest)
         self._take(item, status)
         kind = _KINDS[item.kind]
-        done: dict[str, Any] = {**item.place, kind.field: item.text}
+        fields: dict[str, Any] = {**item.place, kind.field: item.text}
         if item.kind == "message":
-            done["logprobs"] = item.logprobs
+            fields["logprobs"] = item.logprobs
         if item.kind == "function_call" and item.tool is not None:
-            done["name"] = item.tool.name
-        yield self._event(f"{kind.event}.done", done)
+            fields["name"] = item.tool.name
+        yield self._event(f"{kind.event}.done", **fields)
         if item.tool is None:
-            yield self._part_event("done", item)
-        yield self._item_event("done", self._output[-1])
+            yield self._event("response.content_part.done", **item.place, part=item.part())
+        whole = self._output[item.index]
+        yield self._event("response.output_item.done", output_index=item.index, item=whole)
 
     def _add(self, item: OutputItem, text: str) -> None:
-        """Add a whole item to the output."""
         item.push(text)
         item.finish()
         self._take(item, "completed")
 
-    def _leave(self) -> None:
-        """Take the open item into the output as it is."""
-        item, self._open = self._open, None
-        if item is not None:
-            self._take(item, "incomplete")
-
     def _take(self, item: OutputItem, status: str) -> None:
-        """Take an item into the output; a message with its tokens, of which deltas had too many."""
+        """Add an item to the output; a message gets the logprobs of its own tokens only."""
         if item.kind == "reasoning":
             self._reasoning += item.text
         elif item.kind == "message" and self._tokens:
@@ -282,45 +262,37 @@ class ResponsesFormat:
         return self._names.get(name) or ToolName(name)
 
     def _finished(self, ended: Ending, usage: Usage) -> dict[str, Any]:
+        fields: dict[str, Any] = {"usage": _usage(usage, ended.reasoning_tokens)}
         status = _status(ended)
-        response = self.response(status)
-        response["usage"] = _usage(usage, ended.reasoning_tokens)
         if status == "completed":
-            response["completed_at"] = int(self._clock())
+            fields["completed_at"] = int(self._clock())
         else:
-            response["incomplete_details"] = {"reason": "max_output_tokens"}
-        self._end_as(response)
-        return response
+            fields["incomplete_details"] = {"reason": "max_output_tokens"}
+        return self._end(self.response(status, **fields))
 
-    def _end_as(self, response: dict[str, Any]) -> None:
+    def _broken_off(self, status: str, **fields: Any) -> dict[str, Any]:
+        """End the response with the output that it has; the open item is incomplete."""
+        item, self._open = self._open, None
+        if item is not None:
+            self._take(item, "incomplete")
+        return self._end(self.response(status, **fields))
+
+    def _end(self, response: dict[str, Any]) -> dict[str, Any]:
         self.final = response
         if self._keep is not None:
             self._keep(response)
+        return response
 
     def _text_delta(self, text: str, more: bytes = b"") -> bytes:
-        return b'%b%b%b,"sequence_number":%d}\n\n' % (
-            self._delta_prefix,
-            json_string(text),
-            more,
-            self._next_number(),
-        )
+        number = b',"sequence_number":%d}\n\n' % self._next_number()
+        return b"".join((self._delta_prefix, json_string(text), more, number))
 
-    def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
-        index = len(self._output) - (kind == "done")
-        return self._event(f"response.output_item.{kind}", {"output_index": index, "item": item})
-
-    def _part_event(self, kind: str, item: OutputItem) -> bytes:
-        fields = {**item.place, "part": item.part()}
-        return self._event(f"response.content_part.{kind}", fields)
-
-    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
-        body = json_bytes({"type": kind, "sequence_number": self._next_number(), **fields})
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return named_event(kind, {"sequence_number": self._next_number(), **fields})
 
     def _next_number(self) -> int:
-        number = self._num_events
         self._num_events += 1
-        return number
+        return self._num_events - 1
 
 
 def visible_tokens(

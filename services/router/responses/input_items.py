@@ -6,14 +6,15 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from services.router.errors import ApiError, bad_field, shown
+from services.router.errors import bad_field, shown
 from services.router.request_fields import (
-    UNSUPPORTED,
     ChatHistory,
+    choice_in,
     object_at,
     objects_at,
     string_in,
     text_part,
+    unsupported_type,
 )
 from services.router.responses.tools import ADDITIONAL, INPUT, flat_name
 
@@ -57,6 +58,7 @@ _COMPACTIONS: Final = ("compaction", "context_compaction", "compaction_summary")
 _COMPACTED: Final = "[An earlier part of this conversation was compacted and cannot be read here.]"
 # Items without content for the model.
 _SILENT: Final = (ADDITIONAL, "compaction_trigger", "ghost_snapshot", "mcp_list_tools")
+_KNOWN: Final = "message, reasoning, function_call, custom_tool_call and their outputs"
 _ID_PREFIXES: Final = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
 
 Lookup: TypeAlias = Callable[[str], dict[str, Any] | None]
@@ -156,26 +158,14 @@ class _History(ChatHistory):
 
 
 def _read_item(history: _History, item: dict[str, Any], where: str) -> None:
-    match item["type"]:
+    match kind := item["type"]:
         case "message":
-            role = item.get("role")
-            if role not in ROLES:
-                roles = ", ".join(ROLES)
-                raise bad_field(f"{where}.role", f"should be one of {roles} (it is {shown(role)})")
+            role = choice_in(item, "role", ROLES, where)
             content = _content(item.get("content"), f"{where}.content")
             history.say("system" if role == "developer" else role, content)
         case "reasoning":
             if text := _reasoning(item, where):
                 history.think(text)
-        case str() as kind:
-            _read_tool_item(history, kind, item, where)
-        case other:
-            raise _unsupported_kind(other, where)
-
-
-def _read_tool_item(history: _History, kind: str, item: dict[str, Any], where: str) -> None:
-    """Read a call or a result; calls of other servers and clients become text."""
-    match kind:
         case "function_call" | "custom_tool_call":
             call_id = string_in(item, "call_id", where)
             name = flat_name(string_in(item, "name", where), item.get("namespace"))
@@ -188,21 +178,28 @@ def _read_tool_item(history: _History, kind: str, item: dict[str, Any], where: s
         case "function_call_output" | "custom_tool_call_output":
             content = _content(item.get("output"), f"{where}.output", notes_media=True)
             history.result(string_in(item, "call_id", where), content)
-        case _ if kind in _CLIENT_CALLS:
+        case _:
+            _read_foreign_item(history, item, where)
+
+
+def _read_foreign_item(history: _History, item: dict[str, Any], where: str) -> None:
+    """Read what another server or a client has done, which becomes text."""
+    match kind := item["type"]:
+        case str() if kind in _CLIENT_CALLS:
             action = item.get(_CLIENT_CALLS[kind]) or {}
             text = action if isinstance(action, str) else json.dumps(action, ensure_ascii=False)
             history.call(_call_id(item, where), kind.removesuffix("_call"), text)
-        case _ if kind in _CLIENT_RESULTS:
+        case str() if kind in _CLIENT_RESULTS:
             result = item.get(_CLIENT_RESULTS[kind])
             text = result if isinstance(result, str) else _shown_json(result)
             history.result(_call_id(item, where), text)
-        case _ if kind in _SERVER_CALLS:
+        case str() if kind in _SERVER_CALLS:
             facts = {name: item.get(name) for name in _SERVER_CALLS[kind]}
             history.note(f"[{kind}: {_shown_json(facts)}]")
         case _ if kind in _COMPACTIONS:
             history.note(_COMPACTED)
         case _ if kind not in _SILENT:
-            raise _unsupported_kind(kind, where)
+            raise unsupported_type(kind, where, f"; items of the types {_KNOWN} are")
 
 
 def _call_id(item: dict[str, Any], where: str) -> str:
@@ -232,8 +229,7 @@ def _content(content: Any, where: str, notes_media: bool = False) -> Any:
         elif kind in _TEXT_PARTS:
             parts.append(text_part(string_in(part, _TEXT_PARTS[kind], place)))
         else:
-            why = "is not supported by this server, which reads text only"
-            raise bad_field(f"{place}.type", f"{shown(part.get('type'))} {why}", UNSUPPORTED)
+            raise unsupported_type(part.get("type"), place, ", which reads text only")
     return parts[0]["text"] if len(parts) == 1 else parts or ""
 
 
@@ -246,9 +242,3 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
         if text := "\n".join(string_in(part, "text", place) for part, place in places):
             return text
     return ""
-
-
-def _unsupported_kind(kind: Any, where: str) -> ApiError:
-    known = "message, reasoning, function_call, custom_tool_call and their outputs"
-    why = f"{shown(kind)} is not supported by this server; items of the types {known} are"
-    return bad_field(f"{where}.type", why, UNSUPPORTED)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from common.messages.tokenize import ChatPrompt, Structure
 from services.router.endpoint import ApiRequest
 from services.router.errors import bad_field, shown
 from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
+from services.router.json_schema import OBJECT, STRING, array, either, nullable, one_of
 from services.router.openai.rules import make_rules, with_schema
 from services.router.openai.sampling import (
     MAX_TOP_LOGPROBS,
@@ -19,13 +20,13 @@ from services.router.openai.sampling import (
 )
 from services.router.openai.structure import named_schema
 from services.router.openai.template import thinking_kwargs
+from services.router.openai.tools import MAX_TOOLS
 from services.router.prompts import MAX_INT32
 from services.router.request_fields import UNSUPPORTED
 from services.router.request_model import (
     UNSUPPORTED_FIELDS,
     RefusedFields,
     RequestModel,
-    refuse_unsupported,
 )
 from services.router.request_warnings import Warnings
 from services.router.responses.input_items import pack_input, read_input
@@ -49,6 +50,8 @@ REFUSED: Final[Mapping[str, RefusedFields]] = {
     "return_token_ids": RefusedFields((False,), "/v1/chat/completions has them"),
     "return_tokens_as_token_ids": RefusedFields((False,), "/v1/chat/completions has them"),
 }
+IGNORED: Final = "accepted, without effect"
+_MODES: Final = one_of("none", "auto", "required")
 PLAIN: Final = {"type": "text"}
 FORMAT_FIELDS: Final = ("type", "name", "description", "schema", "strict")
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -67,8 +70,6 @@ INCLUDABLE: Final = frozenset(  # most are of items that no response here has
 
 
 class TextConfig(RequestModel):
-    """`text`."""
-
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -80,47 +81,75 @@ class Reasoning(RequestModel):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+def _check_include(include: list[str] | None) -> list[str] | None:
+    for at, name in enumerate(include or ()):
+        if name not in INCLUDABLE:
+            raise bad_field(f"include[{at}]", f"{shown(name)} is nothing that can be included")
+    return include
+
+
 class ResponsesFields(SamplingFields):
     """The fields of a Responses request."""
 
     refused: ClassVar[Mapping[str, RefusedFields]] = {**UNSUPPORTED_FIELDS, **REFUSED}
 
-    input: Any
-    instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
-    max_tool_calls: int | None = Field(None, ge=1)  # counts tools that the server runs: none here
-    tools: Any = None
-    tool_choice: Any = None
+    input: Annotated[Any, WithJsonSchema(either(STRING, array(OBJECT, minItems=1)))] = Field(
+        description="a text, or an array of items"
+    )
+    instructions: str | None = Field(None, description="the system message")
+    max_output_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT32, description="the most tokens to generate; else what fits"
+    )
+    tools: Annotated[Any, WithJsonSchema(nullable(array(OBJECT, maxItems=MAX_TOOLS)))] = Field(
+        None, description="[tools](#tools)"
+    )
+    tool_choice: Annotated[Any, WithJsonSchema(nullable(either(_MODES, OBJECT)))] = None
     parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
-    reasoning: Reasoning | None = None
-    include: list[str] | None = Field(None, max_length=32)
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    truncation: Literal["auto", "disabled"] | None = None
+    max_tool_calls: int | None = Field(None, ge=1, description=IGNORED)  # no tools run here
+    text: TextConfig | None = Field(
+        None, description="`format`: [answers that must parse](structured.md)"
+    )
+    reasoning: Reasoning | None = Field(
+        None, description="`effort`: [reasoning](tools.md#reasoning); summaries are not written"
+    )
+    include: Annotated[list[str] | None, Field(max_length=32), AfterValidator(_check_include)] = (
+        Field(None, description=f"`{LOGPROBS}`; the others are of items that no response has")
+    )
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description=f"the probability of each token, and of up to {MAX_TOP_LOGPROBS} others",
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="`auto` cuts off the beginning of a prompt that is too long"
+    )
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
             Field(max_length=16),
         ]
         | None
-    ) = None
-    background: bool | None = None
-    store: bool | None = None
-    previous_response_id: str | None = Field(None, max_length=256)
+    ) = Field(None, description="repeated in the response, without effect")
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    service_tier: str | None = None
+    background: bool | None = Field(None, description="[in the background](#in-the-background)")
+    store: bool | None = Field(None, description="[conversations](#conversations)")
+    previous_response_id: str | None = Field(None, max_length=256)
+    service_tier: str | None = Field(None, description=IGNORED)
     client_metadata: Any = None  # of Codex, for the operator
+    truncation_side: Literal["left", "right"] | None = Field(None, description=IGNORED)
+    add_special_tokens: bool | None = Field(None, description=IGNORED)
+    request_id: str | None = Field(None, description="returned as the header `X-Request-Id`")
 
+    @model_validator(mode="before")
     @classmethod
-    def read(cls, body: Mapping[str, Any], warnings: Warnings | None = None) -> Self:
-        refuse_unsupported(body, REFUSED)  # some have the names of sampling fields
-        fields = super().read(body, warnings)
-        for at, name in enumerate(fields.include or ()):
-            if name not in INCLUDABLE:
-                raise bad_field(f"include[{at}]", f"{shown(name)} is nothing that can be included")
-        return fields
+    def _check_refused(cls, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        for name, value in body.items():  # some have the names of sampling fields
+            if name in cls.refused:
+                cls.refused[name].check(name, value)
+        return body
 
     @property
     def num_logprobs(self) -> int:
@@ -146,8 +175,6 @@ class ResponseInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(ApiRequest):
-    """A Responses request: what to generate and how to answer."""
-
     fields: ResponsesFields
     input: ResponseInput
     is_stored: bool = False
@@ -160,10 +187,8 @@ class ResponsesRequest(ApiRequest):
         fields = self.fields
         text = fields.text or TextConfig()
         layout = text.format or PLAIN
-        if layout["type"] == "json_schema":
-            text_format = {field: layout.get(field) for field in FORMAT_FIELDS}
-        else:
-            text_format = {"type": layout["type"]}
+        shown_fields = FORMAT_FIELDS if layout["type"] == "json_schema" else ("type",)
+        text_format = {field: layout.get(field) for field in shown_fields}
         return {
             "background": bool(fields.background),
             "instructions": fields.instructions,
@@ -194,7 +219,7 @@ def parse_response(
     """Validate a request; ApiError 400 names the field at fault."""
     fields = ResponsesFields.read(body, warnings)
     response_input = _input(fields, warnings, history)
-    tools = response_input.tools.offered
+    tools = response_input.tools.offer
     request = GenerateRequest(
         model=fields.model or "",
         prompts=(response_input.prompt,),
@@ -251,10 +276,10 @@ def _input(fields: ResponsesFields, warnings: Warnings, history: History) -> Res
     effort = None if fields.reasoning is None else fields.reasoning.effort
     prompt = ChatPrompt(
         messages_json=pack_input(fields.instructions, placed),
-        tools_json=tools.offered.json,
+        tools_json=tools.offer.json,
         template_kwargs_json=thinking_kwargs(None if effort is None else effort != "none", effort),
     )
-    prompt = with_schema(prompt, structure, tools.offered.use)
+    prompt = with_schema(prompt, structure, tools.offer.use)
     return ResponseInput(prompt, items, len(before), tools, structure)
 
 

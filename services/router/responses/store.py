@@ -27,16 +27,15 @@ BROKEN: Final = Failure(500, "internal_error", "the server failed on this reques
 class EventLog:
     """The events of a background response, for its followers; written like a transport."""
 
-    __slots__ = ("_changed", "_ended", "_events", "num_bytes")
+    __slots__ = ("_change", "_ended", "_events", "num_bytes")
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._ended = False
-        self._changed: asyncio.Event = asyncio.Event()
+        self._change = asyncio.Event()
         self.num_bytes = 0
 
-    @property
-    def num_events(self) -> int:
+    def __len__(self) -> int:
         return len(self._events)
 
     def write(self, data: bytes) -> None:
@@ -61,18 +60,17 @@ class EventLog:
         """Yield the events with numbers above `after`, and new ones as they come."""
         at = after + 1
         while True:
-            changed = self._changed
             if at < len(self._events):
                 events, at = self._events[at:], len(self._events)
                 yield b"".join(events)
             elif self._ended:
                 return
             else:
-                await changed.wait()
+                await self._change.wait()
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._change.set()  # wakes those that wait now
+        self._change.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +99,6 @@ class StoredResponse:
         return output
 
     def own_items(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Return the items of this response alone, by owner and id."""
         items = (*self.items[self.num_before :], *self.output)
         return {(self.owner, item["id"]): item for item in items}
 
@@ -191,16 +188,16 @@ class ResponseStore:
                 self.remove(stored)
 
 
+@dataclass(frozen=True, slots=True)
 class History:
     """The stored responses that one owner's requests can continue from."""
 
-    def __init__(self, store: ResponseStore, owner: str) -> None:
-        self._store = store
-        self._owner = owner
+    store: ResponseStore
+    owner: str
 
     @property
     def keeps(self) -> bool:
-        return self._store.keeps
+        return self.store.keeps
 
     def before(self, response_id: str) -> tuple[dict[str, Any], ...]:
         """Return the items up to the end of a response; ApiError if it is not complete."""
@@ -208,7 +205,7 @@ class History:
         if not self.keeps:
             raise bad_field(field, STORE_OFF, "unsupported_parameter")
         try:
-            stored = self._store.get(response_id, self._owner)
+            stored = self.store.get(response_id, self.owner)
         except ApiError as error:
             raise ApiError(replace(error.failure, field=field)) from None
         status = stored.body["status"]
@@ -218,7 +215,7 @@ class History:
         return (*stored.items, *stored.output)
 
     def item(self, item_id: str) -> dict[str, Any] | None:
-        return self._store.item(item_id, self._owner)
+        return self.store.item(item_id, self.owner)
 
 
 FORGETFUL: Final = ResponseStore(0, 0, 0.0).of("")

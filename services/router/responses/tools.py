@@ -5,48 +5,43 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from common.messages.tokenize import ToolInput
-from services.router.errors import ApiError, bad_field, shown
+from services.router.errors import bad_field, shown
 from services.router.openai.tools import (
     MAX_TOOLS,
     ToolChoice,
     Tools,
+    allowed_choice,
     check_function,
     check_names,
     make_tools,
     parse_choice,
 )
-from services.router.request_fields import UNSUPPORTED, object_at, objects_at, tool_name_in
+from services.router.request_fields import (
+    object_at,
+    objects_at,
+    text_at,
+    tool_name_in,
+    unsupported_type,
+)
 from services.router.request_warnings import Warnings
 
 _FIELDS = ("name", "description", "parameters", "strict")
 # Tools that run at OpenAI, or in a client that the model was trained with.
 HOSTED: Final = frozenset(
-    {
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use",
-        "computer_use_preview",
-        "file_search",
-        "image_generation",
-        "local_shell",
-        "mcp",
-        "programmatic_tool_calling",
-        "shell",
-        "tool_search",
-        "web_search",
-        "web_search_preview",
-    }
+    "apply_patch code_interpreter computer computer_use computer_use_preview file_search "
+    "image_generation local_shell mcp programmatic_tool_calling shell tool_search web_search "
+    "web_search_preview".split()
 )
 ADDITIONAL: Final = "additional_tools"  # the type of an input item that adds tools
 PLAIN_NAMESPACE: Final = "functions"  # of tools without a namespace of their own
 INPUT: Final = "input"  # the only parameter of a custom tool, as the model sees it
 
-_HEAD: Final = f'{{"{INPUT}":"'  # with white space between its parts
+_HEAD: Final = f'{{"{INPUT}":"'
+_HEAD_PATTERN = re.compile(r"\s*" + r"\s*".join(_HEAD))
 # The complete part of a JSON string; the halves of a surrogate pair belong together.
 _COMPLETE = re.compile(
     r"""
@@ -71,7 +66,6 @@ class ToolName:
 
     @property
     def item_kind(self) -> str:
-        """The type of the output item of a call."""
         return "custom_tool_call" if self.is_custom else "function_call"
 
     @property
@@ -89,9 +83,9 @@ class ResponseTools:
     `names` maps the model's names to the client's, `echo` is what a response repeats.
     """
 
-    offered: Tools = Tools()
-    names: Mapping[str, ToolName] = field(default_factory=dict)
-    echo: tuple[dict[str, Any], ...] = ()
+    offer: Tools
+    names: Mapping[str, ToolName]
+    echo: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +110,23 @@ def read_tools(
     Tools that cannot run here are left out. Tools that `items` of the input add, each with its
     place, follow the others; they replace tools of the same name.
     """
-    kept = list(_runnable(tools, "tools", warnings))
-    offered = [function for tool, where in kept for function in _flattened(tool, where)]
-    check_names([tool.function for tool in offered], [tool.where for tool in offered])
+    runnable = list(_runnable(tools, "tools", warnings))
+    functions = [function for tool, where in runnable for function in _flattened(tool, where)]
+    check_names([tool.function for tool in functions], [tool.where for tool in functions])
     for item, where in items:
         if item["type"] == ADDITIONAL:
             for tool, place in _runnable(item.get("tools"), f"{where}.tools", warnings):
-                offered += _flattened(tool, place)
-    by_name = {tool.name.flat: tool for tool in offered}
+                functions += _flattened(tool, place)
+    by_name = {tool.name.flat: tool for tool in functions}
     choice = _choice(tool_choice)
     if tool_choice is not None and not by_name and choice.choice not in ("none", "auto"):
         raise bad_field("tool_choice", "is only allowed together with tools that can run")
-    functions = [tool.function for tool in by_name.values()]
-    packed = make_tools(functions, choice, parallel is not False)
+    offer = make_tools([tool.function for tool in by_name.values()], choice, parallel is not False)
     inputs = tuple(ToolInput(name, tool.lark) for name, tool in by_name.items() if tool.lark)
-    if packed.use is not None and inputs:
-        packed = replace(packed, use=replace(packed.use, inputs=inputs))
+    if offer.use is not None and inputs:
+        offer = replace(offer, use=replace(offer.use, inputs=inputs))
     names = {name: tool.name for name, tool in by_name.items()}
-    return ResponseTools(packed, names, tuple(_echo(tool) for tool, _ in kept))
+    return ResponseTools(offer, names, tuple(_echo(tool) for tool, _ in runnable))
 
 
 def _runnable(tools: Any, where: str, warnings: Warnings) -> Iterator[tuple[dict[str, Any], str]]:
@@ -145,9 +138,9 @@ def _runnable(tools: Any, where: str, warnings: Warnings) -> Iterator[tuple[dict
             yield tool, place
 
 
-def _listed(tools: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+def _listed(tools: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
     expected = f"an array of at most {MAX_TOOLS} tools"
-    return list(objects_at([] if tools is None else tools, where, expected, MAX_TOOLS))
+    return objects_at([] if tools is None else tools, where, expected, MAX_TOOLS)
 
 
 def _kind(tool: dict[str, Any]) -> str:
@@ -168,7 +161,7 @@ def _flattened(tool: dict[str, Any], where: str, namespace: str = "") -> Iterato
             for member, place in _listed(tool.get("tools"), f"{where}.tools"):
                 yield from _flattened(member, place, inner)
         case other:
-            raise _unsupported_type(other, where, "function, custom and namespace")
+            raise unsupported_type(other, where, "; function, custom and namespace are")
 
 
 def _function(tool: dict[str, Any], where: str, namespace: str) -> _Tool:
@@ -187,9 +180,8 @@ def _custom(tool: dict[str, Any], where: str, namespace: str) -> _Tool:
         "required": [INPUT],
         "additionalProperties": False,
     }
-    function = {"name": name.flat, "parameters": parameters, "strict": True}
-    if tool.get("description") is not None:
-        function["description"] = tool["description"]
+    optional = {"description": tool["description"]} if tool.get("description") is not None else {}
+    function = {"name": name.flat, "parameters": parameters, "strict": True, **optional}
     return _Tool(name, check_function(function, where), where, lark)
 
 
@@ -202,9 +194,8 @@ def _input(layout: Any, where: str) -> tuple[dict[str, Any], str]:
     if kind != "grammar":
         raise bad_field(f"{where}.type", f"should be text or grammar (it is {shown(kind)})")
     layout = object_at(layout, where)
-    definition, syntax = layout.get("definition"), layout.get("syntax")
-    if not isinstance(definition, str) or not definition:
-        raise bad_field(f"{where}.definition", f"should be a grammar (it is {shown(definition)})")
+    definition = text_at(layout.get("definition"), f"{where}.definition", "a grammar")
+    syntax = layout.get("syntax")
     if syntax == "regex":
         return {**text, "pattern": f"^(?:{definition})$"}, ""
     if syntax == "lark":
@@ -226,23 +217,15 @@ def _choice(value: Any) -> ToolChoice:
         case "function" | "custom":
             return ToolChoice("named", _chosen(value, "tool_choice"))
         case "allowed_tools":
-            return _allowed(value)
+            return allowed_choice(value, "tool_choice", _allowed_names)
         case other:
-            raise _unsupported_type(other, "tool_choice", "function, custom and allowed_tools")
+            raise unsupported_type(other, "tool_choice", "; function, custom and allowed_tools are")
 
 
-def _allowed(value: dict[str, Any]) -> ToolChoice:
-    mode, tools = value.get("mode"), value.get("tools")
-    if mode not in ("auto", "required"):
-        raise bad_field("tool_choice.mode", f"should be auto or required (it is {shown(mode)})")
-    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-        raise bad_field("tool_choice.tools", f"should be an array of 1 to {MAX_TOOLS} tools")
-    names = (
-        _chosen(tool, where)
-        for tool, where in _listed(tools, "tool_choice.tools")
-        if _kind(tool) not in HOSTED
-    )
-    return ToolChoice("auto" if mode == "auto" else "required", "", frozenset(names))
+def _allowed_names(tools: list[Any], where: str) -> Iterator[str]:
+    for tool, place in _listed(tools, where):
+        if _kind(tool) not in HOSTED:
+            yield _chosen(tool, place)
 
 
 def _chosen(tool: dict[str, Any], where: str) -> str:
@@ -252,11 +235,6 @@ def _chosen(tool: dict[str, Any], where: str) -> str:
 def flat_name(name: str, namespace: Any) -> str:
     """Return the model's name of a tool that a choice or a call names."""
     return ToolName(name, namespace if isinstance(namespace, str) else "").flat
-
-
-def _unsupported_type(kind: Any, where: str, known: str) -> ApiError:
-    message = f"{shown(kind)} is not supported by this server; {known} are"
-    return bad_field(f"{where}.type", message, UNSUPPORTED)
 
 
 class CustomInput:
@@ -291,18 +269,10 @@ class CustomInput:
         return self._held if self._place == "head" else ""
 
     def _read_head(self) -> None:
-        at = 0
-        for number, character in enumerate(self._held):
-            if character.isspace():
-                continue
-            if character != _HEAD[at]:
-                self._place = "raw"
-                return
-            at += 1
-            if at == len(_HEAD):
-                self._held = self._held[number + 1 :]
-                self._place = "text"
-                return
+        if (match := _HEAD_PATTERN.match(self._held)) is not None:
+            self._place, self._held = "text", self._held[match.end() :]
+        elif not _HEAD.startswith("".join(self._held.split())):
+            self._place = "raw"
 
     def _read_text(self) -> str:
         match = _COMPLETE.match(self._held)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from common.link.codec import Codec
 from common.messages.address import Address, AttemptId
 from common.messages.tokenize import PromptSource, TokenizeQuery, TokenizerInbox
-from services.router.anthropic.requests import KNOWN_FIELDS as MESSAGE_FIELDS
-from services.router.anthropic.requests import parse_message, parse_prompt
-from services.router.anthropic_errors import AnthropicErrors
+from services.router.anthropic.requests import MessageFields, parse_message, parse_prompt
+from services.router.anthropic_errors import anthropic_error
 from services.router.embeddings import InputFields, MessagesFields, parse_embedding
 from services.router.errors import ApiError, error_body
 from services.router.json_body import parse
@@ -23,6 +22,7 @@ from services.router.request_warnings import Warnings
 from services.router.responses.requests import ResponsesFields, parse_input, parse_response
 from services.router.sse import json_bytes
 
+MESSAGE_FIELDS = frozenset(MessageFields.model_fields)
 RESPONSE_FIELDS = frozenset(ResponsesFields.model_fields) | ResponsesFields.refused.keys()
 HERE = Address("mem://x", "x.1")
 WORDS = (
@@ -73,7 +73,7 @@ def check(
             assert error.failure.status == 400
             assert error.failure.field
             assert len(error_body(error.failure)) < 4000
-            assert AnthropicErrors("req_1")(error.failure)[0] == 400
+            assert anthropic_error("req_1", error.failure)[0] == 400
         else:
             for prompt in prompts:
                 can_be_sent(prompt)

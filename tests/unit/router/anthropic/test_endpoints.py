@@ -11,7 +11,7 @@ from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part
 from services.router.answer import Delta
 from services.router.anthropic.endpoints import PING_EVERY, SIGNATURE, MessageFormat
-from services.router.anthropic_errors import AnthropicErrors
+from services.router.anthropic_errors import anthropic_error
 from tests.unit.router.answers import (
     CALLED,
     CUT,
@@ -203,7 +203,7 @@ def test_a_failure_on_the_way_is_an_error_event() -> None:
     ],
 )
 def test_errors_have_anthropics_types(failure: Failure, status: int, kind: str) -> None:
-    found, body = AnthropicErrors("req_1")(failure)
+    found, body = anthropic_error("req_1", failure)
     assert found == status
     assert json.loads(body) == {
         "type": "error",
