@@ -11,27 +11,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from services.router.openapi.components import MODELS
-from services.router.request_model import IGNORED_FIELDS, WITHOUT_EFFECT
+from services.router.request_model import IGNORED_FIELDS, WITHOUT_EFFECT, RequestModel
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "api"
-WITHOUT_WARNINGS = ("TokenizeRequest", "DetokenizeRequest")
+WITH_WARNINGS = ("ChatRequest", "CompletionRequest", "EmbeddingsRequest", "ResponsesRequest")
 TABLE = re.compile(r"(<!-- fields: (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
 
 
-def table(models: tuple[type[BaseModel], ...], warns: bool = True) -> str:
+def table(models: tuple[type[RequestModel], ...], warns: bool = True) -> str:
     """Make the table of a request that has one form or several.
 
-    A field without a description stands in the row of the field before it. With `warns` the
-    endpoint knows the fields that it ignores, and the table has them.
+    A field without a description stands in the row of the field before it; fields that the request
+    refuses have none. With `warns` the endpoint knows the fields that it ignores, and the table has
+    them.
     """
     rows: list[tuple[list[str], str]] = []
     seen: set[str] = set()
     for model in models:
         for name, field in model.model_fields.items():
-            if name in seen or field.annotation is type(None):
+            if name in seen or name in model.refused or field.annotation is type(None):
                 continue
             seen.add(name)
             if field.description is not None:
@@ -52,7 +51,7 @@ def with_tables(text: str) -> str:
 
 def _current(match: re.Match[str]) -> str:
     begin, name, end = match.groups()
-    return begin + table(MODELS[name], warns=name not in WITHOUT_WARNINGS) + end
+    return begin + table(MODELS[name], warns=name in WITH_WARNINGS) + end
 
 
 if __name__ == "__main__":

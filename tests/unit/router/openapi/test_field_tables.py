@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from services.router.anthropic.requests import MessageFields
+from services.router.ollama.requests import GenerateFields, OllamaChatFields
 from services.router.openai.chat import ChatFields
+from services.router.request_model import RequestModel
+from services.router.responses.requests import ResponsesFields
 from tools.api_tables import PAGES, TABLE, table, with_tables
 
 TABLED = sorted(page for page in PAGES.glob("*.md") if TABLE.search(page.read_text()))
@@ -18,11 +22,16 @@ def test_a_pages_tables_are_current(page: Path) -> None:
     assert with_tables(text) == text, "run `python -m tools.api_tables`"
 
 
-def test_every_field_of_a_chat_has_a_place_in_its_table() -> None:
-    rows = table((ChatFields,))
-    assert all(f"`{name}`" in rows for name in ChatFields.model_fields)
+@pytest.mark.parametrize(
+    "model", [ChatFields, ResponsesFields, MessageFields, OllamaChatFields, GenerateFields]
+)
+def test_every_field_that_a_request_may_have_is_in_its_table(model: type[RequestModel]) -> None:
+    rows = table((model,))
+    for name in model.model_fields.keys() - model.refused.keys():
+        assert f"`{name}`" in rows
 
 
-def test_the_pages_of_openais_endpoints_have_tables() -> None:
+def test_the_pages_of_the_endpoints_that_take_requests_have_tables() -> None:
     pages = {page.name for page in TABLED}
     assert {"chat.md", "completions.md", "embeddings.md", "tokens.md"} <= pages
+    assert {"responses.md", "messages.md", "ollama.md"} <= pages
