@@ -2,8 +2,7 @@
 
 `python -m common.telemetry.exporter TARGET RESOURCE` reads frames (see `common.telemetry.spans`)
 from standard input, which ends with the service. TARGET is `console` or the URL of an OTLP/HTTP
-collector, RESOURCE the service's attributes as JSON. It may wait and retry without holding up
-anything else.
+collector, RESOURCE the service's attributes as JSON. It may wait and retry: nothing waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from common.child_main import read_frames
-from common.telemetry import names
 from common.telemetry.spans import SpanRow
 
 TIMEOUT_S = 5.0
@@ -35,7 +33,6 @@ SCOPE = InstrumentationScope("slipstream")
 
 
 def main() -> int:
-    """Pass on every frame, then end."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when its input does
     target, resource = sys.argv[1], json.loads(sys.argv[2])
@@ -43,7 +40,7 @@ def main() -> int:
     for frame in read_frames(sys.stdin.buffer):
         rows = [SpanRow(*row) for row in msgpack.unpackb(frame)]
         if collector is None:
-            name = resource.get(names.SERVICE_INSTANCE_ID, "?")
+            name = resource.get("service.instance.id", "?")
             sys.stderr.write("".join(f"{line_of(row, name)}\n" for row in rows))
             sys.stderr.flush()
         else:
@@ -52,14 +49,12 @@ def main() -> int:
 
 
 def otlp_of(rows: list[SpanRow], resource: dict[str, str]) -> bytes:
-    """Encode spans as an OTLP ExportTraceServiceRequest in protobuf."""
     attributes = Resource(resource)
     data: bytes = encode_spans([_span(row, attributes) for row in rows]).SerializeToString()
     return data
 
 
 def line_of(row: SpanRow, name: str) -> str:
-    """Describe a span in one line."""
     fields = " ".join(f"{key}={value}" for key, value in row.attributes.items())
     return (
         f"span {name} {row.name} {(row.end_ns - row.start_ns) / 1e6:.2f} ms "

@@ -3,9 +3,9 @@
     log = structlog.get_logger()
     log.info("registered", router=endpoint)
 
-A line below the level costs one attribute look-up. The router's lines on a request name it:
-`for_request(request_id, traceparent).warning(...)`. The other services do not know the request's
-id and name attempts: `for_attempts(attempts, traceparents).error(...)`.
+A line below the level costs one attribute look-up. The router's lines about a request name it:
+`for_request(request_id, traceparent).warning(...)`. The other services do not know its id and name
+attempts: `for_attempts(attempts, traceparents).error(...)`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 from common.config import TelemetrySettings
 from common.errors import ConfigError
 from common.messages.address import AttemptId
-from common.telemetry import log
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 FORMATS = ("auto", "console", "json")
@@ -47,24 +46,23 @@ class Stream(Protocol):
 
 
 _process: dict[str, str] = {}  # fields of every line of this process
-_people: list[Stream] = []  # where a person reads, if one does
+_people: list[Stream] = []  # the stream, if a person reads it
 
 
 def configure(
     name: str, service: str, settings: TelemetrySettings, stream: Stream | None = None
 ) -> None:
-    """Set up the logs of this process and its libraries; ConfigError for unknown words."""
-    level = LEVELS.get(settings.log_level.lower())
-    if level is None:
-        raise ConfigError(
-            f"[telemetry] log_level: should be one of {', '.join(LEVELS)} "
-            f"(it is {settings.log_level!r})"
-        )
-    if settings.log_format not in FORMATS:
-        raise ConfigError(
-            f"[telemetry] log_format: should be one of {', '.join(FORMATS)} "
-            f"(it is {settings.log_format!r})"
-        )
+    """Set up the logs of this process and its libraries; ConfigError for an unknown word."""
+    for field, value, words in (
+        ("log_level", settings.log_level.lower(), LEVELS),
+        ("log_format", settings.log_format, FORMATS),
+    ):
+        if value not in words:
+            raise ConfigError(
+                f"[telemetry] {field}: should be one of {', '.join(words)} "
+                f"(it is {getattr(settings, field)!r})"
+            )
+    level = LEVELS[settings.log_level.lower()]
     stream = stream or sys.stderr
     console = settings.log_format == "console" or (
         settings.log_format == "auto" and stream.isatty()
@@ -80,20 +78,6 @@ def configure(
     )
     logging.captureWarnings(True)
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[_FromLibraries()], force=True)
-
-
-def is_for_people() -> bool:
-    """Whether this process's logs are for a person."""
-    return bool(_people)
-
-
-def show_status(text: str) -> None:
-    """Show a line that the next one replaces, to people only."""
-    for stream in _people:
-        with contextlib.suppress(OSError, ValueError):
-            on_terminal = stream.isatty()
-            stream.write(f"{STATUS}\x1b[K{text}" if on_terminal else f"{STATUS}{text}\n")
-            stream.flush()
 
 
 def describe_process(**fields: str) -> None:
@@ -112,8 +96,8 @@ def for_attempts(
 ) -> FilteringBoundLogger:
     """Return a logger whose lines name attempts, as ROUTER:COUNTER, and their traces.
 
-    ROUTER is the beginning of the router's instance id. Of many attempts the first few are named.
-    Call it only when something went wrong: it costs more than a step may.
+    ROUTER is the beginning of the router's instance id. Of many attempts, the first few are named.
+    Only for failures: it costs more than a step may.
     """
     logger: FilteringBoundLogger = structlog.get_logger()
     names = [f"{attempt.router[:SHORT_ROUTER]}:{attempt.counter}" for attempt in attempts]
@@ -125,7 +109,7 @@ def _trace_ids(traceparents: Iterable[str]) -> list[str]:
 
 
 def _named(field: str, values: Iterable[str]) -> dict[str, Any]:
-    """Return a field with one value, or for several a plural field and their number."""
+    """Return a field with its one value, or for several a plural field and their number."""
     distinct = list(dict.fromkeys(values))
     if len(distinct) <= 1:
         return {field: distinct[0]} if distinct else {}
@@ -165,23 +149,21 @@ def _for_people(_logger: Any, method: str, event: EventDict) -> EventDict:
 
 
 def _with_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Put the time, level and event first; fields of the event go over those of the process."""
+    """Put the time, level and event first; the event's fields override those of the process."""
     first = {field: event.pop(field) for field in ("timestamp", "level", "event")}
     return {**first, **_process, **event}
 
 
 class _Lines:
-    """Writes lines; a service does not fail if their reader has gone away."""
+    """Writes lines; a service does not fail if their reader is gone."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
     def msg(self, line: str) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             self._stream.write(line + "\n")
             self._stream.flush()
-        except (OSError, ValueError):
-            pass
 
     debug = info = warning = warn = error = exception = critical = fatal = log = msg
 
@@ -227,20 +209,17 @@ class Progress:
         self._items += 1
         self._bytes += num_bytes
         now_s = self._clock()
-        every_s = SHOWN_EVERY_S if log.is_for_people() else LOGGED_EVERY_S
+        every_s = SHOWN_EVERY_S if _people else LOGGED_EVERY_S
         if now_s - self._said_s < every_s and self._items < self._num_items:
             return
         is_quick = self._said_s == self._began_s and now_s - self._began_s < every_s
         self._said_s = now_s
-        if is_quick:  # over before anyone would ask
+        if is_quick:
             return
         speed = self._bytes / max(now_s - self._began_s, 1e-3) / GIB
-        if log.is_for_people():
-            log.show_status(
-                f"{self._what}: {self._items} of {self._num_items} tensors, "
-                f"{self._bytes / GIB:.2f} of {self._num_bytes / GIB:.2f} GiB, {speed:.2f} GiB/s"
-            )
-        elif self._items < self._num_items:
+        for stream in _people:
+            self._show(stream, speed)
+        if not _people and self._items < self._num_items:
             structlog.get_logger().info(
                 self._what,
                 tensors=self._items,
@@ -248,3 +227,12 @@ class Progress:
                 gib=round(self._bytes / GIB, 2),
                 gib_per_s=round(speed, 2),
             )
+
+    def _show(self, stream: Stream, gib_per_s: float) -> None:
+        text = (
+            f"{self._what}: {self._items} of {self._num_items} tensors, "
+            f"{self._bytes / GIB:.2f} of {self._num_bytes / GIB:.2f} GiB, {gib_per_s:.2f} GiB/s"
+        )
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(f"{STATUS}\x1b[K{text}" if stream.isatty() else f"{STATUS}{text}\n")
+            stream.flush()

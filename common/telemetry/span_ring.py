@@ -1,6 +1,6 @@
 """The last spans of one kind in one process, kept for a timeline.
 
-They are not the spans of traces: those follow one request, these show all that a process did.
+A trace's spans follow one request; these show everything that a process did.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CAPACITY = 8192
 
 
 class SpanRing:
-    """A ring of (begin, end, numbers); to note a span takes half a microsecond."""
+    """A ring of (begin, end, numbers); noting a span takes half a microsecond."""
 
     def __init__(self, lane: str, name: str, *args: str, capacity: int = CAPACITY) -> None:
         self._lane = lane
@@ -36,7 +36,7 @@ class SpanRing:
             self._at = 0
 
     def track(self, since_s: float) -> Track:
-        """Return the spans that ended then or later, oldest first."""
+        """Return the spans that ended at this time or later, oldest first."""
         rows = array("d", bytes(self._data[self._at :] + self._data[: self._at]))
         step = 2 + len(self._args)
         columns = [rows[place::step] for place in range(step)]
@@ -55,5 +55,5 @@ def timeline_part(
 
 
 def _num_unknown(column: array[float]) -> int:
-    """Count the places at a column's begin that were never written."""
+    """Count the places at the beginning of a column that were never written."""
     return next((place for place, value in enumerate(column) if value == value), len(column))

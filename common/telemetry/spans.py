@@ -1,12 +1,13 @@
 """Ended spans on their way to the exporter process: a bounded queue and a pipe that never blocks.
 
 A frame in the pipe (`common.child_main`) is a list of spans, each a list of the fields of
-`SpanRow`. OTLP is made of them on the other side: encoding a span as
-protobuf takes 45 us, packing it 6, and it is the engine's loop that would wait.
+`SpanRow`. The exporter encodes them as OTLP: protobuf takes 45 us a span, packing a row 6, and the
+engine's loop would wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import select
@@ -17,8 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from common.child_main import PipeWriter, pack_frame
 
@@ -47,7 +47,7 @@ class SpanRow(NamedTuple):
 
 
 def row_of(span: ReadableSpan) -> SpanRow:
-    """Take out of an ended span what is to be exported."""
+    """Return what is exported of an ended span."""
     context, parent = span.context, span.parent
     assert context is not None
     return SpanRow(
@@ -78,8 +78,8 @@ def row_of(span: ReadableSpan) -> SpanRow:
 class SpanQueue(SpanProcessor):
     """Takes a process's ended spans and writes them, batch by batch, to its exporter's pipe.
 
-    `num_dropped` counts spans lost because the queue was full or the exporter gone. `command`
-    is for tests: another reader of the pipe.
+    `num_dropped` counts spans lost because the queue was full or the exporter gone. Tests give the
+    `command` of another reader.
     """
 
     def __init__(
@@ -88,28 +88,18 @@ class SpanQueue(SpanProcessor):
         self.num_dropped = 0
         self._spans: deque[ReadableSpan] = deque()
         self._frame_spans = 0
-        command = command or (
-            sys.executable,
-            "-m",
-            "common.telemetry.exporter",
-            target,
-            json.dumps(dict(resource)),
-        )
+        exporter = (sys.executable, "-m", "common.telemetry.exporter", target)
+        command = command or (*exporter, json.dumps(dict(resource)))
         # A session of its own: Ctrl-C in a terminal must not end it before the last spans.
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert self._child.stdin is not None
         self._fd = self._child.stdin.fileno()
         self._pipe = PipeWriter(self._fd)
-        try:
+        # Not Linux, or over the user's limit: the default of 64 KiB will do.
+        with contextlib.suppress(AttributeError, OSError):
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except (AttributeError, OSError):
-            pass  # not Linux, or over the user's limit: the default of 64 KiB will do
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing is done at a span's start."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue an ended span, or count it as dropped."""
         if span.context is None or not span.context.trace_flags.sampled:
             return
         if len(self._spans) >= MAX_WAITING:
@@ -150,10 +140,3 @@ class SpanQueue(SpanProcessor):
         self.num_dropped += len(self._spans) + (self._frame_spans if self._pipe.unsent else 0)
         self._spans.clear()
         self._pipe.unsent.clear()
-
-    def shutdown(self) -> None:
-        """The SDK's word for the end; `close` has the timeout."""
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing can be forced without blocking; the tick flushes."""
-        return not self._spans

@@ -26,16 +26,26 @@ from opentelemetry.trace import (
 
 from common.config import TelemetrySettings
 from common.errors import ConfigError
-from common.telemetry import names
 
 if TYPE_CHECKING:
     from common.telemetry.spans import SpanQueue
 
 
+# Attributes by OpenTelemetry's GenAI conventions, which are still in development, and our own.
+RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+USAGE_CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+ERROR_TYPE = "error.type"
+REQUEST_ID = "slipstream.request_id"
+ATTEMPT = "slipstream.attempt"
+STAGE = "slipstream.stage"
+TIME_TO_FIRST_TOKEN = "slipstream.time_to_first_token_s"
+CHAT, TEXT_COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"  # operations
+
+
 @dataclass(slots=True)
 class _Process:
-    """What `configure` has set up."""
-
     tracer: Tracer
     queue: SpanQueue | None = None
 
@@ -62,9 +72,9 @@ def configure(name: str, service: str, settings: TelemetrySettings) -> None:
     from common.telemetry.spans import SpanQueue
 
     resource = {
-        names.SERVICE_NAMESPACE: "slipstream",
-        names.SERVICE_NAME: f"slipstream-{service}",
-        names.SERVICE_INSTANCE_ID: name,
+        "service.namespace": "slipstream",
+        "service.name": f"slipstream-{service}",
+        "service.instance.id": name,
     }
     queue = SpanQueue(settings.traces, resource)
     provider = TracerProvider(
@@ -78,7 +88,6 @@ def configure(name: str, service: str, settings: TelemetrySettings) -> None:
 
 
 def tracer() -> Tracer:
-    """Return this process's tracer; with traces off its spans cost next to nothing."""
     return _process.tracer
 
 
@@ -115,7 +124,7 @@ def flush() -> None:
 
 
 def shutdown(timeout_s: float = 2.0) -> None:
-    """Hand over the spans that wait, within this time, and end the exporter."""
+    """Hand the waiting spans to the exporter and end it, within this time."""
     queue = _process.queue
     _process.tracer, _process.queue = _off, None
     if queue is not None:

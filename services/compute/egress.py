@@ -9,8 +9,7 @@ from opentelemetry.trace import Span
 from common.messages.address import Address, AttemptId
 from common.messages.generate import Generate
 from common.messages.tokens import TokensGenerated
-from common.telemetry import names
-from common.telemetry.trace import context_from, tracer
+from common.telemetry import trace
 from services.compute.scheduler.outputs import attempt_of
 from services.compute.scheduler.protocol import Output, SequenceOutput, StepTokens
 
@@ -60,14 +59,14 @@ class GenerateSpans:
         """Start the spans of a request's choices as children of the span named in it."""
         if not request.traceparent:
             return
-        parent = context_from(request.traceparent)
+        parent = trace.context_from(request.traceparent)
         for choice in range(request.num_choices):
-            span = tracer().start_span(names.SPAN_GENERATE, parent)
+            span = trace.tracer().start_span("generate", parent)
             if not span.is_recording():
                 return
             attempt = attempt_of(request, choice)
-            span.set_attribute(names.ATTEMPT, f"{attempt.router}:{attempt.counter}")
-            span.set_attribute(names.STAGE, "compute")
+            span.set_attribute(trace.ATTEMPT, f"{attempt.router}:{attempt.counter}")
+            span.set_attribute(trace.STAGE, "compute")
             self._open[attempt] = (span, now_s)
 
     def note(self, outputs: Iterable[Output], now_s: float) -> None:
@@ -81,12 +80,12 @@ class GenerateSpans:
     def _note(self, output: SequenceOutput, now_s: float) -> None:
         span, began_s = self._open[output.attempt]
         if output.opened:
-            span.set_attribute(names.TIME_TO_FIRST_TOKEN, now_s - began_s)
+            span.set_attribute(trace.TIME_TO_FIRST_TOKEN, now_s - began_s)
         ending = output.ending
         if ending is not None:
             del self._open[output.attempt]
-            span.set_attribute(names.RESPONSE_FINISH_REASONS, [ending.reason])
-            span.set_attribute(names.USAGE_INPUT_TOKENS, ending.usage.prompt_tokens)
-            span.set_attribute(names.USAGE_CACHED_TOKENS, ending.usage.cached_tokens)
-            span.set_attribute(names.USAGE_OUTPUT_TOKENS, ending.usage.completion_tokens)
+            span.set_attribute(trace.RESPONSE_FINISH_REASONS, [ending.reason])
+            span.set_attribute(trace.USAGE_INPUT_TOKENS, ending.usage.prompt_tokens)
+            span.set_attribute(trace.USAGE_CACHED_TOKENS, ending.usage.cached_tokens)
+            span.set_attribute(trace.USAGE_OUTPUT_TOKENS, ending.usage.completion_tokens)
             span.end()

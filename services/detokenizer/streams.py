@@ -21,8 +21,7 @@ from common.messages.failure import Ending, Failure, Usage
 from common.messages.generate import StreamHeader
 from common.messages.text import TextGenerated
 from common.messages.tokens import TokenRow, TokensGenerated
-from common.telemetry import names
-from common.telemetry.trace import context_from, tracer
+from common.telemetry import trace
 from services.detokenizer.stream import AttemptStream, TextChunk, TextStream, parsed_stream
 from services.detokenizer.vocabulary import LogprobTexts, TokenVocabulary
 
@@ -265,17 +264,17 @@ def _start_span(attempt: AttemptId, traceparent: str) -> Span | None:
     """Start a stream's span as a child of the request's; none for one that is not traced."""
     if not traceparent:
         return None
-    span = tracer().start_span(names.SPAN_DETOKENIZE, context_from(traceparent))
+    span = trace.tracer().start_span("detokenize", trace.context_from(traceparent))
     if not span.is_recording():
         return None
-    span.set_attribute(names.ATTEMPT, f"{attempt.router}:{attempt.counter}")
-    span.set_attribute(names.STAGE, "detokenizer")
+    span.set_attribute(trace.ATTEMPT, f"{attempt.router}:{attempt.counter}")
+    span.set_attribute(trace.STAGE, "detokenizer")
     return span
 
 
 def _end_span(entry: _OpenStream, reason: str, num_tokens: int = 0) -> None:
     span, entry.span = entry.span, None
     if span is not None:
-        span.set_attribute(names.RESPONSE_FINISH_REASONS, [reason])
-        span.set_attribute(names.USAGE_OUTPUT_TOKENS, num_tokens)
+        span.set_attribute(trace.RESPONSE_FINISH_REASONS, [reason])
+        span.set_attribute(trace.USAGE_OUTPUT_TOKENS, num_tokens)
         span.end()

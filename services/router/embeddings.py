@@ -17,7 +17,7 @@ from common.messages.control import Matryoshka
 from common.messages.failure import Failure, Usage
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import PromptSource, StreamSettings
-from common.telemetry import names
+from common.telemetry import trace
 from services.router.answer import CompleteAnswer, ResponseHead
 from services.router.endpoint import ApiRequest, Call, Endpoint, json_response, prepare
 from services.router.errors import ApiError, bad_field
@@ -266,6 +266,6 @@ EMBEDDINGS: Endpoint[EmbeddingRequest] = Endpoint(
     "/v1/embeddings",
     lambda body, request: parse_embedding(body, request[WARNINGS]),
     _embed,
-    names.EMBEDDINGS,
+    trace.EMBEDDINGS,
     adopts_request_id=True,
 )

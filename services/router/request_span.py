@@ -11,7 +11,7 @@ from aiohttp import web
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from common.messages.failure import Failure, Usage
-from common.telemetry import log, names, trace
+from common.telemetry import log, trace
 from services.router.errors import ApiError
 from services.router.generate_request import GenerateRequest
 from services.router.middleware import REQUEST_ID
@@ -32,11 +32,11 @@ class RequestSpan:
             context,
             kind=SpanKind.SERVER,
             attributes={
-                names.OPERATION_NAME: operation,
-                names.PROVIDER_NAME: names.PROVIDER,
-                names.HTTP_METHOD: request.method,
-                names.HTTP_ROUTE: request.path,
-                names.REQUEST_ID: request[REQUEST_ID],
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "slipstream",
+                "http.request.method": request.method,
+                "http.route": request.path,
+                trace.REQUEST_ID: request[REQUEST_ID],
             },
         )
         self._log = log.for_request(request[REQUEST_ID], self.traceparent)
@@ -54,27 +54,27 @@ class RequestSpan:
         self._span.update_name(f"{self._operation} {request.model}")
         self._span.set_attributes(
             {
-                names.REQUEST_MODEL: request.model,
-                names.REQUEST_MAX_TOKENS: sampling.max_tokens or request.usual_max_tokens,
-                names.REQUEST_TEMPERATURE: sampling.temperature,
-                names.REQUEST_TOP_P: sampling.top_p,
-                names.REQUEST_TOP_K: sampling.top_k,
-                names.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
-                names.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
-                names.REQUEST_CHOICE_COUNT: request.num_choices,
-                names.RESPONSE_ID: response_id,
-                names.RESPONSE_MODEL: request.model,
+                "gen_ai.request.model": request.model,
+                "gen_ai.request.max_tokens": sampling.max_tokens or request.usual_max_tokens,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+                "gen_ai.request.top_k": sampling.top_k,
+                "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+                "gen_ai.request.presence_penalty": sampling.presence_penalty,
+                "gen_ai.request.choice.count": request.num_choices,
+                "gen_ai.response.id": response_id,
+                "gen_ai.response.model": request.model,
             }
         )
         if request.has_seed:
-            self._span.set_attribute(names.REQUEST_SEED, sampling.seed)
+            self._span.set_attribute("gen_ai.request.seed", sampling.seed)
         if request.stream.stop:
-            self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, request.stream.stop)
+            self._span.set_attribute("gen_ai.request.stop_sequences", request.stream.stop)
 
     def set_first_token(self) -> None:
         """Set the time to the first token of a stream."""
         elapsed_s = time.monotonic() - self._started_at_s
-        self._span.set_attribute(names.TIME_TO_FIRST_TOKEN, elapsed_s)
+        self._span.set_attribute(trace.TIME_TO_FIRST_TOKEN, elapsed_s)
 
     def set_response(
         self, usage: Usage, reasons: Sequence[str], failure: Failure | None = None
@@ -88,11 +88,11 @@ class RequestSpan:
         if self._span.is_recording():
             self._span.set_attributes(
                 {
-                    names.USAGE_INPUT_TOKENS: usage.prompt_tokens,
-                    names.USAGE_OUTPUT_TOKENS: usage.completion_tokens,
-                    names.USAGE_CACHED_TOKENS: usage.cached_tokens,
-                    names.RESPONSE_FINISH_REASONS: list(reasons),
-                    names.HTTP_STATUS: 200,
+                    trace.USAGE_INPUT_TOKENS: usage.prompt_tokens,
+                    trace.USAGE_OUTPUT_TOKENS: usage.completion_tokens,
+                    trace.USAGE_CACHED_TOKENS: usage.cached_tokens,
+                    trace.RESPONSE_FINISH_REASONS: list(reasons),
+                    "http.response.status_code": 200,
                 }
             )
 
@@ -108,10 +108,10 @@ class RequestSpan:
         seconds = round(time.monotonic() - self._started_at_s, 4)
         if isinstance(error, ApiError):
             self._failed(error.failure)
-            self._span.set_attribute(names.HTTP_STATUS, error.failure.status)
+            self._span.set_attribute("http.response.status_code", error.failure.status)
         elif kind is not None:
             self._outcome["error"] = kind.__name__
-            self._span.set_attribute(names.ERROR_TYPE, kind.__name__)
+            self._span.set_attribute(trace.ERROR_TYPE, kind.__name__)
             self._span.set_status(Status(StatusCode.ERROR, kind.__name__))
         self._span.end()
         # A full server refuses requests in floods: only failures of its own are warnings.
@@ -120,6 +120,6 @@ class RequestSpan:
 
     def _failed(self, failure: Failure) -> None:
         self._outcome.update(status=failure.status, error=failure.code)
-        self._span.set_attribute(names.ERROR_TYPE, failure.code)
+        self._span.set_attribute(trace.ERROR_TYPE, failure.code)
         if failure.status >= 500:
             self._span.set_status(Status(StatusCode.ERROR, failure.message))

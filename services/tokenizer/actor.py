@@ -25,9 +25,8 @@ from common.messages.tokenize import (
     TokenizerInbox,
 )
 from common.registration import Registration, Worker, WorkerState
-from common.telemetry import log, names
+from common.telemetry import log, trace
 from common.telemetry.span_ring import SpanRing, timeline_part
-from common.telemetry.trace import context_from, traceparent_of, tracer
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.jobs import Job, Outcome, size_of
 from services.tokenizer.limits import (
@@ -137,8 +136,8 @@ class TokenizerActor(Worker):
     def _take(self, message: Tokenize | TokenizeQuery, now_s: float) -> None:
         size = size_of(message.prompt)
         work = Work(message, size, began_s=now_s)
-        parent = context_from(message.traceparent)
-        span = tracer().start_span(names.SPAN_TOKENIZE, parent, attributes=_attributes(work))
+        parent = trace.context_from(message.traceparent)
+        span = trace.tracer().start_span("tokenize", parent, attributes=_attributes(work))
         self._spans[work] = span
         failure = self._refusal(message, size)
         if failure is not None:
@@ -217,7 +216,7 @@ class TokenizerActor(Worker):
         if isinstance(sampling, Failure):
             self._fail(work, sampling)
             return
-        traceparent = traceparent_of(self._spans[work]) or message.traceparent
+        traceparent = trace.traceparent_of(self._spans[work]) or message.traceparent
         try:
             for generate in generate_messages(work, message, outcome, sampling, traceparent):
                 self._links.send(message.route.compute, generate)
@@ -233,7 +232,7 @@ class TokenizerActor(Worker):
         if failure.field is None and failure.status < 500:
             failure = Failure(failure.status, failure.code, failure.message, message.prompt_field)
         span = self._spans.pop(work)
-        span.set_attribute(names.ERROR_TYPE, failure.code)
+        span.set_attribute(trace.ERROR_TYPE, failure.code)
         span.set_status(Status(StatusCode.ERROR, failure.message))
         span.end()
         if isinstance(message, TokenizeQuery):
@@ -255,7 +254,7 @@ class TokenizerActor(Worker):
 
     def _end_span(self, work: Work, num_tokens: int) -> None:
         span = self._spans.pop(work)
-        span.set_attribute(names.USAGE_INPUT_TOKENS, num_tokens)
+        span.set_attribute(trace.USAGE_INPUT_TOKENS, num_tokens)
         span.end()
 
     def state(self, now_s: float) -> WorkerState:
@@ -293,7 +292,7 @@ class TokenizerActor(Worker):
 
 def _attributes(work: Work) -> dict[str, str]:
     first = work.first
-    return {names.ATTEMPT: f"{first.router}:{first.counter}", names.STAGE: "tokenizer"}
+    return {trace.ATTEMPT: f"{first.router}:{first.counter}", trace.STAGE: "tokenizer"}
 
 
 def _too_large(why: str) -> Failure:

@@ -20,8 +20,8 @@ PLANTED = {
     "services/compute/kv/prefix.py": "import torch\n",  # reaches the scheduler indirectly
     "services/compute/grammar/matcher.py": "import zmq\n",
     "services/compute/kernels/planted.py": "import services.compute.engine\n",
-    "common/telemetry/names.py": "import common.telemetry.log\n",
-    "common/telemetry/log.py": "import common.telemetry.names\n",
+    "common/telemetry/trace.py": "import common.telemetry.log\n",
+    "common/telemetry/log.py": "import common.telemetry.trace\n",
 }
 
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 
 from common.config import TelemetrySettings
-from common.telemetry import names, trace
+from common.telemetry import trace
 from common.telemetry.spans import MAX_WAITING, SpanQueue
 from tests.patience import PATIENCE_S
 
@@ -61,7 +61,7 @@ class CollectorStub:
                 for scope_spans in resource_spans.scope_spans:
                     for span in scope_spans.spans:
                         found[span.name] = (
-                            about[names.SERVICE_INSTANCE_ID],
+                            about["service.instance.id"],
                             span.trace_id.hex(),
                             span.parent_span_id.hex(),
                         )
@@ -89,7 +89,7 @@ def test_the_spans_of_a_request_reach_the_collector_as_one_trace(collector: Coll
         trace.configure(f"{stage}-0", stage, settings)
         num_threads = threading.active_count()
         with trace.tracer().start_as_current_span(
-            stage, context=trace.context_from(traceparent), attributes={names.REQUEST_ID: "r"}
+            stage, context=trace.context_from(traceparent), attributes={trace.REQUEST_ID: "r"}
         ) as span:
             parents[stage] = traceparent[36:52]
             traceparent = trace.traceparent_of(span)
@@ -119,7 +119,7 @@ def test_a_caller_that_is_not_sampled_costs_no_span(collector: CollectorStub) ->
 
 def test_the_console_gets_a_line_a_span(capfd: pytest.CaptureFixture[str]) -> None:
     trace.configure("compute-0", "compute", TelemetrySettings(traces="console"))
-    trace.tracer().start_span("generate", attributes={names.USAGE_OUTPUT_TOKENS: 7}).end()
+    trace.tracer().start_span("generate", attributes={trace.USAGE_OUTPUT_TOKENS: 7}).end()
     trace.shutdown(timeout_s=PATIENCE_S)
     line = capfd.readouterr().err
     assert line.startswith("span compute-0 generate ")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened
 from common.messages.tokenize import ChatPrompt
-from common.telemetry import names
+from common.telemetry import trace
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.anthropic.requests import MessageRequest, parse_message, parse_prompt
 from services.router.anthropic_errors import error_body
@@ -224,7 +224,7 @@ MESSAGES: Endpoint[MessageRequest] = Endpoint(
             head, call.parsed.max_tokens, call.parsed.shows_thinking, call.request[REQUEST_ID]
         ),
     ),
-    names.CHAT,
+    trace.CHAT,
 )
 COUNT_TOKENS: Endpoint[tuple[str, ChatPrompt]] = Endpoint(
     "/v1/messages/count_tokens",

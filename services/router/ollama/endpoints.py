@@ -13,7 +13,7 @@ from aiohttp import web
 from common.messages.control import ModelCard
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import Part, TextOpened, TokenLogprob
-from common.telemetry import names
+from common.telemetry import trace
 from services.router.answer import CompleteAnswer, Delta, ToolCall
 from services.router.dispatch import Dispatch
 from services.router.endpoint import (
@@ -194,7 +194,7 @@ def _generating(
         path,
         lambda body, request: parse(body, request[WARNINGS]),
         run,
-        names.CHAT,
+        trace.CHAT,
         any_content_type=True,  # in Ollama's own examples curl sends JSON as a form
     )
 

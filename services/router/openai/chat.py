@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, StreamSettings
-from common.telemetry import names
+from common.telemetry import trace
 from services.router.endpoint import ApiRequest, Endpoint, generation
 from services.router.errors import bad_field
 from services.router.middleware import WARNINGS
@@ -194,6 +194,6 @@ CHAT: Endpoint[ChatRequest] = Endpoint(
         "chatcmpl-",
         lambda call, request, head: ChatFormat(head, request.num_all_choices, call.parsed.options),
     ),
-    names.CHAT,
+    trace.CHAT,
     adopts_request_id=True,
 )

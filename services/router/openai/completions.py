@@ -14,7 +14,7 @@ from common.messages.failure import Ending, Usage
 from common.messages.sampling import SamplingParams
 from common.messages.text import Candidate
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
-from common.telemetry import names
+from common.telemetry import trace
 from services.router.answer import CompleteAnswer
 from services.router.dispatch import Dispatch
 from services.router.endpoint import ApiRequest, Call, Endpoint, json_response, prepare
@@ -259,6 +259,6 @@ COMPLETIONS: Endpoint[CompletionRequest] = Endpoint(
     "/v1/completions",
     lambda body, request: parse_completion(body, request[WARNINGS]),
     _complete,
-    names.TEXT_COMPLETION,
+    trace.TEXT_COMPLETION,
     adopts_request_id=True,
 )

@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import HttpVersion11, web
 
 from common.messages.tokenize import ChatPrompt
-from common.telemetry import names
+from common.telemetry import trace
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Backend, Call, Endpoint, json_response, prepare, query
 from services.router.errors import bad_field, shown
@@ -52,7 +52,7 @@ class Responses:
             "/v1/responses",
             lambda body, request: parse_response(body, request[WARNINGS], history(request)),
             self._create,
-            names.CHAT,
+            trace.CHAT,
             adopts_request_id=True,
         )
         count: Endpoint[tuple[str, ChatPrompt]] = Endpoint(
@@ -76,7 +76,7 @@ class Responses:
         if not parsed.fields.background:
             keep = (lambda body: self._store.put(store(body))) if parsed.is_stored else None
             return await generation.answer(call.request, _prepare(call, keep), parsed.streaming)
-        context = _prepare(replace(call, span=RequestSpan(names.CHAT, call.request)))
+        context = _prepare(replace(call, span=RequestSpan(trace.CHAT, call.request)))
         queued = context.layout.response("queued")
         events = await self._background.start(
             context, store(context.layout.response("in_progress"))
