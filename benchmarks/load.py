@@ -6,8 +6,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from services.bench.client import ClientError, Clients, LoadResult, OfferedLoad, ServerAddress
-from services.bench.stream_reader import Reply
+from services.bench.client import (
+    ClientError,
+    Clients,
+    LoadResult,
+    OfferedLoad,
+    Reply,
+    ServerAddress,
+)
 
 PATH = "/v1/completions"
 WITHIN_S = 3600.0

@@ -1,7 +1,7 @@
 """HTTP clients that note when tokens arrive, in processes of their own.
 
 They parse as little of a stream as they can, and their processor time is measured, so that they do
-not limit the figures unseen. Streams take requests from one list, each as soon as it is free.
+not limit the figures unseen. All streams take their requests from one list.
 """
 
 from __future__ import annotations
@@ -13,17 +13,124 @@ import multiprocessing
 import signal
 import ssl
 import time
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 import uvloop
 
-from services.bench.stream_reader import Reply, StreamReader
-
 START_WITHIN_S = 60.0
 WATCHED_EVERY_S = 0.1
+
+EVENT = b"data: "
+NEXT_EVENT = b"\ndata: "  # a raw line end is never part of an event's JSON
+ERROR_EVENT = b'data: {"error"'
+DONE_EVENT = b"data: [DONE]"
+NO_CHOICES = b'"choices":[]'  # the usage chunk; inside of a text its quotes would be escaped
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+@dataclass(slots=True)
+class Reply:
+    """The reply to one request; times are `time.monotonic()`, 0 if there was nothing."""
+
+    number: int
+    sent_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    end_s: float = 0.0
+    num_events: int = 0
+    gaps_s: array[float] = field(default_factory=lambda: array("d"))  # between events with tokens
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+class StreamReader:
+    """Reads one answer after the other from a connection's bytes.
+
+    It counts and times events, and parses only the usage.
+    """
+
+    def __init__(self) -> None:
+        self._reply: Reply | None = None
+
+    def begin(self, reply: Reply) -> None:
+        self._reply = reply
+        self._tail = self._ending = b""
+        self._in_head = True
+        self._done = False
+
+    def feed(self, data: bytes, now_s: float) -> bool:
+        """Take received bytes; returns True when the answer has ended, well or with an error."""
+        reply = self._reply
+        if reply is None:
+            return False
+        lines = self._tail + data if self._tail else data
+        if self._in_head:
+            end = lines.find(b"\r\n\r\n")
+            if end < 0:
+                self._tail = lines
+                return False
+            if lines[9:12] != b"200" or b"chunked" not in lines[:end].lower():
+                return self._fail(reply, lines, now_s)
+            self._in_head = False
+            lines = lines[end + 4 :]
+        if lines[-1:] == b"\n":
+            self._tail = b""
+        else:
+            end = lines.rfind(b"\n") + 1
+            self._tail = lines[end:]
+            lines = lines[:end]
+        return self._take(reply, lines, now_s)
+
+    def _take(self, reply: Reply, lines: bytes, now_s: float) -> bool:
+        num_events = lines.count(NEXT_EVENT) + lines.startswith(EVENT)
+        if ERROR_EVENT in lines:
+            return self._fail(reply, lines[lines.index(ERROR_EVENT) :], now_s)
+        if NO_CHOICES in lines:
+            num_events -= 1
+            reply.usage = _usage(lines)
+        if DONE_EVENT in lines and not self._done:
+            num_events -= 1
+            self._done = True
+        if num_events > 0:
+            self._note(reply, num_events, now_s)
+        if not self._done:
+            return False
+        self._ending = (self._ending + lines)[-len(LAST_CHUNK) :]
+        if self._ending != LAST_CHUNK:
+            return False
+        reply.end_s = now_s
+        self._reply = None
+        return True
+
+    def lost(self, error: str, now_s: float) -> None:
+        """End the expected answer, if there is one."""
+        if self._reply is not None:
+            self._fail(self._reply, error.encode(), now_s)
+
+    def _note(self, reply: Reply, num_events: int, now_s: float) -> None:
+        if reply.first_s:
+            reply.gaps_s.append(now_s - reply.last_s)
+        else:
+            reply.first_s = now_s
+        if num_events > 1:
+            reply.gaps_s.extend([0.0] * (num_events - 1))
+        reply.last_s = now_s
+        reply.num_events += num_events
+
+    def _fail(self, reply: Reply, text: bytes, now_s: float) -> bool:
+        reply.error = text[:400].decode(errors="replace")
+        reply.end_s = now_s
+        self._reply = None
+        return True
+
+
+def _usage(lines: bytes) -> dict[str, Any]:
+    begin = lines.rindex(EVENT, 0, lines.index(NO_CHOICES)) + len(EVENT)
+    return dict(json.loads(lines[begin : lines.index(b"\n", begin)])["usage"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +188,6 @@ class ClientError(Exception):
 
 
 class _Connection(asyncio.Protocol):
-    """The connection of one stream."""
-
     def __init__(self) -> None:
         self._reader = StreamReader()
         self._waiter: asyncio.Future[None] | None = None
@@ -119,7 +224,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Client:
-    """The streams of one process; `next_` and `done` are numbers that all processes share."""
+    """The streams of one process; all processes share the numbers `next_` and `done`."""
 
     def __init__(self, endpoint: ServerAddress, load: OfferedLoad, next_: Any, done: Any) -> None:
         self._endpoint = endpoint
@@ -219,11 +324,11 @@ def _process(
 
 
 class Clients:
-    """Client processes that are ready to send; `run` starts them."""
+    """Client processes that have started and wait; `run` lets them send."""
 
     def __init__(self, endpoint: ServerAddress, load: OfferedLoad, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
-        # Kept here: the memory of a value whose maker has dropped it is used for the next one.
+        # Kept here: the memory of a shared value that is dropped is used for the next one.
         self._shared = (context.Value("i", 0), context.Value("i", 0))
         count = max(1, min(num_processes, load.num_streams))
         self._members = []
@@ -239,12 +344,8 @@ class Clients:
             self._hear(pipe, time.monotonic() + START_WITHIN_S)
 
     @property
-    def num_done(self) -> int:
-        return int(self._shared[1].value)
-
-    @property
     def is_done(self) -> bool:
-        """Whether all processes have reported, or died."""
+        """Whether all processes have reported or died."""
         return all(pipe.poll() or not process.is_alive() for process, pipe in self._members)
 
     def start(self) -> None:
@@ -259,12 +360,11 @@ class Clients:
         deadline_s = time.monotonic() + within_s
         self.start()
         while watch is not None and not self.is_done and time.monotonic() < deadline_s:
-            watch(self.num_done)
+            watch(self._shared[1].value)
             time.sleep(WATCHED_EVERY_S)
         return self.outcome(max(0.0, deadline_s - time.monotonic()))
 
     def outcome(self, within_s: float) -> LoadResult:
-        """Wait for the replies."""
         deadline_s = time.monotonic() + within_s
         try:
             reports = [self._hear(pipe, deadline_s) for _, pipe in self._members]
@@ -274,7 +374,7 @@ class Clients:
         return LoadResult(replies, [cpu_s for _, cpu_s in reports])
 
     def close(self) -> None:
-        """End all processes; those that have reported end by themselves."""
+        """End the processes that have not ended by themselves."""
         for process, pipe in self._members:
             pipe.close()
             process.join(0.5)

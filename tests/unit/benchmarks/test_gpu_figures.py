@@ -12,9 +12,8 @@ from benchmarks.gpu_figures import RECORDED, GpuFigures, gpu_figures_of
 from benchmarks.gpu_page import Findings, Row, idle_share, make_page, row_cells
 from benchmarks.gpu_server import open_work
 from benchmarks.gpu_timeline import DeviceTimes
-from services.bench.client import LoadResult
+from services.bench.client import LoadResult, Reply
 from services.bench.figures import Spread, percentile
-from services.bench.stream_reader import Reply
 from services.bench.workloads import Ask
 
 ASKS = [Ask([1000, 1001], 3), Ask([1000], 2)]

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.bench.stream_reader import Reply, StreamReader
+from services.bench.client import Reply, StreamReader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
