@@ -78,7 +78,7 @@ def send_raw(to: Address, num_messages: int) -> None:
 
 async def send_messages(to: Address, run_dir: str, message: Any, num_messages: int) -> None:
     """Send through ZmqTransport, some in each turn of the loop, as fast as it takes them."""
-    transport = ZmqTransport.bind(
+    transport = ZmqTransport(
         LinkSettings(run_dir=run_dir), f"sender-{os.getpid()}", DetokenizerInbox
     )
     transport.open(lambda message, sender: None, lambda peer: None)
@@ -148,9 +148,7 @@ async def receive_asyncio(run_dir: str, num_messages: int) -> float:
 
 async def receive_messages(kind: str, run_dir: str, num_messages: int, num_rows: int) -> float:
     """Return messages a second of ZmqTransport."""
-    transport = ZmqTransport.bind(
-        LinkSettings(run_dir=run_dir), f"receiver-{kind}", DetokenizerInbox
-    )
+    transport = ZmqTransport(LinkSettings(run_dir=run_dir), f"receiver-{kind}", DetokenizerInbox)
     num_units = begin_s = 0.0
     done = asyncio.Event()
 

@@ -34,8 +34,8 @@ class _Lease:
 class Leases(Generic[P]):
     """The peers that are taken to be alive.
 
-    A judgement is only fair right after the inbox was read empty, and not if this process stood
-    still itself: after a lag of `max_lag_s` between two judgements all leases start again.
+    Silence counts only once the inbox was read empty, and not if this process stood still itself:
+    after a lag of `max_lag_s` between two judgements, all leases start again.
     """
 
     def __init__(self, lease_s: float = LEASE_S, max_lag_s: float = MAX_LAG_S) -> None:
@@ -64,7 +64,7 @@ class Leases(Generic[P]):
             lease.lease_s = lease_s
 
     def heard(self, peer: P, now_s: float) -> None:
-        """Renew the lease of a peer that has one: any message from it will do."""
+        """Renew the lease of a peer that has one, for any message from it."""
         lease = self._leases.get(peer)
         if lease is not None:
             lease.heard_s = now_s
@@ -81,19 +81,14 @@ class Leases(Generic[P]):
             lease.moved_s = now_s
 
     def is_live(self, peer: P, now_s: float) -> bool:
-        """Whether a peer has a lease that has not run out; asked before each send to it."""
         lease = self._leases.get(peer)
         return lease is not None and now_s - lease.heard_s <= lease.lease_s
 
     def forget(self, peer: P) -> None:
-        """End a lease, if there is one."""
         self._leases.pop(peer, None)
 
     def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[P]]:
-        """Return and forget the peers whose lease has run out; for every tick.
-
-        No peer is judged while messages are unread, nor after a lag: then all leases start again.
-        """
+        """Return and forget the peers whose lease has run out; called every tick."""
         lagged = self._judged_s is not None and now_s - self._judged_s >= self._max_lag_s
         self._judged_s = now_s
         if lagged:

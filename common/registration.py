@@ -40,9 +40,7 @@ class Beat(NamedTuple):
 
 @dataclass(slots=True)
 class _Router:
-    """A router's inbox; `instance_id` is empty until it has answered."""
-
-    instance_id: str = ""
+    instance_id: str = ""  # empty until it has answered
     sent_s: float | None = None
     outstanding: int | None = None
     released: bool = False  # of a draining worker: this router sends nothing more
@@ -51,8 +49,8 @@ class _Router:
 class Heartbeats:
     """The routers of one worker, given the clock; the caller sends what is `due`.
 
-    Endpoints come from names that are resolved again and again. A router is known by its instance
-    id from its first answer on, and no longer than its lease.
+    Endpoints come from names that are resolved again and again. A router's instance id is known
+    from its first answer until its lease ends.
     """
 
     def __init__(self, interval_s: float = BEAT_INTERVAL_S, lease_s: float = LEASE_S) -> None:
@@ -61,13 +59,13 @@ class Heartbeats:
         self._leases: Leases[str] = Leases(lease_s)
         self._routers: dict[str, _Router] = {}  # by endpoint
         self._addresses: dict[str, Address] = {}  # by instance id
-        self._succeeded: list[str] = []  # left, or another router has answered in its place
+        self._succeeded: list[str] = []  # it left, or another router answered in its place
         self._beats = 0
         self._drained_from: int | None = None  # the first beat that says that this worker drains
 
     @property
     def registered(self) -> bool:
-        """Whether at least one router has answered and has not been given up since."""
+        """Whether a router has answered and has not been given up since."""
         return bool(self._addresses)
 
     @property
@@ -75,7 +73,7 @@ class Heartbeats:
         return self._drained_from is not None
 
     def drain(self) -> None:
-        """Send every router a heartbeat at once: they must place nothing here from now on."""
+        """Make a heartbeat to every router due at once: they must place nothing here any more."""
         self._drained_from = self._beats + 1
         self._interval_s = DRAIN_BEAT_INTERVAL_S
         for router in self._routers.values():
@@ -84,19 +82,18 @@ class Heartbeats:
     @property
     def released(self) -> bool:
         """Whether no router can still send requests: all know of the drain and have none open."""
-        if self._drained_from is None:
-            return True
         known = [router for router in self._routers.values() if router.instance_id]
-        return all(router.released for router in known)
+        return not self.draining or all(router.released for router in known)
 
     def resolved(self, endpoints: Iterable[str], now_s: float) -> None:
         """Take the endpoints that the routers' names resolve to now; live routers stay."""
-        wanted = dict.fromkeys(endpoints)
-        for endpoint in [endpoint for endpoint in self._routers if endpoint not in wanted]:
-            if not self.is_live(self._routers[endpoint].instance_id, now_s):
-                del self._routers[endpoint]
-        for endpoint in wanted:
-            self._routers.setdefault(endpoint, _Router())
+        live = {
+            endpoint: router
+            for endpoint, router in self._routers.items()
+            if self.is_live(router.instance_id, now_s)
+        }
+        named = {name: self._routers.get(name) or _Router() for name in endpoints}
+        self._routers = live | named
 
     def due(self, now_s: float) -> list[Beat]:
         """Return the heartbeats to send now and count them as sent.
@@ -113,15 +110,15 @@ class Heartbeats:
             self._beats += 1
             router.sent_s = now_s
             router.outstanding = self._beats
-            # After a loss it goes to any router at the endpoint: one that was restarted drops
-            # messages for its predecessor, and a worker in steps of over half a second, whose
-            # leases start again with each, would never find out.
+            # After a loss it goes to any router at the endpoint: a restarted one drops messages
+            # for its predecessor, and a worker in steps of over half a second, whose leases start
+            # again with each, would never notice.
             known = None if is_lost else self._addresses.get(router.instance_id)
             beats.append(Beat(known or Address(endpoint, ""), self._beats))
         return beats
 
     def answered(self, answer: RouterAlive, now_s: float) -> None:
-        """Take a router's answer: this worker is registered there, and the lease is renewed."""
+        """Handle a router's answer: this worker is registered there, and the lease is renewed."""
         address = answer.router
         if answer.leaving:
             if address.instance_id in self._leases:
@@ -141,23 +138,23 @@ class Heartbeats:
         self._leases.grant(address.instance_id, now_s)
 
     def expect(self, router: str, now_s: float) -> None:
-        """Begin a lease for the router of an attempt, if it has none: it must be heard of soon."""
+        """Begin a lease for the router of an attempt, if it has none: it must send a message."""
         if router not in self._leases:
             self._leases.grant(router, now_s)
 
     def heard(self, sender: Address, now_s: float) -> None:
-        """Renew the lease of a router: any message from it will do."""
+        """Renew a router's lease, for any message from it."""
         self._leases.heard(sender.instance_id, now_s)
 
     def lost(self, peer: Address) -> None:
-        """Note that a message to this router was lost: it is sent a heartbeat when one is due."""
+        """Note that a message to this router was lost, so that its next heartbeat is not held."""
         for endpoint, router in self._routers.items():
             named = peer.instance_id and router.instance_id == peer.instance_id
             if named or endpoint == peer.endpoint:
                 router.outstanding = None
 
     def expired(self, now_s: float, inbox_empty: bool = True) -> list[str]:
-        """Return and forget the router instances whose attempts must end; for every tick."""
+        """Return and forget the router instances whose attempts must end; called every tick."""
         gone, self._succeeded = self._succeeded, []
         for instance_id in gone:
             self._leases.forget(instance_id)
@@ -176,7 +173,6 @@ class Heartbeats:
         return [address for name, address in self._addresses.items() if self.is_live(name, now_s)]
 
     def _reset(self, instance_id: str) -> None:
-        """Take the router at an endpoint for unknown again."""
         for router in self._routers.values():
             if router.instance_id == instance_id:
                 router.instance_id = ""
@@ -185,7 +181,7 @@ class Heartbeats:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a worker reports; `open_counters` returns the attempts of a router that are open."""
+    """What a worker reports; `open_counters` returns the open attempts of a router."""
 
     load: Load
     progress: int
@@ -205,7 +201,7 @@ class Registration(Heartbeats):
         self._log = structlog.get_logger()
 
     def start(self, transport: Transport, model: ModelCard) -> None:
-        """Take the links and the card of the model that is served from now on."""
+        """Begin to register this worker, with the model that it serves."""
         self._transport = transport
         self._model = model
 
@@ -264,12 +260,12 @@ class Worker(ABC):
         return self._registration.registered
 
     def drain(self) -> None:
-        """Let routers know with the next heartbeat that this worker takes no more requests."""
+        """Tell routers with the next heartbeat that this worker takes no more requests."""
         self._registration.drain()
 
     @property
     def drained(self) -> bool:
-        """Whether every attempt has ended, and no router has one on its way here."""
+        """Whether every attempt has ended and no router has sent another."""
         return self.idle and self._registration.released
 
     def beat(self, now_s: float) -> None:

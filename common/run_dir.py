@@ -113,10 +113,13 @@ def _check(path: str) -> None:
 
 
 class ReadinessFile:
-    """The file `{run_dir}/{name}.ready`, which a service keeps fresh while it can serve."""
+    """The file `{run_dir}/{name}.ready`, which a service keeps fresh while it can serve.
+
+    Without a `run_dir` there is no file.
+    """
 
     def __init__(self, run_dir: str, name: str) -> None:
-        self.path = readiness_path(run_dir, name)
+        self.path = readiness_path(run_dir, name) if run_dir else ""
         self._exists = False
         self._refreshed_s = 0.0
 
@@ -124,15 +127,14 @@ class ReadinessFile:
         """Write, refresh or remove the file; between two refreshes it costs a comparison."""
         if not ready:
             self.remove()
-        elif not self._exists or now_s - self._refreshed_s >= REFRESH_S:
+        elif self.path and (not self._exists or now_s - self._refreshed_s >= REFRESH_S):
             with open(self.path, "w", encoding="ascii") as file:
                 file.write(f"{os.getpid()}\n")
             self._exists = True
             self._refreshed_s = now_s
 
     def remove(self) -> None:
-        """Remove the file, if this process wrote it."""
-        if self._exists:
+        if self._exists:  # this process wrote it
             self._exists = False
             with contextlib.suppress(OSError):  # the folder is gone already: not ready either
                 os.unlink(self.path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -41,65 +41,52 @@ class Actor(Protocol):
     """A service's actor: private state, one inbox, messages handled one at a time, no blocking.
 
     It only translates messages; pure domain objects decide. `run_service` calls the handlers on
-    the loop, one at a time and to completion: start, then receive, peer_lost and tick in any
-    order, drain once, again receive, peer_lost and tick until `drained`, stop.
+    the loop, one at a time and to completion: start; then receive, peer_lost and tick in any
+    order; drain once; receive, peer_lost and tick again until `drained`; stop.
 
     An exception from a handler is logged and ends only that call; `FatalError` ends the process.
-    What a task of the actor raises, the actor raises again from its next `tick`. `now_s` is
-    `time.monotonic()`.
+    The actor raises an exception of one of its tasks again from its next `tick`.
     """
 
     async def start(self, transport: Transport) -> None:
         """Load what the service needs; messages are delivered after this returns."""
-        ...
 
     def receive(self, message: Any, sender: Address) -> None:
         """Handle one message of this actor's inbox union."""
-        ...
 
     def peer_lost(self, peer: Address) -> None:
-        """End whatever concerns this peer: its outbox was not drained for too long."""
-        ...
+        """End what concerns this peer: its outbox was not drained for too long."""
 
     def tick(self, now_s: float) -> None:
-        """Do what is due (heartbeats, leases); called ten times a second."""
-        ...
+        """Do what is due at this `time.monotonic()`, such as heartbeats: ten times a second."""
 
     @property
     def ready(self) -> bool:
         """Whether it can serve now; asked on every tick once it has started."""
-        ...
 
     def drain(self) -> None:
         """Become unready and refuse new work from now on; running work goes on."""
-        ...
 
     @property
     def drained(self) -> bool:
         """Whether all work has ended, so that the process may stop."""
-        ...
 
     async def stop(self) -> None:
         """End what still runs (as `moved` where that applies) and release resources."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a service's life depends on.
+    """What a service's life depends on."""
 
-    The readiness file goes into `run_dir` (empty: none). `grace_s` bounds the drain. EOF on
-    `launcher_fd` means that the launcher is gone. `on_tick` is called after each tick of the actor.
-    """
-
-    run_dir: str = ""
-    grace_s: float = 30.0
-    launcher_fd: int | None = None
-    on_tick: Callable[[], None] | None = None
+    run_dir: str = ""  # for the readiness file; empty: there is none
+    grace_s: float = 30.0  # bounds the drain
+    launcher_fd: int | None = None  # EOF on it means that the launcher is gone
+    on_tick: Callable[[], None] = lambda: None  # called after each tick of the actor
 
 
 def run_service(name: str, actor: Actor, transport: Callable[[], Transport], watch: Watch) -> int:
-    """Run one actor in this process until it is told to end; returns the exit status.
+    """Run one actor in this process until a signal; returns the exit status.
 
     `transport` is called on the loop. The status is 0 after SIGTERM, SIGINT or the launcher's end,
     128 + the signal's number when a second signal cut the drain short, and 1 after a FatalError.
@@ -108,13 +95,11 @@ def run_service(name: str, actor: Actor, transport: Callable[[], Transport], wat
 
 
 class _Life:
-    """One run of one actor."""
-
     def __init__(self, name: str, actor: Actor, watch: Watch) -> None:
         self._actor = actor
         self._watch = watch
         self._log = structlog.get_logger()
-        self._readiness_file = ReadinessFile(watch.run_dir, name) if watch.run_dir else None
+        self._readiness_file = ReadinessFile(watch.run_dir, name)
         self._wake = asyncio.Event()  # something below changed
         self._starting: asyncio.Task[None] | None = None
         self._draining = False
@@ -126,16 +111,17 @@ class _Life:
         loop.set_exception_handler(self._loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        if self._watch.launcher_fd is not None:
-            loop.add_reader(self._watch.launcher_fd, self._launcher_spoke)
+        launcher_fd = self._watch.launcher_fd
+        if launcher_fd is not None:
+            loop.add_reader(launcher_fd, self._launcher_spoke, launcher_fd)
         transport = make_transport()
         try:
             if await self._start(transport):
-                transport.open(self._receive, self._peer_lost)
+                peer_lost = partial(self._guarded, "peer_lost", self._actor.peer_lost)
+                transport.open(self._receive, peer_lost)
                 await self._serve()
         finally:
-            if self._readiness_file is not None:
-                self._readiness_file.remove()
+            self._readiness_file.remove()
             await self._stop(transport)
         if self._fatal is not None:
             return EXIT_FATAL
@@ -165,8 +151,7 @@ class _Life:
             await self._tick_until(lambda: self._draining, float("inf"))
         if self._fatal is not None:
             return
-        if self._readiness_file is not None:
-            self._readiness_file.remove()
+        self._readiness_file.remove()
         self._log.info("draining", grace_s=self._watch.grace_s)
         self._guarded("drain", self._actor.drain)
         self._tick(time.monotonic())  # tells the others, even if nothing is left to do
@@ -190,9 +175,8 @@ class _Life:
 
     def _tick(self, now_s: float) -> None:
         self._guarded("tick", self._actor.tick, now_s)
-        if self._watch.on_tick is not None:
-            self._guarded("on_tick", self._watch.on_tick)
-        if self._readiness_file is not None and not self._draining:
+        self._guarded("on_tick", self._watch.on_tick)
+        if not self._draining:
             self._guarded("readiness", self._readiness_file.update, self._actor.ready, now_s)
 
     async def _stop(self, transport: Transport) -> None:
@@ -215,9 +199,6 @@ class _Life:
         except Exception as error:
             tag = getattr(message, "TAG", type(message).__name__)
             self._log.error("message failed", tag=tag, sender=sender.endpoint, exc_info=error)
-
-    def _peer_lost(self, peer: Address) -> None:
-        self._guarded("peer_lost", self._actor.peer_lost, peer)
 
     def _guarded(self, what: str, call: Callable[..., None], *arguments: object) -> None:
         try:
@@ -250,9 +231,8 @@ class _Life:
             return
         self._begin_drain(number.name)
 
-    def _launcher_spoke(self) -> None:
-        fd = self._watch.launcher_fd
-        if fd is None or os.read(fd, 512):
+    def _launcher_spoke(self, fd: int) -> None:
+        if os.read(fd, 512):
             return
         asyncio.get_running_loop().remove_reader(fd)
         if not self._draining:
@@ -272,9 +252,9 @@ def service_main(
     inbox: Any,
     make: Callable[[ServiceConfig[S]], Actor],
 ) -> int:
-    """Run one service in this process until it is told to end; returns the exit status.
+    """Run one service in this process until a signal; returns the exit status.
 
-    `service` names the table of `settings_type`, `inbox` is the union of the messages that the
+    `service` names the table of `settings_type`; `inbox` is the union of the messages that the
     actor takes. If `make` or the actor's `start` raises `ConfigError` or `ModelError`, the status
     is 78, and a launcher does not try again. The setting `grace_s` bounds the drain.
     """
@@ -282,22 +262,20 @@ def service_main(
     try:
         config = load(settings_type, service, arguments.config, os.environ, arguments.name)
         log.configure(config.name, service, config.telemetry)
-        with _run_dir(config) as config, _traces(config):
-            return _run(config, inbox, make(config))
-    except (ConfigError, ModelError) as error:
+        with private_run_dir(config.links.run_dir) as run_dir:
+            links = config.links.model_copy(update={"run_dir": run_dir})
+            return _run(replace(config, links=links), inbox, make)
+    except (ConfigError, ModelError, InboxTaken) as error:
         sys.stderr.write(f"slipstream {service}: {error}\n")
-        return EXIT_CONFIG
-    except InboxTaken as error:
-        sys.stderr.write(f"slipstream {service}: {error}\n")
-        return EXIT_FATAL
+        return EXIT_FATAL if isinstance(error, InboxTaken) else EXIT_CONFIG
 
 
-def _run(config: ServiceConfig[S], inbox: Any, actor: Actor) -> int:
+def _run(config: ServiceConfig[S], inbox: Any, make: Callable[[ServiceConfig[S]], Actor]) -> int:
     # ZeroMQ is loaded after the settings are read: a mistake in them is reported at once.
     from common.link.sockets import ZmqTransport
 
     def bind() -> Transport:
-        transport = ZmqTransport.bind(config.links, config.name, inbox)
+        transport = ZmqTransport(config.links, config.name, inbox)
         log.describe_process(instance_id=transport.address.instance_id)
         return transport
 
@@ -307,21 +285,9 @@ def _run(config: ServiceConfig[S], inbox: Any, actor: Actor) -> int:
         launcher_fd=config.launcher_fd,
         on_tick=trace.flush,
     )
-    return run_service(config.name, actor, bind, watch)
-
-
-@contextlib.contextmanager
-def _run_dir(config: ServiceConfig[S]) -> Iterator[ServiceConfig[S]]:
-    with private_run_dir(config.links.run_dir) as run_dir:
-        links = config.links.model_copy(update={"run_dir": run_dir})
-        yield replace(config, links=links)
-
-
-@contextlib.contextmanager
-def _traces(config: ServiceConfig[S]) -> Iterator[None]:
     trace.configure(config.name, config.service, config.telemetry)
     try:
-        yield
+        return run_service(config.name, make(config), bind, watch)
     finally:
         trace.shutdown()
 

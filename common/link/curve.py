@@ -1,6 +1,6 @@
-"""CURVE: keys of a deployment, and who may speak to an inbox.
+"""CURVE: the keys of a deployment, and which clients may send to an inbox.
 
-One server key pair per deployment, which every inbox has; a client key pair per service. ZeroMQ
+All inboxes of a deployment share one server key pair; each service has a client key pair. ZeroMQ
 asks the authenticator about every client; it answers on the actor's own loop, without a thread.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ _KEY_CHARACTERS = 40  # 32 bytes in Z85
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that one service needs, as Z85 text; `clients` are all public keys let in."""
+    """The keys that one service needs, as Z85 text; `clients` are the public keys it accepts."""
 
     server_public: bytes
     server_secret: bytes
@@ -37,14 +36,14 @@ class Keys:
     clients: frozenset[bytes]
 
     def protect_inbox(self, inbox: zmq.Socket[bytes]) -> None:
-        """Make an inbox, before it is bound, a CURVE server that asks about each client."""
+        """Turn an inbox that is not bound yet into a CURVE server that asks about each client."""
         inbox.setsockopt(zmq.CURVE_SERVER, 1)
         inbox.setsockopt(zmq.CURVE_SECRETKEY, self.server_secret)
         inbox.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
         inbox.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def protect_link(self, link: zmq.Socket[bytes]) -> None:
-        """Make a link speak CURVE with this service's client key; before it is connected."""
+        """Let a link that is not connected yet speak CURVE with this service's client key."""
         link.setsockopt(zmq.CURVE_SERVERKEY, self.server_public)
         link.setsockopt(zmq.CURVE_PUBLICKEY, self.client_public)
         link.setsockopt(zmq.CURVE_SECRETKEY, self.client_secret)
@@ -108,21 +107,16 @@ def service_of(name: str) -> str:
 def _read(path: Path) -> bytes:
     try:
         key = path.read_bytes().strip()
+        if len(key) == _KEY_CHARACTERS and len(z85.decode(key)) == 32:
+            return key
     except OSError as error:
         raise ConfigError(
             f"[links] curve_dir: cannot read {path}: {error.strerror}; "
             "`slipstream keys DIR` makes the keys of a deployment"
         ) from error
-    if not _is_key(key):
-        raise ConfigError(f"[links] curve_dir: {path} holds no key of {_KEY_CHARACTERS} characters")
-    return key
-
-
-def _is_key(text: bytes) -> bool:
-    try:
-        return len(text) == _KEY_CHARACTERS and len(z85.decode(text)) == 32
     except (ValueError, KeyError, struct.error):
-        return False
+        pass
+    raise ConfigError(f"[links] curve_dir: {path} holds no key of {_KEY_CHARACTERS} characters")
 
 
 def _read_secret(path: Path) -> bytes:
@@ -135,9 +129,9 @@ def _read_secret(path: Path) -> bytes:
 class Authenticator:
     """Answers libzmq's question whether a client's key is one of ours (ZAP, RFC 27)."""
 
-    def __init__(self, context: zmq.Context[Any], keys: Keys, refused: Callable[[], None]) -> None:
+    def __init__(self, context: zmq.Context[Any], keys: Keys) -> None:
+        self.num_refused = 0
         self._allowed = {z85.decode(key) for key in keys.clients}
-        self._refused = refused
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ZAP_ENDPOINT)
@@ -147,12 +141,11 @@ class Authenticator:
         self._loop.call_soon(self._answer_all)
 
     def close(self) -> None:
-        """Stop answering; clients that connect from now on are refused."""
         self._loop.remove_reader(self._fd)
         self.socket.close(0)
 
     def _answer_all(self) -> None:
-        """Answer until no question is left: the descriptor tells of the first one only."""
+        """Answer until no question is left: the descriptor signals the first one only."""
         while not self.socket.closed and self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             self.socket.send_multipart(self._answer(self.socket.recv_multipart(zmq.NOBLOCK)))
 
@@ -166,6 +159,6 @@ class Authenticator:
             and credentials[0] in self._allowed
         )
         if not known:
-            self._refused()
+            self.num_refused += 1
         status = (b"200", b"OK") if known else (b"400", b"unknown key")
         return [b"1.0", request_id, *status, b"", b""]

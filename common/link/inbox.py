@@ -16,28 +16,17 @@ import zmq
 
 from common.config import LinkSettings
 from common.errors import ConfigError, InboxTaken, MalformedMessage
+from common.link import resolve
 from common.link.codec import Codec, Envelope
 from common.link.curve import Keys
-from common.link.resolve import (
-    MAX_IPC_PATH_BYTES,
-    TcpPlace,
-    is_any,
-    is_literal,
-    is_loopback,
-    literal_now,
-    own_host,
-    require_inbox,
-    sendable,
-    tcp_place,
-)
 from common.messages.address import Address
 from common.messages.control import RouterAlive, WorkerAlive
 from common.run_dir import LOCK_SUFFIX, private_run_dir
 
-# In messages. libzmq gives its sender credit when half of them are read, so messages that merge
+# In messages. libzmq gives the sender credit when half of them are read, so messages that merge
 # should meet a low mark and wait, merged, in the sender's outbox: with 500 streams and the
 # detokenizer behind, a mark of 64 moved 200,000 tokens a second where 4000 moved 100,000, its
-# memory stayed at 60 MiB instead of 115, and no outbox stood still for long enough to be given up.
+# memory stayed at 60 MiB instead of 115, and no outbox was given up for standing still.
 # Other messages come at once, and a busy engine may read them only seconds later.
 _MERGING_HIGH_WATER_MARK = 64
 _HIGH_WATER_MARK = 4000
@@ -79,7 +68,7 @@ def bind_inbox(
 
 
 def expand(endpoint: str, run_dir: str, name: str) -> str:
-    """Fill `{run_dir}` and `{name}` in; ConfigError where one is needed and not given."""
+    """Fill in `{run_dir}` and `{name}`; ConfigError if one is needed and not given."""
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
         raise ConfigError(f"the instance name {name!r} may hold letters, digits and . _ - only")
     if "{run_dir}" in endpoint:
@@ -90,26 +79,21 @@ def expand(endpoint: str, run_dir: str, name: str) -> str:
 
 
 def check_routers(settings: LinkSettings, keys: Keys | None) -> None:
-    """Raise `ConfigError` for a `routers` entry that no message could ever go to."""
+    """Raise `ConfigError` for a `routers` entry that no message could ever reach."""
     for entry in settings.routers:
-        endpoint = router_endpoint(entry, settings.run_dir)
+        endpoint = expand(entry, settings.run_dir, "router")
         try:
-            require_inbox(endpoint)
-            place = tcp_place(endpoint)
-            if place is not None and is_literal(place.host):
+            resolve.require_inbox(endpoint)
+            place = resolve.tcp_place(endpoint)
+            if place is not None and resolve.is_literal(place.host):
                 require_keys(place, keys)
         except ConfigError as error:
             raise ConfigError(f"[links] routers: {str(error).removeprefix('[links] ')}") from error
 
 
-def router_endpoint(entry: str, run_dir: str) -> str:
-    """Fill `{run_dir}` in an entry of `routers`; ConfigError where it is empty."""
-    return expand(entry, run_dir, "router") if "{run_dir}" in entry else entry
-
-
-def require_keys(place: TcpPlace, keys: Keys | None) -> None:
-    """Raise `ConfigError` for a tcp place that others can reach while there are no keys."""
-    if keys is None and not is_loopback(place.host):
+def require_keys(place: resolve.TcpPlace, keys: Keys | None) -> None:
+    """Raise `ConfigError` for a tcp place that other hosts can reach while there are no keys."""
+    if keys is None and not resolve.is_loopback(place.host):
         raise ConfigError(
             f"[links] {place} can be reached from other hosts, so it needs keys: run "
             "`slipstream keys DIR` once per deployment and set curve_dir = DIR everywhere"
@@ -132,10 +116,10 @@ def _inbox_socket(
 def _bind_ipc(inbox: zmq.Socket[bytes], endpoint: str, settings: LinkSettings) -> BoundInbox:
     path = Path(endpoint.removeprefix("ipc://"))
     num_bytes = len(os.fsencode(path))
-    if not path.is_absolute() or num_bytes > MAX_IPC_PATH_BYTES:
+    if not path.is_absolute() or num_bytes > resolve.MAX_IPC_PATH_BYTES:
         raise ConfigError(
             f"[links] bind: {path} has {num_bytes} bytes; an ipc path is absolute and has at most "
-            f"{MAX_IPC_PATH_BYTES}. Set a shorter run_dir"
+            f"{resolve.MAX_IPC_PATH_BYTES}. Set a shorter run_dir"
         )
     with private_run_dir(str(path.parent)):
         lock = _lock(path)
@@ -162,12 +146,12 @@ def _lock(path: Path) -> int:
 def _bind_tcp(
     inbox: zmq.Socket[bytes], endpoint: str, settings: LinkSettings, keys: Keys | None
 ) -> BoundInbox:
-    place = tcp_place(endpoint)
+    place = resolve.tcp_place(endpoint)
     if place is None:
         raise ConfigError(
             f"[links] bind: {endpoint!r} is neither ipc:///PATH nor tcp://ADDRESS:PORT"
         )
-    place = literal_now(place)
+    place = resolve.literal_now(place)
     require_keys(place, keys)
     if ":" in place.host:
         inbox.setsockopt(zmq.IPV6, 1)
@@ -177,24 +161,24 @@ def _bind_tcp(
         if error.errno == zmq.EADDRINUSE:
             raise InboxTaken(f"{place} belongs to another process that is running") from error
         raise ConfigError(f"[links] bind: cannot bind {place}: {error}") from error
-    bound = tcp_place(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
+    bound = resolve.tcp_place(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
     assert bound is not None
     return BoundInbox(inbox, _advertised(bound, settings), None)
 
 
-def _advertised(bound: TcpPlace, settings: LinkSettings) -> str:
+def _advertised(bound: resolve.TcpPlace, settings: LinkSettings) -> str:
     if settings.advertise:
-        place = tcp_place(settings.advertise)
+        place = resolve.tcp_place(settings.advertise)
         if place is None:
             raise ConfigError(f"[links] advertise: {settings.advertise!r} is no tcp://HOST:PORT")
-        place = literal_now(place)
+        place = resolve.literal_now(place)
         endpoint = str(place._replace(port=bound.port) if place.port in ("0", "*") else place)
-    elif is_any(bound.host):
+    elif resolve.is_any(bound.host):
         towards = settings.routers[0] if settings.routers else ""
-        endpoint = str(bound._replace(host=own_host(towards)))
+        endpoint = str(bound._replace(host=resolve.own_host(towards)))
     else:
         endpoint = str(bound)
-    if not sendable(endpoint):
+    if not resolve.sendable(endpoint):
         raise ConfigError(f"[links] {endpoint} is no address that peers can connect to")
     return endpoint
 
@@ -214,9 +198,6 @@ class LinkStats:
     num_waiting: int = 0
     num_links: int = 0  # over sockets
 
-    def count_refused_key(self) -> None:
-        self.num_refused_keys += 1
-
 
 class MessageReceiver:
     """Accepts messages that parse and are for this instance; counts and drops the others."""
@@ -234,7 +215,14 @@ class MessageReceiver:
             envelope = self._codec.decode(frames)
         except MalformedMessage as error:
             self._stats.num_malformed += 1
-            self._warn("message dropped: it does not parse", error=str(error))
+            now_s = time.monotonic()
+            if now_s - self._logged_s >= _LOG_INTERVAL_S:
+                self._logged_s = now_s
+                self._log.warning(
+                    "message dropped: it does not parse",
+                    num_malformed=self._stats.num_malformed,
+                    error=str(error),
+                )
             return None
         to = envelope.to_instance_id
         if to == self._owner.instance_id or (not to and isinstance(envelope.message, _CONTROL)):
@@ -242,9 +230,3 @@ class MessageReceiver:
             return envelope
         self._stats.num_misaddressed += 1
         return None
-
-    def _warn(self, event: str, **details: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_INTERVAL_S:
-            self._logged_s = now_s
-            self._log.warning(event, num_malformed=self._stats.num_malformed, **details)

@@ -26,10 +26,10 @@ class Waiting:
 
 
 class Outbox:
-    """First in, first out, and nothing is ever reordered. The clock is an argument.
+    """The messages that wait for one peer, first in, first out; the clock is an argument.
 
-    A message is joined to the last one where that has a method `merged`, which returns one message
-    that says what both said, or None. So steps that wait for a slow peer share a few messages.
+    A new message is joined to the last one if that has a method `merged`, which returns one message
+    for both or None. So the steps that wait for a slow peer share a few messages.
     """
 
     __slots__ = (
@@ -54,16 +54,14 @@ class Outbox:
 
     @property
     def holds_up(self) -> bool:
-        """Whether something waits that is worth waiting for at the end; a heartbeat is not."""
+        """Whether a closing transport should wait for these messages; a heartbeat can go."""
         return any(getattr(waiting.message, "LINGERS", True) for waiting in self._queue)
 
     @property
     def first(self) -> Waiting:
-        """The next to be sent; it must be there."""
         return self._queue[0]
 
     def put(self, message: Any, frames: list[bytes], num_bytes: int, now_s: float) -> None:
-        """Let a message wait behind the others, in the last one's slot if they merge."""
         if not self._queue:
             self._moved_s = now_s
         self._num_bytes += num_bytes
@@ -76,7 +74,7 @@ class Outbox:
         self._moved_s = now_s
 
     def overdue(self, now_s: float, patience_s: float = PATIENCE_S) -> bool:
-        """Whether nothing has left for too long, or more waits than a peer may make wait."""
+        """Whether nothing has been sent for too long, or too many bytes wait."""
         if not self._queue:
             return False
         return now_s - self._moved_s >= patience_s or self._num_bytes > self._max_bytes
@@ -97,9 +95,9 @@ class Outbox:
 
 
 _HIGH_WATER_MARK = 64  # beyond it messages wait in the outbox, where they merge
-# An inbox that is full leaves heartbeats unread, and who hangs up then loses what was on its way:
-# at 900 ms, 560 of 8,600 messages to a detokenizer that was behind. Who is dead, leases say; this
-# only clears connections away whose other end vanished without a word.
+# A full inbox leaves heartbeats unread; libzmq then hangs up and loses messages on their way: at
+# 900 ms, 560 of 8,600 messages to a detokenizer that was behind. Leases find dead peers; these
+# heartbeats only clear away connections whose other end vanished without a word.
 _HEARTBEAT_MS = 5_000
 _HEARTBEAT_TIMEOUT_MS = 30_000
 _RECONNECT_MS = 100
@@ -110,7 +108,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Peer:
-    """A PUSH socket to one address. It never blocks and queues nothing for a dead peer."""
+    """A PUSH socket to one address; it never blocks and queues nothing for a dead peer."""
 
     __slots__ = ("address", "fd", "outbox", "socket", "succeeded", "used_s", "watched")
 
@@ -121,13 +119,13 @@ class Peer:
         self.fd = int(socket.getsockopt(zmq.FD))
         self.watched = False
         self.used_s = 0.0
-        self.succeeded = False  # a link to another life at the same endpoint was opened after it
+        self.succeeded = False  # a newer link leads to another instance at the same endpoint
 
     def push(self, frames: list[bytes]) -> bool:
         """Hand a message to libzmq; False when it cannot take it now.
 
-        `send` looks at news from the I/O thread only now and then (every few million ticks), EVENTS
-        always does: so what send refuses is tried again if EVENTS says that it may be.
+        `send` looks at what the I/O thread reports only every few million ticks, EVENTS always
+        does: so a message that `send` refuses is tried again if EVENTS allows it.
         """
         while not self._push_once(frames):
             if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
@@ -148,8 +146,8 @@ class Peer:
     def _finish_dropped(self, frames: list[bytes], place: int) -> None:
         """End a message whose pipe went away in the middle.
 
-        libzmq has rolled its first frames back and swallows what follows up to the last one, which
-        must therefore come before the message is tried anew.
+        libzmq has rolled back its first frames and swallows the rest up to the last one, which must
+        therefore be sent before the message is tried again.
         """
         last = len(frames) - 1
         if 0 < place < last:

@@ -1,4 +1,4 @@
-"""Endpoints: what they may look like, and names turned into literal addresses.
+"""Endpoints: what they may look like, and how names become literal addresses.
 
 libzmq gets literal addresses only: its own resolver stalls every link of the process.
 """
@@ -6,7 +6,9 @@ libzmq gets literal addresses only: its own resolver stalls every link of the pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import math
 import re
 import socket
 from typing import NamedTuple
@@ -15,7 +17,6 @@ from common.errors import ConfigError
 
 RESOLVE_INTERVAL_S = 1.0
 MAX_IPC_PATH_BYTES = 107  # sun_path less the final zero; libzmq refuses more
-_ANY = ("*", "0.0.0.0", "::")
 
 
 class TcpPlace(NamedTuple):
@@ -52,8 +53,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_any(host: str) -> bool:
-    """Whether a host to bind to means every interface."""
-    return host in _ANY
+    return host in ("*", "0.0.0.0", "::")
 
 
 def sendable(endpoint: str) -> bool:
@@ -65,7 +65,7 @@ def sendable(endpoint: str) -> bool:
 
 
 def require_inbox(endpoint: str) -> None:
-    """Raise `ConfigError` for what is no endpoint of an inbox: its host may be a name."""
+    """Raise `ConfigError` unless this is the endpoint of an inbox, whose host may be a name."""
     place = tcp_place(endpoint)
     if place is None or is_literal(place.host):
         fits = sendable(endpoint) and (place is None or int(place.port) > 0)
@@ -83,24 +83,22 @@ def literal_now(place: TcpPlace) -> TcpPlace:
     if is_literal(place.host) or is_any(place.host):
         return place
     try:
-        found = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(place.host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"[links] {place}: cannot resolve {place.host}: {error}") from error
-    return TcpPlace(str(found[0][4][0]), place.port)
+    return TcpPlace(str(addresses[0][4][0]), place.port)
 
 
 def own_host(towards: str) -> str:
     """Find this host's address as a peer sees it; `towards` is a router's endpoint or empty.
 
     While the router's name has no address, such as before the router's first start, this host's
-    own name is asked. Raises ConfigError where that gives an address that no router can reach.
+    own name is looked up. Raises ConfigError if no router can reach the address that this gives.
     """
     place = tcp_place(towards)
     if place is not None:
-        try:
+        with contextlib.suppress(OSError, ConfigError):  # the name may get an address later
             return _host_of_interface_to(literal_now(place).host)
-        except (OSError, ConfigError):
-            pass  # it may come later
     try:
         host = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -123,9 +121,9 @@ def _host_of_interface_to(host: str) -> str:
 
 
 class Resolver:
-    """Remembers what names stand for and asks again every second, without waiting for answers.
+    """Remembers the addresses of names and looks them up again every second, without waiting.
 
-    Must be used on a running loop. An answer that fails leaves the last one standing.
+    Must be used on a running loop. A failed look-up leaves the last addresses standing.
     """
 
     def __init__(self, interval_s: float = RESOLVE_INTERVAL_S) -> None:
@@ -135,15 +133,19 @@ class Resolver:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def endpoints(self, endpoint: str) -> tuple[str, ...]:
-        """Return the literal endpoints of a name, all its addresses; none before the first answer.
+        """Return the literal endpoints for all addresses of a name; none before the first answer.
 
-        ConfigError for what is no endpoint at all.
+        Raises ConfigError if `endpoint` is none.
         """
         require_inbox(endpoint)
         place = tcp_place(endpoint)
         if place is None or is_literal(place.host):
             return (endpoint,)
-        self._ask(endpoint, place)
+        loop = asyncio.get_running_loop()
+        is_due = loop.time() - self._asked_s.get(endpoint, -math.inf) >= self._interval_s
+        if is_due and endpoint not in self._tasks:
+            self._asked_s[endpoint] = loop.time()
+            self._tasks[endpoint] = loop.create_task(self._look_up(endpoint, place))
         return self._endpoints.get(endpoint, ())
 
     def close(self) -> None:
@@ -151,31 +153,22 @@ class Resolver:
             task.cancel()
         self._tasks.clear()
 
-    def _ask(self, endpoint: str, place: TcpPlace) -> None:
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        asked_s = self._asked_s.get(endpoint)
-        if endpoint in self._tasks or (asked_s is not None and now_s - asked_s < self._interval_s):
-            return
-        self._asked_s[endpoint] = now_s
-        self._tasks[endpoint] = loop.create_task(self._answer(endpoint, place))
-
-    async def _answer(self, endpoint: str, place: TcpPlace) -> None:
+    async def _look_up(self, endpoint: str, place: TcpPlace) -> None:
         try:
             # Under uvloop this runs on libuv's threads, which never hold the interpreter.
-            found = await asyncio.get_running_loop().getaddrinfo(
+            addresses = await asyncio.get_running_loop().getaddrinfo(
                 place.host, None, type=socket.SOCK_STREAM
             )
         except OSError:
             return  # the name may come back; meanwhile its last addresses are the best there is
         finally:
             self._tasks.pop(endpoint, None)
-        hosts = dict.fromkeys(str(address[4][0]) for address in found)
+        hosts = dict.fromkeys(str(address[4][0]) for address in addresses)
         self._endpoints[endpoint] = tuple(str(TcpPlace(host, place.port)) for host in hosts)
 
 
 def _is_name(host: str) -> bool:
-    """Whether a host may be asked for: Python's resolver fails oddly on an empty or long label."""
+    """Whether a name can be looked up: Python's resolver fails oddly on an empty or long label."""
     labels = host.removesuffix(".").split(".")
     return all(re.fullmatch(r"[A-Za-z0-9_-]{1,63}", label) for label in labels)
 

@@ -19,17 +19,8 @@ import zmq
 
 from common.config import LinkSettings
 from common.errors import ConfigError, MessageTooLarge
-from common.link import curve
+from common.link import curve, inbox
 from common.link.codec import MAX_FRAMES, Codec
-from common.link.inbox import (
-    BoundInbox,
-    LinkStats,
-    MessageReceiver,
-    bind_inbox,
-    check_routers,
-    require_keys,
-    router_endpoint,
-)
 from common.link.peer import PATIENCE_S, Outbox, Peer, connect
 from common.link.resolve import Resolver, sendable, tcp_place
 from common.link.transport import Deliver, PeerLost
@@ -47,23 +38,26 @@ class ZmqTransport:
     """`common.link.transport.Transport` over ZeroMQ; made, used and closed on one running loop."""
 
     def __init__(self, settings: LinkSettings, name: str, union: Any) -> None:
+        """Bind the inbox of the instance `name` for the messages of a union.
+
+        Raises `ConfigError` for settings that cannot work and `InboxTaken` where another process
+        has this inbox.
+        """
         self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger()
         self._settings = settings
-        self._stats = LinkStats()
+        self._stats = inbox.LinkStats()
         self._keys: curve.Keys | None = None
         self._authenticator: curve.Authenticator | None = None
         if settings.curve_dir:
             self._keys = curve.load_keys(settings.curve_dir, curve.service_of(name))
-        check_routers(settings, self._keys)
+        inbox.check_routers(settings, self._keys)
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         try:
             self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
             if self._keys is not None:  # before bind: until it runs, libzmq lets anybody in
-                self._authenticator = curve.Authenticator(
-                    self._context, self._keys, self._stats.count_refused_key
-                )
-            self._inbox = bind_inbox(self._context, settings, name, union, self._keys)
+                self._authenticator = curve.Authenticator(self._context, self._keys)
+            self._inbox = inbox.bind_inbox(self._context, settings, name, union, self._keys)
         except BaseException:
             if self._authenticator is not None:
                 self._authenticator.close()
@@ -72,7 +66,7 @@ class ZmqTransport:
         self._inbox_fd = int(self._inbox.socket.getsockopt(zmq.FD))
         self._address = Address(self._inbox.endpoint, new_instance_id())
         self._codec = Codec(union)
-        self._receiver = MessageReceiver(self._codec, self._address, self._stats)
+        self._receiver = inbox.MessageReceiver(self._codec, self._address, self._stats)
         self._resolver = Resolver()
         self._peers: dict[Address, Peer] = {}
         self._inbox_empty = False
@@ -82,21 +76,12 @@ class ZmqTransport:
         self._peer_lost: PeerLost | None = None
         self._outboxes_empty: asyncio.Event | None = None  # while closing
         self._closed = False
-        # Thrown away unclosed, a context would wait for ever for its sockets.
+        # A context that is garbage-collected unclosed would wait for ever for its sockets.
         self._abandoned = weakref.finalize(
             self, _close_all, self._context, self._inbox, self._peers, self._authenticator
         )
         self.budget = _BUDGET
         self.patience_s = PATIENCE_S
-
-    @classmethod
-    def bind(cls, settings: LinkSettings, name: str, inbox: Any) -> ZmqTransport:
-        """Bind the inbox of the instance `name`, whose messages are the union `inbox`.
-
-        Raises `ConfigError` for settings that cannot work and `InboxTaken` where another process
-        has this inbox. Call it on the running loop of the inbox's owner.
-        """
-        return cls(settings, name, inbox)
 
     @property
     def address(self) -> Address:
@@ -106,21 +91,18 @@ class ZmqTransport:
     def inbox_empty(self) -> bool:
         return self._inbox_empty
 
-    def stats(self) -> LinkStats:
+    def stats(self) -> inbox.LinkStats:
         outboxes = [peer.outbox for peer in self._peers.values()]
         return replace(
             self._stats,
             num_waiting=sum(map(len, outboxes)),
             num_links=len(outboxes),
             num_merged=self._stats.num_merged + sum(outbox.num_merged for outbox in outboxes),
+            num_refused_keys=self._authenticator.num_refused if self._authenticator else 0,
         )
 
     def resolve(self, endpoint: str) -> tuple[str, ...]:
-        """Return the literal endpoints of a router's name as known now; asks every second.
-
-        ConfigError for what is no endpoint.
-        """
-        return self._resolver.endpoints(router_endpoint(endpoint, self._settings.run_dir))
+        return self._resolver.endpoints(inbox.expand(endpoint, self._settings.run_dir, "router"))
 
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
         self._deliver = deliver
@@ -134,16 +116,19 @@ class ZmqTransport:
         if self._drain_handle is None and not self._closed:
             self._drain_handle = self._loop.call_soon(self._drain)
 
-    def _drain(self) -> None:
-        """Hand over what has come, within a budget; then come back until EVENTS is empty."""
+    def _cancel_drain(self) -> None:
         if self._drain_handle is not None:
             self._drain_handle.cancel()
             self._drain_handle = None
+
+    def _drain(self) -> None:
+        """Deliver what has come, within a budget; then come back until EVENTS is empty."""
+        self._cancel_drain()
         self._inbox_empty = False
         try:
             self._inbox_empty = self._drain_some()
         finally:
-            # Also after an exception of the actor's: what is left in the socket tells nobody.
+            # Also after an exception of the actor: what is left in the socket signals nothing.
             if not self._inbox_empty:
                 self._drain_soon()
 
@@ -178,11 +163,7 @@ class ZmqTransport:
     # --- the links
 
     def send(self, to: Address, message: Any) -> None:
-        """Send without ever blocking; what a peer cannot take yet waits in its outbox, merged.
-
-        Raises `MessageTooLarge`, and `MalformedMessage` for what the wire cannot carry. A
-        peer that no link can be opened to counts as lost.
-        """
+        """Send as `Transport.send` does; a peer that no link can be opened to counts as lost."""
         frames = self._codec.encode(message, to, self._address)
         num_bytes = sum(map(len, frames))
         if num_bytes > self._settings.max_message_bytes:
@@ -209,7 +190,7 @@ class ZmqTransport:
             if not sendable(to.endpoint):
                 raise ConfigError(f"{to.endpoint!r:.80} is no address to connect to")
             if place is not None:
-                require_keys(place, self._keys)
+                inbox.require_keys(place, self._keys)
             outbox = Outbox(self._settings.max_message_bytes)
             peer = connect(self._context, to, outbox, self._keys)
         except (ConfigError, zmq.ZMQError) as error:
@@ -268,7 +249,7 @@ class ZmqTransport:
         now_s = time.monotonic()
         for peer in list(self._peers.values()):
             if peer.outbox.overdue(now_s, self.patience_s):
-                self._flush(peer)  # it may be we who stood still, not the peer
+                self._flush(peer)  # this process may have stood still, not the peer
             if peer.outbox.overdue(now_s, self.patience_s):
                 self._log.warning(
                     "peer lost: its messages do not leave",
@@ -284,11 +265,11 @@ class ZmqTransport:
             self._sweep_soon()
 
     def _idle_s(self, peer: Peer) -> float:
-        """How long a link stays open unused.
+        """Return how long a link stays open unused.
 
-        One to an earlier life goes early, or each restart would cost a socket for minutes. It does
-        not go at once: a late message to that life would open it anew, and the new link would look
-        like the successor of the live one.
+        A link to an earlier instance closes early, or each restart would cost a socket for minutes.
+        It does not close at once: a late message to that instance would open it again, and the new
+        link would look like the successor of the live one.
         """
         return self.patience_s if peer.succeeded else _IDLE_S
 
@@ -307,12 +288,16 @@ class ZmqTransport:
     # --- the end
 
     async def close(self, linger_s: float) -> None:
-        """Send what still waits, for `linger_s` at most, then close every socket."""
         if self._closed:
             return
         deadline_s = time.monotonic() + linger_s
-        self._stop_reading()
-        await self._empty_outboxes(linger_s)
+        self._loop.remove_reader(self._inbox_fd)
+        self._deliver = None
+        self._cancel_drain()
+        if self._held_up:
+            self._outboxes_empty = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._outboxes_empty.wait(), linger_s)
         # libzmq throws away what a full inbox has not read yet when its sender hangs up: 450 of
         # 20,000 messages in one case of two (benchmarks/links.py); a moment is enough to read it.
         await asyncio.sleep(min(_HANG_UP_S, linger_s))
@@ -330,21 +315,8 @@ class ZmqTransport:
         if self._authenticator is not None:
             self._authenticator.close()
         self._abandoned.detach()
-        # Waits until libzmq has sent what it had taken; the loop, and the actor's end, go on.
+        # Waits until libzmq has sent what it had taken; the loop goes on meanwhile.
         await self._loop.run_in_executor(None, self._context.term)
-
-    def _stop_reading(self) -> None:
-        self._loop.remove_reader(self._inbox_fd)
-        self._deliver = None
-        if self._drain_handle is not None:
-            self._drain_handle.cancel()
-            self._drain_handle = None
-
-    async def _empty_outboxes(self, linger_s: float) -> None:
-        if self._held_up:
-            self._outboxes_empty = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._outboxes_empty.wait(), linger_s)
 
     @property
     def _held_up(self) -> bool:
@@ -353,11 +325,11 @@ class ZmqTransport:
 
 def _close_all(
     context: zmq.Context[Any],
-    inbox: BoundInbox,
+    bound_inbox: inbox.BoundInbox,
     peers: dict[Address, Peer],
     authenticator: curve.Authenticator | None,
 ) -> None:
-    inbox.close()
+    bound_inbox.close()
     for peer in peers.values():
         peer.socket.close(0)
     if authenticator is not None:

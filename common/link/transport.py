@@ -25,38 +25,32 @@ class Transport(Protocol):
     @property
     def address(self) -> Address:
         """The owner's own inbox, to be put into messages as a place to answer to."""
-        ...
 
     @property
     def inbox_empty(self) -> bool:
         """Whether all messages that had arrived were delivered; leases may be judged only then."""
-        ...
 
     def resolve(self, endpoint: str) -> tuple[str, ...]:
         """Return the literal endpoints that a router's name stands for, as far as known now.
 
         Never waits; asks anew once a second. `ConfigError` for what is no endpoint.
         """
-        ...
 
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
         """Start delivering messages; before this nothing is read."""
-        ...
 
     def send(self, to: Address, message: Any) -> None:
         """Send without ever blocking; what a peer cannot take yet waits in its outbox, merged.
 
-        Raises `MessageTooLarge` when the encoded message is over the receiver's size limit.
+        Raises `MessageTooLarge` when the encoded message is over the receiver's size limit, and
+        `MalformedMessage` for what the wire cannot carry.
         """
-        ...
 
     def forget(self, peer: Address) -> None:
         """Close the link to a peer that is known to be gone and drop what waits for it."""
-        ...
 
     async def close(self, linger_s: float) -> None:
         """Send what still waits, for `linger_s` at most, then close every socket.
 
         Heartbeats are not waited for: at the end of a whole deployment nobody is left to take them.
         """
-        ...

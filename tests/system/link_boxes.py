@@ -25,7 +25,7 @@ class Box:
     """A bound inbox that keeps what it gets."""
 
     def __init__(self, settings: LinkSettings, name: str, inbox: Any = ComputeInbox) -> None:
-        self.transport = ZmqTransport.bind(settings, name, inbox)
+        self.transport = ZmqTransport(settings, name, inbox)
         self.got: list[Any] = []
         self.lost: list[Address] = []
         self._news = asyncio.Event()

@@ -36,7 +36,7 @@ def test_an_inbox_has_one_owner(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0", "compute-1") as (one, two):
             with pytest.raises(InboxTaken, match="another process"):
-                ZmqTransport.bind(ipc, "compute-0", ComputeInbox)
+                ZmqTransport(ipc, "compute-0", ComputeInbox)
             two.transport.send(one.transport.address, abort(1))
             await one.until(lambda: bool(one.got))
 
@@ -48,7 +48,7 @@ def test_a_tcp_port_has_one_owner() -> None:
         async with boxes(tcp(), "compute-0") as (one,):
             again = LinkSettings(bind=one.transport.address.endpoint)
             with pytest.raises(InboxTaken, match="another process"):
-                ZmqTransport.bind(again, "compute-0", ComputeInbox)
+                ZmqTransport(again, "compute-0", ComputeInbox)
 
     uvloop.run(main())
 
@@ -60,7 +60,7 @@ from common.link.sockets import ZmqTransport
 from common.messages.generate import ComputeInbox
 
 async def main():
-    ZmqTransport.bind(LinkSettings(run_dir=sys.argv[1]), "compute-0", ComputeInbox)
+    ZmqTransport(LinkSettings(run_dir=sys.argv[1]), "compute-0", ComputeInbox)
     os._exit(9)
 
 asyncio.run(main())
@@ -85,7 +85,7 @@ def test_the_socket_file_of_a_dead_owner_is_replaced(ipc: LinkSettings) -> None:
 
 def refused(settings: LinkSettings, name: str = "compute-0") -> str:
     async def main() -> None:
-        ZmqTransport.bind(settings, name, ComputeInbox)
+        ZmqTransport(settings, name, ComputeInbox)
 
     with pytest.raises(ConfigError) as caught:
         uvloop.run(main())
