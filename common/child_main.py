@@ -27,7 +27,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def framed(payload: bytes) -> bytes:
-    """Put the length in front of a frame's bytes."""
     return HEADER.pack(len(payload)) + payload
 
 

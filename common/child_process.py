@@ -1,8 +1,8 @@
 """A child process that works for its parent over pipes and may be killed at any moment.
 
 Both sides write frames (`common.child_main`). A child reports `["ready"]` once it has loaded, or
-`["broken", why]` when it cannot load; every other report is a list that its owner understands. It
-ends when its standard input does, so it cannot outlive its parent.
+`["broken", why]` if it cannot; every other report is a list that its owner understands. It ends
+when its standard input does, so it cannot outlive its parent.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import msgpack
 
 from common.child_main import HEADER, PipeWriter
+from common.config import child_environment
 
 MAX_FRAME_BYTES = 1 << 30
 MAX_UNSENT_BYTES = 64 << 20  # that a child may leave in its pipe before it counts as hung
 BACKOFF_S = (0.1, 5.0)  # before a restart: the first one, and the longest
 
 _CHUNK_BYTES = 1 << 16
-_ROOT = str(Path(__file__).resolve().parents[1])
 
 Received: TypeAlias = Callable[[bytes], None]
 Exited: TypeAlias = Callable[[int], None]
@@ -36,10 +35,6 @@ Exited: TypeAlias = Callable[[int], None]
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
-
-    __slots__ = ("_data",)
-
     def __init__(self) -> None:
         self._data = bytearray()
 
@@ -64,16 +59,13 @@ class ChildProcess(Protocol):
     """One running process; its reports and its end come through callbacks."""
 
     def send(self, frame: bytes) -> None:
-        """Hand it a frame, without blocking."""
-        ...
+        """Write a frame, without blocking."""
 
     def kill(self) -> None:
-        """End it at once; its exit is still reported."""
-        ...
+        """End the process at once; its exit is still reported."""
 
     def close(self) -> None:
-        """End it and forget it: nothing is reported any more."""
-        ...
+        """End the process and report nothing any more."""
 
 
 Spawn: TypeAlias = Callable[[Received, Exited], ChildProcess]
@@ -81,10 +73,10 @@ Spawn: TypeAlias = Callable[[Received, Exited], ChildProcess]
 
 
 class PipedChild:
-    """`python -m MODULE ARGUMENTS…`, spoken to over its standard input and output.
+    """`python -m MODULE ARGUMENTS…`, with frames on its standard input and output.
 
-    Frames are written at once, not at the end of the event loop's turn: a mask of a grammar is
-    wanted before the device has computed a step.
+    Frames are written at once, not at the end of the event loop's turn: a grammar's mask is needed
+    before the device has computed a step.
     """
 
     def __init__(
@@ -99,7 +91,6 @@ class PipedChild:
         self._exited = exited
         self._reader = FrameReader()
         self._loop = asyncio.get_running_loop()
-        path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             bufsize=0,
@@ -108,7 +99,7 @@ class PipedChild:
             pass_fds=pass_fds,
             start_new_session=True,  # a group of its own, to be killed with what it has forked
             # One job is one task: threads of the tokenizer's own would only fight with others.
-            env={**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
+            env={**child_environment(os.environ), "TOKENIZERS_PARALLELISM": "false"},
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -185,19 +176,17 @@ class ChildExit:
 
 
 class ChildOwner(Protocol):
-    """Owns `RestartingChild`ren and hears of them, on the event loop."""
+    """Owns `RestartingChild`ren; they call it on the event loop."""
 
     def child_ready(self, child: RestartingChild) -> None: ...
 
     def child_broken(self, child: RestartingChild, why: str) -> None:
-        """Take note that it cannot load, and will end."""
-        ...
+        """Handle a process that cannot load and will end."""
 
     def child_reported(self, child: RestartingChild, report: list[Any]) -> None: ...
 
     def child_ended(self, child: RestartingChild, exit: ChildExit) -> None:
-        """Take note of an end; the next process starts after this, at once or later."""
-        ...
+        """Handle an end; the next process starts after this, at once or later."""
 
 
 class RestartingChild:
@@ -225,7 +214,7 @@ class RestartingChild:
         self.num_failed_starts = 0  # in a row
 
     def start(self) -> None:
-        """Start the process; nothing if this was called before."""
+        """Start the process; does nothing if this was called before."""
         if self._process is None and not self.num_restarts and not self._is_given_up:
             self._start()
 
@@ -238,7 +227,7 @@ class RestartingChild:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process; nothing is reported and nothing started any more."""
+        """End the process for good: nothing is reported or started any more."""
         self.give_up()
         process, self._process, self.is_ready = self._process, None, False
         if process is not None:
@@ -253,7 +242,7 @@ class RestartingChild:
         self._is_given_up = True
 
     def postpone(self, delay_s: float) -> None:
-        """Start the next process so much later."""
+        """Start the next process only after this delay."""
         self._restart_at_s = self._clock() + delay_s
 
     def tick(self, now_s: float) -> None:

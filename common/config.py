@@ -1,17 +1,17 @@
 """Settings: one TOML file and the environment, read once into frozen models.
 
-Values come, later over earlier, from the defaults in the code, the file, the environment
-(`SLIPSTREAM_<TABLE>__<FIELD>`) and the caller's overrides. This module knows no service: each
-keeps its settings beside its code and passes their type to `load`.
+The file overrides the defaults in the code, the environment (`SLIPSTREAM_<TABLE>__<FIELD>`) the
+file, and the caller's overrides both. This module knows no service: each keeps its settings beside
+its code and passes their type to `load`.
 """
 
 from __future__ import annotations
 
-import difflib
+import os
 import re
 import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_origin
@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from common.errors import ConfigError
+from common.errors import ConfigError, near
 
+PACKAGES = str(Path(__file__).resolve().parents[1])  # the folder of `common` and `services`
 ENV_PREFIX = "SLIPSTREAM_"
 CONFIG_VARIABLE = "SLIPSTREAM_CONFIG"  # path of the file, where no --config is given
-LAUNCHER_FD_VARIABLE = "SLIPSTREAM_LAUNCHER_FD"  # a pipe that ends with the launcher
+LAUNCHER_FD_VARIABLE = "SLIPSTREAM_LAUNCHER_FD"  # a pipe that closes when the launcher ends
 LISTEN_FD_VARIABLE = "SLIPSTREAM_LISTEN_FD"  # the listening HTTP socket, for routers
 _NO_SETTINGS = (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, "SLIPSTREAM_API_KEY")
 SHARED_TABLES = ("model", "links", "telemetry")
@@ -124,8 +125,8 @@ class ServiceConfig(Generic[S]):
     """The settings of one service: the shared tables and its own.
 
     `name` is unique on its host (`compute-0`), `listen_fd` an inherited listening socket,
-    `launcher_fd` a pipe that ends with the launcher. `model` is resolved: `served_name` is not
-    empty, and the path of the demo is where it is installed.
+    `launcher_fd` a pipe that closes when the launcher ends. `model` is resolved: `served_name` is
+    not empty, and the demo's path is where it is installed.
     """
 
     service: str
@@ -150,59 +151,70 @@ def load(
 
     Without `path` the file is the one that SLIPSTREAM_CONFIG names, if any.
     """
-    layers = layers_of(path, env, overrides)
-    complaints: list[str] = []
-    model = _group(ModelSettings, "model", layers, complaints)
-    links = _group(LinkSettings, "links", layers, complaints)
-    telemetry = _group(TelemetrySettings, "telemetry", layers, complaints)
-    own = _group(settings_type, service, layers, complaints)
-    if model is None or links is None or telemetry is None or own is None:
-        raise ConfigError("\n".join(complaints))
-    return ServiceConfig(
+    written = WrittenSettings(path, env, overrides)
+    config = ServiceConfig(
         service=service,
         name=name or service,
-        model=resolved_model(model),
-        links=links,
-        telemetry=telemetry,
-        own=own,
-        listen_fd=_descriptor(env, LISTEN_FD_VARIABLE),
-        launcher_fd=_descriptor(env, LAUNCHER_FD_VARIABLE),
+        model=resolved_model(written.validated(ModelSettings, "model")),
+        links=written.validated(LinkSettings, "links"),
+        telemetry=written.validated(TelemetrySettings, "telemetry"),
+        own=written.validated(settings_type, service),
+        listen_fd=inherited_fd(env, LISTEN_FD_VARIABLE),
+        launcher_fd=inherited_fd(env, LAUNCHER_FD_VARIABLE),
     )
+    written.check()
+    return config
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Values from one place; `prefix` names it in errors and is empty for the environment."""
+class WrittenSettings:
+    """The values of file, environment and overrides, later over earlier, and where each stands."""
 
-    prefix: str
-    tables: Tables
+    def __init__(
+        self, path: str | Path | None, env: Mapping[str, str], overrides: Tables | None = None
+    ) -> None:
+        path = path or env.get(CONFIG_VARIABLE)
+        self.tables: Tables = {}
+        self._written: list[tuple[str, str, Any, str]] = []  # table, field, value and place
+        self._complaints: list[str] = []
+        sources = {
+            f"{path}: ": read_file(path) if path else {},
+            "": read_environment(env),
+            "option ": overrides or {},
+        }
+        for prefix, tables in sources.items():
+            for table, values in tables.items():
+                self.tables.setdefault(table, {}).update(values)
+                for field, value in values.items():
+                    variable = f"{ENV_PREFIX}{table}__{field}".upper()
+                    place = f"{prefix}[{table}] {field}" if prefix else variable
+                    self._written.append((table, field, value, place))
 
-    def name_of(self, table: str, field: str) -> str:
-        """Return where a value was written."""
-        if not self.prefix:
-            return f"{ENV_PREFIX}{table}__{field}".upper()
-        return f"{self.prefix}[{table}] {field}"
+    def validated(self, kind: type[S], table: str) -> S:
+        """Return the settings of one table; the mistakes in it are for `check` to raise."""
+        values: dict[str, Any] = {}
+        places: dict[str, str] = {}
+        for _, field, value, place in (entry for entry in self._written if entry[0] == table):
+            name = kind.RENAMED.get(field, field)
+            values[name], places[name] = value, place
+            if name != field:
+                message = f"{place}: this setting is called {name} now"
+                warnings.warn(message, FutureWarning, stacklevel=3)
+        try:
+            return kind.model_validate(values)
+        except ValidationError as error:
+            for problem in error.errors(include_url=False, include_context=False):
+                field = str(problem["loc"][0]) if problem["loc"] else ""
+                place = places.get(field, f"[{table}] {field}".rstrip())
+                complaint = complaint_about(problem)
+                if problem["type"] == "extra_forbidden":
+                    complaint = f"no such setting{_near(field, kind.model_fields)}"
+                self._complaints.append(f"{place}: {complaint}")
+            return kind.model_construct()
 
-
-def layers_of(
-    path: str | Path | None, env: Mapping[str, str], overrides: Tables | None = None
-) -> list[Layer]:
-    """Read the file and the environment; later layers go over earlier ones."""
-    path = path or env.get(CONFIG_VARIABLE) or None
-    return [
-        Layer(f"{path}: ", read_file(path) if path else {}),
-        Layer("", read_environment(env)),
-        Layer("option ", overrides or {}),
-    ]
-
-
-def validated(kind: type[S], table: str, layers: list[Layer]) -> S:
-    """Make the settings of one table; ConfigError names all mistakes in it."""
-    complaints: list[str] = []
-    group = _group(kind, table, layers, complaints)
-    if group is None:
-        raise ConfigError("\n".join(complaints))
-    return group
+    def check(self) -> None:
+        """Raise ConfigError for all mistakes in the validated tables."""
+        if self._complaints:
+            raise ConfigError("\n".join(self._complaints))
 
 
 def read_file(path: str | Path) -> Tables:
@@ -226,9 +238,7 @@ def read_environment(env: Mapping[str, str]) -> Tables:
     """Read our variables from an environment; ConfigError for one that is no setting."""
     tables: Tables = {}
     for variable, value in env.items():
-        if not variable.startswith(ENV_PREFIX):
-            continue
-        if variable in _NO_SETTINGS:
+        if not variable.startswith(ENV_PREFIX) or variable in _NO_SETTINGS:
             continue
         table, separator, field = variable[len(ENV_PREFIX) :].lower().partition("__")
         if not separator or not field:
@@ -246,40 +256,15 @@ def resolved_model(model: ModelSettings) -> ModelSettings:
     """Find the demo where it is installed, and fill in the served name."""
     path = model.path
     if path == DEMO_MODEL and not Path(path).is_dir():
-        path = str(Path(__file__).resolve().parents[1] / DEMO_MODEL)
-    is_hub_id = _is_hub_id(path) and not Path(path).is_dir()
+        path = os.path.join(PACKAGES, DEMO_MODEL)
+    is_hub_id = "/" in path and may_be_hub_id(path) and not Path(path).is_dir()
     names = model.served_name or (path if is_hub_id else Path(path).name,)
     return model.model_copy(update={"path": path, "served_name": names})
 
 
-def _is_hub_id(path: str) -> bool:
-    return re.fullmatch(r"[\w.-]+/[\w.-]+", path) is not None and not path.startswith(".")
-
-
-def _group(kind: type[S], table: str, layers: list[Layer], complaints: list[str]) -> S | None:
-    """Validate one table; adds complaints that say where each bad value was written."""
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for layer in layers:
-        for field, value in layer.tables.get(table, {}).items():
-            name = kind.RENAMED.get(field, field)
-            values[name] = value
-            origin[name] = layer.name_of(table, field)
-            if name != field:
-                message = f"{origin[name]}: this setting is called {name} now"
-                warnings.warn(message, FutureWarning, stacklevel=3)
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False, include_context=False):
-            field = str(problem["loc"][0]) if problem["loc"] else ""
-            where = origin.get(field, f"[{table}] {field}".rstrip())
-            if problem["type"] == "extra_forbidden":
-                complaint = f"no such setting{_near(field, list(kind.model_fields))}"
-            else:
-                complaint = complaint_about(problem)
-            complaints.append(f"{where}: {complaint}")
-        return None
+def may_be_hub_id(path: str) -> bool:
+    """Whether this could be the id of a model on the Hugging Face hub."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
 
 
 def complaint_about(problem: ErrorDetails) -> str:
@@ -292,15 +277,24 @@ def complaint_about(problem: ErrorDetails) -> str:
     return f"{message} (it is {value})"
 
 
-def _near(name: str, known: list[str] | tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+def _near(name: str, known: Iterable[str]) -> str:
+    return near(name, known) or f"; there are {', '.join(known)}"
 
 
-def _descriptor(env: Mapping[str, str], variable: str) -> int | None:
+def child_environment(env: Mapping[str, str], root: str = PACKAGES) -> dict[str, str]:
+    """Return an environment in which a child process imports the packages in `root`.
+
+    The working folder is kept out of Python's path, since it may hold another `common`.
+    """
+    environment = {**env, "PYTHONSAFEPATH": "1"}
+    if os.path.basename(root) not in ("site-packages", "dist-packages"):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
+    return environment
+
+
+def inherited_fd(env: Mapping[str, str], variable: str) -> int | None:
+    """Return a descriptor that the process which started this one has passed on."""
     text = env.get(variable, "")
-    if not text:
-        return None
-    if not text.isdigit():
+    if text and not text.isdigit():
         raise ConfigError(f"{variable}: should be a file descriptor (it is {text!r})")
-    return int(text)
+    return int(text) if text else None

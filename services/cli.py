@@ -9,7 +9,8 @@ import importlib
 import os
 import sys
 
-from services.commands.command import Command, near
+from common.errors import near
+from services.commands.command import Command
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
@@ -25,9 +26,11 @@ COMMANDS = {
     "version": "print the version",
 }
 # The modules of services/commands that hold several of them.
-MODULES = dict.fromkeys(("pull", "list", "rm"), "models") | dict.fromkeys(
-    ("health", "keys", "timeline", "version"), "operations"
-)
+MODULES = {
+    **dict.fromkeys(("chat", "complete"), "chat"),
+    **dict.fromkeys(("pull", "list", "rm"), "models"),
+    **dict.fromkeys(("health", "keys", "timeline", "version"), "operations"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

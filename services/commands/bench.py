@@ -134,8 +134,6 @@ def _workload(name: str, options: argparse.Namespace) -> Workload:
 
 
 class Bench:
-    """Workloads against one model of one server."""
-
     def __init__(self, api: Api, options: argparse.Namespace) -> None:
         served = api.models()
         self._api = api
@@ -156,7 +154,6 @@ class Bench:
         return figures_of(asks, self._run(workload, asks, "measuring", options.rate))
 
     def json_of(self, workload: Workload, figures: Figures) -> str:
-        """Return a line of JSON with the figures and all that they depend on."""
         document = {
             "url": self._api.url,
             "model": self.model,

@@ -1,4 +1,4 @@
-"""`slipstream chat`: a conversation in the terminal."""
+"""`slipstream chat` and `complete`: a conversation in the terminal, and a text continued."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
-from services.commands.command import Command, Parser, near
-from services.commands.conversation import ChatAnswer, ChatSession, read_tools
+from common.errors import near
+from services.commands.command import Command, Parser
+from services.commands.conversation import ChatAnswer, ChatSession, Screen, read_tools
 from services.commands.server import (
-    NoServer,
     ServerError,
+    Target,
     add_answer_options,
     add_target_options,
     answer_settings,
-    open_target,
+    with_target,
 )
 
-DESCRIPTION = """\
+CHAT = """\
 Talk with a model. Without MODEL or URL the server on this machine is asked, or
 one is started for the small demo model and stopped at the end. What is piped
 in is one question."""
-EXAMPLES = """\
+CHAT_EXAMPLES = """\
 examples:
   slipstream chat                                  the server here, or the demo
   slipstream chat Qwen/Qwen3-0.6B                  starts a server for it
@@ -36,6 +37,15 @@ examples:
   slipstream chat -p 'What is the capital of France?'
   slipstream chat --tools tools.json               shows the calls and asks you
                                                    for what the tools say
+"""
+COMPLETE = """\
+Let a model continue a text, given by -p or piped in, without a chat template.
+Without MODEL or URL the server on this machine is asked, or one is started for
+the small demo model and stopped at the end."""
+COMPLETE_EXAMPLES = """\
+examples:
+  slipstream complete -p 'Once upon a time'
+  slipstream complete Qwen/Qwen3-0.6B --max-tokens 200 < beginning.txt
 """
 HELP = """\
   /system TEXT   tell the model how to behave; without TEXT, what it was told
@@ -48,10 +58,9 @@ SLASH_COMMANDS = ("/help", "/system", "/clear", "/exit")
 FENCE = '"""'
 HISTORY = Path("~/.local/state/slipstream/chat_history")
 KEPT_LINES = 1000
-DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
-def add_options(parser: Parser) -> None:
+def add_chat_options(parser: Parser) -> None:
     add_target_options(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="how the model is to behave")
     parser.add_argument("--tools", metavar="FILE", help="tools that it may call, as JSON")
@@ -59,84 +68,54 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--stats", action="store_true", help="show tokens and speed")
 
 
-def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+def chat(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     try:
         tools = read_tools(options.tools) if options.tools else []
     except (OSError, ValueError) as error:
         sys.stderr.write(f"slipstream chat: --tools {options.tools}: {error}\n")
         return 2
-    try:
-        with open_target(options, env) as target:
-            settings = answer_settings(options)
-            chat = Chat(ChatSession(target, settings, options.system, tools), options.stats)
-            if options.prompt is None and sys.stdin.isatty():
-                return chat.run()
-            return chat.once(sys.stdin.read() if options.prompt is None else options.prompt)
-    except ServerError as error:
-        sys.stderr.write(f"slipstream chat: {error}\n")
-        return 1
-    except NoServer:
-        return 2
-    except KeyboardInterrupt:
-        return 130
+
+    def converse(target: Target) -> int:
+        session = ChatSession(target, answer_settings(options), options.system, tools)
+        terminal = Chat(session, options.stats)
+        if options.prompt is None and sys.stdin.isatty():
+            return terminal.run()
+        return terminal.once(sys.stdin.read() if options.prompt is None else options.prompt)
+
+    return with_target("chat", options, env, converse)
 
 
-class Screen:
-    """Shows an answer: on a terminal with its reasoning, dimmed, and in a pipe its text alone."""
+def add_complete_options(parser: Parser) -> None:
+    add_target_options(parser)
+    add_answer_options(parser)
 
-    def __init__(self) -> None:
-        self._is_terminal = sys.stdout.isatty()
-        self._part = ""
 
-    def reasoning(self, text: str) -> None:
-        if self._is_terminal:
-            self._enter("reasoning")
-            self._write(text)
+def complete(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    prompt = options.prompt
+    if prompt is None:
+        if sys.stdin.isatty():
+            sys.stderr.write("Type the text; Ctrl-D on an empty line ends it.\n")
+        prompt = sys.stdin.read()
 
-    def text(self, text: str) -> None:
-        self._enter("text")
-        self._write(text)
+    def write(target: Target) -> int:
+        fields = {"max_tokens": 128, **answer_settings(options)}
+        body = {"model": target.model, "prompt": prompt, **fields}
+        try:
+            with contextlib.closing(target.api.events("/v1/completions", body)) as events:
+                for event in events:
+                    for choice in event.get("choices") or []:
+                        sys.stdout.write(choice.get("text") or "")
+                        sys.stdout.flush()
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+            raise
+        sys.stdout.write("\n")
+        return 0
 
-    def call(self, name: str) -> None:
-        self._enter("call")
-        self._write(f"calls {name} " if not self._is_terminal else f"{BOLD}calls {name}{PLAIN} ")
-
-    def arguments(self, text: str) -> None:
-        self._write(text)
-
-    def end(self, note: str = "") -> None:
-        """End the answer, perhaps with a remark."""
-        self._enter("")
-        if note:
-            self.remark(note)
-        if self._is_terminal:
-            self._write("\n")
-
-    def remark(self, text: str) -> None:
-        """Show a line of our own, on a terminal only."""
-        if self._is_terminal:
-            self._write(f"{DIM}{text}{PLAIN}\n")
-
-    def _enter(self, part: str) -> None:
-        """Begin another part of the answer on a new line."""
-        if part != self._part or part == "call":
-            if self._is_terminal and self._part == "reasoning":
-                self._write(PLAIN)
-            if self._part:
-                self._write("\n" if self._part != "reasoning" else "\n\n")
-            if self._is_terminal and part == "reasoning":
-                self._write(DIM)
-        self._part = part
-
-    @staticmethod
-    def _write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    return with_target("complete", options, env, write)
 
 
 class Chat:
-    """A conversation and the person at the terminal."""
-
     def __init__(self, conversation: ChatSession, shows_stats: bool) -> None:
         self._conversation = conversation
         self._shows_stats = shows_stats
@@ -302,4 +281,7 @@ def _edited_lines() -> Callable[[], None]:
     return save
 
 
-COMMANDS = {"chat": Command(DESCRIPTION, run, add_options, EXAMPLES)}
+COMMANDS = {
+    "chat": Command(CHAT, chat, add_chat_options, CHAT_EXAMPLES),
+    "complete": Command(COMPLETE, complete, add_complete_options, COMPLETE_EXAMPLES),
+}

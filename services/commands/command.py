@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
+
+from common.errors import near
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"  # for commands that ask a server; it is no setting
 
@@ -68,9 +69,3 @@ class Parser(argparse.ArgumentParser):
             return f"there is no {option} here; {self.hints[option]}"
         known = [name for action in self._actions for name in action.option_strings]
         return f"there is no option {option}{near(option, known)}"
-
-
-def near(word: str, known: Sequence[str]) -> str:
-    """Return a suggestion to append to a complaint, empty where nothing is alike."""
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""

@@ -1,24 +1,71 @@
-"""A conversation with a model: its messages, and each answer while it streams."""
+"""A conversation with a model: its messages, and its answers on the screen while they stream."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from services.commands.server import Target
 
+DIM, BOLD, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
-class Display(Protocol):
-    """Shows an answer while it streams."""
 
-    def reasoning(self, text: str) -> None: ...
-    def text(self, text: str) -> None: ...
-    def call(self, name: str) -> None: ...
-    def arguments(self, text: str) -> None: ...
+class Screen:
+    """Shows an answer: on a terminal with its reasoning, dimmed, and in a pipe its text alone."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._part = ""
+
+    def reasoning(self, text: str) -> None:
+        if self._is_terminal:
+            self._enter("reasoning")
+            self._write(text)
+
+    def text(self, text: str) -> None:
+        self._enter("text")
+        self._write(text)
+
+    def call(self, name: str) -> None:
+        self._enter("call")
+        self._write(f"calls {name} " if not self._is_terminal else f"{BOLD}calls {name}{PLAIN} ")
+
+    def arguments(self, text: str) -> None:
+        self._write(text)
+
+    def end(self, note: str = "") -> None:
+        """End the answer, perhaps with a remark."""
+        self._enter("")
+        if note:
+            self.remark(note)
+        if self._is_terminal:
+            self._write("\n")
+
+    def remark(self, text: str) -> None:
+        """Show a line of our own, on a terminal only."""
+        if self._is_terminal:
+            self._write(f"{DIM}{text}{PLAIN}\n")
+
+    def _enter(self, part: str) -> None:
+        """Begin another part of the answer on a new line."""
+        if part != self._part or part == "call":
+            if self._is_terminal and self._part == "reasoning":
+                self._write(PLAIN)
+            if self._part:
+                self._write("\n" if self._part != "reasoning" else "\n\n")
+            if self._is_terminal and part == "reasoning":
+                self._write(DIM)
+        self._part = part
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 @dataclass(slots=True)
@@ -54,8 +101,8 @@ class ChatSession:
         self._settings = settings
         self._tools = tools or []
 
-    def ask(self, display: Display, *messages: dict[str, Any]) -> ChatAnswer:
-        """Add messages and the model's answer; if that raises ApiError, nothing is added.
+    def ask(self, screen: Screen, *messages: dict[str, Any]) -> ChatAnswer:
+        """Add messages and the model's answer; if that raises ServerError, nothing is added.
 
         At Ctrl-C the answer ends and its text so far is kept; its calls, which may be cut off, are
         not.
@@ -66,7 +113,7 @@ class ChatSession:
             with contextlib.closing(self._events([*self.messages, *messages])) as events:
                 for event in events:
                     answer.first_s = answer.first_s or time.monotonic() - began_s
-                    _take(event, answer, display)
+                    _take(event, answer, screen)
         except KeyboardInterrupt:
             answer.finish_reason = "interrupted"
             answer.calls.clear()
@@ -87,31 +134,30 @@ class ChatSession:
         yield from self.target.api.events("/v1/chat/completions", body)
 
 
-def _take(event: dict[str, Any], answer: ChatAnswer, display: Display) -> None:
-    """Add one event to the answer, and show it."""
+def _take(event: dict[str, Any], answer: ChatAnswer, screen: Screen) -> None:
     answer.usage = event.get("usage") or answer.usage
     for choice in event.get("choices") or []:
         delta = choice.get("delta") or {}
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            display.reasoning(reasoning)
+            screen.reasoning(reasoning)
         if text := delta.get("content"):
             answer.text += text
-            display.text(text)
+            screen.text(text)
         for piece in delta.get("tool_calls") or []:
-            _take_call(piece, answer, display)
+            _take_call(piece, answer, screen)
 
 
-def _take_call(piece: dict[str, Any], answer: ChatAnswer, display: Display) -> None:
+def _take_call(piece: dict[str, Any], answer: ChatAnswer, screen: Screen) -> None:
     function = piece.get("function") or {}
     if piece.get("index", 0) >= len(answer.calls):
         name = str(function.get("name") or "")
         call = {"name": name, "arguments": ""}
         answer.calls.append({"id": piece.get("id"), "type": "function", "function": call})
-        display.call(name)
+        screen.call(name)
     arguments = function.get("arguments") or ""
     answer.calls[-1]["function"]["arguments"] += arguments
-    display.arguments(arguments)
+    screen.arguments(arguments)
 
 
 def read_tools(path: str) -> list[dict[str, Any]]:

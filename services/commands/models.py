@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.commands.command import Command, Parser, near
+from common.errors import ModelError, near
+from services.commands.command import Command, Parser
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -42,10 +43,10 @@ def add_pull_options(parser: Parser) -> None:
 
 def pull(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Download a model, unless its config.json says that it cannot be served."""
+    from common.config import may_be_hub_id
     from common.decoder_shape import read_shape
-    from common.errors import ModelError
     from common.model_folder import read_json
-    from services.launcher.model import download, may_be_hub_id
+    from services.launcher.model import download
 
     try:
         if not may_be_hub_id(options.model):
@@ -71,7 +72,6 @@ def add_list_options(parser: Parser) -> None:
 
 
 def list_models(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Print the models that are downloaded."""
     models = [(model, why_not_served(model)) for model in cached_models()]
     if options.json:
         rows = [
@@ -138,7 +138,6 @@ def remove(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def cached_models() -> list[CachedRepoInfo]:
-    """Return the models in the cache, sorted by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -153,7 +152,6 @@ def cached_models() -> list[CachedRepoInfo]:
 def why_not_served(model: CachedRepoInfo) -> str:
     """Say why a model cannot be served; empty if it can, as far as its files tell."""
     from common.decoder_shape import architecture_of, family_of
-    from common.errors import ModelError
     from common.model_folder import read_json
 
     newest = max(model.revisions, key=lambda revision: revision.last_modified, default=None)

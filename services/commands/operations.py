@@ -34,7 +34,6 @@ def add_health_options(parser: Parser) -> None:
 
 
 def health(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Look at the service's readiness file."""
     from common.run_dir import is_fresh
 
     run_dir = options.run_dir or _run_dir(options.config, env)
@@ -98,7 +97,6 @@ def add_timeline_options(parser: Parser) -> None:
 
 
 def timeline(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Fetch the times, write the trace, print a summary."""
     from services.timeline import TimelineError, chrome_trace, fetch, summary
 
     api_key = api_key_of(options, env)
@@ -115,7 +113,6 @@ def timeline(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 
 def version(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Print the version of the installed package."""
     import importlib.metadata
 
     try:

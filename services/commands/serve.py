@@ -168,14 +168,12 @@ def reader_of(kind: type[Settings], name: str) -> Callable[[str], Any]:
 
 
 def api_key(text: str) -> str:
-    """Read a key that a client can send."""
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty; no client could send it")
     return text.strip()
 
 
 def readable(text: str) -> str:
-    """Read the path of a file that can be opened."""
     try:
         with open(text, "rb"):
             return os.path.abspath(text)
@@ -194,7 +192,6 @@ def one_gpu(text: str) -> int:
 
 
 def tables_of(options: argparse.Namespace) -> tuple[Tables, Counts]:
-    """Return the settings and the counts that were given as options."""
     tables: Tables = {}
     for dest, value in vars(options).items():
         table, separator, field = dest.partition(".")
@@ -204,7 +201,6 @@ def tables_of(options: argparse.Namespace) -> tuple[Tables, Counts]:
 
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Serve until told to end."""
     from common.errors import ConfigError, ModelError
     from services.launcher.launch import launch
 

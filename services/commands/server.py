@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from common.config import DEMO_MODEL, LAUNCHER_FD_VARIABLE
+from common.config import DEMO_MODEL, LAUNCHER_FD_VARIABLE, child_environment
 from common.errors import EXIT_SIGNALLED
 from services.commands.command import Parser, api_key_of
 
@@ -54,7 +54,6 @@ class Api:
         return [str(model.get("id")) for model in listed if isinstance(model, dict)]
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Request a JSON document."""
         connection, response = self._open(method, path, body)
         try:
             return json.loads(response.read())
@@ -127,10 +126,27 @@ class NoServer(Exception):
     """The server could not be started; it has said why."""
 
 
+def with_target(
+    command: str,
+    options: argparse.Namespace,
+    env: Mapping[str, str],
+    use: Callable[[Target], int],
+) -> int:
+    """Run `use` with the server that the options name; returns the command's exit status."""
+    try:
+        with open_target(options, env) as target:
+            return use(target)
+    except ServerError as error:
+        sys.stderr.write(f"slipstream {command}: {error}\n")
+        return 1
+    except NoServer:
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and the name of the model to ask there."""
-
     api: Api
     model: str
 
@@ -150,7 +166,7 @@ def add_target_options(parser: Parser) -> None:
 
 @contextlib.contextmanager
 def open_target(options: argparse.Namespace, env: Mapping[str, str]) -> Iterator[Target]:
-    """Find the server, or start one and stop it at the end; raises ApiError or NoServer."""
+    """Find the server, or start one and stop it at the end; raises ServerError or NoServer."""
     api_key = api_key_of(options, env)
     target = options.target or ""
     if re.match(r"https?://", target):
@@ -179,13 +195,12 @@ def add_answer_options(parser: Parser) -> None:
 
 
 def answer_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a request that were given as options."""
     given = {name: getattr(options, name) for name in ("max_tokens", "temperature", "seed")}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _chosen(api: Api, model: str | None) -> Target:
-    """Choose the named model or the first one; ApiError if it is not there."""
+    """Choose the named model or the first one; ServerError if it is not there."""
     served = api.models()
     if not served:
         raise ServerError(f"{api.url} serves no model")
@@ -201,8 +216,6 @@ def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
     The server has a session of its own, so that Ctrl-C stops an answer and not the server. It
     writes its warnings and progress to the same terminal.
     """
-    root = str(Path(__file__).resolve().parents[2])
-    search = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH", ""))))
     sys.stderr.write(f"starting a server for {Path(model).name} ...\n")
     command = [sys.executable, "-m", "services.cli", "serve", model]
     for number in (signal.SIGTERM, signal.SIGHUP):  # do not leave it behind
@@ -214,12 +227,7 @@ def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
         stdout=subprocess.PIPE,
         pass_fds=(read_fd,),
         start_new_session=True,
-        env={
-            **env,
-            "PYTHONPATH": search,
-            "PYTHONSAFEPATH": "1",
-            LAUNCHER_FD_VARIABLE: str(read_fd),
-        },
+        env={**child_environment(env), LAUNCHER_FD_VARIABLE: str(read_fd)},
         text=True,
     ) as server:
         os.close(read_fd)

@@ -37,7 +37,6 @@ class Front:
 
     @property
     def fd(self) -> int:
-        """The descriptor for routers to inherit."""
         return self._socket.fileno()
 
     @property

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import structlog
 
@@ -18,15 +17,16 @@ from common.config import (
     LAUNCHER_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
     SERVICE_TABLES,
+    inherited_fd,
 )
 from common.errors import EXIT_CONFIG, ConfigError
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
 from services.launcher.front import Front
-from services.launcher.machine import Cores, look
 from services.launcher.model import find_model
 from services.launcher.plan import (
     SETTINGS,
+    Cores,
     Plan,
     cores_of,
     environment_of,
@@ -34,7 +34,7 @@ from services.launcher.plan import (
     toml_text,
     write_private,
 )
-from services.launcher.preflight import check, device_of
+from services.launcher.preflight import check, device_of, look
 from services.launcher.supervisor import Child, Supervisor, service_command
 from services.launcher.terminal import Terminal
 
@@ -87,7 +87,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             sys.stdout.flush()
 
         async def supervise() -> int:
-            supervisor = Supervisor(children, run_dir, plan.grace_s, write, _starter_fd(env))
+            starter_fd = inherited_fd(env, LAUNCHER_FD_VARIABLE)
+            supervisor = Supervisor(children, run_dir, plan.grace_s, write, starter_fd)
             return await supervisor.run(front, announce)
 
         status = asyncio.run(supervise())
@@ -98,7 +99,6 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 
 
 def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
-    """Say where the API is, with commands to paste."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
     default_port = SETTINGS["router"].model_fields["port"].default
@@ -112,12 +112,6 @@ def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
     )
 
 
-def _starter_fd(env: Mapping[str, str]) -> int | None:
-    """Return the pipe that ends with the command that started this server, if there is one."""
-    text = env.get(LAUNCHER_FD_VARIABLE, "")
-    return int(text) if text.isdigit() else None
-
-
 def _port(plan: Plan) -> int:
     text = plan.value("router", "port")
     if not text.isdigit() or int(text) > 65535:
@@ -129,7 +123,7 @@ def _port(plan: Plan) -> int:
 def _kept_off(cores: Cores) -> Iterator[None]:
     """Keep this process and its children off the cores that compute threads have to themselves.
 
-    Such a thread moves to its core by itself, after its process has made all others.
+    Such a thread moves to its core by itself, once its process has started all others.
     """
     before = os.sched_getaffinity(0)
     logger = structlog.get_logger()
@@ -153,13 +147,12 @@ def _children(
     cores: Cores | None,
 ) -> list[Child]:
     """Return all processes, not started; `fds` are the launcher's pipe and listening socket."""
-    root = str(Path(__file__).resolve().parents[2])
     pipe, listening = fds
     children = []
     # Compute first: it takes longest to start.
     for service in sorted(SERVICE_TABLES, key=lambda service: service != "compute"):
         for index, name in enumerate(plan.counts.names(service)):
-            inherited = environment_of(name, plan, env, root)
+            inherited = environment_of(name, plan, env)
             inherited[LAUNCHER_FD_VARIABLE] = str(pipe)
             passed: tuple[int, ...] = (pipe,)
             if service == "router":

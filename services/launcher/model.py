@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.config import ModelSettings, resolved_model
+from common.config import ModelSettings, may_be_hub_id, resolved_model
 from common.errors import ModelError
 from common.model_folder import DOWNLOAD_PATTERNS, read_json
 
@@ -59,11 +58,6 @@ def find_model(
     return model.model_copy(update={"path": str(folder)})
 
 
-def may_be_hub_id(path: str) -> bool:
-    """Whether this could be the id of a model on the hub."""
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", path) is not None
-
-
 def _is_gguf(path: Path) -> bool:
     try:
         with path.open("rb") as file:
@@ -73,7 +67,6 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _instead(path: str, folder: Path) -> str:
-    """Suggest what a folder without a config.json may be."""
     if any(folder.glob("*.gguf")) or "gguf" in path.lower():
         return (
             "it holds GGUF files, the format of llama.cpp, which is not read here; give the same "
@@ -136,7 +129,6 @@ def num_weights(folder: Path) -> int:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the files that compute reads."""
     weight_map = read_json(folder, INDEX_NAME).get("weight_map")
     if isinstance(weight_map, dict):
         return sorted({str(name) for name in weight_map.values()})

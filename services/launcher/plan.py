@@ -1,31 +1,32 @@
-"""What is to be launched: the settings of all services, merged, and how many of each."""
+"""What is launched: the merged settings, and how many processes of a service on which cores."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from common.config import (
     ENV_PREFIX,
+    PACKAGES,
     SERVICE_TABLES,
     LinkSettings,
     ModelSettings,
     Settings,
     Tables,
     TelemetrySettings,
-    layers_of,
-    validated,
+    WrittenSettings,
+    child_environment,
 )
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.detokenizer.config import DetokenizerSettings
-from services.launcher.machine import Cores, available_cores, place
 from services.router.config import RouterSettings
 from services.tokenizer.config import TokenizerSettings
 
@@ -41,6 +42,9 @@ SETTINGS: Mapping[str, type[Settings]] = {
 }
 DEFAULT_GRACE_S = 30.0
 MAX_PROCESSES = 256  # of one service on one host
+MIN_CPUS = 8  # with fewer, a core is worth more to the other services
+MIN_COMMON_CPUS = 4  # router, tokenizer, detokenizer, and what else runs on the machine
+COMMON_CPUS_PER_COMPUTE = 2
 
 
 def _count(about: str) -> Any:
@@ -56,7 +60,6 @@ class Counts(Settings):
     router: int = _count("speak HTTP; all share one port")
 
     def names(self, service: str) -> tuple[str, ...]:
-        """Return the names of one service's instances."""
         return tuple(f"{service}-{index}" for index in range(getattr(self, service)))
 
 
@@ -70,7 +73,6 @@ class Plan:
     telemetry: TelemetrySettings
 
     def value(self, table: str, field: str) -> str:
-        """Return a setting as text."""
         default = SETTINGS[table].model_fields[field].default
         return str(self.tables.get(table, {}).get(field, default))
 
@@ -94,17 +96,15 @@ def make_plan(config: str | None, env: Mapping[str, str], options: Tables, count
     Raises ConfigError for a file that cannot be read and for mistakes in the shared tables; a
     service finds those in its own table.
     """
-    layers = layers_of(config, env, options)
-    tables: Tables = {}
-    for layer in layers:
-        for table, values in layer.tables.items():
-            tables.setdefault(table, {}).update(values)
-    return Plan(
-        tables,
+    written = WrittenSettings(config, env, options)
+    plan = Plan(
+        written.tables,
         counts,
-        validated(ModelSettings, "model", layers),
-        validated(TelemetrySettings, "telemetry", layers),
+        written.validated(ModelSettings, "model"),
+        written.validated(TelemetrySettings, "telemetry"),
     )
+    written.check()
+    return plan
 
 
 def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: str) -> Tables:
@@ -120,29 +120,25 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
         curve_dir="",  # no other user can enter the folder
     )
     if plan.counts.compute > 1:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        threads = max(1, (cores - 1) // plan.counts.compute)
+        threads = max(1, (len(available_cpus()) - 1) // plan.counts.compute)
         tables.setdefault("compute", {}).setdefault("max_threads", threads)
     return tables
 
 
-def environment_of(name: str, plan: Plan, env: Mapping[str, str], root: str) -> dict[str, str]:
+def environment_of(
+    name: str, plan: Plan, env: Mapping[str, str], root: str = PACKAGES
+) -> dict[str, str]:
     """Return the environment of one service, without settings: those are in its file.
 
-    `root` is the folder that holds the packages. The working folder is kept out of Python's path,
-    since it may hold another `common`. Several compute processes get a GPU each, in turn.
+    Several compute processes get a GPU each, in turn.
     """
-    kept = {key: value for key, value in env.items() if not key.startswith(ENV_PREFIX)}
-    kept["PYTHONSAFEPATH"] = "1"
-    if os.path.basename(root) not in ("site-packages", "dist-packages"):
-        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH", ""))))
+    others = {key: value for key, value in env.items() if not key.startswith(ENV_PREFIX)}
+    environment = child_environment(others, root)
     service, _, index = name.rpartition("-")
     on_gpu = plan.value("compute", "device") in ("auto", "cuda")
-    if service == "compute" and plan.counts.compute > 1 and on_gpu:
-        gpus = gpus_in(env)
-        if gpus:
-            kept["CUDA_VISIBLE_DEVICES"] = gpus[int(index) % len(gpus)]
-    return kept
+    if service == "compute" and plan.counts.compute > 1 and on_gpu and (gpus := gpus_in(env)):
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[int(index) % len(gpus)]
+    return environment
 
 
 def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
@@ -157,7 +153,7 @@ def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
     on_gpu = device == "cuda" or (device == "auto" and bool(gpus_in(env)))
     if pin != "on" and not on_gpu:
         return None
-    cores = available_cores()
+    cores = cores_among(available_cpus())
     placed = place(cores, plan.counts.compute, forced=pin == "on")
     if placed is None and pin == "on":
         raise ConfigError(
@@ -165,6 +161,68 @@ def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
             f"more than the {len(cores)} cores that there are"
         )
     return placed
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """A CPU for each compute replica, in order, and the CPUs for everything else.
+
+    A thread that finds its core busy when a step has ended, or its caches cold, launches the next
+    step late.
+    """
+
+    own: tuple[int, ...]
+    common: frozenset[int]
+
+
+def place(cores: Sequence[Sequence[int]], num_computes: int, forced: bool = False) -> Cores | None:
+    """Give each compute replica a whole core; None if that would leave too few for the rest.
+
+    `cores` are the CPUs that may be used, core by core. Replicas get the last ones, since
+    interrupts tend to go to the first, and only the first CPU of each: its sibling has the same
+    execution units. With `forced`, one core is enough for the rest.
+    """
+    kept = len(cores) - num_computes
+    if kept < 1:
+        return None
+    common = frozenset(cpu for core in cores[:kept] for cpu in core)
+    enough = max(MIN_COMMON_CPUS, COMMON_CPUS_PER_COMPUTE * num_computes)
+    too_few = sum(map(len, cores)) < MIN_CPUS or len(common) < enough
+    if too_few and not forced:
+        return None
+    return Cores(tuple(core[0] for core in cores[kept:]), common)
+
+
+def available_cpus() -> set[int]:
+    """Return the CPUs that this process may use; none if the system cannot tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def cores_among(
+    cpus: Iterable[int], siblings_of: Callable[[int], str] | None = None
+) -> list[tuple[int, ...]]:
+    """Group CPUs by the core that they belong to."""
+    allowed = set(cpus)
+    siblings_of = siblings_of or _siblings_of
+    cores = {tuple(sorted({cpu, *cpus_in(siblings_of(cpu))} & allowed)) for cpu in allowed}
+    return sorted(cores)
+
+
+def cpus_in(text: str) -> set[int]:
+    """Parse a list of CPUs as Linux writes it, such as `0-3,8`."""
+    cpus: set[int] = set()
+    for piece in filter(None, text.strip().split(",")):
+        first, _, last = piece.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def _siblings_of(cpu: int) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def gpus_in(env: Mapping[str, str]) -> list[str]:

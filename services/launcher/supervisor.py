@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -30,42 +30,19 @@ HEALTHY_AFTER_S = 60.0
 
 
 @dataclass(slots=True)
-class RestartPolicy:
-    """Exponential back-off for one process; it starts again after a life of a minute.
-
-    `num_deaths` counts the deaths in a row after shorter lives.
-    """
-
-    num_deaths: int = 0
-    _started_s: float = 0.0
-
-    def started(self, now_s: float) -> None:
-        self._started_s = now_s
-
-    def died(self, now_s: float) -> float:
-        """Return the seconds to wait before the process is started again."""
-        if now_s - self._started_s >= HEALTHY_AFTER_S:
-            self.num_deaths = 0
-        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0**self.num_deaths)
-        self.num_deaths += 1
-        return delay_s
-
-
-@dataclass(slots=True)
 class Child:
-    """The process of one service instance, through all its lives; it inherits `env` and `fds`."""
+    """The process of one service instance, through all its restarts; it inherits `env` and `fds`.
+
+    `num_deaths` counts the deaths in a row, each less than a minute after the start.
+    """
 
     name: str
     command: tuple[str, ...]
     env: Mapping[str, str]
     fds: tuple[int, ...]
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    num_deaths: int = 0
     started_s: float = 0.0
     _process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def service(self) -> str:
-        return self.name.rpartition("-")[0]
 
     @property
     def alive(self) -> bool:
@@ -92,28 +69,31 @@ class Child:
             os.close(write_fd)
         os.set_blocking(read_fd, False)
         self.started_s = time.monotonic()
-        self.policy.started(self.started_s)
         return read_fd
 
     def reap(self) -> int | None:
-        """Return the status of a process that has just died, None if it has not.
-
-        Kills what it left behind in its session (the workers of a pool).
-        """
+        """Return the status of a process that has just died, None if it has not."""
         if self._process is None or self._process.poll() is None:
             return None
         status = self._process.returncode
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()  # what it left behind in its session: the workers of a pool
         self._process = None
         return status
+
+    def back_off(self, now_s: float) -> float:
+        """Count a death; return the seconds to wait before the process is started again."""
+        if now_s - self.started_s >= HEALTHY_AFTER_S:
+            self.num_deaths = 0
+        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0**self.num_deaths)
+        self.num_deaths += 1
+        return delay_s
 
     def terminate(self) -> None:
         if self._process is not None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kill it and its own children."""
+        """Kill the process and its own children."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -134,7 +114,7 @@ def describe_status(status: int) -> str:
 
 
 class Lines:
-    """Cuts the output of a pipe into lines and passes them on whole."""
+    """Cuts a child's output into lines and passes them on whole."""
 
     def __init__(self, fd: int, write: Callable[[str], None]) -> None:
         self.fd = fd
@@ -142,7 +122,7 @@ class Lines:
         self._rest = b""
 
     def read(self) -> bool:
-        """Read what is there; closes the pipe at its end and returns False."""
+        """Read what is there; at the end of the pipe close it and return False."""
         try:
             data = os.read(self.fd, MAX_LINE_BYTES)
         except BlockingIOError:
@@ -163,8 +143,8 @@ class Lines:
 class Supervisor:
     """Supervises the children of one launch; made and used on one running loop.
 
-    `write` is called with each line of a child and the child's name. EOF on `starter_fd` means that
-    the process that the launch was started for is gone.
+    `write` is called with a child's name and each line that it prints. EOF on `starter_fd` means
+    that the process that started this launch is gone.
     """
 
     def __init__(
@@ -215,8 +195,8 @@ class Supervisor:
             await self._drain()
         finally:
             await self._end(self._children, 0.0)
-            while self._outputs:
-                self._read(next(iter(self._outputs)), to_the_end=True)
+            for lines in self._outputs:
+                lines.read()
         return self._status
 
     async def _wait_until_ready(self, front: Front) -> bool:
@@ -238,12 +218,10 @@ class Supervisor:
         self._outputs.add(lines)
         self._loop.add_reader(lines.fd, self._read, lines)
 
-    def _read(self, lines: Lines, to_the_end: bool = False) -> None:
-        open_still = lines.read()
-        if not open_still or to_the_end:
+    def _read(self, lines: Lines) -> None:
+        if not lines.read():
             self._outputs.discard(lines)
-            with contextlib.suppress(ValueError, OSError):
-                self._loop.remove_reader(lines.fd)
+            self._loop.remove_reader(lines.fd)
 
     def _reap(self) -> None:
         for child in self._children:
@@ -257,21 +235,20 @@ class Supervisor:
 
     def _died(self, child: Child, status: int) -> None:
         now_s = time.monotonic()
-        what = {"process": child.name, "how": describe_status(status)}
-        lived_s = round(now_s - child.started_s, 1)
-        delay_s = child.policy.died(now_s)
+        log = self._log.bind(
+            lived_s=round(now_s - child.started_s, 1),
+            process=child.name,
+            how=describe_status(status),
+        )
+        delay_s = child.back_off(now_s)
         if status == EXIT_CONFIG:
-            self._give_up(EXIT_CONFIG)
-        elif not self._was_ready and child.policy.num_deaths >= MAX_EARLY_DEATHS:
-            self._log.error("died again; giving up", lived_s=lived_s, **what)
-            self._give_up(EXIT_FATAL)
+            self._begin_end(EXIT_CONFIG)
+        elif not self._was_ready and child.num_deaths >= MAX_EARLY_DEATHS:
+            log.error("died again; giving up")
+            self._begin_end(EXIT_FATAL)
         else:
-            self._log.error("died; starting it again", lived_s=lived_s, in_s=delay_s, **what)
+            log.error("died; starting it again", in_s=delay_s)
             self._restarts[child.name] = self._loop.call_later(delay_s, self._start, child)
-
-    def _give_up(self, status: int) -> None:
-        self._status = status
-        self._begin_end()
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._ending:
@@ -288,21 +265,22 @@ class Supervisor:
             self._log.info("draining; the process that started this server is gone")
             self._begin_end()
 
-    def _begin_end(self) -> None:
+    def _begin_end(self, status: int = 0) -> None:
+        self._status = status
         self._ending = True
         for timer in self._restarts.values():
             timer.cancel()
         self._changed.set()
 
     async def _drain(self) -> None:
-        # Routers first: the requests that they have accepted still need the workers.
-        within_s = self._grace_s + KILL_AFTER_S if self._was_ready else UNREADY_GRACE_S
-        routers = [child for child in self._children if child.service == "router"]
-        workers = [child for child in self._children if child.service != "router"]
         if not self._was_ready:
-            routers, workers = self._children, []
+            await self._end(self._children, UNREADY_GRACE_S)
+            return
+        routers = [child for child in self._children if child.name.startswith("router-")]
+        workers = [child for child in self._children if child not in routers]
+        # Routers first: the requests that they have accepted still need the workers.
         for stage in (routers, workers):
-            await self._end(stage, within_s)
+            await self._end(stage, self._grace_s + KILL_AFTER_S)
 
     async def _end(self, children: list[Child], within_s: float) -> None:
         """Terminate these children, and kill those that have not ended in time."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stack import Stack, descendants_of
-from services.launcher.machine import cpus_in
+from services.launcher.plan import cpus_in
 
 
 def allowed_cpus(pid: int) -> dict[int, set[int]]:

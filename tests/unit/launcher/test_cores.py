@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from services.launcher.machine import available_cores, cpus_in, place
-from services.launcher.plan import Counts, cores_of, make_plan
+from services.launcher.plan import Counts, cores_among, cores_of, cpus_in, make_plan, place
 
 EIGHT = [(cpu,) for cpu in range(8)]
 HYPERTHREADS = [(cpu, cpu + 8) for cpu in range(8)]
@@ -57,9 +56,9 @@ def test_whatever_is_given_away_is_shared_with_nobody(
 
 
 def test_cores_are_read_as_the_system_tells_them() -> None:
-    told = {0: "0,4\n", 1: "1,5\n", 4: "0,4\n", 5: "1,5\n", 2: ""}
-    assert available_cores(told.__getitem__, told) == [(0, 4), (1, 5), (2,)]
-    assert available_cores(told.__getitem__, [0, 5]) == [(0,), (5,)]
+    siblings = {0: "0,4\n", 1: "1,5\n", 4: "0,4\n", 5: "1,5\n", 2: ""}
+    assert cores_among(siblings, siblings.__getitem__) == [(0, 4), (1, 5), (2,)]
+    assert cores_among([0, 5], siblings.__getitem__) == [(0,), (5,)]
     assert cpus_in("0-3,8\n") == {0, 1, 2, 3, 8}
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from common.host import available_memory
-from services.launcher import machine
-from services.launcher.machine import MIB, Gpu, look
+from services.launcher import preflight
+from services.launcher.preflight import MIB, Gpu, look
 
 ROWS = "0, GPU-aa, 81559, 1024\\n1, GPU-bb, 24000, 0\\n"
 
@@ -20,7 +20,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f"#!/bin/sh\nprintf '{ROWS}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(machine, "version", lambda package: "2.13.0")
+    monkeypatch.setattr(preflight, "version", lambda package: "2.13.0")
     return program
 
 
@@ -51,7 +51,7 @@ def test_a_driver_that_answers_otherwise_is_no_obstacle(driver: Path) -> None:
 
 @pytest.mark.usefixtures("driver")
 def test_a_pytorch_without_gpu_support_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "version", lambda package: "2.13.0+cpu")
+    monkeypatch.setattr(preflight, "version", lambda package: "2.13.0+cpu")
     assert look({}).why_no_gpu == "PyTorch is installed without GPU support (2.13.0+cpu)"
 
 

@@ -14,9 +14,8 @@ from common.decoder_shape import ARCHITECTURES, read_shape
 from common.errors import ConfigError, ModelError, SlipstreamError
 from services.compute.config import ComputeSettings
 from services.compute.models.config import FAMILIES
-from services.launcher.machine import Gpu, Machine
 from services.launcher.plan import Counts, Plan, make_plan
-from services.launcher.preflight import ITEM_BYTES, check, device_of
+from services.launcher.preflight import ITEM_BYTES, Gpu, Machine, check, device_of
 
 GIB = 1 << 30
 NO_GPU = "this machine shows no NVIDIA GPU"

@@ -12,8 +12,8 @@ from services.launcher.supervisor import (
     HEALTHY_AFTER_S,
     LONGEST_DELAY_S,
     MAX_LINE_BYTES,
+    Child,
     Lines,
-    RestartPolicy,
     describe_status,
 )
 
@@ -72,20 +72,17 @@ def test_the_banner_has_a_command_that_can_be_copied() -> None:
 
 
 def test_each_death_in_a_row_doubles_the_wait_up_to_half_a_minute() -> None:
-    policy, delays, now_s = RestartPolicy(), [], 0.0
-    for _ in range(9):
-        policy.started(now_s)
-        now_s += 1.0
-        delays.append(policy.died(now_s))
+    child, delays = Child("compute-0", (), {}, ()), []
+    for start_s in range(9):
+        child.started_s = float(start_s)
+        delays.append(child.back_off(start_s + 1.0))
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    assert policy.num_deaths == 9
+    assert child.num_deaths == 9
 
 
 def test_a_healthy_minute_is_a_new_beginning() -> None:
-    policy = RestartPolicy()
+    child = Child("compute-0", (), {}, ())
     for _ in range(20):
-        policy.started(0.0)
-        assert policy.died(HEALTHY_AFTER_S - 0.1) <= LONGEST_DELAY_S
-    policy.started(0.0)
-    assert policy.died(HEALTHY_AFTER_S) == 0.5
-    assert policy.num_deaths == 1
+        assert child.back_off(HEALTHY_AFTER_S - 0.1) <= LONGEST_DELAY_S
+    assert child.back_off(HEALTHY_AFTER_S) == 0.5
+    assert child.num_deaths == 1
