@@ -27,9 +27,8 @@ from services.bench.client import ClientError
 from services.bench.workloads import (
     FIRST_ID,
     LAST_ID,
-    WARM_UP,
     WORKLOADS,
-    Ask,
+    BenchRequest,
     Lengths,
     Workload,
     requests_of,
@@ -42,6 +41,12 @@ MIN_START_S = 30.0  # a server is not started with less left
 WORKLOAD_LIMIT_S = 120.0
 STOP_RESERVE_S = 15.0
 AHEAD = "one step ahead"
+WARM_UP = (
+    Workload("wa", 1, 3, Lengths(128), Lengths(32)),
+    Workload("wb", 64, 128, Lengths(256), Lengths(48)),
+    Workload("wc", 256, 256, Lengths(64), Lengths(24)),
+    Workload("wd", 8, 16, Lengths(3000), Lengths(8)),
+)
 
 
 class OutOfTimeError(Exception):
@@ -161,7 +166,7 @@ class Session:
             server.save_trace(self._arguments.logs / name)
         return figures
 
-    def _asks(self, model: str, workload: Workload, repeat: int) -> list[Ask]:
+    def _asks(self, model: str, workload: Workload, repeat: int) -> list[BenchRequest]:
         asks = requests_of(workload, self._arguments.seed, repeat, self._vocabulary(model))
         longest = self._arguments.max_output
         return [replace(ask, max_tokens=min(ask.max_tokens, longest)) for ask in asks]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from benchmarks.gpu_timeline import DeviceTimes
 from services.bench.client import LoadResult
 from services.bench.figures import Figures, figures_of
-from services.bench.workloads import Ask
+from services.bench.workloads import BenchRequest
 
 RECORDED_BY = "vLLM 0.26.0, one H200, 2026-11-20"
 RECORDED_HOW = (
@@ -57,7 +57,7 @@ class GpuFigures(Figures):
 
 
 def gpu_figures_of(
-    asks: Sequence[Ask],
+    asks: Sequence[BenchRequest],
     outcome: LoadResult,
     cpu_s: dict[str, float],
     device: DeviceTimes | None = None,

@@ -16,7 +16,7 @@ from benchmarks.gpu_timeline import cut, device_times
 from benchmarks.stack import Stack, StackError, cpu_s, rss_mib
 from common.messages.queries import Timeline
 from services.bench.client import Clients, LoadResult, OfferedLoad, ServerAddress
-from services.bench.workloads import Ask, completion
+from services.bench.workloads import BenchRequest, completion
 from services.timeline import TimelineError, chrome_trace, fetch
 
 MAX_MODEL_LEN = 4096
@@ -87,7 +87,9 @@ class Server:
         except urllib.error.HTTPError as error:
             raise StackError(f"status {error.code}: {error.read()[:400]!r}") from None
 
-    def measure(self, asks: Sequence[Ask], concurrency: int, within_s: float) -> GpuFigures:
+    def measure(
+        self, asks: Sequence[BenchRequest], concurrency: int, within_s: float
+    ) -> GpuFigures:
         """Run a workload; ClientError when it takes longer than it may."""
         endpoint = ServerAddress("127.0.0.1", self.stack.port)
         requests = tuple(endpoint.post(PATH, completion(self.model, ask)) for ask in asks)
@@ -122,7 +124,7 @@ class Server:
         """Ask twice for a greedy answer, from an empty cache each time; say how they differ."""
         answers = []
         for salt in ("first", "second"):
-            ask = Ask(list(prompt_ids), CHECKED_TOKENS)
+            ask = BenchRequest(list(prompt_ids), CHECKED_TOKENS)
             body = completion(self.model, ask) | {"seed": 1, "cache_salt": salt}
             del body["stream"], body["stream_options"]
             answers.append(self.post(body))

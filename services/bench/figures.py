@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.bench.client import LoadResult
-from services.bench.workloads import Ask
+from services.bench.workloads import BenchRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def figures_of(asks: Sequence[Ask], outcome: LoadResult) -> Figures:
+def figures_of(requests: Sequence[BenchRequest], outcome: LoadResult) -> Figures:
     answered = [reply for reply in outcome.replies if not reply.error and reply.usage]
     used = [int(reply.usage["completion_tokens"]) for reply in answered]
     per_token = [
@@ -83,7 +83,7 @@ def figures_of(asks: Sequence[Ask], outcome: LoadResult) -> Figures:
     wall_s = max(outcome.wall_s, 1e-9)
     return Figures(
         num_requests=len(answered),
-        num_failed=len(asks) - len(answered),
+        num_failed=len(requests) - len(answered),
         wall_s=wall_s,
         prompt_tokens=sum(int(reply.usage["prompt_tokens"]) for reply in answered),
         output_tokens=output_tokens,
@@ -95,7 +95,7 @@ def figures_of(asks: Sequence[Ask], outcome: LoadResult) -> Figures:
         latency=Spread.of([reply.end_s - reply.sent_s for reply in answered]),
         client_share=max(outcome.client_cpu_s, default=0.0) / wall_s,
         client_cpu_per_token_s=sum(outcome.client_cpu_s) / max(output_tokens, 1),
-        problems=_problems(asks, outcome),
+        problems=_problems(requests, outcome),
     )
 
 
@@ -104,7 +104,7 @@ def _cached(usage: dict[str, object]) -> int:
     return int(details.get("cached_tokens") or 0) if isinstance(details, dict) else 0
 
 
-def _problems(asks: Sequence[Ask], outcome: LoadResult) -> tuple[str, ...]:
+def _problems(requests: Sequence[BenchRequest], outcome: LoadResult) -> tuple[str, ...]:
     """Describe what is wrong with the replies: each kind once, with its first case."""
     cases_of: dict[str, list[str]] = {}
 
@@ -112,10 +112,10 @@ def _problems(asks: Sequence[Ask], outcome: LoadResult) -> tuple[str, ...]:
         cases_of.setdefault(kind, []).append(detail)
 
     answered = {reply.number for reply in outcome.replies}
-    if missing := len(asks) - len(answered):
+    if missing := len(requests) - len(answered):
         cases_of["requests never sent"] = [str(missing)]
     for reply in outcome.replies:
-        ask = asks[reply.number]
+        request = requests[reply.number]
         where = f"request {reply.number}"
         if reply.error:
             wrong("requests failed", f"{where}: {reply.error}")
@@ -123,8 +123,8 @@ def _problems(asks: Sequence[Ask], outcome: LoadResult) -> tuple[str, ...]:
             wrong("answers without usage", where)
         else:
             sent, used = reply.usage["prompt_tokens"], reply.usage["completion_tokens"]
-            if used != ask.max_tokens:
-                wrong("answers of another length", f"{where}: {used} for {ask.max_tokens}")
-            if not ask.text and sent != len(ask.prompt_ids):
-                wrong("prompts of another length", f"{where}: {sent} for {len(ask.prompt_ids)}")
+            if used != request.max_tokens:
+                wrong("answers of another length", f"{where}: {used} for {request.max_tokens}")
+            if not request.text and sent != len(request.prompt_ids):
+                wrong("prompts of another length", f"{where}: {sent} for {len(request.prompt_ids)}")
     return tuple(f"{len(cases)} {kind} ({cases[0]})" for kind, cases in cases_of.items())

@@ -2,8 +2,7 @@
 
 Lengths follow from the seed and the workload's name alone, and the ids in the prompts from the
 repeat too, so that a second run of the same workload finds none of its prompts in the prefix cache.
-The random streams are those that the recorded GPU figures were taken with: the same seed asks the
-same.
+The recorded GPU figures were taken with these random streams: a seed always gives one workload.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ class Workload:
         return replace(self, num_requests=count, concurrency=min(self.concurrency, count))
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request: its prompt as ids, or as text for a server without ids, and its length."""
+@dataclass(slots=True)
+class BenchRequest:
+    """One request: its prompt as ids, or as text for a server without ids."""
 
     prompt_ids: list[int]
     max_tokens: int
@@ -80,12 +79,6 @@ WORKLOADS = {
     "B": Workload("B", 64, 256, CHAT_PROMPT, CHAT_OUTPUT),
     "C": Workload("C", 256, 1024, CHAT_PROMPT, CHAT_OUTPUT),
 }
-WARM_UP = (
-    Workload("wa", 1, 3, Lengths(128), Lengths(32)),
-    Workload("wb", 64, 128, Lengths(256), Lengths(48)),
-    Workload("wc", 256, 256, Lengths(64), Lengths(24)),
-    Workload("wd", 8, 16, Lengths(3000), Lengths(8)),
-)
 
 
 def requests_of(
@@ -93,24 +86,24 @@ def requests_of(
     seed: int,
     repeat: int = 0,
     vocabulary: Sequence[int] = range(FIRST_ID, LAST_ID),
-) -> list[Ask]:
+) -> list[BenchRequest]:
     """Return the requests in the order in which they are sent, with ids from `vocabulary`."""
     length_dice = random.Random(f"{seed}/{workload.name}/len")
     id_dice = random.Random(f"{seed}/{workload.name}/{repeat}/ids")
     prompts = workload.prompt.draw(length_dice, workload.num_requests)
     outputs = workload.output.draw(length_dice, workload.num_requests)
     return [
-        Ask([id_dice.choice(vocabulary) for _ in range(length)], max_tokens)
+        BenchRequest([id_dice.choice(vocabulary) for _ in range(length)], max_tokens)
         for length, max_tokens in zip(prompts, outputs, strict=True)
     ]
 
 
-def completion(model: str, ask: Ask) -> dict[str, Any]:
+def completion(model: str, request: BenchRequest) -> dict[str, Any]:
     """Return the body of a request: streamed, greedy, of exactly this length."""
     return {
         "model": model,
-        "prompt": ask.text or ask.prompt_ids,
-        "max_tokens": ask.max_tokens,
+        "prompt": request.text or request.prompt_ids,
+        "max_tokens": request.max_tokens,
         "temperature": 0.0,
         "top_p": 1.0,
         "ignore_eos": True,

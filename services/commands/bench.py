@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import urllib.parse
@@ -15,7 +16,7 @@ from services.bench.client import ClientError, Clients, LoadResult, OfferedLoad,
 from services.bench.figures import Figures, Spread, figures_of
 from services.bench.workloads import (
     WORKLOADS,
-    Ask,
+    BenchRequest,
     Lengths,
     Workload,
     arrivals,
@@ -65,32 +66,18 @@ def add_options(parser: Parser) -> None:
     add("-w", "--workload", default="B", metavar="NAMES", help="A, B, C or several (default: B)")
     add("--concurrency", type=int, metavar="N", help="streams at once, in place of the workload's")
     add("--requests", type=int, metavar="N", help="requests, in place of the workload's")
-    add(
-        "--rate",
-        type=float,
-        metavar="R",
-        help="requests a second at random times (Poisson), in place of so many at once",
-    )
+    rate = "requests a second at random times (Poisson), in place of so many at once"
+    add("--rate", type=float, metavar="R", help=rate)
     add("--prompt-tokens", type=int, metavar="N", help="prompts of exactly so many tokens")
     add("--output-tokens", type=int, metavar="N", help="answers of exactly so many tokens")
     add("--model", metavar="NAME", help="which model, where the server has several")
     parser.add_api_key()
-    add(
-        "--seed",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of lengths, prompts and arrivals (default: 1)",
-    )
+    seed = "of lengths, prompts and arrivals (default: 1)"
+    add("--seed", type=int, default=1, metavar="N", help=seed)
     add("--no-warm-up", action="store_true", help="measure from the first request on")
     add("--processes", type=int, default=2, metavar="N", help="processes that ask (default: 2)")
-    add(
-        "--within",
-        type=float,
-        default=3600.0,
-        metavar="SECONDS",
-        help="give up after so long (default: an hour)",
-    )
+    within = "give up after so long (default: an hour)"
+    add("--within", type=float, default=3600.0, metavar="SECONDS", help=within)
     add("--json", action="store_true", help="print JSON, a line for each workload")
 
 
@@ -135,13 +122,10 @@ def _workload(name: str, options: argparse.Namespace) -> Workload:
 
 class Bench:
     def __init__(self, api: Api, options: argparse.Namespace) -> None:
-        served = api.models()
         self._api = api
         self._options = options
-        self.model = options.model or next(iter(served), "")
-        if self.model not in served:
-            raise ServerError(f"{api.url} serves no {self.model}; it serves {', '.join(served)}")
-        self._ids, self._longest = self._vocabulary()
+        self.model = api.target(options.model).model
+        self._ids, self._max_model_len = self._vocabulary()
 
     def measure(self, workload: Workload) -> Figures:
         """Run a workload, after a warm-up with a tenth of its requests and other prompts."""
@@ -149,9 +133,9 @@ class Bench:
         self._say(f"{self.model} at {self._api.url}, {describe(workload, options.rate)}")
         if not options.no_warm_up:
             share = workload.scaled(WARM_UP_SHARE)
-            self._run(share, self._asks(share, repeat=1), "warming up", None)
-        asks = self._asks(workload)
-        return figures_of(asks, self._run(workload, asks, "measuring", options.rate))
+            self._run(share, self._requests(share, repeat=1), "warming up", None)
+        requests = self._requests(workload)
+        return figures_of(requests, self._run(workload, requests, "measuring", options.rate))
 
     def json_of(self, workload: Workload, figures: Figures) -> str:
         document = {
@@ -167,7 +151,7 @@ class Bench:
         return json.dumps(document)
 
     def _vocabulary(self) -> tuple[list[int], int]:
-        """Return ids of ordinary words and the length of the context, as far as the server tells.
+        """Return ids of ordinary words and the length of the context; none if the server refuses.
 
         Prompts are ids, so that their lengths are exact.
         """
@@ -179,37 +163,36 @@ class Bench:
         except (ServerError, KeyError, TypeError, ValueError):
             return [], 0
 
-    def _asks(self, workload: Workload, repeat: int = 0) -> list[Ask]:
+    def _requests(self, workload: Workload, repeat: int = 0) -> list[BenchRequest]:
         """Return the requests, cut to the model's context."""
         words = SAMPLE.split()
-        asks = requests_of(workload, self._options.seed, repeat, self._ids or range(len(words)))
-        if not self._ids:  # lengths are in words then: about as many as tokens
-            asks = [replace(ask, text=" ".join(words[i] for i in ask.prompt_ids)) for ask in asks]
-        if self._longest:
-            half = max(1, self._longest // 2 - 1)
-            asks = [
-                replace(ask, prompt_ids=ask.prompt_ids[:half], max_tokens=min(ask.max_tokens, half))
-                for ask in asks
-            ]
-        return asks
+        vocabulary = self._ids or range(len(words))
+        requests = requests_of(workload, self._options.seed, repeat, vocabulary)
+        half = max(1, self._max_model_len // 2 - 1)
+        for request in requests:
+            if not self._ids:  # lengths are in words then: about as many as tokens
+                request.text = " ".join(words[number] for number in request.prompt_ids)
+            if self._max_model_len:
+                del request.prompt_ids[half:]
+                request.max_tokens = min(request.max_tokens, half)
+        return requests
 
     def _run(
-        self, workload: Workload, asks: list[Ask], what: str, rate: float | None
+        self, workload: Workload, requests: list[BenchRequest], phase: str, rate: float | None
     ) -> LoadResult:
         endpoint = self._endpoint()
-        requests = tuple(
-            endpoint.post("/v1/completions", completion(self.model, ask)) for ask in asks
+        bodies = (completion(self.model, request) for request in requests)
+        load = OfferedLoad(
+            tuple(endpoint.post("/v1/completions", body) for body in bodies),
+            workload.concurrency,
+            tuple(arrivals(rate, len(requests), self._options.seed)) if rate else (),
         )
-        times = tuple(arrivals(rate, len(asks), self._options.seed)) if rate else ()
-        load = OfferedLoad(requests, workload.concurrency, times)
         clients = Clients(endpoint, load, self._options.processes)
-        try:
-            with tqdm(
-                total=len(asks), desc=what, unit=" requests", leave=False, disable=None, ncols=79
-            ) as bar:
-                return clients.run(self._options.within, lambda done: bar.update(done - bar.n))
-        finally:
-            clients.close()
+        bar = tqdm(
+            total=len(requests), desc=phase, unit=" requests", leave=False, disable=None, ncols=79
+        )
+        with contextlib.closing(clients), bar:
+            return clients.run(self._options.within, lambda done: bar.update(done - bar.n))
 
     def _endpoint(self) -> ServerAddress:
         parts = urllib.parse.urlsplit(self._api.url)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.bench.figures import Figures, Spread
-from services.bench.workloads import WORKLOADS, Ask
+from services.bench.workloads import WORKLOADS, BenchRequest
 from services.commands.bench import COMMANDS, Bench, report
 from services.commands.server import Api, ServerError
 
@@ -27,9 +27,9 @@ class Server(Api):
         return self._tokenized
 
 
-def asks_of(server: Server, *words: str) -> list[Ask]:
+def asks_of(server: Server, *words: str) -> list[BenchRequest]:
     options = COMMANDS["bench"].parser("bench").parse(words)
-    return Bench(server, options)._asks(WORKLOADS["A"])
+    return Bench(server, options)._requests(WORKLOADS["A"])
 
 
 def test_prompts_are_ids_that_the_server_knows() -> None:

@@ -14,9 +14,9 @@ from benchmarks.gpu_server import open_work
 from benchmarks.gpu_timeline import DeviceTimes
 from services.bench.client import LoadResult, Reply
 from services.bench.figures import Spread, percentile
-from services.bench.workloads import Ask
+from services.bench.workloads import BenchRequest
 
-ASKS = [Ask([1000, 1001], 3), Ask([1000], 2)]
+ASKS = [BenchRequest([1000, 1001], 3), BenchRequest([1000], 2)]
 
 
 def reply(number: int, prompt: int, output: int, sent_s: float = 0.0) -> Reply:
