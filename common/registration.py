@@ -28,7 +28,7 @@ from common.messages.control import (
 )
 
 BEAT_INTERVAL_S = 0.5  # four beats to a lease
-DRAIN_BEAT_INTERVAL_S = 0.1  # while routers are asked whether anything may still come
+DRAIN_BEAT_INTERVAL_S = 0.1  # until every router has released this worker
 
 
 class Beat(NamedTuple):
@@ -61,7 +61,7 @@ class Heartbeats:
         self._addresses: dict[str, Address] = {}  # by instance id
         self._succeeded: list[str] = []  # it left, or another router answered in its place
         self._beats = 0
-        self._drained_from: int | None = None  # the first beat that says that this worker drains
+        self._drained_from: int | None = None  # the first beat that announces the drain
 
     @property
     def registered(self) -> bool:
@@ -167,10 +167,6 @@ class Heartbeats:
     def is_live(self, router: str, now_s: float) -> bool:
         """Whether messages may still be sent to this router instance."""
         return self._leases.is_live(router, now_s)
-
-    def live(self, now_s: float) -> list[Address]:
-        """Return the routers that have answered and whose lease has not run out."""
-        return [address for name, address in self._addresses.items() if self.is_live(name, now_s)]
 
     def _reset(self, instance_id: str) -> None:
         for router in self._routers.values():

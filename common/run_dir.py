@@ -18,7 +18,7 @@ from common.errors import ConfigError
 
 LONGEST_NAME = "/detokenizer-9999.sock"
 PREFIX = "slipstream-"
-OWNER = ".owner"  # in a folder made for one run; locked while its maker lives
+OWNER = ".owner"  # in a folder made for one run; locked while its maker runs
 LOCK_SUFFIX = ".lock"  # of the locks beside inboxes
 ABANDONED_S = 60.0
 _MADE = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")  # as tempfile names it

@@ -1,4 +1,4 @@
-"""A service process: its actor, that actor's life, and the `main` of every service."""
+"""A service process: its actor, how that starts, drains and stops, and the `main` of services."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Actor(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it can serve now; asked on every tick once it has started."""
+        """Whether it can serve now; read on every tick once it has started."""
 
     def drain(self) -> None:
         """Become unready and refuse new work from now on; running work goes on."""
@@ -77,7 +77,7 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a service's life depends on."""
+    """What a running service depends on."""
 
     run_dir: str = ""  # for the readiness file; empty: there is none
     grace_s: float = 30.0  # bounds the drain
@@ -154,7 +154,7 @@ class _Life:
         self._readiness_file.remove()
         self._log.info("draining", grace_s=self._watch.grace_s)
         self._guarded("drain", self._actor.drain)
-        self._tick(time.monotonic())  # tells the others, even if nothing is left to do
+        self._tick(time.monotonic())  # its heartbeats announce the drain even if no work is left
         deadline_s = time.monotonic() + self._watch.grace_s
         await self._tick_until(lambda: bool(self._urgent) or self._actor.drained, deadline_s)
 
@@ -239,7 +239,7 @@ class _Life:
             self._begin_drain("the launcher is gone")
 
     def _begin_drain(self, why: str) -> None:
-        self._log.info("told to end", why=why)
+        self._log.info("ending", why=why)
         self._draining = True
         self._wake.set()
         if self._starting is not None:

@@ -18,7 +18,7 @@ STAGES = ("tokenizer", "compute", "detokenizer", "router")  # in the order of th
 
 
 class TimelineError(Exception):
-    """There is no timeline; the message says why and what to do."""
+    """There is no timeline; the text says why and what to do."""
 
 
 class Span(NamedTuple):

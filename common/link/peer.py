@@ -32,15 +32,6 @@ class Outbox:
     for both or None. So the steps that wait for a slow peer share a few messages.
     """
 
-    __slots__ = (
-        "_max_bytes",
-        "_max_merged_bytes",
-        "_moved_s",
-        "_num_bytes",
-        "_queue",
-        "num_merged",
-    )
-
     def __init__(self, max_message_bytes: int) -> None:
         self._queue: deque[Waiting] = deque()
         self._num_bytes = 0

@@ -98,7 +98,11 @@ def own_host(towards: str) -> str:
     place = tcp_place(towards)
     if place is not None:
         with contextlib.suppress(OSError, ConfigError):  # the name may get an address later
-            return _host_of_interface_to(literal_now(place).host)
+            router_host = literal_now(place).host
+            family = socket.AF_INET6 if ":" in router_host else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((router_host, 9))  # UDP: chooses an interface and sends nothing
+                return str(probe.getsockname()[0])
     try:
         host = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -110,14 +114,6 @@ def own_host(towards: str) -> str:
             "advertise"
         )
     return host
-
-
-def _host_of_interface_to(host: str) -> str:
-    """Ask a connected UDP socket which interface leads to a literal host; no packet is sent."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
 
 
 class Resolver:

@@ -1,8 +1,7 @@
 """The links of one actor over ZeroMQ: its bound inbox and a PUSH to each peer, on its own loop.
 
 A ZeroMQ descriptor is edge-triggered: it signals a change once, and any call on its socket may
-consume the signal. A reader must therefore continue, or come back, until EVENTS says that nothing
-is left.
+consume the signal. A reader must therefore continue, or come back, until EVENTS is empty.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _BUDGET = 512  # messages a turn: beyond, timers and outboxes have their go
 _BUDGET_S = 0.002
 _SWEEP_S = 0.1
 _HANG_UP_S = 0.1
-_IDLE_S = 300.0  # a link unused for so long is closed; the next message opens it anew
+_IDLE_S = 300.0  # a link unused for so long is closed; the next message opens it again
 
 
 class ZmqTransport:
@@ -55,7 +54,7 @@ class ZmqTransport:
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         try:
             self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
-            if self._keys is not None:  # before bind: until it runs, libzmq lets anybody in
+            if self._keys is not None:  # before bind: until it runs, libzmq accepts every client
                 self._authenticator = curve.Authenticator(self._context, self._keys)
             self._inbox = inbox.bind_inbox(self._context, settings, name, union, self._keys)
         except BaseException:
@@ -222,7 +221,7 @@ class ZmqTransport:
             self._outboxes_empty.set()
 
     def _flush(self, peer: Peer) -> None:
-        """Send what waits, within a budget; `push` ends only when EVENTS says that it must."""
+        """Send what waits, within a budget, until EVENTS allows no more."""
         if peer.socket.closed:
             return
         outbox = peer.outbox

@@ -33,7 +33,7 @@ class Transport(Protocol):
     def resolve(self, endpoint: str) -> tuple[str, ...]:
         """Return the literal endpoints that a router's name stands for, as far as known now.
 
-        Never waits; asks anew once a second. `ConfigError` for what is no endpoint.
+        Never waits; looks names up again once a second. `ConfigError` for what is no endpoint.
         """
 
     def open(self, deliver: Deliver, peer_lost: PeerLost) -> None:
@@ -52,5 +52,5 @@ class Transport(Protocol):
     async def close(self, linger_s: float) -> None:
         """Send what still waits, for `linger_s` at most, then close every socket.
 
-        Heartbeats are not waited for: at the end of a whole deployment nobody is left to take them.
+        Heartbeats may be lost: when a whole deployment ends, no process is left to read them.
         """

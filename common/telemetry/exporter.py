@@ -91,14 +91,11 @@ class Collector:
             except (OSError, ValueError) as error:
                 why = str(error)
             self._sleep(wait_s)
-        self._complain(why)
-        return False
-
-    def _complain(self, why: str) -> None:
         now_s = time.monotonic()
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = now_s
             sys.stderr.write(f"traces: {self.url} does not take spans: {why}\n")
+        return False
 
 
 def _span(row: SpanRow, resource: Resource) -> ReadableSpan:

@@ -27,7 +27,7 @@ from common.messages.address import AttemptId
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 FORMATS = ("auto", "console", "json")
 MAX_NAMED = 16  # attempts or traces in one line
-SHORT_ROUTER = 8  # of the 16 digits of an instance: enough to tell a deployment's routers apart
+SHORT_ROUTER = 8  # of an instance id's 16 digits: enough to distinguish a deployment's routers
 
 # Not shown to people: addresses inside of a run's folder, and hashes.
 FOR_MACHINES = ("endpoint", "revision", "instance_id")

@@ -41,7 +41,9 @@ class SpanRing:
         step = 2 + len(self._args)
         columns = [rows[place::step] for place in range(step)]
         ended_s = columns[1]
-        first = bisect_left(ended_s, since_s, lo=_num_unknown(ended_s))
+        # The places at the beginning that were never written hold NaN.
+        unwritten = next((at for at, end_s in enumerate(ended_s) if end_s == end_s), len(ended_s))
+        first = bisect_left(ended_s, since_s, lo=unwritten)
         began_s, ended_s, *values = (column[first:] for column in columns)
         args = tuple(TrackArg(*arg) for arg in zip(self._args, values, strict=True))
         return Track(self._lane, self._name, began_s, ended_s, args)
@@ -52,8 +54,3 @@ def timeline_part(
 ) -> TimelinePart:
     """Answer a query with tracks on that clock."""
     return TimelinePart(query.query, time.time() - clock(), tuple(tracks))
-
-
-def _num_unknown(column: array[float]) -> int:
-    """Count the places at the beginning of a column that were never written."""
-    return next((place for place, value in enumerate(column) if value == value), len(column))

@@ -12,9 +12,9 @@ API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"  # for commands that ask a server; it is
 
 
 class Command(NamedTuple):
-    """One command; `hints` say what to use instead of options of other programs.
+    """One command; `hints` names what replaces an option of another program.
 
-    Its module is imported for its options alone: `run` imports what is heavy.
+    Its module is imported for its options alone, so `run` imports what is heavy.
     """
 
     description: str

@@ -118,7 +118,7 @@ def remove(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     size = size_text(sum(cached[name].size_on_disk for name in options.models))
     if not options.yes:
         if not sys.stdin.isatty():
-            sys.stderr.write("slipstream rm: nobody can be asked here; --yes removes\n")
+            sys.stderr.write("slipstream rm: no terminal to confirm on; give --yes\n")
             return 2
         try:
             answer = input(f"Remove {', '.join(options.models)} ({size})? [y/N] ")

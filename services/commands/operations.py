@@ -1,4 +1,4 @@
-"""`slipstream health`, `keys`, `timeline` and `version`: for whoever runs the services."""
+"""`slipstream health`, `keys`, `timeline` and `version`: for operators."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ READY_LINE = re.compile(r"Slipstream serves .* at (http://\S+)/v1 ")
 STOP_WITHIN_S = 30.0
 CONNECT_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 600.0
+_BROKEN = (OSError, ValueError, http.client.HTTPException)  # a connection or an answer
 
 
 class ServerError(Exception):
@@ -53,19 +54,23 @@ class Api:
         listed = self.call("GET", "/v1/models").get("data") or []
         return [str(model.get("id")) for model in listed if isinstance(model, dict)]
 
+    def target(self, model: str | None) -> Target:
+        """Choose the named model or the first one; ServerError if it is not served."""
+        served = self.models()
+        if not served:
+            raise ServerError(f"{self.url} serves no model")
+        if model and model not in served:
+            raise ServerError(f"{self.url} serves no {model}; it serves {', '.join(served)}")
+        return Target(self, model or served[0])
+
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        connection, response = self._open(method, path, body)
-        try:
+        with self._response(method, path, body, f"{self.url}{path} gave no JSON") as response:
             return json.loads(response.read())
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ServerError(f"{self.url}{path} gave no JSON: {error}") from error
-        finally:
-            connection.close()
 
     def events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Request a stream and yield its events; closing the iterator ends the request."""
-        connection, response = self._open("POST", path, {**body, "stream": True})
-        try:
+        body = {**body, "stream": True}
+        with self._response("POST", path, body, "the answer was cut off") as response:
             for line in response:
                 data = line.partition(b"data:")[2].strip() if line.startswith(b"data:") else b""
                 if data == b"[DONE]":
@@ -75,32 +80,32 @@ class Api:
                     if "error" in event:
                         raise ServerError(_message(event) or data.decode())
                     yield event
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ServerError(f"the answer was cut off: {error}") from error
-        finally:
-            connection.close()
 
-    def _open(
-        self, method: str, path: str, body: Mapping[str, Any] | None
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    @contextlib.contextmanager
+    def _response(
+        self, method: str, path: str, body: Mapping[str, Any] | None, complaint: str
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Yield an answer that is not an error; `complaint` begins the error of reading it."""
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         host = self._parts.hostname or ""
-        connection = kind(host, self._parts.port, timeout=CONNECT_WITHIN_S)
-        try:
-            connection.connect()
-            connection.sock.settimeout(ANSWER_WITHIN_S)
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._parts.path + path, data, self.headers)
-            response = connection.getresponse()
-            if response.status < 300:
-                return connection, response
-            body_read = response.read(1 << 16)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            connection.close()
-            raise ServerError(f"{self.url} does not answer: {error}") from error
-        connection.close()
-        raise ServerError(_refusal(response.status, body_read), response.status)
+        opened = kind(host, self._parts.port, timeout=CONNECT_WITHIN_S)
+        with contextlib.closing(opened) as connection:
+            try:
+                connection.connect()
+                connection.sock.settimeout(ANSWER_WITHIN_S)
+                data = None if body is None else json.dumps(body).encode()
+                connection.request(method, self._parts.path + path, data, self.headers)
+                response = connection.getresponse()
+                refusal = response.read(1 << 16) if response.status >= 300 else b""
+            except _BROKEN as error:
+                raise ServerError(f"{self.url} does not answer: {error}") from error
+            if response.status >= 300:
+                raise ServerError(_refusal(response.status, refusal), response.status)
+            try:
+                yield response
+            except _BROKEN as error:
+                raise ServerError(f"{complaint}: {error}") from error
 
 
 def _refusal(status: int, body: bytes) -> str:
@@ -152,14 +157,11 @@ class Target:
 
 
 def add_target_options(parser: Parser) -> None:
-    parser.add_argument(
-        "target",
-        nargs="?",
-        metavar="MODEL|URL",
-        help="a model, as for `slipstream serve`, for which a server is started and stopped "
-        f"again; or the address of a server (default: {DEFAULT_URL} where one "
-        "runs, else the demo model)",
+    target = (
+        "a model, as for `slipstream serve`, for which a server is started and stopped again; or "
+        f"the address of a server (default: {DEFAULT_URL} where one runs, else the demo model)"
     )
+    parser.add_argument("target", nargs="?", metavar="MODEL|URL", help=target)
     parser.add_argument("--model", metavar="NAME", help="which model, where the server has several")
     parser.add_api_key()
 
@@ -170,7 +172,7 @@ def open_target(options: argparse.Namespace, env: Mapping[str, str]) -> Iterator
     api_key = api_key_of(options, env)
     target = options.target or ""
     if re.match(r"https?://", target):
-        yield _chosen(Api(target, api_key), options.model)
+        yield Api(target, api_key).target(options.model)
         return
     running = Api(DEFAULT_URL, api_key)
     try:
@@ -180,11 +182,11 @@ def open_target(options: argparse.Namespace, env: Mapping[str, str]) -> Iterator
             raise
         served = []
     if served and (not target or target in served):
-        yield _chosen(running, options.model or target)
+        yield running.target(options.model or target)
         return
     api_key = api_key or env.get("SLIPSTREAM_ROUTER__API_KEYS", "").partition(",")[0].strip()
     with _started(target or DEMO_MODEL, env) as url:
-        yield _chosen(Api(url, api_key), options.model)
+        yield Api(url, api_key).target(options.model)
 
 
 def add_answer_options(parser: Parser) -> None:
@@ -199,16 +201,6 @@ def answer_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _chosen(api: Api, model: str | None) -> Target:
-    """Choose the named model or the first one; ServerError if it is not there."""
-    served = api.models()
-    if not served:
-        raise ServerError(f"{api.url} serves no model")
-    if model and model not in served:
-        raise ServerError(f"{api.url} serves no {model}; it serves {', '.join(served)}")
-    return Target(api, model or served[0])
-
-
 @contextlib.contextmanager
 def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
     """Serve a model on a free port while the context lasts; yields the address.
@@ -218,7 +210,7 @@ def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
     """
     sys.stderr.write(f"starting a server for {Path(model).name} ...\n")
     command = [sys.executable, "-m", "services.cli", "serve", model]
-    for number in (signal.SIGTERM, signal.SIGHUP):  # do not leave it behind
+    for number in (signal.SIGTERM, signal.SIGHUP):  # to stop the server too
         signal.signal(number, _end)
     read_fd, write_fd = os.pipe()  # the server notices when its writing end closes
     with subprocess.Popen(
@@ -233,8 +225,7 @@ def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
         os.close(read_fd)
         try:
             assert server.stdout is not None
-            matches = map(READY_LINE.match, server.stdout)
-            ready = next(filter(None, matches), None)
+            ready = next(filter(None, map(READY_LINE.match, server.stdout)), None)
             if ready is None:
                 raise NoServer
             yield ready[1]

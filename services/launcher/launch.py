@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import structlog
 
@@ -32,7 +33,6 @@ from services.launcher.plan import (
     environment_of,
     tables_of_run,
     toml_text,
-    write_private,
 )
 from services.launcher.preflight import check, device_of, look
 from services.launcher.supervisor import Child, Supervisor, service_command
@@ -42,9 +42,9 @@ QUESTION = "What is the capital of France?"
 
 
 def launch(plan: Plan, env: Mapping[str, str]) -> int:
-    """Serve until told to end; returns the exit status.
+    """Serve until a signal; returns the exit status.
 
-    Raises ConfigError or ModelError for what must fail, before a process is started.
+    Raises ConfigError or ModelError, before a process is started, if serving cannot work.
     """
     log_format = plan.telemetry.log_format
     if log_format == "auto":
@@ -58,16 +58,15 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         stack.callback(front.close)
         machine = look(env)
         device_of(plan, machine)
-        model = find_model(
-            plan.model,
-            with_weights=plan.needs_weights,
-            inspect=lambda folder: check(plan, folder, machine),
-        )
+        inspect = partial(check, plan, machine)
+        model = find_model(plan.model, with_weights=plan.needs_weights, inspect=inspect)
         for abandoned in remove_abandoned(time.time()):
             structlog.get_logger().info("removed the folder of a killed run", path=abandoned)
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
-        write_private(config, toml_text(tables_of_run(plan, model, run_dir, log_format)))
+        # For this user alone: the settings may hold API keys.
+        with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(toml_text(tables_of_run(plan, model, run_dir, log_format)))
         read_fd, write_fd = os.pipe()  # the services notice when its writing end closes
         stack.callback(os.close, read_fd)
         stack.callback(os.close, write_fd)
@@ -77,7 +76,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             stack.enter_context(_kept_off(cores))
 
         def write(name: str, line: str) -> None:
-            # The file is ours, and the user never saw it.
+            # The user never saw this file.
             terminal.line(name, line.replace(f"{config}: ", ""))
 
         def announce(seconds: float) -> None:
@@ -92,7 +91,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             return await supervisor.run(front, announce)
 
         status = asyncio.run(supervise())
-        if status == EXIT_CONFIG:  # the log has it above the ends of the other services
+        if status == EXIT_CONFIG:  # in the log it stands above the ends of the other services
             for name, complaint in terminal.complaints.items():
                 sys.stderr.write(f"slipstream serve: {name} cannot work: {complaint}\n")
         return status
@@ -146,7 +145,7 @@ def _children(
     fds: tuple[int, int],
     cores: Cores | None,
 ) -> list[Child]:
-    """Return all processes, not started; `fds` are the launcher's pipe and listening socket."""
+    """Return all processes, not yet started; `fds` are the launcher's pipe and listening socket."""
     pipe, listening = fds
     children = []
     # Compute first: it takes longest to start.

@@ -26,7 +26,7 @@ def find_model(
     with_weights: bool,
     inspect: Callable[[Path], None] = lambda folder: None,
 ) -> ModelSettings:
-    """Return settings whose path is a complete local folder; ModelError says what is wrong.
+    """Return settings whose path is a complete local folder; raises ModelError otherwise.
 
     A hub id is downloaded with progress bars. Pickled weights (.bin, .pt) are neither fetched nor
     read. `inspect` is called with the folder and may raise; for a download, once before the weights

@@ -30,7 +30,7 @@ from services.detokenizer.config import DetokenizerSettings
 from services.router.config import RouterSettings
 from services.tokenizer.config import TokenizerSettings
 
-# The types alone: what is wrong in a service's own table, the service finds and says.
+# Only the types: a service checks its own table and reports what is wrong in it.
 SETTINGS: Mapping[str, type[Settings]] = {
     "model": ModelSettings,
     "links": LinkSettings,
@@ -82,7 +82,7 @@ class Plan:
         try:
             return max(float(self.value(service, "grace_s")) for service in SERVICE_TABLES)
         except ValueError:
-            return DEFAULT_GRACE_S  # the service itself says what is wrong with it
+            return DEFAULT_GRACE_S  # the service reports the mistake
 
     @property
     def needs_weights(self) -> bool:
@@ -93,8 +93,7 @@ class Plan:
 def make_plan(config: str | None, env: Mapping[str, str], options: Tables, counts: Counts) -> Plan:
     """Merge the settings file, the environment and the command line, later over earlier.
 
-    Raises ConfigError for a file that cannot be read and for mistakes in the shared tables; a
-    service finds those in its own table.
+    Raises ConfigError for a file that cannot be read and for mistakes in the shared tables.
     """
     written = WrittenSettings(config, env, options)
     plan = Plan(
@@ -144,7 +143,7 @@ def environment_of(
 def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
     """Choose a core for each thread that drives a GPU; None if they get none of their own.
 
-    Raises ConfigError if the user insists and there are too few cores.
+    Raises ConfigError if the user wants them (`pin = "on"`) and there are too few cores.
     """
     pin = plan.value("compute", "pin")
     if pin == "off" or "core" in plan.tables.get("compute", {}):  # the user has chosen
@@ -167,8 +166,8 @@ def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
 class Cores:
     """A CPU for each compute replica, in order, and the CPUs for everything else.
 
-    A thread that finds its core busy when a step has ended, or its caches cold, launches the next
-    step late.
+    A thread whose core is busy when a step ends, or whose caches are cold, launches the next step
+    late.
     """
 
     own: tuple[int, ...]
@@ -239,12 +238,6 @@ def toml_text(tables: Tables) -> str:
         lines = [f"{toml_value(str(key))} = {toml_value(value)}\n" for key, value in values.items()]
         parts.append(f"[{table}]\n" + "".join(lines))
     return "\n".join(parts)
-
-
-def write_private(path: str, text: str) -> None:
-    """Write a file that only this user can read: it may hold API keys."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
 
 
 def toml_value(value: Any) -> str:

@@ -40,15 +40,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory and devices; `gpus` are those that may be used, as far as they are known.
-
-    `why_no_gpu` says why none can be used; it is empty if one can.
-    """
+    """Memory and devices."""
 
     host_bytes: int
     fast_bf16: bool
-    gpus: tuple[Gpu, ...] = ()
-    why_no_gpu: str = ""
+    gpus: tuple[Gpu, ...] = ()  # those that may be used, as far as they are known
+    why_no_gpu: str = ""  # empty if one can be used
 
 
 def look(env: Mapping[str, str]) -> Machine:
@@ -72,7 +69,7 @@ def _why_no_gpu(env: Mapping[str, str]) -> str:
 
 
 def _gpus(env: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Ask nvidia-smi; none if it does not answer as expected."""
+    """Read the GPUs from nvidia-smi; none if its output is not as expected."""
     try:
         answer = subprocess.run(
             ("nvidia-smi", *QUERY),
@@ -124,7 +121,7 @@ def device_of(plan: Plan, machine: Machine) -> Literal["cpu", "cuda", "sim"]:
     return "cuda" if name == "cuda" or (name == "auto" and not machine.why_no_gpu) else "cpu"
 
 
-def check(plan: Plan, folder: Path, machine: Machine) -> None:
+def check(plan: Plan, machine: Machine, folder: Path) -> None:
     """Raise ModelError or ConfigError, in one sentence, if this model cannot be served."""
     device = device_of(plan, machine)
     if device == "sim":

@@ -171,11 +171,11 @@ class Supervisor:
         self._status = 0
 
     async def run(self, front: Front, announce: Callable[[float], None]) -> int:
-        """Run until told to end; returns the launch's exit status.
+        """Run until a signal; returns the launch's exit status.
 
         `announce` is called with the seconds that the start took, once all services are ready and
         the API answers. The status is 0 after a drain, 130 if that was cut short, 78 if a service
-        cannot work with its settings, and 1 if a process died again and again before the ring was
+        cannot work with its settings, and 1 if a process died several times before the ring was
         ready.
         """
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

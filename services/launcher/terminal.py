@@ -14,14 +14,14 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[1;31m"}
 LEVEL = re.compile(r"\[(warning|error|critical)\]")
 OWN_NAME = "launcher"
-NARROW = 79  # where a terminal does not say how wide it is
+NARROW = 79  # for a terminal of unknown width
 
 
 class Terminal:
     """Writes lines with the name of the process for people, or as they are for machines.
 
-    It is also the stream of the launcher's own log. `complaints` keeps for each process its last
-    line that begins with `slipstream`, which says why it cannot start.
+    It is also the stream of the launcher's own log. `complaints` holds, for each process, its last
+    line that begins with `slipstream`: the reason why it cannot start.
     """
 
     def __init__(self, stream: TextIO, for_people: bool, width: int) -> None:

@@ -111,7 +111,7 @@ def test_nothing_is_removed_where_nobody_can_be_asked(cache: Path) -> None:
     ran = run(cache, "rm", "org/small")
     assert (ran.returncode, ran.stderr) == (
         2,
-        "slipstream rm: nobody can be asked here; --yes removes\n",
+        "slipstream rm: no terminal to confirm on; give --yes\n",
     )
 
 

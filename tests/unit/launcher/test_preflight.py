@@ -57,14 +57,14 @@ def write_header(path: Path, tensors: dict[str, list[int]], cut: int = 0) -> Non
 
 def refused(plan: Plan, folder: Path, machine: Machine) -> str:
     with pytest.raises(SlipstreamError) as caught:
-        check(plan, folder, machine)
+        check(plan, machine, folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_model_that_fits_passes(tmp_path: Path) -> None:
-    check(plan_of(), folder_of(tmp_path), SERVER)
-    check(plan_of({"compute": {"dtype": "float16"}}), folder_of(tmp_path), LAPTOP)
+    check(plan_of(), SERVER, folder_of(tmp_path))
+    check(plan_of({"compute": {"dtype": "float16"}}), LAPTOP, folder_of(tmp_path))
 
 
 def test_weights_that_do_not_fit_into_memory_are_told_with_the_sizes(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_swap_space_beyond_the_memory_is_refused(tmp_path: Path) -> None:
 def test_several_replicas_on_one_processor_need_as_much_each(tmp_path: Path) -> None:
     options: Tables = {"compute": {"dtype": "bfloat16"}}
     folder = folder_of(tmp_path, num_hidden_layers=16)
-    check(plan_of(options), folder, LAPTOP)
+    check(plan_of(options), LAPTOP, folder)
     assert "in each of 3 processes" in refused(plan_of(options, compute=3), folder, LAPTOP)
 
 
@@ -176,7 +176,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 def test_the_virtual_device_needs_no_model(tmp_path: Path) -> None:
-    check(plan_of({"compute": {"device": "sim"}}), folder_of(tmp_path, vocab_size=10**9), LAPTOP)
+    check(plan_of({"compute": {"device": "sim"}}), LAPTOP, folder_of(tmp_path, vocab_size=10**9))
 
 
 def test_launcher_and_compute_know_the_same() -> None:
