@@ -21,7 +21,12 @@ import torch
 from benchmarks.kernels.case import Case
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork, plan_decode
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    AttentionCall,
+    Resident,
+    StepInputs,
+)
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
 PAGE_TOKENS = 16
@@ -120,18 +125,8 @@ def _case(
         )
         q_THD = qkv[:, : num_heads * width].unflatten(1, (num_heads, width))
         out_THD = torch.empty(bucket, num_heads, width, device=device, dtype=torch.bfloat16)
-        return partial(
-            decode_attention,
-            q_THD,
-            kv_pages,
-            resident,
-            inputs,
-            work,
-            out_THD,
-            width**-0.5,
-            0,
-            bucket,
-        )
+        attention = AttentionCall(q_THD, kv_pages, out_THD, width**-0.5, 0)
+        return partial(decode_attention, attention, resident, inputs, work, bucket)
 
     def run(calls: list[Callable[[], None]]) -> None:
         for call in calls:

@@ -29,6 +29,7 @@ from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.rms_norm import add_rms_norm
 from services.compute.kernels.rotate_and_store import rotate_and_store
 from services.compute.kernels.silu_mul import silu_mul
+from services.compute.kernels.step_buffers import AttentionCall
 
 WIDTHS = {"8B": (4096, 14336), "1B": (2048, 8192)}
 BATCHES = {1: "1x600", 64: "64 mixed", 256: "256 mixed"}
@@ -67,9 +68,8 @@ def _case(model: str, rows: int, pdl: bool) -> Case:
         rotate_and_store(
             qkv_TC, inputs, cos_PD, sin_PD, None, None, EPS, kv_pages, num_heads, pdl=pdl
         )
-        decode_attention(
-            q_THD, kv_pages, resident, inputs, work, mixed_THD, head_dim**-0.5, 0, rows, pdl=pdl
-        )
+        call = AttentionCall(q_THD, kv_pages, mixed_THD, head_dim**-0.5, 0)
+        decode_attention(call, resident, inputs, work, rows, pdl=pdl)
         add_rms_norm(x_TE, delta_TE, weight_E, EPS, normed_TE, pdl=pdl)
         silu_mul(gate_up_TF2, inner_TF, pdl=pdl)
 

@@ -17,7 +17,13 @@ import torch
 from benchmarks.kernels.case import Case
 from services.compute.kernels.prefill_attention import PrefillTiling, prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.step_buffers import NUM_ROWS, NUM_TOKENS, Resident, StepInputs
+from services.compute.kernels.step_buffers import (
+    NUM_ROWS,
+    NUM_TOKENS,
+    AttentionCall,
+    Resident,
+    StepInputs,
+)
 
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
 PAGE_TOKENS = 16
@@ -108,10 +114,8 @@ def _case(model: str, name: str, window: int = 0, tiling: PrefillTiling | None =
         qkv = random(bucket, num_heads + 2 * num_kv_heads, width)
         kv_pages = random(num_pages, 2, num_kv_heads, PAGE_TOKENS, width)
         out_THD = random(bucket, num_heads, width)
-        return partial(
-            prefill_attention, qkv[:, :num_heads], kv_pages, resident, inputs, work, out_THD,
-            width**-0.5, window, bucket, tiling,
-        )  # fmt: skip
+        call = AttentionCall(qkv[:, :num_heads], kv_pages, out_THD, width**-0.5, window)
+        return partial(prefill_attention, call, resident, inputs, work, bucket, tiling)
 
     num_tokens = sum(q_len for _, q_len in rows)
     num_keys = sum(q_start + q_len for q_start, q_len in rows)

@@ -15,8 +15,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.compute.kernels.decode_attention import decode_attention, decode_attention_reference
-from services.compute.kernels.decode_plan import CHUNK, EXTRA_PROGRAMS, ROW, DecodeWork, plan_decode
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from services.compute.kernels.decode_plan import (
+    CHUNK,
+    EXTRA_PROGRAMS,
+    MIN_CHUNK,
+    ROW,
+    SHIFT,
+    DecodeWork,
+    plan_decode,
+)
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    AttentionCall,
+    Resident,
+    StepInputs,
+)
 from tests.cases import num_cases
 
 ON_GPU = torch.cuda.is_available()
@@ -50,33 +63,23 @@ class Step:
     def bucket(self) -> int:
         return len(self.lengths) + SPARE_ROWS
 
-    def work(self, max_splits: int = 0) -> DecodeWork:
+    def work(self, min_chunk: int = MIN_CHUNK) -> DecodeWork:
         shape = self.shape
         return DecodeWork.make(
             max(MAX_ROWS, self.bucket),
             shape.kv_heads,
             shape.group,
             shape.head_dim,
-            max_splits,
             device=self.q_THD.device,
+            min_chunk=min_chunk,
             extra_programs=EXTRA_PROGRAMS if ON_GPU else EXTRA_ITEMS * shape.kv_heads,
         )
 
     def attend(self, work: DecodeWork, window: int = 0) -> Tensor:
         """The kernel's output, poisoned before; the padding rows must keep the poison."""
         out_THD = torch.full_like(self.q_THD, torch.nan).contiguous()
-        scale = self.shape.head_dim**-0.5
-        decode_attention(
-            self.q_THD,
-            self.kv_pages,
-            self.resident,
-            self.inputs,
-            work,
-            out_THD,
-            scale,
-            window,
-            self.bucket,
-        )
+        call = self.call(self.q_THD, self.kv_pages, out_THD, window)
+        decode_attention(call, self.resident, self.inputs, work, self.bucket)
         assert out_THD[len(self.lengths) :].isnan().all()
         assert not work.arrivals_RK.any()
         return out_THD[: len(self.lengths)]
@@ -85,18 +88,12 @@ class Step:
         """The reference's output in float64."""
         q_THD = self.q_THD.double()
         out_THD = torch.full_like(q_THD, torch.nan)
-        decode_attention_reference(
-            q_THD,
-            self.kv_pages.double(),
-            self.resident,
-            self.inputs,
-            self.work(),
-            out_THD,
-            self.shape.head_dim**-0.5,
-            window,
-            self.bucket,
-        )
+        call = self.call(q_THD, self.kv_pages.double(), out_THD, window)
+        decode_attention_reference(call, self.resident, self.inputs, self.work(), self.bucket)
         return out_THD[: len(self.lengths)]
+
+    def call(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> AttentionCall:
+        return AttentionCall(q_THD, kv_pages, out_THD, self.shape.head_dim**-0.5, window)
 
     def check(self, out_THD: Tensor, window: int = 0) -> None:
         expected = self.expected(window)
@@ -173,16 +170,14 @@ def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Sha
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 70, 1000])
-@pytest.mark.parametrize("max_splits", [0, 4])
+@pytest.mark.parametrize("min_chunk", [MIN_CHUNK, 16])
 def test_a_window_hides_all_before_it_and_its_pages_are_not_read(
-    device: torch.device, window: int, max_splits: int
+    device: torch.device, window: int, min_chunk: int
 ) -> None:
     shape = Shape()
     step = make_step(device, [1, 4, 70, 64, 200, 129], shape, seed=window, window=window)
-    work = step.work(max_splits)
-    plan_decode(
-        step.inputs, work, shape.page_tokens, step.bucket, fixed_chunk=32 if max_splits else 0
-    )
+    work = step.work(min_chunk)
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
     step.check(step.attend(work, window), window)
     step.check(step.attend(work, window), window)  # a layer later, with the same plan
 
@@ -208,13 +203,14 @@ def test_one_long_row_among_short_ones_is_cut_and_merged(device: torch.device) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_a_fixed_chunk_a_row_is_bitwise_the_same_in_any_batch(
+def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
     device: torch.device, dtype: torch.dtype
 ) -> None:
     shape = Shape(dtype=dtype)
     step = make_step(device, [33, 300, 90, 1, 64], shape)
-    work = step.work(max_splits=4)
-    plan_decode(step.inputs, work, shape.page_tokens, step.bucket, fixed_chunk=32)
+    work = step.work(min_chunk=32)
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
+    assert chunk_shifts(work) == {5}
     together = step.attend(work)
     step.check(together)
     for row in range(len(step.lengths)):
@@ -230,31 +226,17 @@ def test_with_a_fixed_chunk_a_row_is_bitwise_the_same_in_any_batch(
             resident=step.resident,
             inputs=inputs,
         )
-        work_alone = alone.work(max_splits=4)
-        plan_decode(inputs, work_alone, shape.page_tokens, 1, fixed_chunk=32)
+        work_alone = alone.work(min_chunk=32)
+        plan_decode(inputs, work_alone, shape.page_tokens, 1)
+        assert chunk_shifts(work_alone) == {5}
         out_THD = torch.full_like(alone.q_THD, torch.nan).contiguous()
-        decode_attention(
-            alone.q_THD,
-            alone.kv_pages,
-            alone.resident,
-            inputs,
-            work_alone,
-            out_THD,
-            shape.head_dim**-0.5,
-            0,
-            1,
-        )
+        call = alone.call(alone.q_THD, alone.kv_pages, out_THD, 0)
+        decode_attention(call, alone.resident, inputs, work_alone, 1)
         assert torch.equal(out_THD[0], together[row])
 
 
-def test_fixed_chunk_and_max_splits_go_together(device: torch.device) -> None:
-    step = make_step(device, [5], Shape())
-    with pytest.raises(ValueError, match="max_splits"):
-        plan_decode(step.inputs, step.work(), 8, 1, fixed_chunk=64)
-    with pytest.raises(ValueError, match="max_splits"):
-        plan_decode(step.inputs, step.work(max_splits=4), 8, 1)
-    with pytest.raises(ValueError, match="power of two"):
-        plan_decode(step.inputs, step.work(max_splits=4), 8, 1, fixed_chunk=48)
+def chunk_shifts(work: DecodeWork) -> set[int]:
+    return set(work.items[: int(work.num_items), SHIFT.value].tolist())
 
 
 def test_pages_may_be_of_any_size(device: torch.device) -> None:
@@ -310,22 +292,6 @@ def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
     sizes = [expected[item[ROW.value], item[CHUNK.value]][1] for item in items]
     slack = -(-(1 << shift) // 8)  # a size class
     assert all(later <= earlier + slack for earlier, later in zip(sizes, sizes[1:], strict=False))
-
-
-@settings(deadline=None, max_examples=15)
-@given(lengths=LENGTHS, fixed=st.sampled_from([16, 64, 256]), splits=st.sampled_from([1, 4, 16]))
-def test_a_plan_with_a_fixed_chunk_cuts_each_row_by_itself(
-    device: torch.device, lengths: list[int], fixed: int, splits: int
-) -> None:
-    work = DecodeWork.make(50, 2, 1, 16, splits, device=device)
-    plan_decode(inputs_of(lengths, 50, device), work, 16, len(lengths), fixed_chunk=fixed)
-    shifts = []
-    for length in lengths:
-        shift = fixed.bit_length() - 1
-        while -(-length >> shift) > splits:
-            shift += 1
-        shifts.append(shift)
-    assert planned(work) == cut(lengths, shifts)
 
 
 @pytest.mark.gpu

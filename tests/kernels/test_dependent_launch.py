@@ -18,7 +18,12 @@ from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.rms_norm import add_rms_norm
 from services.compute.kernels.rotate_and_store import rotate_and_store
 from services.compute.kernels.silu_mul import silu_mul
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    AttentionCall,
+    Resident,
+    StepInputs,
+)
 
 ON_GPU = torch.cuda.is_available()
 HEADS, KV_HEADS, PAGE_TOKENS, EPS = 32, 8, 16, 1e-5
@@ -67,11 +72,9 @@ class Chain:
                 None, None, EPS, layer, HEADS, pdl=True,
             )  # fmt: skip
             between()
-            decode_attention(
-                q_THD, layer, self.resident, self.inputs, self.work,
-                mixed_TE.view(bucket, HEADS, self.head_dim), self.head_dim**-0.5, 0, bucket,
-                pdl=True,
-            )  # fmt: skip
+            mixed_THD = mixed_TE.view(bucket, HEADS, self.head_dim)
+            call = AttentionCall(q_THD, layer, mixed_THD, self.head_dim**-0.5, 0)
+            decode_attention(call, self.resident, self.inputs, self.work, bucket, pdl=True)
             between()
             weight_E = self.weight_E[:width]
             add_rms_norm(y_TE, mixed_TE, weight_E, EPS, gate_up_TF2, pdl=True)

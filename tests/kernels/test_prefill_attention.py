@@ -23,6 +23,7 @@ from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     NUM_ROWS,
     NUM_TOKENS,
+    AttentionCall,
     Resident,
     StepInputs,
 )
@@ -130,10 +131,11 @@ class Step:
     def expected(self, all_rows: bool = False) -> Tensor:
         out_THD = torch.full_like(self.q_THD, torch.nan, dtype=torch.float64)
         plan_prefill_reference(self.inputs, self.work, self.bucket, all_rows)
-        prefill_attention_reference(
-            self.q_THD.double(), self.kv_pages.double(), self.resident, self.inputs, self.work,
-            out_THD, self.shape.scale, self.shape.window, self.bucket,
+        call = AttentionCall(
+            self.q_THD.double(), self.kv_pages.double(), out_THD,
+            self.shape.scale, self.shape.window,
         )  # fmt: skip
+        prefill_attention_reference(call, self.resident, self.inputs, self.work, self.bucket)
         return out_THD
 
     def actual(self, device: torch.device, all_rows: bool = False, bucket: int = 0) -> Tensor:
@@ -144,10 +146,11 @@ class Step:
         work.num_items.fill_(-1)
         out_THD = torch.full_like(self.q_THD, torch.nan, device=device)
         plan_prefill(inputs, work, bucket or self.bucket, all_rows)
-        prefill_attention(
-            self.qkv.to(device)[:, : self.q_THD.shape[1]], self.kv_pages.to(device), resident,
-            inputs, work, out_THD, self.shape.scale, self.shape.window, bucket or self.bucket,
-        )  # fmt: skip
+        q_THD = self.qkv.to(device)[:, : self.q_THD.shape[1]]
+        call = AttentionCall(
+            q_THD, self.kv_pages.to(device), out_THD, self.shape.scale, self.shape.window
+        )
+        prefill_attention(call, resident, inputs, work, bucket or self.bucket)
         return out_THD.cpu()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from services.compute.kernels.decode_plan import (
     CHUNK,
@@ -28,7 +27,12 @@ from services.compute.kernels.decode_plan import (
     padded,
 )
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, Resident, StepInputs
+from services.compute.kernels.step_buffers import (
+    NUM_DECODE_ROWS,
+    AttentionCall,
+    Resident,
+    StepInputs,
+)
 
 LOG2_E = 1.4426950408889634
 MAX_MERGE_CHUNKS = 64
@@ -195,19 +199,15 @@ def _decode_kernel(
 
 
 def decode_attention(
-    q_THD: Tensor,
-    kv_pages: Tensor,
+    call: AttentionCall,
     resident: Resident,
     inputs: StepInputs,
     work: DecodeWork,
-    out_THD: Tensor,
-    scale: float,
-    window: int,
     num_rows: int,
     *,
     pdl: bool = False,
 ) -> None:
-    """Attention of the step's decode rows over pages [N, 2, K, P, D] into out_THD.
+    """Attention of the step's decode rows.
 
     Of `inputs`, plan_decode has put into `work` what is needed. Rows that are no decode rows are
     neither read nor written. A row's result depends on itself and on the length of its chunks.
@@ -215,6 +215,7 @@ def decode_attention(
     With pdl the plan and the page table are read above the wait: the launch before must be that of
     rotate_and_store, which lets this one start when all before it has ended.
     """
+    q_THD, kv_pages, out_THD, scale, window = call
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
     tiling = work.tiling or DecodeTiling.of(head_dim, kv_pages.element_size())
@@ -254,17 +255,14 @@ def decode_attention(
 
 
 def decode_attention_reference(
-    q_THD: Tensor,
-    kv_pages: Tensor,
+    call: AttentionCall,
     resident: Resident,
     inputs: StepInputs,
     work: DecodeWork,
-    out_THD: Tensor,
-    scale: float,
-    window: int,
     num_rows: int,
 ) -> None:
-    """Write out_THD for the step's decode rows; pages [N, 2, K, P, D]. `work` goes unused."""
+    """`work` goes unused."""
+    q_THD, kv_pages, out_THD, scale, window = call
     kv_heads, page_tokens = kv_pages.shape[2], kv_pages.shape[3]
     for row in range(min(int(inputs.counts[NUM_DECODE_ROWS]), num_rows)):
         length = int(inputs.q_start_R[row]) + 1

@@ -70,7 +70,6 @@ class DecodeWork:
     arrivals_RK: Tensor  # int32, chunks of a row and head that are done; zero between launches
     max_rows: int
     num_kv_heads: int
-    max_splits: int
     extra_programs: int
     min_chunk: int
     tiling: DecodeTiling | None
@@ -81,20 +80,14 @@ class DecodeWork:
         num_kv_heads: int,
         group: int,
         head_dim: int,
-        max_splits: int = 0,
         *,
         device: torch.device,
         extra_programs: int = EXTRA_PROGRAMS,
         min_chunk: int = MIN_CHUNK,
         tiling: DecodeTiling | None = None,
     ) -> DecodeWork:
-        """Buffers for up to max_rows rows of any length.
-
-        With max_splits 0 the chunks of all rows share max_rows + some places, and plan_decode
-        chooses their length by the batch. With max_splits > 0 each row has that many places, which
-        is what a fixed chunk needs.
-        """
-        items = max_rows * max_splits or max_rows + _extra_items(extra_programs, num_kv_heads)
+        """Buffers for up to max_rows rows of any length, whose chunks share the items."""
+        items = max_rows + _extra_items(extra_programs, num_kv_heads)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -108,7 +101,6 @@ class DecodeWork:
             arrivals_RK=zeros(max_rows, num_kv_heads),
             max_rows=max_rows,
             num_kv_heads=num_kv_heads,
-            max_splits=max_splits,
             extra_programs=extra_programs,
             min_chunk=min_chunk,
             tiling=tiling,
@@ -116,12 +108,12 @@ class DecodeWork:
 
     @property
     def extra_items(self) -> int:
-        """Items that a step may have beyond one for each row, where no chunk is fixed."""
+        """Items that a step may have beyond one for each row."""
         return _extra_items(self.extra_programs, self.num_kv_heads)
 
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
-        return num_rows * self.max_splits or num_rows + self.extra_items
+        return num_rows + self.extra_items
 
 
 def _extra_items(extra_programs: int, num_kv_heads: int) -> int:
@@ -152,7 +144,7 @@ def _store_items(items, place, row, slot, chunk, shift, length, first, mask):
     tl.store(item + FIRST, first, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "extra_items", "min_shift", "max_splits"])
+@triton.jit(do_not_specialize=["num_rows", "extra_items", "min_shift"])
 def _plan_kernel(
     counts,
     q_start_R,
@@ -163,8 +155,6 @@ def _plan_kernel(
     num_rows,
     extra_items,
     min_shift,
-    max_splits,
-    FIXED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     LOG2_BLOCK_R: tl.constexpr,
     BLOCK_I: tl.constexpr,
@@ -183,22 +173,17 @@ def _plan_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    shift_R = tl.zeros([BLOCK_R], tl.int32) + min_shift
-    if FIXED:
-        for _ in range(0, 24):  # a row beyond max_splits chunks doubles them, whatever others do
-            shift_R += ((last_R >> shift_R) >= max_splits).to(tl.int32)
-    else:
-        # The step's own rows count, not the bucket's: one for many rows would be cut too finely.
-        item_limit = num_decode_rows + extra_items
-        shift = min_shift
-        num_positions = tl.sum(last_R + 1)
-        while (num_positions >> shift) > item_limit:  # no use in counting these
-            shift += 1
+    # The step's own rows count, not the bucket's: one for many rows would be cut too finely.
+    item_limit = num_decode_rows + extra_items
+    shift = min_shift
+    num_positions = tl.sum(last_R + 1)
+    while (num_positions >> shift) > item_limit:  # no use in counting these
+        shift += 1
+    num_chunks = tl.sum((last_R >> shift) + 1)
+    while num_chunks > item_limit:
+        shift += 1
         num_chunks = tl.sum((last_R >> shift) + 1)
-        while num_chunks > item_limit:
-            shift += 1
-            num_chunks = tl.sum((last_R >> shift) + 1)
-        shift_R = tl.zeros([BLOCK_R], tl.int32) + shift
+    shift_R = tl.zeros([BLOCK_R], tl.int32) + shift
 
     # All chunks of a row but its last are full. They come first in the list and the last chunks
     # follow by size: what starts late is short.
@@ -243,22 +228,15 @@ def plan_decode(
     work: DecodeWork,
     page_tokens: int,
     num_rows: int,
-    fixed_chunk: int = 0,
     *,
     pdl: bool = False,
 ) -> None:
     """Write the list of items for the step's decode rows, for launches of the same num_rows.
 
     Chunks are as short as the decode rows' share of items allows, so that a long row among short
-    ones is cut finely. With fixed_chunk (positions, a power of two) they are that, or the next
-    powers of two for a row of more than the work's max_splits chunks: they depend on the row alone.
-    With pdl the step's inputs are read above the wait (see dependent_launch).
+    ones is cut finely. With pdl the step's inputs are read above the wait (see dependent_launch).
     """
-    chunk = fixed_chunk or triton.next_power_of_2(max(work.min_chunk, page_tokens))
-    if chunk & (chunk - 1):
-        raise ValueError(f"fixed_chunk must be a power of two, got {fixed_chunk}")
-    if bool(fixed_chunk) != bool(work.max_splits):
-        raise ValueError("fixed_chunk and DecodeWork's max_splits go together: give both or none")
+    chunk = triton.next_power_of_2(max(work.min_chunk, page_tokens))
     block_rows = work.scratch.shape[1]
     _plan_kernel[(1,)](
         inputs.counts,
@@ -270,8 +248,6 @@ def plan_decode(
         num_rows,
         work.extra_items,
         chunk.bit_length() - 1,
-        work.max_splits,
-        FIXED=fixed_chunk > 0,
         BLOCK_R=block_rows,
         LOG2_BLOCK_R=block_rows.bit_length() - 1,
         BLOCK_I=PLAN_ITEMS,

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
-from services.compute.kernels.step_buffers import Resident, StepInputs
+from services.compute.kernels.step_buffers import AttentionCall, Resident, StepInputs
 
 PROGRAMS_PER_SM = 8
 """Launched at most. A program takes several tiles when there are more, so that a bucket's surplus
@@ -247,23 +246,16 @@ def _prefill_attention_kernel(
 
 
 def prefill_attention(
-    q_THD: Tensor,
-    kv_pages: Tensor,
+    call: AttentionCall,
     resident: Resident,
     inputs: StepInputs,
     work: PrefillWork,
-    out_THD: Tensor,
-    scale: float,
-    window: int,
     num_tokens: int,
     tiling: PrefillTiling | None = None,
 ) -> None:
-    """Attention of every planned query over positions up to its own, the last `window` if not 0.
-
-    `q_THD` and `out_THD` may have any token stride; a token's heads must be contiguous. `kv_pages`
-    [N, 2, K, P, D] must be contiguous. `scale` must be positive. `num_tokens` is the bucket;
-    `tiling` is there to measure others than the chosen one.
-    """
+    """Attention of every planned query. `num_tokens` is the bucket; `tiling` is there to measure
+    others than the chosen one."""
+    q_THD, kv_pages, out_THD, scale, window = call
     _, num_heads, width = q_THD.shape
     _, _, num_kv_heads, page_tokens, _ = kv_pages.shape
     assert num_heads == num_kv_heads * work.group
@@ -304,16 +296,13 @@ def prefill_attention(
 
 
 def prefill_attention_reference(
-    q_THD: Tensor,
-    kv_pages: Tensor,
+    call: AttentionCall,
     resident: Resident,
     inputs: StepInputs,
     work: PrefillWork,
-    out_THD: Tensor,
-    scale: float,
-    window: int,
     num_tokens: int,
 ) -> None:
+    q_THD, kv_pages, out_THD, scale, window = call
     page_tokens = kv_pages.shape[3]
     for row, first in work.items_I2[: int(work.num_items)].tolist():
         q_len = min(work.block_q, int(inputs.q_len_R[row]) - first)

@@ -49,10 +49,7 @@ class Sections(NamedTuple):
         return Sections(*accumulate((HEADER_INTS, *sizes, slot_rows * (1 + num_words))))
 
 
-NUM_COUNTS = 8
-NUM_ROWS, NUM_DECODE_ROWS, NUM_TOKENS, NUM_SAMPLES = range(4)
-"""Places in `counts`: the step's real sizes, of which the host tells kernels nothing else."""
-
+NUM_COUNTS = 8  # of which four are used: the host tells kernels nothing else of a step's sizes
 NO_SLOT = -1
 
 
@@ -104,3 +101,16 @@ class Resident(NamedTuple):
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         return Resident(table(num_slots, max_pages), table(num_slots), table(num_slots, num_words))
+
+
+class AttentionCall(NamedTuple):
+    """One layer's attention. A token's heads are contiguous, its stride may be any.
+
+    Shape legend: T tokens, H query heads, K kv heads, D head width, Y pages, P positions of a page.
+    """
+
+    q_THD: Tensor
+    kv_pages: Tensor  # [Y, 2, K, P, D], contiguous
+    out_THD: Tensor
+    scale: float  # positive
+    window: int  # positions that a query sees; 0: all up to its own

@@ -15,7 +15,7 @@ from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.step_buffers import Resident, StepInputs
+from services.compute.kernels.step_buffers import AttentionCall, Resident, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,10 @@ class DecodeAttention:
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
         tables = self._tables
+        call = AttentionCall(q_THD, kv_pages, out_THD, tables.scale, window)
         num_rows = min(q_THD.shape[0], tables.max_rows)
         decode_attention(
-            q_THD,
-            kv_pages,
-            tables.resident,
-            tables.inputs,
-            tables.decode,
-            out_THD,
-            tables.scale,
-            window,
-            num_rows,
-            pdl=tables.pdl,
+            call, tables.resident, tables.inputs, tables.decode, num_rows, pdl=tables.pdl
         )
 
 
@@ -85,17 +77,8 @@ class PrefillAttention:
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
         tables = self._tables
-        prefill_attention(
-            q_THD,
-            kv_pages,
-            tables.resident,
-            tables.inputs,
-            tables.prefill,
-            out_THD,
-            tables.scale,
-            window,
-            q_THD.shape[0],
-        )
+        call = AttentionCall(q_THD, kv_pages, out_THD, tables.scale, window)
+        prefill_attention(call, tables.resident, tables.inputs, tables.prefill, len(q_THD))
 
 
 class MixedAttention:
