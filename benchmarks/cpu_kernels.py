@@ -78,7 +78,7 @@ def report_decode(report: Report, dtype: torch.dtype) -> None:
         geometry = Geometry(kv_heads, PAGE_TOKENS, cache.device_pages[0, 0].nbytes)
         starts, ones = np.full(batch, length - 1), np.ones(batch, dtype=np.int64)
         work = plan_attention(starts, ones, tables, batch, geometry)
-        context = Attention(cache, work, (0,), Workspace(dtype, CPU))
+        context = Attention(cache, work, (0,), Workspace(dtype))
         q = torch.randn(batch, kv_heads * group, HEAD_DIM).to(dtype)
         kv = torch.randn(2, batch, kv_heads, HEAD_DIM).to(dtype)
         gathered = torch.randn(2, batch, kv_heads, length, HEAD_DIM).to(dtype)

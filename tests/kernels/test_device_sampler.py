@@ -64,7 +64,7 @@ def test_tokens_counts_and_logprobs_are_the_cpus(
 ) -> None:
     step = make_step(random_settings(14, seed), vocab_size, device)
     ours = sampler_of(step, device, vocab_size)
-    theirs = Sampler(NUM_SLOTS, vocab_size, torch.device("cpu"))
+    theirs = Sampler(NUM_SLOTS, vocab_size)
     theirs.place(step.deltas)
     for turn in range(2):
         slots = [(slot * 5 + turn) % 14 for slot in range(14)][turn:]
@@ -96,7 +96,7 @@ def test_structured_rows_draw_what_the_cpu_draws_under_the_same_masks(device: to
     ]
     step = make_step(settings, VOCAB_SIZE, device)
     ours = sampler_of(step, device, VOCAB_SIZE)
-    theirs = Sampler(NUM_SLOTS, VOCAB_SIZE, torch.device("cpu"))
+    theirs = Sampler(NUM_SLOTS, VOCAB_SIZE)
     theirs.place(step.deltas)
     assert ours.variant(np.array([1])) is Variant.FULL
     packed = np.full(len(ours.masks.packed), 10**9, dtype=np.int32)  # rows that nobody looks at
@@ -176,7 +176,7 @@ def test_a_row_past_its_min_tokens_is_no_longer_adjusted(device: torch.device) -
     step = make_step(settings, VOCAB_SIZE, device)
     sampler = sampler_of(step, device, VOCAB_SIZE)
     sampler._shaped.adjusted_SV.fill_(torch.nan)
-    theirs = Sampler(NUM_SLOTS, VOCAB_SIZE, torch.device("cpu"))
+    theirs = Sampler(NUM_SLOTS, VOCAB_SIZE)
     theirs.place(step.deltas)
     logits = random_logits(2, VOCAB_SIZE, 9, device)
     for variant, index in ((Variant.FULL, 3), (Variant.FULL, 4), (Variant.CUTS, 4)):

@@ -1,4 +1,4 @@
-"""How kernels overlap, and how host arrays reach the device.
+"""How kernels overlap.
 
 Programmatic dependent launch: a kernel starts while the one before it still runs. The kernel before
 says when (`gdc_launch_dependents`, or its end), and in the early one nothing passes `gdc_wait`
@@ -14,10 +14,8 @@ by decode_attention, which rotate_and_store lets start when all before rotate_an
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
-import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 
@@ -28,13 +26,15 @@ def dependent_launch(pdl: bool, tensor: Tensor) -> dict[str, bool]:
     return {"PDL": False}
 
 
-def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on the device, in stream order and without waiting for it.
-
-    On the CPU it is the array's own memory. For CUDA it goes through pinned memory, since a copy
-    from pageable memory above 64 KiB waits until the kernels launched before it are done.
-    """
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+@triton.jit
+def prefetch_l2(pointers):
+    """Ask the L2 cache for the lines of 128 bytes that these point into, and go on."""
+    addresses = pointers.to(tl.int64, bitcast=True)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [addresses],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )

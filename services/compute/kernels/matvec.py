@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.launch import dependent_launch, prefetch_l2
 from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec_config import (
     ROW_COUNTS,
@@ -91,20 +92,6 @@ def _load_weights(
         inside = cols[None, :] < NUM_IN
         w = tl.load(pointers, mask=inside, other=0.0, eviction_policy="evict_first")
     return w.to(tl.float32)
-
-
-@triton.jit
-def prefetch_l2(pointers):
-    """Ask the L2 cache for the lines of 128 bytes that these point into, and go on."""
-    addresses = pointers.to(tl.int64, bitcast=True)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [addresses],
-        tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -282,10 +269,9 @@ def _launch(
         HAS_SUM=sum_TI is not None,
         HAS_BIAS=bias_O is not None,
         PREFETCH_LINES=prefetch_lines(num_in, weight_OI.element_size()) if prefetches else 0,
-        PDL=pdl,
         num_warps=config.num_warps,
         maxnreg=min(255, max(128, 128 * 8 // config.num_warps)),  # two programs' share at least
-        **({"launch_pdl": True} if pdl else {}),  # the interpreter does not know the option
+        **dependent_launch(pdl, out_TO),
     )
 
 

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.launch import dependent_launch, prefetch_l2
 from services.compute.kernels.matmul import linear_reference
-from services.compute.kernels.matvec import prefetch_l2
 from services.compute.kernels.silu_mul import silu_mul_reference
 from services.compute.kernels.skinny_matmul_config import (
     MAX_TOKENS,
@@ -300,9 +300,8 @@ def _launch(
         HAS_BIAS=bias_O is not None,
         WIDEN=x_TI.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         PREFETCH_LINES=1 << max(0, lines.bit_length() - 1),
-        PDL=pdl,
         num_warps=config.num_warps,
-        **({"launch_pdl": True} if pdl else {}),  # the interpreter does not know the option
+        **dependent_launch(pdl, out_TO),
     )
 
 

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.launch import upload
 from services.compute.layers.paged_cache import PagedCache
 
 Int64Array = npt.NDArray[np.int64]
@@ -43,7 +42,7 @@ class DecodeGroup:
 
     rows: Int64Array  # [B], row is token here
     lengths: Int64Array  # [B]
-    gather: Int64Array  # [2 * B * K * n]
+    gather: Tensor  # [2 * B * K * n]
     num_pages: int
 
 
@@ -54,7 +53,7 @@ class PrefillRow:
     start: int
     end: int
     q_start: int
-    gather: Int64Array  # [2 * K * n]
+    gather: Tensor  # [2 * K * n]
     num_pages: int
 
 
@@ -62,8 +61,8 @@ class PrefillRow:
 class AttentionWork:
     """The step's positions, where its keys and values go, and its groups."""
 
-    positions: Int64Array  # [T]
-    key_slots: Int64Array  # [T * K], flat position of each head's key; values are K * P further
+    positions_T: Tensor
+    key_slots: Tensor  # [T * K], flat position of each head's key; values are K * P further
     clear_pages: Int64Array  # pages first written in this step and not filled
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[PrefillRow, ...]
@@ -89,8 +88,8 @@ def plan_attention(
     last_page = (ends - 1) // page_tokens
     fresh = (q_start <= last_page * page_tokens) & (ends % page_tokens != 0)
     return AttentionWork(
-        positions=positions,
-        key_slots=(base[:, None] + heads).reshape(-1),
+        positions_T=torch.from_numpy(positions),
+        key_slots=torch.from_numpy((base[:, None] + heads).reshape(-1)),
         clear_pages=tables[np.nonzero(fresh)[0], last_page[fresh]],
         decode=_decode_groups(ends[:num_decode_rows], num_pages, tables, geometry),
         prefill=tuple(
@@ -133,12 +132,12 @@ def _decode_groups(
     return tuple(groups)
 
 
-def _gather_index(pages_Bn: Int64Array, kv_heads: int) -> Int64Array:
+def _gather_index(pages_Bn: Int64Array, kv_heads: int) -> Tensor:
     """Indices of heads of pages in the order [2, B, K, n]."""
     kinds = np.arange(2)[:, None, None, None] * kv_heads
     heads = np.arange(kv_heads)[None, None, :, None]
     index: Int64Array = pages_Bn[None, :, None, :] * (2 * kv_heads) + (kinds + heads)
-    return index.reshape(-1)
+    return torch.from_numpy(index.reshape(-1))
 
 
 QUERY_BLOCK = 128
@@ -153,8 +152,6 @@ class _Decode:
     rows: Tensor | slice
     gather: Tensor
     mask_by_window: dict[int, Tensor]  # [B, 1, 1, L], added to the scores
-    num_rows: int
-    num_positions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +163,11 @@ class _Block:
     mask_QL: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Prefill:
-    gather: Tensor
-    num_positions: int
-    blocks_by_window: dict[int, tuple[_Block, ...]]
-
-
 class Workspace:
     """Memory for gathered pages, kept between steps: fresh memory costs more than the copy."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._buffer = torch.empty(0, dtype=dtype, device=device)
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._buffer = torch.empty(0, dtype=dtype)
 
     def take(self, num_rows: int, width: int) -> Tensor:
         """[num_rows, width], with whatever was there."""
@@ -196,21 +186,12 @@ class Attention:
         """`windows` are the layers' distinct attention windows; 0 sees everything before."""
         self._cache = cache
         self._workspace = workspace
-        self._device = cache.device_pages.device
-        self._dtype = cache.device_pages.dtype
-        self.positions_T = self._upload(work.positions)
-        self._keys = self._upload(work.key_slots)
+        self.positions_T = work.positions_T
+        self._keys = work.key_slots
         self._values = self._keys + cache.kv_heads * cache.page_tokens
-        self._decode = [
-            self._decode_group(work, group, windows) for group in range(len(work.decode))
-        ]
+        self._decode = [self._decode_group(group, windows) for group in work.decode]
         self._prefill = [
-            _Prefill(
-                gather=self._upload(row.gather),
-                num_positions=row.num_pages * cache.page_tokens,
-                blocks_by_window={window: self._blocks(row, window) for window in windows},
-            )
-            for row in work.prefill
+            (row, {window: self._blocks(row, window) for window in windows}) for row in work.prefill
         ]
         cache.clear(work.clear_pages.tolist())
 
@@ -225,28 +206,35 @@ class Attention:
         out_THD = torch.empty_like(q_THD)
         for group in self._decode:
             self._attend_decode(layer, group, window, q_THD, out_THD)
-        for row in self._prefill:
-            self._attend_prefill(layer, row, window, q_THD, out_THD)
+        for row, blocks_by_window in self._prefill:
+            self._attend_prefill(layer, row, blocks_by_window[window], q_THD, out_THD)
         return out_THD.flatten(1)
 
     def _attend_decode(
         self, layer: int, group: _Decode, window: int, q_THD: Tensor, out_THD: Tensor
     ) -> None:
         heads, width = self._cache.kv_heads, self._cache.head_dim
-        rows, length = group.num_rows, group.num_positions
+        mask_B11L = group.mask_by_window[window]
+        rows, _, _, length = mask_B11L.shape
         keys, values = self._gather(layer, group.gather, rows * heads, length)
         q = q_THD[group.rows].reshape(rows * heads, -1, width)
         scores = torch.bmm(q, keys.transpose(1, 2)).view(rows, heads, -1, length)
-        scores += group.mask_by_window[window]
+        scores += mask_B11L
         weights = torch.softmax(scores, dim=-1).view(rows * heads, -1, length)
         out_THD[group.rows] = torch.bmm(weights, values).view(rows, -1, width)
 
     def _attend_prefill(
-        self, layer: int, row: _Prefill, window: int, q_THD: Tensor, out_THD: Tensor
+        self,
+        layer: int,
+        row: PrefillRow,
+        blocks: tuple[_Block, ...],
+        q_THD: Tensor,
+        out_THD: Tensor,
     ) -> None:
         heads, width = self._cache.kv_heads, self._cache.head_dim
-        keys, values = self._gather(layer, row.gather, heads, row.num_positions)
-        for block in row.blocks_by_window[window]:
+        num_positions = row.num_pages * self._cache.page_tokens
+        keys, values = self._gather(layer, row.gather, heads, num_positions)
+        for block in blocks:
             queries, seen = block.end - block.start, block.num_positions
             q_THD_block = q_THD[block.start : block.end]
             q = q_THD_block.transpose(0, 1).reshape(heads, -1, width)  # [K, G * Q, D]
@@ -265,28 +253,19 @@ class Attention:
         both = space.view(2, num_heads, num_positions, cache.head_dim)
         return both[0], both[1]
 
-    def _decode_group(self, work: AttentionWork, number: int, windows: tuple[int, ...]) -> _Decode:
-        group = work.decode[number]
-        num_rows = len(group.rows)
-        first = int(group.rows[0])
+    def _decode_group(self, group: DecodeGroup, windows: tuple[int, ...]) -> _Decode:
+        num_rows, first = len(group.rows), int(group.rows[0])
         consecutive = int(group.rows[-1]) - first + 1 == num_rows
-        num_positions = group.num_pages * self._cache.page_tokens
-        index = torch.arange(num_positions, device=self._device)
-        lengths = self._upload(group.lengths)[:, None]
+        index_L = torch.arange(group.num_pages * self._cache.page_tokens)
+        lengths_B1 = torch.from_numpy(group.lengths)[:, None]
         masks = {}
         for window in windows:
-            hidden = index >= lengths
+            hidden_BL = index_L >= lengths_B1
             if window:
-                hidden |= index < lengths - window
-            mask = torch.zeros(num_rows, num_positions, dtype=self._dtype, device=self._device)
-            masks[window] = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
-        return _Decode(
-            rows=slice(first, first + num_rows) if consecutive else self._upload(group.rows),
-            gather=self._upload(group.gather),
-            mask_by_window=masks,
-            num_rows=num_rows,
-            num_positions=num_positions,
-        )
+                hidden_BL |= index_L < lengths_B1 - window
+            masks[window] = self._mask(hidden_BL)[:, None, None, :]
+        rows = slice(first, first + num_rows) if consecutive else torch.from_numpy(group.rows)
+        return _Decode(rows, group.gather, masks)
 
     def _blocks(self, row: PrefillRow, window: int) -> tuple[_Block, ...]:
         blocks = []
@@ -297,15 +276,16 @@ class Attention:
             position = row.q_start + block_start - row.start
             seen = position + block_end - block_start
             first_masked = 0 if window else position
-            queries = torch.arange(position, seen, device=self._device)[:, None]
-            keys = torch.arange(first_masked, seen, device=self._device)
-            hidden = keys > queries
+            queries_Q1 = torch.arange(position, seen)[:, None]
+            keys_L = torch.arange(first_masked, seen)
+            hidden_QL = keys_L > queries_Q1
             if window:
-                hidden |= keys <= queries - window
-            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-            mask.masked_fill_(hidden, -torch.inf)
-            blocks.append(_Block(block_start, block_end, first_masked, seen, mask))
+                hidden_QL |= keys_L <= queries_Q1 - window
+            mask_QL = self._mask(hidden_QL)
+            blocks.append(_Block(block_start, block_end, first_masked, seen, mask_QL))
         return tuple(blocks)
 
-    def _upload(self, array: Int64Array) -> Tensor:
-        return upload(array, self._device)
+    def _mask(self, hidden: Tensor) -> Tensor:
+        """To add to scores: minus infinity where they are hidden."""
+        mask = torch.zeros(hidden.shape, dtype=self._cache.device_pages.dtype)
+        return mask.masked_fill_(hidden, -torch.inf)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -32,16 +33,8 @@ class RMSNorm:
         return F.rms_norm(x, self.weight_E.shape, self.weight_E, self.eps)
 
 
-class LinearMap(Protocol):
-    """y = x W^T + b for x [T, I]."""
-
-    def __call__(self, x_TI: Tensor, /) -> Tensor: ...
-
-
-class MakeLinear(Protocol):
-    """How weights become a map: the one choice a device makes about them."""
-
-    def __call__(self, weight_OI: Tensor, bias_O: Tensor | None = None, /) -> LinearMap: ...
+LinearMap: TypeAlias = "Callable[[Tensor], Tensor]"
+"""y = x W^T + b for x [T, I]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
 from services.compute.layers.attention import Attention, Geometry, Workspace, plan_attention
-from services.compute.layers.weighted_layers import Linear, MakeLinear, PackedLinear, can_pack
+from services.compute.layers.weighted_layers import Linear, LinearMap, PackedLinear, can_pack
+from services.compute.models.decoder import MakeMap
 from services.compute.models.transformer import Transformer
 from services.compute.runner.device_errors import fatal_if_the_device_fails, place_all
 from services.compute.runner.model_loader import (
@@ -95,12 +96,12 @@ class EagerRunner:
         settings, config, pooling = loader.settings, loader.config, loader.pooling
         self._model = model
         self._cache = loader.cache(limits.num_pages, limits.num_host_pages)
-        self._workspace = Workspace(loader.dtype, CPU)
+        self._workspace = Workspace(loader.dtype)
         self._geometry = Geometry(
             config.num_kv_heads, settings.page_tokens, loader.page_bytes // config.num_layers
         )
         self._windows = tuple(sorted(set(config.windows)))
-        self._sampler = Sampler(settings.max_num_seqs, config.vocab_size, CPU)
+        self._sampler = Sampler(settings.max_num_seqs, config.vocab_size)
         self._pools: EagerPooler | None = None
         if pooling is not None:
             self._pools = EagerPooler(pooling, settings.max_num_seqs, config.hidden_size)
@@ -115,7 +116,7 @@ class EagerRunner:
         """Load a Hugging Face folder; raises ModelError or ConfigError, which say what to do."""
         loader = ModelLoader.read(path, settings, CPU)
         prepare_cpu(choose_threads(settings, loader.config, loader.dtype))
-        make_linear: MakeLinear = PackedLinear if can_pack(loader.dtype, CPU) else Linear
+        make_linear: MakeMap[LinearMap] = PackedLinear if can_pack(loader.dtype, CPU) else Linear
         model = Transformer(loader.decoder(make_linear), loader.max_positions)
         runner = EagerRunner(loader, model, loader.limits(cpu_room_bytes))
         if settings.warmup:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.launch import upload
 from services.compute.step import Int32Array
 
 Int64Array = npt.NDArray[np.int64]
@@ -29,13 +28,12 @@ class PenaltyRows:
     Rows exist only for such slots: at 256 slots and a vocabulary of 150,000 all would be 190 MB.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._device = device
         self._row_by_slot: dict[int, int] = {}
         self._free: list[int] = []
-        self._counts_CV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        self._prompt_CV = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+        self._counts_CV = torch.zeros((0, vocab_size), dtype=torch.int32)
+        self._prompt_CV = torch.zeros((0, vocab_size), dtype=torch.bool)
 
     def place(self, slot: int, prompt_ids: Int32Array, output_ids: Int32Array) -> None:
         """A sequence with a penalty takes the slot, having said `output_ids` already."""
@@ -43,10 +41,9 @@ class PenaltyRows:
         if row is None:
             row = self._row_by_slot[slot] = self._take_row()
         counts = np.bincount(self._known(output_ids), minlength=self._vocab_size)
-        self._counts_CV[row] = upload(counts.astype(np.int32), self._device)
+        self._counts_CV[row] = torch.from_numpy(counts.astype(np.int32))
         self._prompt_CV[row] = False
-        # an assignment by [row, ids] would wait for the device
-        self._prompt_CV[row].index_fill_(0, upload(self._known(prompt_ids), self._device), True)
+        self._prompt_CV[row].index_fill_(0, torch.from_numpy(self._known(prompt_ids)), True)
 
     def release(self, slot: int) -> None:
         """The slot goes to a sequence without penalties."""
@@ -67,9 +64,7 @@ class PenaltyRows:
 
         Repetition looks at prompt and output, the other two at the output only, as in vLLM.
         """
-        presence, frequency, repetition = (
-            upload(values, self._device)[:, None] for values in settings
-        )
+        presence, frequency, repetition = (torch.from_numpy(values)[:, None] for values in settings)
         counts_RV = self._counts_CV.index_select(0, rows)
         said_RV = counts_RV > 0
         if (settings[2] != 1.0).any():
@@ -116,7 +111,7 @@ row's outcome does not change with the batch it is in."""
 def apply_top_k(logits_RV: Tensor, top_k: Int32Array) -> None:
     """Set all but the k largest of each row to minus infinity; k is at least 1."""
     k_most = min(int(top_k.max()), logits_RV.shape[1])
-    index = upload(np.minimum(top_k, k_most).astype(np.int64) - 1, logits_RV.device)[:, None]
+    index = torch.from_numpy(np.minimum(top_k, k_most).astype(np.int64) - 1)[:, None]
     threshold = logits_RV.topk(k_most, dim=-1).values.gather(1, index)
     logits_RV.masked_fill_(logits_RV < threshold, -torch.inf)
 
@@ -127,10 +122,9 @@ def apply_top_p(logits_RV: Tensor, top_p: Float64Array) -> None:
     Rows have their maximum at 0.
     """
     vocab_size = logits_RV.shape[1]
-    limit = upload(top_p, logits_RV.device)[:, None]
+    limit = torch.from_numpy(top_p)[:, None]
     limit = limit * _mass(logits_RV).sum(dim=-1, keepdim=True).double()
-    # where asking the device stalls it, ask nothing and take all candidates at once
-    candidates = FIRST_CANDIDATES if logits_RV.device.type == "cpu" else vocab_size
+    candidates = FIRST_CANDIDATES
     while True:
         candidates = min(candidates, vocab_size)
         values_RN = logits_RV.topk(candidates, dim=-1).values
@@ -147,7 +141,7 @@ def apply_top_p(logits_RV: Tensor, top_p: Float64Array) -> None:
 
 def apply_min_p(logits_RV: Tensor, min_p_log: Float32Array) -> None:
     """Keep ids at least min_p times as likely as the likeliest; rows have their maximum at 0."""
-    threshold = upload(min_p_log, logits_RV.device)[:, None]
+    threshold = torch.from_numpy(min_p_log)[:, None]
     logits_RV.masked_fill_(logits_RV < threshold, -torch.inf)
 
 

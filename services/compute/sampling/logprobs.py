@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
-from services.compute.kernels.launch import upload
 from services.compute.step import Int32Array, RowScores
 
 Int64Array = npt.NDArray[np.int64]
@@ -35,13 +34,13 @@ class RawLogprobs:
         samples = np.nonzero(num_logprobs >= 0)[0]
         if not len(samples):
             return None
-        index = upload(samples, logits_SV.device)
+        index = torch.from_numpy(samples)
         logprobs_LV = logits_SV.index_select(0, index).log_softmax(dim=-1)
         return RawLogprobs(samples, num_logprobs[samples], logprobs_LV)
 
     def pick(self, tokens_S: Tensor) -> PickedLogprobs:
         """Those of the drawn tokens and of the most likely."""
-        index = upload(self.samples, tokens_S.device)
+        index = torch.from_numpy(self.samples)
         chosen_L = self.logprobs_LV.gather(1, tokens_S.index_select(0, index)[:, None])[:, 0]
         top = self.logprobs_LV.topk(int(self.wanted.max()), dim=-1)
         return PickedLogprobs(self.samples, self.wanted, chosen_L, top.indices, top.values)

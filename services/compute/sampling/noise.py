@@ -10,14 +10,12 @@ Shape legend: R rows, V vocabulary, N pairs of a row and an id.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
-from services.compute.kernels.launch import upload
 
 MASK = 0xFFFFFFFF
 ROUNDS = 10
@@ -52,7 +50,7 @@ def _xor(high: Tensor, word: Tensor, key: Tensor) -> Tensor:
 
 
 def _schedule(key: Tensor, step: int) -> tuple[Tensor, ...]:
-    steps = torch.arange(0, ROUNDS * step, step, device=key.device)
+    steps = torch.arange(0, ROUNDS * step, step)
     return (key + steps.view(-1, *(1,) * key.dim())).bitwise_and_(MASK).unbind()
 
 
@@ -70,23 +68,22 @@ SPARSE_SHARE = 8
 
 
 def coordinates(
-    seeds: Int64Array, choices: Int64Array, indices: Int64Array, device: torch.device
+    seeds: Int64Array, choices: npt.NDArray[np.integer[Any]], indices: Int64Array
 ) -> Tensor:
     """Where rows stand: [4, R], words below 2^32.
 
     Ids 4b to 4b+3 are the four words of counter (b, output index, choice, 0) under the seed as
     64-bit key. 32 bits a word reach down to probabilities of 2^-33.
     """
-    words = np.stack((indices, choices, seeds, seeds >> 32)) & MASK
-    return upload(words, device)
+    return torch.from_numpy(np.stack((indices, choices, seeds, seeds >> 32)) & MASK)
 
 
 def gumbel_noise(where_4R: Tensor, vocab_size: int) -> Tensor:
     """Float32 noise [R, V]."""
     num_rows = where_4R.shape[1]
     num_blocks = -(-vocab_size // 4)
-    block = torch.arange(num_blocks, device=where_4R.device)[None, :]
-    uniform = torch.empty((num_rows, num_blocks, 4), dtype=torch.float32, device=where_4R.device)
+    block = torch.arange(num_blocks)[None, :]
+    uniform = torch.empty((num_rows, num_blocks, 4), dtype=torch.float32)
     for lane, word in enumerate(_words(block, where_4R[:, :, None])):
         uniform[:, :, lane] = word
     return _to_gumbel(uniform).view(num_rows, -1)[:, :vocab_size]

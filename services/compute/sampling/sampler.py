@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.launch import upload
 from services.compute.kernels.slot_words import (
     BIASED,
     CUTS_MIN_P,
@@ -51,10 +50,9 @@ class Sampled:
 class Sampler:
     """Draws tokens by each slot's settings."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._slots = SamplingSlots(num_slots, vocab_size)
-        self._penalties = PenaltyRows(vocab_size, device)
+        self._penalties = PenaltyRows(vocab_size)
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
         """Sequences take slots; whatever was known of the slots before is gone."""
@@ -92,13 +90,13 @@ class Sampler:
         if count_rows is not None:
             if masks is not None and masks.skipped:
                 drawn = ~np.isin(penalised, masks.skipped)
-                penalised, count_rows = penalised[drawn], count_rows[self._upload(drawn)]
-            self._penalties.count(count_rows, tokens_S[self._upload(penalised)])
+                penalised, count_rows = penalised[drawn], count_rows[torch.from_numpy(drawn)]
+            self._penalties.count(count_rows, tokens_S[torch.from_numpy(penalised)])
         return Sampled(tokens_S, finite_S, None if raw is None else raw.pick(tokens_S))
 
     def _penalise(self, logits_SV: Tensor, samples: Int64Array, slots: Int64Array) -> Tensor:
-        rows = self._upload(self._penalties.rows_of(slots.tolist()))
-        index = self._upload(samples)
+        rows = torch.from_numpy(self._penalties.rows_of(slots.tolist()))
+        index = torch.from_numpy(samples)
         settings = self._slots
         logits_SV[index] = self._penalties.apply(
             logits_SV.index_select(0, index),
@@ -113,20 +111,20 @@ class Sampler:
             return
         values = np.concatenate([self._slots.bias_values[slot] for slot in slots[samples]])
         where = self._pairs(samples, [self._slots.bias_ids[slot] for slot in slots[samples]])
-        logits_SV.index_put_(where, self._upload(values), accumulate=True)
+        logits_SV.index_put_(where, torch.from_numpy(values), accumulate=True)
 
     def _mask_early_stops(self, logits_SV: Tensor, slots: Int64Array, indices: Int64Array) -> None:
         samples = np.nonzero(indices < self._slots.min_tokens[slots])[0]
         if not len(samples):
             return
         where = self._pairs(samples, [self._slots.stop_ids[slot] for slot in slots[samples]])
-        logits_SV.index_put_(where, torch.full((), -torch.inf, device=self._device))
+        logits_SV.index_put_(where, torch.full((), -torch.inf))
 
     def _mask(self, logits_SV: Tensor, masks: TokenMasks) -> None:
         bytes_G = np.ascontiguousarray(masks.bits).view(np.uint8)
         there_GV = np.unpackbits(bytes_G, axis=1, bitorder="little", count=logits_SV.shape[1])
-        index = self._upload(masks.samples.astype(np.int64))
-        barred_GV = self._upload(there_GV == 0)
+        index = torch.from_numpy(masks.samples.astype(np.int64))
+        barred_GV = torch.from_numpy(there_GV == 0)
         logits_SV[index] = logits_SV.index_select(0, index).masked_fill_(barred_GV, -torch.inf)
 
     def _draw(self, logits_SV: Tensor, slots: Int64Array, indices: Int64Array) -> Tensor:
@@ -135,7 +133,7 @@ class Sampler:
             return logits_SV.argmax(dim=-1)
         if len(drawn) == len(slots):
             return self._draw_noisy(logits_SV, slots, indices)
-        index = self._upload(drawn)
+        index = torch.from_numpy(drawn)
         tokens_S = logits_SV.argmax(dim=-1)
         tokens_S[index] = self._draw_noisy(
             logits_SV.index_select(0, index), slots[drawn], indices[drawn]
@@ -144,7 +142,7 @@ class Sampler:
 
     def _draw_noisy(self, logits_RV: Tensor, slots: Int64Array, indices: Int64Array) -> Tensor:
         settings = self._slots
-        temperature = self._upload(settings.temperature[slots])[:, None]
+        temperature = torch.from_numpy(settings.temperature[slots])[:, None]
         # the maximum goes to 0 first, where float32 is finest and no division overflows
         logits_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).div_(temperature)
         for cut, values, flag in (
@@ -154,7 +152,7 @@ class Sampler:
         ):
             self._cut(cut, logits_RV, values[slots], settings.asks(slots, flag))
         where_4R = coordinates(
-            settings.seed[slots], settings.choice[slots].astype(np.int64), indices, self._device
+            settings.seed[slots], settings.choice[slots].astype(np.int64), indices
         )
         return draw_where_it_counts(logits_RV, where_4R)
 
@@ -170,14 +168,11 @@ class Sampler:
         if wanted.all():
             cut(logits_RV, values)
             return
-        index = self._upload(np.nonzero(wanted)[0])
+        index = torch.from_numpy(np.nonzero(wanted)[0])
         some_RV = logits_RV.index_select(0, index)
         cut(some_RV, values[wanted])
         logits_RV[index] = some_RV
 
     def _pairs(self, samples: Int64Array, ids: Sequence[Int64Array]) -> tuple[Tensor, Tensor]:
         counts = np.array([len(some) for some in ids])
-        return self._upload(np.repeat(samples, counts)), self._upload(np.concatenate(ids))
-
-    def _upload(self, array: npt.NDArray[Any]) -> Tensor:
-        return upload(array, self._device)
+        return torch.from_numpy(np.repeat(samples, counts)), torch.from_numpy(np.concatenate(ids))

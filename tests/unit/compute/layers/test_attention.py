@@ -60,7 +60,7 @@ def test_any_mix_of_rows(
     cache = PagedCache((1, KV_HEADS, PAGE_TOKENS, WIDTH), sum(total_pages), 0, torch.float32, CPU)
     cache.device_pages.fill_(torch.nan)
     sequences = [torch.randn(2, start + count, KV_HEADS, WIDTH) for start, count in rows]
-    workspace = Workspace(torch.float32, CPU)
+    workspace = Workspace(torch.float32)
 
     def step(spans: list[tuple[int, int]], which: list[int], num_decode: int) -> torch.Tensor:
         starts, counts = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
@@ -124,7 +124,7 @@ def test_query_blocks_do_not_change_the_outcome(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(attention_module, "QUERY_BLOCK", block)
         cache = PagedCache((1, KV_HEADS, PAGE_TOKENS, WIDTH), 8, 0, torch.float32, CPU)
         work = plan_attention(np.array([0]), np.array([30]), np.arange(8)[None, :], 0, GEOMETRY)
-        context = Attention(cache, work, (0,), Workspace(torch.float32, CPU))
+        context = Attention(cache, work, (0,), Workspace(torch.float32))
         outs.append(context.attend(0, q, k, v, 0))
     torch.testing.assert_close(outs[0], outs[1])
 

@@ -21,14 +21,12 @@ from services.compute.sampling.noise import (
     philox4x32,
 )
 
-CPU = torch.device("cpu")
-
 
 def place(rows: list[tuple[int, int, int]]) -> torch.Tensor:
     seeds, choices, indices = (
         np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)
     )
-    return coordinates(seeds, choices, indices, CPU)
+    return coordinates(seeds, choices, indices)
 
 
 def noise(rows: list[tuple[int, int, int]], vocab_size: int) -> torch.Tensor:

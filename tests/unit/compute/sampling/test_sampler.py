@@ -28,7 +28,7 @@ def place(sampler: Sampler, slot: int, sampling: SamplingParams, **known: tuple[
 
 
 def sampler_of(*all_settings: SamplingParams, vocab_size: int = VOCAB_SIZE) -> Sampler:
-    sampler = Sampler(max(16, len(all_settings)), vocab_size, torch.device("cpu"))
+    sampler = Sampler(max(16, len(all_settings)), vocab_size)
     for slot, sampling in enumerate(all_settings):
         place(sampler, slot, sampling)
     return sampler
@@ -119,7 +119,7 @@ def test_draws_follow_the_distribution_after_temperature_and_cuts() -> None:
     count = 20_000
     sampler = sampler_of(*[replace(PLAIN, temperature=0.5, top_k=4, seed=s) for s in range(16)])
     logits = torch.tensor([1.0, 0.8, 0.5, 0.2, 0.1, -1.0]).expand(count, -1)
-    sampler = Sampler(16, 6, torch.device("cpu"))
+    sampler = Sampler(16, 6)
     for slot in range(16):
         place(sampler, slot, replace(PLAIN, temperature=0.5, top_k=4, seed=slot))
     numbers = np.arange(count)
@@ -131,7 +131,7 @@ def test_draws_follow_the_distribution_after_temperature_and_cuts() -> None:
 
 
 def test_seed_choice_and_index_each_change_the_draw() -> None:
-    sampler = Sampler(4, VOCAB_SIZE, torch.device("cpu"))
+    sampler = Sampler(4, VOCAB_SIZE)
     flat = torch.zeros(1, VOCAB_SIZE)
     draws = set()
     for seed in (1, 2):
@@ -143,7 +143,7 @@ def test_seed_choice_and_index_each_change_the_draw() -> None:
 
 def test_the_repetition_penalty_is_that_of_transformers() -> None:
     logits = random_logits(1, vocab_size=20)
-    sampler = Sampler(1, 20, torch.device("cpu"))
+    sampler = Sampler(1, 20)
     place(sampler, 0, replace(GREEDY, repetition_penalty=1.7), prompt_ids=(2, 3), output_ids=(4, 4))
     seen = torch.tensor([[2, 3, 4, 4]])
     expected = RepetitionPenaltyLogitsProcessor(1.7)(seen, logits.clone())
@@ -153,7 +153,7 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
 
 
 def test_presence_and_frequency_look_at_the_output_only_and_count_what_is_drawn() -> None:
-    sampler = Sampler(1, 8, torch.device("cpu"))
+    sampler = Sampler(1, 8)
     sampling = replace(GREEDY, presence_penalty=0.5, frequency_penalty=0.25)
     place(sampler, 0, sampling, prompt_ids=(1, 1, 1), output_ids=(2, 2))
     logits = torch.zeros(1, 8)
@@ -224,7 +224,7 @@ def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
 
 
 def test_count_rows_are_reused_when_slots_change_hands() -> None:
-    sampler = Sampler(64, 8, torch.device("cpu"))
+    sampler = Sampler(64, 8)
     penalised = replace(GREEDY, presence_penalty=1.0)
     for turn in range(200):
         slot = turn % 64

@@ -19,7 +19,7 @@ VOCAB_SIZE = 77
 
 
 def make_sampler(*settings: dict[str, Any]) -> Sampler:
-    sampler = Sampler(len(settings), VOCAB_SIZE, torch.device("cpu"))
+    sampler = Sampler(len(settings), VOCAB_SIZE)
     sampler.place(
         [
             SlotDelta(
