@@ -13,6 +13,8 @@ P positions in a page.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -25,34 +27,43 @@ from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.products import Product
 from services.compute.layers.rope import angles, inverse_frequencies
 from services.compute.layers.weighted_layers import Linear
-from services.compute.models.config import DecoderConfig
 from services.compute.models.decoder import Decoder, DecoderLayer
 
+NARROW_SIZES = ROW_COUNTS
+SMALL_WEIGHT = 1 << 25
+"""Up to here weights that a narrow pass asks for early (dependent launch) are not in the way: a
+step of the 1B model took 0.824 ms with it and 0.850 without, one of the 8B model 4.14 and 3.95."""
 
-class Activations:
+
+class Activations(NamedTuple):
     """The intermediate results of the largest step; smaller ones use the front of them."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        max_tokens: int,
-        max_samples: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        def rows(count: int, width: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(count, width, dtype=dtype, device=device)
+    x_TE: Tensor
+    delta_TE: Tensor
+    normed_TE: Tensor
+    qkv_TC: Tensor
+    mixed_TC: Tensor  # C = H * D
+    gate_up_TF2: Tensor
+    inner_TF: Tensor
 
-        heads = config.num_heads + 2 * config.num_kv_heads
-        self.x_TE = rows(max_tokens, config.hidden_size)
-        self.delta_TE = rows(max_tokens, config.hidden_size)
-        self.normed_TE = rows(max_tokens, config.hidden_size)
-        self.qkv_TC = rows(max_tokens, heads * config.head_dim)
-        self.mixed_THD = rows(max_tokens, config.num_heads * config.head_dim)
-        self.gate_up_TF2 = rows(max_tokens, 2 * config.intermediate_size)
-        self.inner_TF = rows(max_tokens, config.intermediate_size)
-        self.sampled_SE = rows(max_samples, config.hidden_size)
-        self.logits_SV = rows(max_samples, config.vocab_size, torch.float32)
+    @staticmethod
+    def make(decoder: Decoder[Linear], max_tokens: int) -> Activations:
+        config = decoder.config
+        q_width = config.num_heads * config.head_dim
+        widths = (
+            config.hidden_size,
+            config.hidden_size,
+            config.hidden_size,
+            q_width + 2 * config.num_kv_heads * config.head_dim,
+            q_width,
+            2 * config.intermediate_size,
+            config.intermediate_size,
+        )
+        like = decoder.embedding.weight_VE
+        return Activations(*(like.new_zeros(max_tokens, width) for width in widths))
+
+    def front(self, num_tokens: int) -> Activations:
+        return Activations(*(tensor[:num_tokens] for tensor in self))
 
 
 class FusedDecoder:
@@ -61,51 +72,87 @@ class FusedDecoder:
     def __init__(
         self,
         decoder: Decoder[Linear],
-        activations: Activations,
         inputs: StepInputs,
         product: Product,
         max_positions: int,
         pdl: bool,
     ) -> None:
         """With `pdl` kernels of ours begin while the one before them ends (dependent launch)."""
-        config = decoder.config
+        config, device = decoder.config, decoder.device
+        max_samples = len(inputs.sample_token_S)
         self._decoder = decoder
-        self._activations = activations
         self._inputs = inputs
         self._product = product
         self._pdl = pdl
+        self._narrow_pdl = pdl and config.hidden_size * config.intermediate_size <= SMALL_WEIGHT
         self._eps = config.rms_norm_eps
+        self._activations = Activations.make(decoder, len(inputs.tokens_T))
+        self._sampled_SE = torch.zeros(
+            max_samples, config.hidden_size, dtype=decoder.dtype, device=device
+        )
+        self.logits_SV = torch.zeros(max_samples, config.vocab_size, device=device)
+        # a norm's launch of the narrow pass reads x while it writes the sum: the two take turns
+        self._other_TE = torch.zeros_like(self._activations.x_TE[: max(NARROW_SIZES)])
         inv_freq = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         half_PD = angles(inv_freq, max_positions)[:, : config.head_dim // 2]
-        self._cos_PD = half_PD.cos().to(decoder.device)
-        self._sin_PD = half_PD.sin().to(decoder.device)
+        self._cos_PD, self._sin_PD = half_PD.cos().to(device), half_PD.sin().to(device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._decoder.device
+
+    @property
+    def has_narrow(self) -> bool:
+        """Whether the model has nothing that the kernels of the narrow pass lack."""
+        return all(layer.gate_up.bias_O is None for layer in self._decoder.layers)
 
     def forward(self, num_tokens: int, kv_pages: Tensor, attention: KernelAttention) -> None:
         """Leave the hidden states of T tokens in x and the last layer's part in delta.
 
         kv_pages is [Y, N, 2, K, P, D]; keys and values of the step are stored there.
         """
-        acts, product, pdl = self._activations, self._product, self._pdl
-        x_TE, delta_TE = acts.x_TE[:num_tokens], acts.delta_TE[:num_tokens]
-        normed_TE = acts.normed_TE[:num_tokens]
-        qkv_TC, inner_TF = acts.qkv_TC[:num_tokens], acts.inner_TF[:num_tokens]
-        gate_up_TF2 = acts.gate_up_TF2[:num_tokens]
-        tokens_T = self._inputs.tokens_T[:num_tokens]
-        torch.index_select(self._decoder.embedding.weight_VE, 0, tokens_T, out=x_TE)
+        acts, product = self._activations.front(num_tokens), self._product
+        eps, pdl = self._eps, self._pdl
+        self._embed(acts.x_TE)
+        attention.plan(num_tokens)
+        delta_TE: Tensor | None = None
+        for layer, pages in zip(self._decoder.layers, kv_pages, strict=True):
+            weight_E = layer.attention_norm.weight_E
+            add_rms_norm(acts.x_TE, delta_TE, weight_E, eps, acts.normed_TE, pdl=pdl)
+            product(acts.normed_TE, layer.qkv, acts.qkv_TC)
+            self._attend(layer, acts, pages, attention)
+            product(acts.mixed_TC, layer.out, acts.delta_TE)
+            weight_E, delta_TE = layer.mlp_norm.weight_E, acts.delta_TE
+            add_rms_norm(acts.x_TE, delta_TE, weight_E, eps, acts.normed_TE, pdl=pdl)
+            product.gate_up_silu(acts.normed_TE, layer.gate_up, acts.gate_up_TF2, acts.inner_TF)
+            product(acts.inner_TF, layer.down, delta_TE)
+
+    def forward_narrow(self, num_tokens: int, kv_pages: Tensor, attention: KernelAttention) -> None:
+        """The same for NARROW_SIZES tokens and a model that `has_narrow`.
+
+        With dependent launch a kernel of these begins while the one before it still runs and asks
+        for its weights, which no kernel writes.
+        """
+        acts, eps, pdl = self._activations.front(num_tokens), self._eps, self._narrow_pdl
+        # each addition changes the buffer, and there is an odd number: end in x, begin in other
+        x_TE, sum_TE = self._other_TE[:num_tokens], acts.x_TE
+        self._embed(x_TE)
         attention.plan(num_tokens)
         before: Tensor | None = None
+        delta_TE = acts.delta_TE
         for layer, pages in zip(self._decoder.layers, kv_pages, strict=True):
-            add_rms_norm(x_TE, before, layer.attention_norm.weight_E, self._eps, normed_TE, pdl=pdl)
-            product(normed_TE, layer.qkv, qkv_TC)
-            product(self.attend(layer, qkv_TC, pages, attention), layer.out, delta_TE)
-            add_rms_norm(x_TE, delta_TE, layer.mlp_norm.weight_E, self._eps, normed_TE, pdl=pdl)
-            product.gate_up_silu(normed_TE, layer.gate_up, gate_up_TF2, inner_TF)
-            product(inner_TF, layer.down, delta_TE)
+            weight_E, qkv = layer.attention_norm.weight_E, layer.qkv
+            normed = NormedInput(x_TE, before, weight_E, eps, None if before is None else sum_TE)
+            norm_matvec(normed, qkv.weight_OI, qkv.bias_O, acts.qkv_TC, pdl=pdl)
+            if before is not None:
+                x_TE, sum_TE = sum_TE, x_TE
+            self._attend(layer, acts, pages, attention)
+            matvec(acts.mixed_TC, layer.out.weight_OI, layer.out.bias_O, delta_TE, pdl=pdl)
+            normed = NormedInput(x_TE, delta_TE, layer.mlp_norm.weight_E, eps, sum_TE)
+            norm_gate_up_silu(normed, layer.gate_up.weight_OI, acts.inner_TF, pdl=pdl)
+            x_TE, sum_TE = sum_TE, x_TE
+            matvec(acts.inner_TF, layer.down.weight_OI, layer.down.bias_O, delta_TE, pdl=pdl)
             before = delta_TE
-
-    @property
-    def device(self) -> torch.device:
-        return self._decoder.device
 
     def logits(self, num_samples: int) -> Tensor:
         """Float32 logits [S, V] after the sampled tokens of the forward pass before."""
@@ -114,8 +161,8 @@ class FusedDecoder:
     def logits_at(self, index_S: Tensor) -> Tensor:
         """The same after these tokens (int32), no more than may be sampled; they lie where the
         logits of the last call lay."""
-        acts, num_samples = self._activations, len(index_S)
-        sampled_SE, logits_SV = acts.sampled_SE[:num_samples], acts.logits_SV[:num_samples]
+        num_samples = len(index_S)
+        sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
         self._norm_at(index_S, sampled_SE)
         self._product(sampled_SE, self._decoder.head, logits_SV)
         return logits_SV
@@ -131,15 +178,21 @@ class FusedDecoder:
         acts, weight_E = self._activations, self._decoder.norm.weight_E
         add_rms_norm(acts.x_TE, acts.delta_TE, weight_E, self._eps, out_SE, index_S=index_S)
 
-    def attend(
-        self, layer: DecoderLayer[Linear], qkv_TC: Tensor, pages: Tensor, attention: KernelAttention
-    ) -> Tensor:
-        """Rotate, store keys and values, and mix: [T, H * D] from the layer's projections."""
+    def _embed(self, x_TE: Tensor) -> None:
+        tokens_T = self._inputs.tokens_T[: len(x_TE)]
+        torch.index_select(self._decoder.embedding.weight_VE, 0, tokens_T, out=x_TE)
+
+    def _attend(
+        self,
+        layer: DecoderLayer[Linear],
+        acts: Activations,
+        pages: Tensor,
+        attention: KernelAttention,
+    ) -> None:
+        """Rotate and store the layer's projections, and mix."""
         config = self._decoder.config
-        num_tokens = qkv_TC.shape[0]
-        mixed_THD = self._activations.mixed_THD[:num_tokens]
         rotate_and_store(
-            qkv_TC,
+            acts.qkv_TC,
             self._inputs,
             self._cos_PD,
             self._sin_PD,
@@ -150,64 +203,6 @@ class FusedDecoder:
             config.num_heads,
             pdl=self._pdl,
         )
-        heads = (num_tokens, config.num_heads, config.head_dim)
-        q_THD = qkv_TC[:, : config.num_heads * config.head_dim].view(heads)
-        attention.attend(q_THD, pages, mixed_THD.view(heads), layer.window)
-        return mixed_THD
-
-
-NARROW_SIZES = ROW_COUNTS
-
-
-class NarrowDecoder:
-    """Stands in for FusedDecoder.forward at NARROW_SIZES tokens, on the same buffers.
-
-    With `pdl` a launch of these begins while the one before it still runs (programmatic dependent
-    launch) and asks for its weights, which no kernel writes.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder[Linear],
-        activations: Activations,
-        inputs: StepInputs,
-        fused: FusedDecoder,
-        pdl: bool = False,
-    ) -> None:
-        self._decoder = decoder
-        self._activations = activations
-        self._inputs = inputs
-        self._fused = fused
-        self._pdl = pdl
-        self._eps = decoder.config.rms_norm_eps
-        # a norm's launch reads x while it writes the sum, so the two take turns
-        self._other_TE = torch.zeros_like(activations.x_TE[: max(NARROW_SIZES)])
-
-    @staticmethod
-    def suits(decoder: Decoder[Linear]) -> bool:
-        """Whether the model has nothing that these kernels lack."""
-        return all(layer.gate_up.bias_O is None for layer in decoder.layers)
-
-    def forward(self, num_tokens: int, kv_pages: Tensor, attention: KernelAttention) -> None:
-        acts, eps, pdl = self._activations, self._eps, self._pdl
-        qkv_TC, inner_TF = acts.qkv_TC[:num_tokens], acts.inner_TF[:num_tokens]
-        delta_TE = acts.delta_TE[:num_tokens]
-        # each addition changes the buffer, and there is an odd number: end in x, begin in other
-        x_TE, sum_TE = self._other_TE[:num_tokens], acts.x_TE[:num_tokens]
-        tokens_T = self._inputs.tokens_T[:num_tokens]
-        torch.index_select(self._decoder.embedding.weight_VE, 0, tokens_T, out=x_TE)
-        attention.plan(num_tokens)
-        before: Tensor | None = None
-        for layer, pages in zip(self._decoder.layers, kv_pages, strict=True):
-            weight_E, qkv = layer.attention_norm.weight_E, layer.qkv
-            normed = NormedInput(x_TE, before, weight_E, eps, None if before is None else sum_TE)
-            norm_matvec(normed, qkv.weight_OI, qkv.bias_O, qkv_TC, pdl=pdl)
-            if before is not None:
-                x_TE, sum_TE = sum_TE, x_TE
-            mixed_THD = self._fused.attend(layer, qkv_TC, pages, attention)
-            matvec(mixed_THD, layer.out.weight_OI, layer.out.bias_O, delta_TE, pdl=pdl)
-            normed = NormedInput(x_TE, delta_TE, layer.mlp_norm.weight_E, eps, sum_TE)
-            norm_gate_up_silu(normed, layer.gate_up.weight_OI, inner_TF, pdl=pdl)
-            x_TE, sum_TE = sum_TE, x_TE
-            matvec(inner_TF, layer.down.weight_OI, layer.down.bias_O, delta_TE, pdl=pdl)
-            before = delta_TE
+        heads = (-1, config.num_heads, config.head_dim)
+        q_THD = acts.qkv_TC[:, : config.num_heads * config.head_dim].view(heads)
+        attention.attend(q_THD, pages, acts.mixed_TC.view(heads), layer.window)

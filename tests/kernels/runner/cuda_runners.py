@@ -44,7 +44,7 @@ def logits_after_step(runner: CudaRunner, num_samples: int) -> Tensor:
 
 
 def _logits_SV(runner: CudaRunner) -> Tensor:
-    return runner._machine._decoder._activations.logits_SV
+    return runner._machine._decoder.logits_SV
 
 
 class LogitsTap:
