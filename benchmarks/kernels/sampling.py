@@ -27,8 +27,8 @@ from benchmarks.kernels.case import Case
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels.logits_processors import ProcessorTables, process_logits
 from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
-from services.compute.kernels.sample import ProcessedLogits, SampleScratch, sample_tokens
-from services.compute.kernels.slot_words import MaskRows, SampleRows
+from services.compute.kernels.sample import SampleScratch, sample_tokens
+from services.compute.kernels.slot_words import MaskRows, ProcessedLogits, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
 from services.compute.sampling.slots import NUM_WORDS, slot_words
@@ -118,9 +118,8 @@ class Bench:
     def cuts(self, sampling: SamplingParams, spread: float) -> list[Callable[[], None]]:
         """Of logits of a normal distribution this wide."""
         scratch = TopKTopPScratch.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
-        shaped, where = self.shaped, (self.rows(sampling), scratch)
-        out = (shaped.adjusted_SV, shaped.keep_S, shaped.top_S)
-        return [partial(top_k_top_p, logits * spread, *where, *out) for logits in self.logits]
+        where = (self.rows(sampling), scratch, self.shaped)
+        return [partial(top_k_top_p, logits * spread, *where) for logits in self.logits]
 
     def shaped_after_cut(self, sampling: SamplingParams) -> ProcessedLogits:
         """What a draw finds after this cut."""
@@ -130,13 +129,13 @@ class Bench:
     def adjusts(self, sampling: SamplingParams) -> list[Callable[[], None]]:
         """Of slots that have said nothing yet: the work is the same."""
         tables = ProcessorTables.make(len(self.slots), torch.device("cuda"))
-        shaped, where = self.shaped, (self.rows(sampling), tables)
-        out = torch.empty_like(shaped.adjusted_SV)
+        adjusted_SV = torch.empty_like(self.shaped.adjusted_SV)
+        shaped = replace(self.shaped, adjusted_SV=adjusted_SV)
         masks = MaskRows.make(len(self.slots), VOCAB_SIZE, torch.device("cuda"))
         masks.row_of_S.copy_(self.slots)
         masks.bits_GM.random_(-(2**31), 2**31 - 1)
-        rest = (shaped.said_NV, masks, out)
-        return [partial(process_logits, logits, *where, *rest) for logits in self.logits]
+        where = (self.rows(sampling), tables, masks, shaped)
+        return [partial(process_logits, logits, *where) for logits in self.logits]
 
     def logprobs(self, sampling: SamplingParams) -> list[Callable[[], None]]:
         """Of whatever was drawn last."""

@@ -13,7 +13,7 @@ from services.compute.kernels.logits_processors import (
     process_logits,
     process_logits_reference,
 )
-from services.compute.kernels.slot_words import VOID_MASK, MaskRows
+from services.compute.kernels.slot_words import VOID_MASK, MaskRows, ProcessedLogits
 from services.compute.sampling.slots import known_bias
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 from services.router.openai.sampling import MAX_STOP_TOKEN_IDS
@@ -44,6 +44,12 @@ def tables_of(step: SamplingStep, device: torch.device) -> ProcessorTables:
         stops = torch.tensor(delta.stop_ids, dtype=torch.int32)
         tables.stop_id_NE[delta.slot, : len(stops)] = stops
     return tables
+
+
+def shaped_of(adjusted: torch.Tensor, said: torch.Tensor) -> ProcessedLogits:
+    """Without cuts."""
+    nothing = torch.empty(0, device=said.device)
+    return ProcessedLogits(adjusted, nothing.int(), nothing, said)
 
 
 def poisoned_masks(device: torch.device) -> MaskRows:
@@ -78,7 +84,7 @@ def test_rows_are_adjusted_as_the_reference_does_and_others_left_alone(
     outputs = []
     for run, dtype in ((process_logits, torch.float32), (process_logits_reference, torch.float64)):
         adjusted = torch.full((8, VOCAB_SIZE), torch.nan, dtype=dtype, device=device)
-        run(logits.to(dtype), step.rows, tables, said, masks, adjusted)
+        run(logits.to(dtype), step.rows, tables, masks, shaped_of(adjusted, said))
         outputs.append(adjusted.double())
     ours, reference = outputs
     assert ours[[0, 5, 7]].isnan().all()  # the sixth is past its min_tokens
@@ -97,7 +103,7 @@ def test_as_many_stop_ids_as_there_is_room_for_are_held_back(device: torch.devic
     said = torch.zeros((NUM_SLOTS, VOCAB_SIZE), dtype=torch.int32, device=device)
     adjusted = torch.full((1, VOCAB_SIZE), torch.nan, device=device)
     tables, masks = tables_of(step, device), poisoned_masks(device)
-    process_logits(logits, step.rows, tables, said, masks, adjusted)
+    process_logits(logits, step.rows, tables, masks, shaped_of(adjusted, said))
     assert torch.nonzero(adjusted[0].isneginf()).flatten().tolist() == list(stops)
 
 
@@ -125,7 +131,7 @@ def test_structured_rows_keep_what_their_mask_allows_and_no_other_row_looks_at_o
     outputs = []
     for run, dtype in ((process_logits, torch.float32), (process_logits_reference, torch.float64)):
         adjusted = torch.full((7, VOCAB_SIZE), torch.nan, dtype=dtype, device=device)
-        run(logits.to(dtype), step.rows, tables, said, masks, adjusted)
+        run(logits.to(dtype), step.rows, tables, masks, shaped_of(adjusted, said))
         outputs.append(adjusted.double())
     ours, reference = outputs
     assert ours[1].isnan().all()

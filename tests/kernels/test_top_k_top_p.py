@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.messages.sampling import SamplingParams
+from services.compute.kernels.slot_words import ProcessedLogits
 from services.compute.kernels.top_k_top_p import (
     HOST_MASS_UNIT,
     TopKTopPScratch,
@@ -49,7 +50,8 @@ def run(
     scratch.candidates_SM.fill_(-7)
     scratch.found_S.fill_(1 << 20)
     scratch.state_SL.fill_(-7)
-    top_k_top_p(logits, step.rows, scratch, adjusted, keep, top)
+    shaped = ProcessedLogits(adjusted, keep, top, said_NV=keep)
+    top_k_top_p(logits, step.rows, scratch, shaped)
     return top, keep
 
 
@@ -57,7 +59,8 @@ def check(step: SamplingStep, logits: torch.Tensor, max_candidates: int) -> None
     """Cut where the reference cuts, up to how an exponential is rounded."""
     top, keep = run(step, logits, max_candidates)
     expected, expected_keep = torch.full_like(top, torch.nan), torch.full_like(keep, -7)
-    top_k_top_p_reference(logits, step.rows, logits, expected_keep, expected)
+    shaped = ProcessedLogits(logits, expected_keep, expected, said_NV=keep)
+    top_k_top_p_reference(logits, step.rows, shaped)
     for row, delta in enumerate(step.deltas):
         sampling = delta.sampling
         if row in NOT_CUT:

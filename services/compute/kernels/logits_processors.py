@@ -30,7 +30,7 @@ from services.compute.kernels.sample_rows import (
     mask_of,
     slot_of,
 )
-from services.compute.kernels.slot_words import NO_MASK, MaskRows, SampleRows
+from services.compute.kernels.slot_words import NO_MASK, MaskRows, ProcessedLogits, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 
@@ -129,16 +129,15 @@ def process_logits(
     logits_SV: Tensor,
     rows: SampleRows,
     tables: ProcessorTables,
-    said_NV: Tensor,
     masks: MaskRows,
-    adjusted_SV: Tensor,
+    shaped: ProcessedLogits,
 ) -> None:
-    """Rows whose slots ask for it go to `adjusted_SV`, changed; nothing else of it is written."""
+    """Rows whose slots ask for it go to `shaped.adjusted_SV`, changed; no others are written."""
     num_samples, vocab_size = logits_SV.shape
     _process_logits[(triton.cdiv(vocab_size, BLOCK), num_samples)](
         logits_SV,
-        adjusted_SV,
-        said_NV,
+        shaped.adjusted_SV,
+        shaped.said_NV,
         tables,
         masks.row_of_S,
         masks.bits_GM,
@@ -157,9 +156,8 @@ def process_logits_reference(
     logits_SV: Tensor,
     rows: SampleRows,
     tables: ProcessorTables,
-    said_NV: Tensor,
     masks: MaskRows,
-    adjusted_SV: Tensor,
+    shaped: ProcessedLogits,
 ) -> None:
     """As the kernel's, in the precision of the logits."""
     for sample in range(int(rows.counts[NUM_SAMPLES])):
@@ -173,10 +171,11 @@ def process_logits_reference(
             continue
         logits = logits_SV[sample].clone()
         if row_W[words.FLAGS] & words.PENALISED:
-            times = said_NV[slot] % SEEN_IN_PROMPT
+            said_V = shaped.said_NV[slot]
+            times = said_V % SEEN_IN_PROMPT
             repetition = float(floats[words.REPETITION])
             weaker = torch.where(logits > 0, logits / repetition, logits * repetition)
-            logits = torch.where(said_NV[slot] != 0, weaker, logits)
+            logits = torch.where(said_V != 0, weaker, logits)
             logits -= times * float(floats[words.FREQUENCY])
             logits -= (times > 0) * float(floats[words.PRESENCE])
         biased = tables.bias_id_NB[slot, : row_W[words.NUM_BIAS]].long()
@@ -188,4 +187,4 @@ def process_logits_reference(
             bits = masks.bits_GM[mask_row].cpu().numpy().view(np.uint8)
             allowed = np.unpackbits(bits, bitorder="little")[: len(logits)]
             logits[torch.from_numpy(allowed == 0).to(logits.device)] = -torch.inf
-        adjusted_SV[sample] = logits
+        shaped.adjusted_SV[sample] = logits

@@ -9,7 +9,6 @@ result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ from services.compute.kernels.sample_rows import (
     not_finite,
     slot_of,
 )
-from services.compute.kernels.slot_words import MaskRows, SampleRows
+from services.compute.kernels.slot_words import MaskRows, ProcessedLogits, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 
 SMALL_PART = 1024
@@ -59,31 +58,6 @@ class SampleScratch(NamedTuple):
             torch.zeros(shape, dtype=torch.float32, device=device),
             torch.zeros(shape, dtype=torch.int32, device=device),
             torch.zeros(shape, dtype=torch.int32, device=device),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessedLogits:
-    """Rows that were adjusted, what cuts keep of rows, and what slots have said.
-
-    Of a cut row ids are kept whose logit, less the row's maximum and divided by the temperature,
-    has a magnitude with bits of at most `keep_S`. Raw logits stay as they were, for logprobs.
-    """
-
-    adjusted_SV: Tensor  # float32
-    keep_S: Tensor  # int32
-    top_S: Tensor  # float32, the maximum of a cut row
-    said_NV: Tensor  # int32, times an id was generated, and a bit if it was in the prompt
-
-    @staticmethod
-    def make(
-        num_slots: int, max_samples: int, vocab_size: int, device: torch.device
-    ) -> ProcessedLogits:
-        return ProcessedLogits(
-            torch.zeros((max_samples, vocab_size), dtype=torch.float32, device=device),
-            torch.zeros(max_samples, dtype=torch.int32, device=device),
-            torch.zeros(max_samples, dtype=torch.float32, device=device),
-            torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device),
         )
 
 

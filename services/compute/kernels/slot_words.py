@@ -3,7 +3,8 @@
 A slot's row of `Resident.slot_params` holds its settings: floats by their bits; what needs 64 bits
 takes two words, the low one first.
 
-Shape legend: S samples, N slots, W words of a slot, G rows of bits, M words of a row of bits.
+Shape legend: S samples, V vocabulary, N slots, W words of a slot, G rows of bits, M words of such a
+row.
 """
 
 from __future__ import annotations
@@ -56,6 +57,31 @@ class SampleRows(NamedTuple):
     index_S: Tensor  # int32, the number of the output token
     counts: Tensor  # int32, `StepInputs.counts`: samples beyond NUM_SAMPLES are padding, too
     params_NW: Tensor  # int32, `Resident.slot_params`
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedLogits:
+    """Rows that were adjusted, what cuts keep of rows, and what slots have said.
+
+    Of a cut row ids are kept whose logit, less the row's maximum and divided by the temperature,
+    has a magnitude with bits of at most `keep_S`. Raw logits stay as they were, for logprobs.
+    """
+
+    adjusted_SV: Tensor  # float32
+    keep_S: Tensor  # int32
+    top_S: Tensor  # float32, the maximum of a cut row
+    said_NV: Tensor  # int32, times an id was generated, and a bit if it was in the prompt
+
+    @staticmethod
+    def make(
+        num_slots: int, max_samples: int, vocab_size: int, device: torch.device
+    ) -> ProcessedLogits:
+        return ProcessedLogits(
+            torch.zeros((max_samples, vocab_size), device=device),
+            torch.zeros(max_samples, dtype=torch.int32, device=device),
+            torch.zeros(max_samples, device=device),
+            torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from services.compute.kernels import slot_words as words
 from services.compute.kernels.sample_rows import ADJUSTED, CUT, CUTS_TOP_K, CUTS_TOP_P, settings_of
-from services.compute.kernels.slot_words import SampleRows
+from services.compute.kernels.slot_words import ProcessedLogits, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.kernels.top_k_top_p_search import (
     INFINITE,
@@ -212,18 +212,16 @@ def top_k_top_p(
     logits_SV: Tensor,
     rows: SampleRows,
     scratch: TopKTopPScratch,
-    adjusted_SV: Tensor,
-    keep_S: Tensor,
-    top_S: Tensor,
+    shaped: ProcessedLogits,
 ) -> None:
-    """What rows with cuts keep: ids whose key is at most `keep_S`; min_p is left to who draws.
+    """Write what rows with cuts keep and their maxima; min_p is left to who draws.
 
-    Their maximum goes to `top_S`. Adjusted rows are taken from `adjusted_SV`, others from the
-    logits.
+    Adjusted rows are taken from `shaped.adjusted_SV`, others from the logits.
     """
+    keep_S, top_S = shaped.keep_S, shaped.top_S
     num_samples, vocab_size = logits_SV.shape
     parts = triton.cdiv(vocab_size, PART_IDS)
-    tensors = (logits_SV, adjusted_SV, scratch)
+    tensors = (logits_SV, shaped.adjusted_SV, scratch)
     split = {"V": vocab_size, "C": parts}
     lanes, max_candidates = triton.next_power_of_2(parts), scratch.candidates_SM.shape[1]
     bracket = {**split, "LANES": lanes, "M": max_candidates}
@@ -239,9 +237,7 @@ def top_k_top_p(
 HOST_MASS_UNIT = 2.0**40
 
 
-def top_k_top_p_reference(
-    logits_SV: Tensor, rows: SampleRows, adjusted_SV: Tensor, keep_S: Tensor, top_S: Tensor
-) -> None:
+def top_k_top_p_reference(logits_SV: Tensor, rows: SampleRows, shaped: ProcessedLogits) -> None:
     """As the kernel's; keys are of float32 whatever the logits are."""
     for sample in range(int(rows.counts[NUM_SAMPLES])):
         slot = int(rows.slot_S[sample])
@@ -252,9 +248,9 @@ def top_k_top_p_reference(
         adjusted = bool(
             row_W[words.FLAGS] & (words.ADJUSTED if early else words.ADJUSTED & ~words.HAS_STOPS)
         )
-        logits = (adjusted_SV if adjusted else logits_SV)[sample].cpu()
+        logits = (shaped.adjusted_SV if adjusted else logits_SV)[sample].cpu()
         temperature = row_W.view(np.float32)[words.TEMPERATURE].item()
-        top_S[sample] = logits.max()
+        shaped.top_S[sample] = logits.max()
         logits = (logits - logits.max()) / temperature  # a GPU would multiply by the inverse
         sorted_V = logits.float().sort(descending=True).values
         keep = -torch.inf
@@ -267,4 +263,4 @@ def top_k_top_p_reference(
             kept = (mass.cumsum(0) - mass).double() < limit
             kept[0] = True
             keep = float(sorted_V[kept][-1])
-        keep_S[sample] = int(np.float32(-keep).view(np.int32)) & 0x7FFFFFFF
+        shaped.keep_S[sample] = int(np.float32(-keep).view(np.int32)) & 0x7FFFFFFF

@@ -29,7 +29,7 @@ from services.compute.kernels.logprobs import (
     LogprobScratch,
     logprobs,
 )
-from services.compute.kernels.sample import ProcessedLogits, SampleScratch, sample_tokens
+from services.compute.kernels.sample import SampleScratch, sample_tokens
 from services.compute.kernels.slot_words import (
     ADJUSTED,
     BIASED,
@@ -41,6 +41,7 @@ from services.compute.kernels.slot_words import (
     PENALISED,
     SCORED,
     MaskRows,
+    ProcessedLogits,
     SampleRows,
 )
 from services.compute.kernels.step_buffers import Resident, StepInputs
@@ -160,13 +161,9 @@ class DeviceSampler:
         result_SW = self.result(variant)[:num_samples_bucket]
         rows, shaped = self._rows, self._shaped
         if full:
-            process_logits(
-                logits_SV, rows, self._tables, shaped.said_NV, self.masks, shaped.adjusted_SV
-            )
+            process_logits(logits_SV, rows, self._tables, self.masks, shaped)
         if not plain:
-            top_k_top_p(
-                logits_SV, rows, self._cuts, shaped.adjusted_SV, shaped.keep_S, shaped.top_S
-            )
+            top_k_top_p(logits_SV, rows, self._cuts, shaped)
         sample_tokens(
             logits_SV,
             rows,
