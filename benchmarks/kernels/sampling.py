@@ -28,10 +28,10 @@ from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels.logits_processors import ProcessorTables, process_logits
 from services.compute.kernels.logprobs import RESULT_WORDS, LogprobScratch, logprobs
 from services.compute.kernels.sample import SampleScratch, sample_tokens
-from services.compute.kernels.slot_words import MaskRows, ProcessedLogits, SampleRows
+from services.compute.kernels.slot_words import NUM_WORDS, MaskRows, ProcessedLogits, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
-from services.compute.sampling.slots import NUM_WORDS, slot_words
+from services.compute.sampling.slots import slot_words
 from services.compute.step import SlotDelta
 
 VOCAB_SIZE = 128256

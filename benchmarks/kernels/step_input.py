@@ -51,7 +51,6 @@ def cases() -> Iterator[Case]:
                 resident,
                 StepInputs.make(num_tokens, NUM_SLOTS, device),
                 num_tokens,
-                num_rows,
                 PAGE_TOKENS,
             )
             for packed in uploads

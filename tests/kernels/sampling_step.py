@@ -11,10 +11,10 @@ import torch
 
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.enter_slots import pack_entries, packed_size
-from services.compute.kernels.slot_words import SampleRows
+from services.compute.kernels.slot_words import NUM_WORDS, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES, Resident, StepInputs
 from services.compute.sampling.device_sampler import DeviceSampler
-from services.compute.sampling.slots import NUM_WORDS, slot_words
+from services.compute.sampling.slots import slot_words
 from services.compute.step import SlotDelta, int32_array
 
 NUM_SLOTS = 24

@@ -87,13 +87,12 @@ def unpacked(
     step: Step,
     device: torch.device,
     unpack: Callable[..., None],
-    buckets: tuple[int, int] | None = None,
+    bucket: int = 0,
 ) -> StepInputs:
     inputs = poisoned_inputs(device)
     resident = moved(step.tables, device)
-    num_tokens, num_samples = buckets or (max(1, step.plan.num_tokens), len(step.plan.sample_row))
-    page_tokens = step.sizes.page_tokens
-    unpack(step.packed.to(device), resident, inputs, num_tokens, num_samples, page_tokens)
+    num_tokens = bucket or max(1, step.plan.num_tokens)
+    unpack(step.packed.to(device), resident, inputs, num_tokens, step.sizes.page_tokens)
     assert_equal(resident, step.tables)
     return inputs
 
@@ -131,32 +130,30 @@ def test_a_step_is_unpacked_as_by_the_reference(name: str, seed: int, device: to
     assert_equal(unpacked(step, device, unpack_step), expected)
 
 
-@pytest.mark.parametrize("buckets", [(MAX_TOKENS, MAX_ROWS), (400, 40), (129, 128)])
+@pytest.mark.parametrize("bucket", [MAX_TOKENS, 400, 129])
 @pytest.mark.parametrize("name", ["nothing", "one decode row", "decode rows", "one chunk", "mixed"])
-def test_padding_fills_the_buckets_and_no_more(
-    name: str, buckets: tuple[int, int], device: torch.device
-) -> None:
-    if name == "mixed" and buckets[0] == 129:
-        buckets = (133, 128)
+def test_padding_fills_the_bucket_and_no_more(name: str, bucket: int, device: torch.device) -> None:
+    if name == "mixed" and bucket == 129:
+        bucket = 133
     step = make_step(CASES[name], 7)
-    inputs = unpacked(step, device, unpack_step, buckets)
-    assert_equal(inputs, unpacked(step, torch.device("cpu"), unpack_step_reference, buckets))
+    inputs = unpacked(step, device, unpack_step, bucket)
+    assert_equal(inputs, unpacked(step, torch.device("cpu"), unpack_step_reference, bucket))
     num_tokens, num_rows = step.plan.num_tokens, step.plan.num_rows
     num_samples = len(step.plan.sample_row)
-    padded_rows = min(buckets[0], MAX_ROWS)
-    for values, size, bucket, padding in (
-        (inputs.tokens_T, num_tokens, buckets[0], 0),
-        (inputs.positions_T, num_tokens, buckets[0], 0),
-        (inputs.kv_slots_T, num_tokens, buckets[0], -1),
+    padded_rows = min(bucket, MAX_ROWS)
+    for values, size, end, padding in (
+        (inputs.tokens_T, num_tokens, bucket, 0),
+        (inputs.positions_T, num_tokens, bucket, 0),
+        (inputs.kv_slots_T, num_tokens, bucket, -1),
         (inputs.row_slot_R, num_rows, padded_rows, 0),
         (inputs.q_len_R, num_rows, padded_rows, 0),
         (inputs.token_start_R, num_rows, padded_rows, num_tokens),
-        (inputs.sample_token_S, num_samples, buckets[1], 0),
-        (inputs.sample_slot_S, num_samples, buckets[1], NO_SLOT),
-        (inputs.sample_index_S, num_samples, buckets[1], 0),
+        (inputs.sample_token_S, num_samples, MAX_ROWS, 0),
+        (inputs.sample_slot_S, num_samples, MAX_ROWS, NO_SLOT),
+        (inputs.sample_index_S, num_samples, MAX_ROWS, 0),
     ):
-        assert (values[size:bucket] == padding).all()
-        assert (values[bucket:] == POISON).all()
+        assert (values[size:end] == padding).all()
+        assert (values[end:] == POISON).all()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -69,8 +69,7 @@ class DecodeWork:
     partial_stats: Tensor  # float32 [2, I, K, G], a chunk's greatest score (base 2) and its sum
     arrivals_RK: Tensor  # int32, chunks of a row and head that are done; zero between launches
     max_rows: int
-    num_kv_heads: int
-    extra_programs: int
+    extra_items: int  # that a step may have beyond one for each row
     min_chunk: int
     tiling: DecodeTiling | None
 
@@ -87,7 +86,8 @@ class DecodeWork:
         tiling: DecodeTiling | None = None,
     ) -> DecodeWork:
         """Buffers for up to max_rows rows of any length, whose chunks share the items."""
-        items = max_rows + _extra_items(extra_programs, num_kv_heads)
+        extra_items = -(-extra_programs // num_kv_heads)
+        items = max_rows + extra_items
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -100,24 +100,14 @@ class DecodeWork:
             partial_stats=zeros(2, items, num_kv_heads, group, dtype=torch.float32),
             arrivals_RK=zeros(max_rows, num_kv_heads),
             max_rows=max_rows,
-            num_kv_heads=num_kv_heads,
-            extra_programs=extra_programs,
+            extra_items=extra_items,
             min_chunk=min_chunk,
             tiling=tiling,
         )
 
-    @property
-    def extra_items(self) -> int:
-        """Items that a step may have beyond one for each row."""
-        return _extra_items(self.extra_programs, self.num_kv_heads)
-
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
         return num_rows + self.extra_items
-
-
-def _extra_items(extra_programs: int, num_kv_heads: int) -> int:
-    return -(-extra_programs // num_kv_heads)
 
 
 def padded(size: int) -> int:

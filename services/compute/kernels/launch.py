@@ -27,9 +27,11 @@ def dependent_launch(pdl: bool, tensor: Tensor) -> dict[str, bool]:
 
 
 @triton.jit
-def prefetch_l2(pointers):
-    """Ask the L2 cache for the lines of 128 bytes that these point into, and go on."""
-    addresses = pointers.to(tl.int64, bitcast=True)
+def prefetch_rows(w_ptr, row_O, begin, NUM_IN: tl.constexpr, LINES: tl.constexpr):
+    """Ask the L2 cache for LINES lines of 128 bytes of these rows from `begin` on, and go on."""
+    LINE_SIZE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
+    cols = tl.minimum(begin + tl.arange(0, LINES) * LINE_SIZE, NUM_IN - 1)
+    addresses = (w_ptr + row_O[:, None] + cols[None, :]).to(tl.int64, bitcast=True)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",

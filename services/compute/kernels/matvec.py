@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.launch import dependent_launch, prefetch_l2
+from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec_config import (
     ROW_COUNTS,
@@ -33,7 +33,7 @@ from services.compute.kernels.matvec_config import (
     prefetch_lines,
 )
 from services.compute.kernels.rms_norm import rms_norm
-from services.compute.kernels.silu_mul import silu_mul_reference
+from services.compute.kernels.silu_mul import silu_mul_reference, silu_mul_rounded
 
 
 @triton.jit
@@ -95,24 +95,12 @@ def _load_weights(
 
 
 @triton.jit
-def _prefetch_rows(w_ptr, rows, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, LINES: tl.constexpr):
-    """Ask the L2 cache for LINES lines of 128 bytes of these rows, and go on."""
-    LINE_SIZE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
-    safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
-    cols = tl.minimum(tl.arange(0, LINES) * LINE_SIZE, NUM_IN - 1)
-    pointers = w_ptr + safe[:, None] * NUM_IN + cols[None, :]
-    prefetch_l2(pointers)
-
-
-@triton.jit
 def _product(w, up_w, x, GATED: tl.constexpr):
     """The product, or silu(gate) * up, rounded where the separate kernels round."""
     wide = x.to(tl.float32)[None, :]
     y = tl.sum(w * wide, axis=1)
     if GATED:
-        gate = y.to(x.dtype).to(tl.float32)
-        up = tl.sum(up_w * wide, axis=1).to(x.dtype).to(tl.float32)
-        y = (gate / (1.0 + tl.exp(-gate))).to(x.dtype).to(tl.float32) * up
+        y = silu_mul_rounded(y, tl.sum(up_w * wide, axis=1), x.dtype)
     return y
 
 
@@ -146,7 +134,8 @@ def _matvec_kernel(
     x = tl.zeros([BLOCK_IN], x_ptr.dtype.element_ty)
     if PREFETCH_LINES > 0:
         rows = program * ROWS + tl.arange(0, ROWS)
-        _prefetch_rows(w_ptr, rows, NUM_OUT, NUM_IN, PREFETCH_LINES)
+        safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
+        prefetch_rows(w_ptr, safe * NUM_IN, 0, NUM_IN, PREFETCH_LINES)
         _wait_for_inputs(PDL)
     for block in tl.range(program, (NUM_OUT + ROWS - 1) // ROWS, PROGRAMS, num_stages=STAGES):
         rows = block * ROWS + tl.arange(0, ROWS)

@@ -22,10 +22,7 @@ HOST_SMS = 2
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """Items in order of falling context. Filled by `plan_prefill`, read by `prefill_attention`.
-
-    Shape legend: I items, R rows.
-    """
+    """Items in order of falling context. Filled by `plan_prefill`, read by `prefill_attention`."""
 
     items_I2: Tensor  # int32 (row, first query of the block within the row)
     num_items: Tensor  # int32 [1]

@@ -18,6 +18,13 @@ NUM_WARPS = 4  # 16 elements a thread: two 16-byte loads of each half in flight
 
 
 @triton.jit
+def silu_mul_rounded(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up of float32 sums, rounded where the separate kernels round."""
+    gate = gate.to(dtype).to(tl.float32)
+    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _silu_mul_kernel(
     gate_up_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr, PDL: tl.constexpr
 ):

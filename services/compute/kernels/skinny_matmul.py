@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.launch import dependent_launch, prefetch_l2
+from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.matmul import linear_reference
-from services.compute.kernels.silu_mul import silu_mul_reference
+from services.compute.kernels.silu_mul import silu_mul_reference, silu_mul_rounded
 from services.compute.kernels.skinny_matmul_config import (
     MAX_TOKENS,
     SkinnyConfig,
@@ -39,15 +39,6 @@ MERGE_ELEMENTS = 16 << 10
 """Partial sums that the last program has in flight: 128 registers of each of 128 threads."""
 
 LINE_BYTES = 128
-
-
-@triton.jit
-def _prefetch(w_ptr, row_O, begin, NUM_IN: tl.constexpr, LINES: tl.constexpr):
-    """Ask the L2 cache for LINES lines of 128 bytes of these rows from `begin` on, and go on."""
-    LINE_SIZE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
-    cols = tl.minimum(begin + tl.arange(0, LINES) * LINE_SIZE, NUM_IN - 1)
-    pointers = w_ptr + row_O[:, None] + cols[None, :]
-    prefetch_l2(pointers)
 
 
 @triton.jit
@@ -72,13 +63,6 @@ def _add_product(total, x_TK, w_OK, WEIGHT_FIRST: tl.constexpr, WIDEN: tl.conste
     else:
         total = tl.dot(x_TK, tl.trans(w_OK), acc=total, input_precision="ieee")
     return total
-
-
-@triton.jit
-def _silu_mul(gate, up, dtype: tl.constexpr):
-    """silu(gate) * up, rounded where the separate kernels round."""
-    gate = gate.to(dtype).to(tl.float32)
-    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -182,9 +166,9 @@ def _skinny_kernel(
     row_O = tl.minimum(o, num_out - 1).to(tl.int64) * NUM_IN  # beyond the last: again the last
     up_ptr = w_ptr + num_out.to(tl.int64) * NUM_IN
     if PDL:
-        _prefetch(w_ptr, row_O, begin, NUM_IN, PREFETCH_LINES)
+        prefetch_rows(w_ptr, row_O, begin, NUM_IN, PREFETCH_LINES)
         if GATED:
-            _prefetch(up_ptr, row_O, begin, NUM_IN, PREFETCH_LINES)
+            prefetch_rows(up_ptr, row_O, begin, NUM_IN, PREFETCH_LINES)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
@@ -203,7 +187,7 @@ def _skinny_kernel(
             up_OK = _load_weights(up_ptr + place_OK + k_step, k + k_step, NUM_IN, EVEN)
             up_total = _add_product(up_total, x_TK, up_OK, WEIGHT_FIRST, WIDEN)
     if GATED:
-        total = _silu_mul(total, up_total, x_ptr.dtype.element_ty)
+        total = silu_mul_rounded(total, up_total, x_ptr.dtype.element_ty)
     if SPLITS == 1:
         _store(out_ptr, bias_ptr, total, t, o, num_tokens, num_out, WEIGHT_FIRST, HAS_BIAS)
     else:

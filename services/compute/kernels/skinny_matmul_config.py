@@ -7,24 +7,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from services.compute.kernels.matvec_config import NUM_SMS, SHARED_BYTES
+
 MAX_TOKENS = 64
 """Rows the kernels take: one tile of them."""
 
 MIN_BLOCK_TOKENS = 16
 """Columns of the smallest product of tensor cores that Triton makes."""
 
-NUM_SMS = 132
-"""Multiprocessors of an H100 or H200."""
-
 MAX_SPLITS = 16
 MAX_SPLIT_OUTPUTS = 48 << 10
 """Outputs of all splits together: 12 MiB of partial sums at 64 rows."""
 
-SHARED_BYTES = 227 << 10
-"""Of a multiprocessor, for the programs on it; see `fits_device`."""
-
 RESERVED_BYTES = 2 << 10
-"""Of that, for each program beside its loads."""
+"""Of SHARED_BYTES, for each program beside its loads."""
 
 MAX_STAGES = 10
 

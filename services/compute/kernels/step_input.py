@@ -205,19 +205,14 @@ def _unpack_step(
 
 
 def unpack_step(
-    packed: Tensor,
-    resident: Resident,
-    inputs: StepInputs,
-    num_tokens: int,
-    num_samples: int,
-    page_tokens: int,
+    packed: Tensor, resident: Resident, inputs: StepInputs, num_tokens: int, page_tokens: int
 ) -> None:
-    """Fill `inputs` from the upload, padded to the buckets `num_tokens` >= 1 and `num_samples`.
+    """Fill `inputs` from the upload, tokens padded to the bucket `num_tokens` >= 1.
 
-    Rows are padded up to the lesser of `num_tokens` and the buffers' rows, with empty ones. Runs
-    after `apply_deltas`: it looks up pages.
+    Rows are padded up to the lesser of `num_tokens` and the buffers' rows, with empty ones, and
+    samples to all that the buffers hold. Runs after `apply_deltas`: it looks up pages.
     """
-    num_rows = min(num_tokens, inputs.row_slot_R.shape[0])
+    num_rows, num_samples = min(num_tokens, len(inputs.row_slot_R)), len(inputs.sample_slot_S)
     blocks = sum(triton.cdiv(size, _BLOCK) for size in (num_tokens, num_rows, num_samples))
     _unpack_step[(blocks,)](
         packed,
@@ -247,12 +242,7 @@ def apply_deltas_reference(packed: Tensor, resident: Resident) -> None:
 
 
 def unpack_step_reference(
-    packed: Tensor,
-    resident: Resident,
-    inputs: StepInputs,
-    num_tokens: int,
-    num_samples: int,
-    page_tokens: int,
+    packed: Tensor, resident: Resident, inputs: StepInputs, num_tokens: int, page_tokens: int
 ) -> None:
     counts = packed[:HEADER_INTS].tolist()
     at = Sections.of(counts, resident.slot_params.shape[1])
@@ -285,9 +275,9 @@ def unpack_step_reference(
     _fill(inputs.q_len_R[rows], q_len_R)
     _fill(inputs.token_start_R[rows], token_start_R, padding=counts[NUM_TOKENS])
     last_S = token_start_R[sample_row_S] + q_len_R[sample_row_S] - 1
-    _fill(inputs.sample_token_S[:num_samples], last_S)
-    _fill(inputs.sample_slot_S[:num_samples], row_slot_R[sample_row_S], padding=NO_SLOT)
-    _fill(inputs.sample_index_S[:num_samples], sample_index_S)
+    _fill(inputs.sample_token_S, last_S)
+    _fill(inputs.sample_slot_S, row_slot_R[sample_row_S], padding=NO_SLOT)
+    _fill(inputs.sample_index_S, sample_index_S)
 
 
 def _fill(out: Tensor, values: Tensor, padding: int = 0) -> None:

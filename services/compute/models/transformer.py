@@ -6,14 +6,12 @@ D head width, V vocabulary, S sampled rows.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from services.compute.layers.attention import Attention
 from services.compute.layers.rope import Rope, angles, inverse_frequencies, rotate
 from services.compute.layers.weighted_layers import LinearMap
-from services.compute.models.config import DecoderConfig
 from services.compute.models.decoder import Decoder, DecoderLayer
 
 
@@ -29,18 +27,6 @@ class Transformer:
         # tables of their own for queries carry the attention scale, which saves a pass
         self._q_rope = Rope.build(angles_PD, config.head_dim**-0.5, *like)
         self._k_rope = Rope.build(angles_PD, 1.0, *like)
-
-    @property
-    def config(self) -> DecoderConfig:
-        return self._decoder.config
-
-    @property
-    def device(self) -> torch.device:
-        return self._decoder.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._decoder.dtype
 
     def forward(self, tokens_T: Tensor, attention: Attention) -> Tensor:
         """Hidden states [T, E] after the last layer, not yet normalised."""

@@ -184,7 +184,7 @@ class EagerRunner:
             tokens=sampled.tokens_S.numpy().astype(np.int32)[:, None],
             n_valid=finite.astype(np.int32),
             nonfinite=~finite,
-            logprobs={} if sampled.logprobs is None else sampled.logprobs.to_host(),
+            logprobs=sampled.logprobs,
             device_start_s=ticket.start_s,
             device_end_s=ticket.end_s,
             scores=ticket.scores,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
+from services.compute.kernels import slot_words as words
 from services.compute.kernels.enter_slots import SlotEntry, enter_slots
 from services.compute.kernels.logits_processors import ProcessorTables, process_logits
 from services.compute.kernels.logprobs import (
@@ -30,20 +31,7 @@ from services.compute.kernels.logprobs import (
     logprobs,
 )
 from services.compute.kernels.sample import SampleScratch, sample_tokens
-from services.compute.kernels.slot_words import (
-    ADJUSTED,
-    BIASED,
-    CUT,
-    FLAGS,
-    HAS_STOPS,
-    MIN_TOKENS,
-    NUM_WORDS,
-    PENALISED,
-    SCORED,
-    MaskRows,
-    ProcessedLogits,
-    SampleRows,
-)
+from services.compute.kernels.slot_words import MaskRows, ProcessedLogits, SampleRows
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.top_k_top_p import TopKTopPScratch, top_k_top_p
 from services.compute.sampling.slots import known_bias, known_ids, slot_words
@@ -117,15 +105,15 @@ class DeviceSampler:
         that bring more than words, for `enter`. Raises ValueError for more bias pairs or stop ids
         than there is room for.
         """
-        rows = np.zeros((len(deltas), NUM_WORDS), dtype=np.int32)
+        rows = np.zeros((len(deltas), words.NUM_WORDS), dtype=np.int32)
         entries: list[SlotEntry] = []
         for number, delta in enumerate(deltas):
-            rows[number] = words = slot_words(delta, self._vocab_size)
-            flags = int(words[FLAGS])
-            if flags & (PENALISED | BIASED | HAS_STOPS):
+            rows[number] = words_W = slot_words(delta, self._vocab_size)
+            flags = int(words_W[words.FLAGS])
+            if flags & (words.PENALISED | words.BIASED | words.HAS_STOPS):
                 entries.append(self._entry(delta, flags))
             self._flags[delta.slot] = flags
-            self._min_tokens[delta.slot] = words[MIN_TOKENS]
+            self._min_tokens[delta.slot] = words_W[words.MIN_TOKENS]
         return rows, entries
 
     def enter(self, packed: Tensor) -> None:
@@ -142,11 +130,11 @@ class DeviceSampler:
         """
         flags = self._flags[slots]
         if indices is not None:
-            flags = np.where(indices < self._min_tokens[slots], flags, flags & ~HAS_STOPS)
+            flags = np.where(indices < self._min_tokens[slots], flags, flags & ~words.HAS_STOPS)
         asked = int(np.bitwise_or.reduce(flags, initial=0))
-        if asked & (ADJUSTED | SCORED):
+        if asked & (words.ADJUSTED | words.SCORED):
             return Variant.FULL
-        return Variant.CUTS if asked & CUT else Variant.PLAIN
+        return Variant.CUTS if asked & words.CUT else Variant.PLAIN
 
     def launch(self, variant: Variant, logits_SV: Tensor, num_samples_bucket: int) -> Tensor:
         """Queue the draws of the samples in `StepInputs`; returns their results [S, W] to be.
@@ -201,14 +189,14 @@ class DeviceSampler:
         return result_SW[:count, 0].copy(), result_SW[:count, 1] != 0, scored
 
     def _entry(self, delta: SlotDelta, flags: int) -> SlotEntry:
-        bias = known_bias(delta.sampling, self._vocab_size) if flags & BIASED else {}
-        stops = known_ids(delta.stop_ids, self._vocab_size) if flags & HAS_STOPS else NO_IDS
+        bias = known_bias(delta.sampling, self._vocab_size) if flags & words.BIASED else {}
+        stops = known_ids(delta.stop_ids, self._vocab_size) if flags & words.HAS_STOPS else NO_IDS
         if len(bias) > MAX_BIAS or len(stops) > MAX_STOP_IDS:
             raise ValueError(
                 f"slot {delta.slot}: {len(bias)} logit_bias pairs and {len(stops)} stop ids; "
                 f"there is room for {MAX_BIAS} and {MAX_STOP_IDS}"
             )
-        counted = bool(flags & PENALISED)
+        counted = bool(flags & words.PENALISED)
         bias_ids, values = NO_IDS, NO_IDS
         if bias:
             bias_ids = int32_array(list(bias))

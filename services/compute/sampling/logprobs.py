@@ -25,42 +25,29 @@ class RawLogprobs:
     """Taken before penalties, bias, temperature and cuts, which overwrite the logits."""
 
     samples: Int64Array  # [L], which sample each row is of
-    wanted: Int64Array  # [L], how many of the most likely
+    num_top: Int32Array  # [L], how many of the most likely are wanted
     logprobs_LV: Tensor
 
     @staticmethod
-    def of(logits_SV: Tensor, num_logprobs: Int64Array) -> RawLogprobs | None:
+    def of(logits_SV: Tensor, num_logprobs: Int32Array) -> RawLogprobs | None:
         """For samples with num_logprobs [S] of 0 or more; None if none asks."""
         samples = np.nonzero(num_logprobs >= 0)[0]
         if not len(samples):
             return None
-        index = torch.from_numpy(samples)
-        logprobs_LV = logits_SV.index_select(0, index).log_softmax(dim=-1)
+        logprobs_LV = logits_SV.index_select(0, torch.from_numpy(samples)).log_softmax(dim=-1)
         return RawLogprobs(samples, num_logprobs[samples], logprobs_LV)
 
-    def pick(self, tokens_S: Tensor) -> PickedLogprobs:
-        """Those of the drawn tokens and of the most likely."""
-        index = torch.from_numpy(self.samples)
-        chosen_L = self.logprobs_LV.gather(1, tokens_S.index_select(0, index)[:, None])[:, 0]
-        top = self.logprobs_LV.topk(int(self.wanted.max()), dim=-1)
-        return PickedLogprobs(self.samples, self.wanted, chosen_L, top.indices, top.values)
-
-
-@dataclass(frozen=True, slots=True)
-class PickedLogprobs:
-    samples: Int64Array
-    wanted: Int64Array
-    chosen_L: Tensor
-    top_ids_LN: Tensor
-    top_logprobs_LN: Tensor
-
-    def to_host(self) -> dict[int, tuple[TokenLogprobs, ...]]:
+    def pick(self, tokens_S: Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Those of the drawn tokens and of the most likely, by sample."""
+        token_L1 = tokens_S.index_select(0, torch.from_numpy(self.samples))[:, None]
+        chosen_L = self.logprobs_LV.gather(1, token_L1)[:, 0]
+        top = self.logprobs_LV.topk(int(self.num_top.max()), dim=-1)
         rows = zip(
             self.samples.tolist(),
-            self.wanted.tolist(),
-            self.chosen_L.tolist(),
-            self.top_ids_LN.tolist(),
-            self.top_logprobs_LN.tolist(),
+            self.num_top.tolist(),
+            chosen_L.tolist(),
+            top.indices.tolist(),
+            top.values.tolist(),
             strict=True,
         )
         return {

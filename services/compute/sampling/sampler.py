@@ -19,20 +19,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.kernels.slot_words import (
-    BIASED,
-    CUTS_MIN_P,
-    CUTS_TOP_K,
-    CUTS_TOP_P,
-    PENALISED,
-)
+from common.messages.tokens import TokenLogprobs
+from services.compute.kernels import slot_words as words
 from services.compute.sampling.logits_processors import (
     PenaltyRows,
     apply_min_p,
     apply_top_k,
     apply_top_p,
 )
-from services.compute.sampling.logprobs import PickedLogprobs, RawLogprobs
+from services.compute.sampling.logprobs import RawLogprobs
 from services.compute.sampling.noise import coordinates, draw_where_it_counts
 from services.compute.sampling.slots import SamplingSlots, is_penalised
 from services.compute.step import SlotDelta, TokenMasks
@@ -44,7 +39,7 @@ Int64Array = npt.NDArray[np.int64]
 class Sampled:
     tokens_S: Tensor  # int64
     finite_S: Tensor  # bool
-    logprobs: PickedLogprobs | None
+    logprobs: dict[int, tuple[TokenLogprobs, ...]]
 
 
 class Sampler:
@@ -77,8 +72,8 @@ class Sampler:
         settings = self._slots
         # a sum is finite if all are (short of 1e33), at a fortieth of the cost of looking at each
         finite_S = logits_SV.sum(dim=-1).isfinite()
-        raw = RawLogprobs.of(logits_SV, settings.num_logprobs[slots].astype(np.int64))
-        penalised = np.nonzero(settings.asks(slots, PENALISED))[0]
+        raw = RawLogprobs.of(logits_SV, settings.num_logprobs[slots])
+        penalised = np.nonzero(settings.asks(slots, words.PENALISED))[0]
         count_rows = None
         if len(penalised):
             count_rows = self._penalise(logits_SV, penalised, slots[penalised])
@@ -92,7 +87,7 @@ class Sampler:
                 drawn = ~np.isin(penalised, masks.skipped)
                 penalised, count_rows = penalised[drawn], count_rows[torch.from_numpy(drawn)]
             self._penalties.count(count_rows, tokens_S[torch.from_numpy(penalised)])
-        return Sampled(tokens_S, finite_S, None if raw is None else raw.pick(tokens_S))
+        return Sampled(tokens_S, finite_S, {} if raw is None else raw.pick(tokens_S))
 
     def _penalise(self, logits_SV: Tensor, samples: Int64Array, slots: Int64Array) -> Tensor:
         rows = torch.from_numpy(self._penalties.rows_of(slots.tolist()))
@@ -106,7 +101,7 @@ class Sampler:
         return rows
 
     def _bias(self, logits_SV: Tensor, slots: Int64Array) -> None:
-        samples = np.nonzero(self._slots.asks(slots, BIASED))[0]
+        samples = np.nonzero(self._slots.asks(slots, words.BIASED))[0]
         if not len(samples):
             return
         values = np.concatenate([self._slots.bias_values[slot] for slot in slots[samples]])
@@ -146,9 +141,9 @@ class Sampler:
         # the maximum goes to 0 first, where float32 is finest and no division overflows
         logits_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).div_(temperature)
         for cut, values, flag in (
-            (apply_top_k, settings.top_k, CUTS_TOP_K),
-            (apply_top_p, settings.top_p, CUTS_TOP_P),
-            (apply_min_p, settings.min_p_log, CUTS_MIN_P),
+            (apply_top_k, settings.top_k, words.CUTS_TOP_K),
+            (apply_top_p, settings.top_p, words.CUTS_TOP_P),
+            (apply_min_p, settings.min_p_log, words.CUTS_MIN_P),
         ):
             self._cut(cut, logits_RV, values[slots], settings.asks(slots, flag))
         where_4R = coordinates(

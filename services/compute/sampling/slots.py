@@ -8,32 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.slot_words import (
-    BIASED,
-    CHOICE,
-    CUTS_MIN_P,
-    CUTS_TOP_K,
-    CUTS_TOP_P,
-    FLAGS,
-    FREQUENCY,
-    HAS_STOPS,
-    MAX_TOP_LOGPROBS,
-    MIN_P_LOG,
-    MIN_TOKENS,
-    NUM_BIAS,
-    NUM_LOGPROBS,
-    NUM_STOPS,
-    NUM_WORDS,
-    PENALISED,
-    PRESENCE,
-    REPETITION,
-    SCORED,
-    SEED,
-    STRUCTURED,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-)
+from services.compute.kernels import slot_words as words
 from services.compute.step import BoolArray, Int32Array, SlotDelta
 
 Int64Array = npt.NDArray[np.int64]
@@ -50,20 +25,20 @@ class SamplingSlots:
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._words_NW = words_NW = np.zeros((num_slots, NUM_WORDS), dtype=np.int32)
+        self._words_NW = words_NW = np.zeros((num_slots, words.NUM_WORDS), dtype=np.int32)
         floats_NW = words_NW.view(np.float32)
-        self._flags = words_NW[:, FLAGS]
-        self.temperature = floats_NW[:, TEMPERATURE]
-        self.seed = words_NW[:, SEED : SEED + 2].view(np.int64)[:, 0]
-        self.choice = words_NW[:, CHOICE]
-        self.top_k = words_NW[:, TOP_K]
-        self.top_p = words_NW[:, TOP_P : TOP_P + 2].view(np.float64)[:, 0]
-        self.min_p_log = floats_NW[:, MIN_P_LOG]
-        self.presence = floats_NW[:, PRESENCE]
-        self.frequency = floats_NW[:, FREQUENCY]
-        self.repetition = floats_NW[:, REPETITION]
-        self.min_tokens = words_NW[:, MIN_TOKENS]
-        self.num_logprobs = words_NW[:, NUM_LOGPROBS]
+        self._flags = words_NW[:, words.FLAGS]
+        self.temperature = floats_NW[:, words.TEMPERATURE]
+        self.seed = words_NW[:, words.SEED : words.SEED + 2].view(np.int64)[:, 0]
+        self.choice = words_NW[:, words.CHOICE]
+        self.top_k = words_NW[:, words.TOP_K]
+        self.top_p = words_NW[:, words.TOP_P : words.TOP_P + 2].view(np.float64)[:, 0]
+        self.min_p_log = floats_NW[:, words.MIN_P_LOG]
+        self.presence = floats_NW[:, words.PRESENCE]
+        self.frequency = floats_NW[:, words.FREQUENCY]
+        self.repetition = floats_NW[:, words.REPETITION]
+        self.min_tokens = words_NW[:, words.MIN_TOKENS]
+        self.num_logprobs = words_NW[:, words.NUM_LOGPROBS]
         self.num_logprobs.fill(-1)
         self.bias_ids = [np.zeros(0, dtype=np.int64)] * num_slots
         self.bias_values = [np.zeros(0, dtype=np.float32)] * num_slots
@@ -80,8 +55,8 @@ class SamplingSlots:
 
     def asks(self, slots: Int64Array, flag: int) -> BoolArray:
         """Which of the slots have any of these flags."""
-        asks: BoolArray = (self._flags[slots] & flag) != 0
-        return asks
+        asking: BoolArray = (self._flags[slots] & flag) != 0
+        return asking
 
 
 def barred_tokens(sampling: SamplingParams) -> int:
@@ -100,24 +75,24 @@ def slot_words(delta: SlotDelta, vocab_size: int) -> Int32Array:
     min_tokens = barred_tokens(sampling)
     num_stops = len(known_ids(delta.stop_ids, vocab_size)) if min_tokens > 0 else 0
     flags = _flags(sampling, vocab_size, 0 if greedy else 1)
-    flags |= BIASED * (num_bias > 0) | HAS_STOPS * (num_stops > 0)
-    words = np.zeros(NUM_WORDS, dtype=np.int32)
-    floats = words.view(np.float32)
-    words[FLAGS] = flags
-    floats[TEMPERATURE] = 0.0 if greedy else sampling.temperature
-    words[SEED : SEED + 2].view(np.uint64)[0] = sampling.seed & 0xFFFFFFFFFFFFFFFF
-    words[CHOICE] = delta.choice
-    words[TOP_K] = sampling.top_k if flags & CUTS_TOP_K else 0
-    words[TOP_P : TOP_P + 2].view(np.float64)[0] = sampling.top_p
-    floats[MIN_P_LOG] = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
-    floats[PRESENCE] = sampling.presence_penalty
-    floats[FREQUENCY] = sampling.frequency_penalty
-    floats[REPETITION] = sampling.repetition_penalty
-    words[MIN_TOKENS] = min(min_tokens, MAX_INT32)
-    words[NUM_LOGPROBS] = min(sampling.num_logprobs, vocab_size, MAX_TOP_LOGPROBS)
-    words[NUM_BIAS] = num_bias
-    words[NUM_STOPS] = num_stops
-    return words
+    flags |= words.BIASED * (num_bias > 0) | words.HAS_STOPS * (num_stops > 0)
+    words_W = np.zeros(words.NUM_WORDS, dtype=np.int32)
+    floats_W = words_W.view(np.float32)
+    words_W[words.FLAGS] = flags
+    floats_W[words.TEMPERATURE] = 0.0 if greedy else sampling.temperature
+    words_W[words.SEED : words.SEED + 2].view(np.uint64)[0] = sampling.seed & 0xFFFFFFFFFFFFFFFF
+    words_W[words.CHOICE] = delta.choice
+    words_W[words.TOP_K] = sampling.top_k if flags & words.CUTS_TOP_K else 0
+    words_W[words.TOP_P : words.TOP_P + 2].view(np.float64)[0] = sampling.top_p
+    floats_W[words.MIN_P_LOG] = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+    floats_W[words.PRESENCE] = sampling.presence_penalty
+    floats_W[words.FREQUENCY] = sampling.frequency_penalty
+    floats_W[words.REPETITION] = sampling.repetition_penalty
+    words_W[words.MIN_TOKENS] = min(min_tokens, MAX_INT32)
+    words_W[words.NUM_LOGPROBS] = min(sampling.num_logprobs, vocab_size, words.MAX_TOP_LOGPROBS)
+    words_W[words.NUM_BIAS] = num_bias
+    words_W[words.NUM_STOPS] = num_stops
+    return words_W
 
 
 def is_penalised(sampling: SamplingParams) -> bool:
@@ -144,10 +119,10 @@ def known_ids(ids: tuple[int, ...], vocab_size: int) -> Int32Array:
 def _flags(sampling: SamplingParams, vocab_size: int, drawn: int) -> int:
     """Greedy rows take the largest, which no cut takes away."""
     return (
-        PENALISED * is_penalised(sampling)
-        | drawn * CUTS_TOP_K * (0 < sampling.top_k < vocab_size)
-        | drawn * CUTS_TOP_P * (sampling.top_p < 1.0)
-        | drawn * CUTS_MIN_P * (sampling.min_p > 0.0)
-        | SCORED * (sampling.num_logprobs >= 0)
-        | STRUCTURED * (sampling.grammar_spec is not None)
+        words.PENALISED * is_penalised(sampling)
+        | drawn * words.CUTS_TOP_K * (0 < sampling.top_k < vocab_size)
+        | drawn * words.CUTS_TOP_P * (sampling.top_p < 1.0)
+        | drawn * words.CUTS_MIN_P * (sampling.min_p > 0.0)
+        | words.SCORED * (sampling.num_logprobs >= 0)
+        | words.STRUCTURED * (sampling.grammar_spec is not None)
     )

@@ -80,10 +80,7 @@ class Staging:
 
 
 class Results:
-    """Rotating pinned buffers: one for each step in flight, one being written, one being read.
-
-    Shape legend: S samples, W words of a result.
-    """
+    """Rotating pinned buffers: one for each step in flight, one being written, one being read."""
 
     __slots__ = ("_buffers", "_num_started", "_views")
 

@@ -208,14 +208,7 @@ class StepMachine:
     @torch.inference_mode()
     def _forward(self, kind: Kind, num_tokens: int, kv_pages: Tensor) -> None:
         apply_deltas(self.packed, self.resident)
-        unpack_step(
-            self.packed,
-            self.resident,
-            self.inputs,
-            num_tokens,
-            self.sizes.max_rows,
-            self.sizes.page_tokens,
-        )
+        unpack_step(self.packed, self.resident, self.inputs, num_tokens, self.sizes.page_tokens)
         narrow = kind == "decode" and num_tokens in NARROW_SIZES and self._has_narrow
         forward = self._decoder.forward_narrow if narrow else self._decoder.forward
         forward(num_tokens, kv_pages, self._attention[kind])

@@ -205,7 +205,7 @@ def test_logprobs_are_taken_before_anything_changes_the_logits() -> None:
     logits = random_logits(2)
     wanted = replace(PLAIN, temperature=0.1, top_k=2, logit_bias=((9, 50.0),), num_logprobs=2)
     sampled = draw(sampler_of(PLAIN, wanted), logits, [0, 1], [0, 0])
-    ((entry,),) = sampled.logprobs.to_host().values()
+    ((entry,),) = sampled.logprobs.values()
     raw = logits[1].log_softmax(-1)
     assert entry.chosen == pytest.approx(float(raw[9]))
     assert entry.top_ids == tuple(raw.topk(2).indices.tolist())
@@ -215,7 +215,7 @@ def test_logprobs_are_taken_before_anything_changes_the_logits() -> None:
 def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
     asked = [-1, 0, 5, VOCAB_SIZE + 100]
     sampler = sampler_of(*[replace(GREEDY, num_logprobs=count) for count in asked])
-    table = draw(sampler, random_logits(4), [0, 1, 2, 3], [0] * 4).logprobs.to_host()
+    table = draw(sampler, random_logits(4), [0, 1, 2, 3], [0] * 4).logprobs
     assert {s: len(entries[0].top_ids) for s, entries in table.items()} == {
         1: 0,
         2: 5,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels import slot_words as words
-from services.compute.sampling.slots import NUM_WORDS, known_bias, slot_words
+from services.compute.sampling.slots import known_bias, slot_words
 from services.compute.step import SlotDelta
 
 VOCAB_SIZE = 1000
@@ -21,7 +21,7 @@ PLAIN = SamplingParams(max_tokens=100, seed=1)
 
 def row(sampling: SamplingParams, choice: int = 0, stop_ids: tuple[int, ...] = ()) -> np.ndarray:
     packed = slot_words(SlotDelta(0, 0, sampling, choice, stop_ids), VOCAB_SIZE)
-    assert packed.shape == (NUM_WORDS,) and packed.dtype == np.int32
+    assert packed.shape == (words.NUM_WORDS,) and packed.dtype == np.int32
     return packed
 
 
