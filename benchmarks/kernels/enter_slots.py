@@ -49,7 +49,7 @@ def cases() -> Iterator[Case]:
     device = torch.device("cuda")
     resident = Resident.make(NUM_SLOTS, 4, NUM_WORDS, device)
     inputs = StepInputs.make(NUM_SLOTS, NUM_SLOTS, device)
-    sampler = DeviceSampler(NUM_SLOTS, VOCAB_SIZE, NUM_SLOTS, resident, inputs, device)
+    sampler = DeviceSampler(VOCAB_SIZE, resident, inputs)
     for count, num_ids in SIZES:
         deltas = newcomers(count, num_ids)
         print(host_line(sampler, deltas, device), flush=True)

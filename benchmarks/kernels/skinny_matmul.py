@@ -23,7 +23,7 @@ ROW_COUNTS = (4, 16, 64)
 
 def cases() -> Iterator[Case]:
     """Every map of the models at each number of rows."""
-    work = SkinnyWork.make(max(ROW_COUNTS), 1 << 20, torch.device("cuda"))
+    work = SkinnyWork.make(1 << 20, torch.device("cuda"))
     for model in MODELS:
         for num_rows in ROW_COUNTS:
             yield from _maps(model, num_rows, work)

@@ -148,7 +148,7 @@ def _shapes(
 
 @cache
 def _work() -> SkinnyWork:
-    return SkinnyWork.make(MAX_TOKENS, 1 << 20, torch.device("cuda"))
+    return SkinnyWork.make(1 << 20, torch.device("cuda"))
 
 
 @cache

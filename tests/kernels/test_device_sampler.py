@@ -33,7 +33,7 @@ VOCAB_SIZE = 1003
 
 
 def sampler_of(step: SamplingStep, device: torch.device, vocab_size: int) -> DeviceSampler:
-    sampler = DeviceSampler(NUM_SLOTS, vocab_size, NUM_SLOTS, step.resident, step.inputs, device)
+    sampler = DeviceSampler(vocab_size, step.resident, step.inputs)
     place(sampler, step.deltas, device)
     return sampler
 
@@ -248,7 +248,7 @@ def test_a_step_takes_the_smallest_variant_that_serves_all_its_samples(
 
 def test_more_bias_than_there_is_room_for_is_refused(device: torch.device) -> None:
     step = make_step([GREEDY], VOCAB_SIZE, device)
-    sampler = DeviceSampler(NUM_SLOTS, 2 * MAX_BIAS, NUM_SLOTS, step.resident, step.inputs, device)
+    sampler = DeviceSampler(2 * MAX_BIAS, step.resident, step.inputs)
     bias = tuple((token, 1.0) for token in range(MAX_BIAS + 1))
     with pytest.raises(ValueError, match="1025 logit_bias pairs"):
         sampler.place([SlotDelta(0, 0, replace(GREEDY, logit_bias=bias), 0, ())])

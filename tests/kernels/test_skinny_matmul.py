@@ -65,7 +65,7 @@ class Inputs:
 
 
 def poisoned_work(num_out: int, device: torch.device) -> SkinnyWork:
-    work = SkinnyWork.make(MAX_TOKENS, num_out, device)
+    work = SkinnyWork.make(num_out, device)
     work.partial.fill_(torch.nan)
     return work
 
@@ -173,7 +173,7 @@ def test_a_chain_under_dependent_launch_computes_the_same_bits(
     device: torch.device, num_rows: int
 ) -> None:
     width, inner = 2048, 8192
-    inputs, work = Inputs(15, torch.bfloat16, device), SkinnyWork.make(64, inner, device)
+    inputs, work = Inputs(15, torch.bfloat16, device), SkinnyWork.make(inner, device)
     start, out = inputs.draw(num_rows, width), inputs.weight(width, width)
     gate_up, down = inputs.weight(2 * inner, width), inputs.weight(width, inner)
 
@@ -194,7 +194,7 @@ def test_a_chain_under_dependent_launch_computes_the_same_bits(
 
 
 def test_wider_numbers_and_more_rows_are_refused(device: torch.device) -> None:
-    work = SkinnyWork.make(64, 64, device)
+    work = SkinnyWork.make(64, device)
     x, weight = torch.ones(2, 64, device=device), torch.ones(64, 64, device=device)
     with pytest.raises(ValueError, match="float32"):
         skinny_matmul(x, weight, None, torch.empty_like(x), work)
@@ -217,7 +217,7 @@ def test_constants_fit_the_multiprocessor_and_the_work(
         assert config.staged_bytes(2, tiles) <= SHARED_BYTES - 1024
         assert config.splits <= MAX_SPLITS and (tiles == 1 or config.splits == 1)
         if config.splits > 1:
-            work = SkinnyWork.make(num_tokens, num_out, torch.device("meta"))
+            work = SkinnyWork.make(num_out, torch.device("meta"))
             blocks = -(-num_out // config.block_out)
             size = blocks * config.splits * config.block_out * config.block_tokens
             assert size <= work.partial.numel() and blocks <= work.arrivals.numel()

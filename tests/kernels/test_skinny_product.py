@@ -22,7 +22,7 @@ def test_every_number_of_rows_is_served(
         torch.randn(shape, generator=generator).to(device, dtype)
         for shape in ((num_rows, num_in), (num_out, num_in), (num_out,))
     )
-    product = SkinnyProduct(SkinnyWork.make(128, num_out, device))
+    product = SkinnyProduct(SkinnyWork.make(num_out, device))
     for linear in (Linear(weight, bias), Linear(weight)):
         out = torch.full((num_rows, num_out), torch.nan, dtype=dtype, device=device)
         product(x, linear, out)
@@ -51,7 +51,7 @@ def test_gate_and_up_are_served_fused_or_not(
     )
     wide = torch.full((num_rows, 2 * num_gates), torch.nan, dtype=dtype, device=device)
     out = torch.full((num_rows, num_gates), torch.nan, dtype=dtype, device=device)
-    product = SkinnyProduct(SkinnyWork.make(128, 2 * num_gates, device))
+    product = SkinnyProduct(SkinnyWork.make(2 * num_gates, device))
     product.gate_up_silu(x, Linear(weight, bias if has_bias else None), wide, out)
     both = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
     expected = F.silu(both[:, :num_gates]) * both[:, num_gates:]

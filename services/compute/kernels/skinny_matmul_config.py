@@ -131,10 +131,9 @@ class SkinnyWork:
     arrivals: Tensor
 
     @classmethod
-    def make(cls, max_tokens: int, max_out: int, device: torch.device) -> SkinnyWork:
+    def make(cls, max_out: int, device: torch.device) -> SkinnyWork:
         outputs = min(MAX_SPLIT_OUTPUTS, MAX_SPLITS * -(-max_out // 128) * 128)
-        tokens = block_tokens(min(max_tokens, MAX_TOKENS))
         return cls(
-            partial=torch.zeros(outputs * tokens, dtype=torch.float32, device=device),
+            partial=torch.zeros(outputs * MAX_TOKENS, dtype=torch.float32, device=device),
             arrivals=torch.zeros(outputs // MIN_BLOCK_OUT, dtype=torch.int32, device=device),
         )

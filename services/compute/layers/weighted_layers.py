@@ -60,8 +60,6 @@ class PackedLinear:
     (benchmarks/results/cpu_kernels.md). The weight in its plain order is not kept.
     """
 
-    __slots__ = ("_bias_O", "_packed")
-
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, EXPECTED_ROWS)
         self._bias_O = bias_O

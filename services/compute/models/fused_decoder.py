@@ -86,13 +86,13 @@ class FusedDecoder:
         self._pdl = pdl
         self._narrow_pdl = pdl and config.hidden_size * config.intermediate_size <= SMALL_WEIGHT
         self._eps = config.rms_norm_eps
-        self._activations = Activations.make(decoder, len(inputs.tokens_T))
+        self.activations = Activations.make(decoder, len(inputs.tokens_T))
         self._sampled_SE = torch.zeros(
             max_samples, config.hidden_size, dtype=decoder.dtype, device=device
         )
         self.logits_SV = torch.zeros(max_samples, config.vocab_size, device=device)
         # a norm's launch of the narrow pass reads x while it writes the sum: the two take turns
-        self._other_TE = torch.zeros_like(self._activations.x_TE[: max(NARROW_SIZES)])
+        self._other_TE = torch.zeros_like(self.activations.x_TE[: max(NARROW_SIZES)])
         inv_freq = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         half_PD = angles(inv_freq, max_positions)[:, : config.head_dim // 2]
         self._cos_PD, self._sin_PD = half_PD.cos().to(device), half_PD.sin().to(device)
@@ -111,7 +111,7 @@ class FusedDecoder:
 
         kv_pages is [Y, N, 2, K, P, D]; keys and values of the step are stored there.
         """
-        acts, product = self._activations.front(num_tokens), self._product
+        acts, product = self.activations.front(num_tokens), self._product
         eps, pdl = self._eps, self._pdl
         self._embed(acts.x_TE)
         attention.plan(num_tokens)
@@ -133,7 +133,7 @@ class FusedDecoder:
         With dependent launch a kernel of these begins while the one before it still runs and asks
         for its weights, which no kernel writes.
         """
-        acts, eps, pdl = self._activations.front(num_tokens), self._eps, self._narrow_pdl
+        acts, eps, pdl = self.activations.front(num_tokens), self._eps, self._narrow_pdl
         # each addition changes the buffer, and there is an odd number: end in x, begin in other
         x_TE, sum_TE = self._other_TE[:num_tokens], acts.x_TE
         self._embed(x_TE)
@@ -170,12 +170,12 @@ class FusedDecoder:
     def normed_at(self, index_S: Tensor) -> Tensor:
         """Hidden states [S, E] of these tokens (int32) after the final norm; they lie in a buffer
         of the forward pass."""
-        normed_SE = self._activations.normed_TE[: len(index_S)]
+        normed_SE = self.activations.normed_TE[: len(index_S)]
         self._norm_at(index_S, normed_SE)
         return normed_SE
 
     def _norm_at(self, index_S: Tensor, out_SE: Tensor) -> None:
-        acts, weight_E = self._activations, self._decoder.norm.weight_E
+        acts, weight_E = self.activations, self._decoder.norm.weight_E
         add_rms_norm(acts.x_TE, acts.delta_TE, weight_E, self._eps, out_SE, index_S=index_S)
 
     def _embed(self, x_TE: Tensor) -> None:

@@ -72,17 +72,10 @@ class DeviceSampler:
     structured ones in `masks`, `launch`; all in stream order.
     """
 
-    def __init__(
-        self,
-        num_slots: int,
-        vocab_size: int,
-        max_samples: int,
-        resident: Resident,
-        inputs: StepInputs,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, vocab_size: int, resident: Resident, inputs: StepInputs) -> None:
+        device = resident.last_token.device
+        num_slots, max_samples = len(resident.last_token), len(inputs.sample_slot_S)
         self._vocab_size = vocab_size
-        self._device = device
         self._rows = SampleRows(
             inputs.sample_slot_S, inputs.sample_index_S, inputs.counts, resident.slot_params
         )

@@ -47,12 +47,11 @@ class Pooler:
         self,
         decoder: FusedDecoder,
         pooling: Pooling,
-        sizes: tuple[int, int, int],
         num_buffers: int,
         stream: DeviceStream,
     ) -> None:
-        """`sizes` are the tokens and the rows of the largest step, and the hidden width."""
-        max_tokens, max_rows, hidden_size = sizes
+        max_rows = len(decoder.logits_SV)
+        max_tokens, hidden_size = decoder.activations.x_TE.shape
         self._decoder = decoder
         self._pooling = pooling
         self._stream = stream

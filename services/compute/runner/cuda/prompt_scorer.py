@@ -52,17 +52,11 @@ class PromptScorer:
     for a slot, of which slot k has settings that want k.
     """
 
-    def __init__(
-        self,
-        decoder: FusedDecoder,
-        vocab_size: int,
-        max_rows: int,
-        num_buffers: int,
-        stream: DeviceStream,
-    ) -> None:
+    def __init__(self, decoder: FusedDecoder, num_buffers: int, stream: DeviceStream) -> None:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=decoder.device)
 
+        max_rows, vocab_size = decoder.logits_SV.shape
         self._decoder = decoder
         self._vocab_size = vocab_size
         self._max_top = min(MAX_TOP_LOGPROBS, vocab_size)

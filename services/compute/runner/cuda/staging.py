@@ -30,16 +30,6 @@ class Staging:
     whose page-table entries need several uploads.
     """
 
-    __slots__ = (
-        "_arrays",
-        "_device_buffer",
-        "_host_buffers",
-        "_num_done",
-        "_num_started",
-        "_views",
-        "_wait",
-    )
-
     def __init__(self, device_buffer: Tensor, num_buffers: int, wait: Callable[[], None]) -> None:
         """`wait` returns when every copy started so far is done (a stream's `synchronize`)."""
         size, on_cuda = len(device_buffer), device_buffer.is_cuda
@@ -82,8 +72,6 @@ class Staging:
 class Results:
     """Rotating pinned buffers: one for each step in flight, one being written, one being read."""
 
-    __slots__ = ("_buffers", "_num_started", "_views")
-
     def __init__(self, num_buffers: int, num_ints: int, pinned: bool) -> None:
         self._buffers = [
             torch.zeros(num_ints, dtype=torch.int32, pin_memory=pinned) for _ in range(num_buffers)
@@ -108,8 +96,6 @@ class Results:
 
 class SliceStaging:
     """Uploads of a step that a launch takes slice by slice: a block of int32 for each slice."""
-
-    __slots__ = ("_packed", "_staging", "block")
 
     def __init__(
         self, block_ints: int, max_slices: int, num_buffers: int, stream: DeviceStream, like: Tensor
@@ -143,8 +129,6 @@ class SlotStaging:
     Pinned memory is there from the start: to get 0.5 MB of it for each newcomer took 0.1 ms, and
     the device waited. Only steps whose newcomers bring penalties, bias or early stops come here.
     """
-
-    __slots__ = ("_enter", "_size", "_staging")
 
     def __init__(
         self, packed: Tensor, num_buffers: int, wait: Callable[[], None], enter: Callable[[], None]
@@ -186,8 +170,6 @@ class MaskStaging:
     One copy, of as many rows as there are masks. Only steps with structured samples come here: no
     others look at the rows.
     """
-
-    __slots__ = ("_max_samples", "_num_words", "_staging")
 
     def __init__(self, rows: MaskRows, num_buffers: int, wait: Callable[[], None]) -> None:
         self._max_samples, self._num_words = rows.bits_GM.shape

@@ -22,7 +22,6 @@ from common.model_folder import Pooling
 from services.compute.kernels.decode_plan import DecodeWork
 from services.compute.kernels.enter_slots import packed_size as entries_size
 from services.compute.kernels.prefill_plan import PrefillWork
-from services.compute.kernels.skinny_matmul_config import MAX_TOKENS as SKINNY_TOKENS
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits
 from services.compute.kernels.slot_words import NUM_WORDS
@@ -124,9 +123,7 @@ class StepMachine:
         self.entries = torch.zeros(
             entries_size(sizes.max_positions), dtype=torch.int32, device=device
         )
-        self.sampler = DeviceSampler(
-            sizes.max_rows, config.vocab_size, sizes.max_rows, self.resident, self.inputs, device
-        )
+        self.sampler = DeviceSampler(config.vocab_size, self.resident, self.inputs)
         pdl = DEPENDENT_LAUNCH and _has_dependent_launch(device)
         product: Product
         if batch_invariant:
@@ -134,19 +131,16 @@ class StepMachine:
         elif SKINNY_PRODUCTS and (
             device.type != "cuda" or skinny_fits(torch.cuda.get_device_capability(device))
         ):
-            work = SkinnyWork.make(SKINNY_TOKENS, _widest_output(decoder), device)
+            work = SkinnyWork.make(_widest_output(decoder), device)
             product = SkinnyProduct(work, pdl)
         else:
             product = CublasProduct(pdl)
         self._decoder = FusedDecoder(decoder, self.inputs, product, sizes.max_positions, pdl)
         self._has_narrow = self._decoder.has_narrow and not batch_invariant
-        self.scorer = PromptScorer(
-            self._decoder, config.vocab_size, sizes.max_rows, sizes.num_buffers, stream
-        )
+        self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
         self.pooler: Pooler | None = None
         if pooling is not None:
-            pooled_sizes = sizes.max_tokens, sizes.max_rows, config.hidden_size
-            self.pooler = Pooler(self._decoder, pooling, pooled_sizes, sizes.num_buffers, stream)
+            self.pooler = Pooler(self._decoder, pooling, sizes.num_buffers, stream)
         self._attention = self._attentions(decoder, batch_invariant, pdl)
 
     @property
