@@ -89,7 +89,7 @@ class Step:
         q_THD = self.q_THD.double()
         out_THD = torch.full_like(q_THD, torch.nan)
         call = self.call(q_THD, self.kv_pages.double(), out_THD, window)
-        decode_attention_reference(call, self.resident, self.inputs, self.work(), self.bucket)
+        decode_attention_reference(call, self.resident, self.inputs, self.bucket)
         return out_THD[: len(self.lengths)]
 
     def call(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> AttentionCall:

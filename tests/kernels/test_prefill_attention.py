@@ -135,7 +135,7 @@ class Step:
             self.q_THD.double(), self.kv_pages.double(), out_THD,
             self.shape.scale, self.shape.window,
         )  # fmt: skip
-        prefill_attention_reference(call, self.resident, self.inputs, self.work, self.bucket)
+        prefill_attention_reference(call, self.resident, self.inputs, self.work)
         return out_THD
 
     def actual(self, device: torch.device, all_rows: bool = False, bucket: int = 0) -> Tensor:

@@ -10,7 +10,6 @@ heads of a kv head, D head width, P positions of a page, S chunks merged at once
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -27,6 +26,7 @@ from services.compute.kernels.decode_plan import (
     padded,
 )
 from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.prefill_attention import attend_reference
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
@@ -255,23 +255,8 @@ def decode_attention(
 
 
 def decode_attention_reference(
-    call: AttentionCall,
-    resident: Resident,
-    inputs: StepInputs,
-    work: DecodeWork,
-    num_rows: int,
+    call: AttentionCall, resident: Resident, inputs: StepInputs, num_rows: int
 ) -> None:
-    """`work` goes unused."""
-    q_THD, kv_pages, out_THD, scale, window = call
-    kv_heads, page_tokens = kv_pages.shape[2], kv_pages.shape[3]
     for row in range(min(int(inputs.counts[NUM_DECODE_ROWS]), num_rows)):
-        length = int(inputs.q_start_R[row]) + 1
-        first = max(0, length - window) if window else 0
-        positions = torch.arange(first, length, device=q_THD.device)
-        slot = int(inputs.row_slot_R[row])
-        pages = resident.page_table[slot, positions // page_tokens].long()
-        seen = kv_pages[pages, :, :, positions % page_tokens]  # [positions, 2, K, D]
-        keys, values = seen.unbind(1)
-        q_KGD = q_THD[row].reshape(kv_heads, -1, q_THD.shape[2])
-        weights = torch.softmax(torch.einsum("kgd,nkd->kgn", q_KGD, keys) * scale, dim=-1)
-        out_THD[row] = torch.einsum("kgn,nkd->kgd", weights, values).flatten(0, 1)
+        pages_L = resident.page_table[int(inputs.row_slot_R[row])]
+        attend_reference(call, pages_L, row, int(inputs.q_start_R[row]), 1)

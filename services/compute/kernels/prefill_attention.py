@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
 from services.compute.kernels.step_buffers import AttentionCall, Resident, StepInputs
@@ -296,29 +297,31 @@ def prefill_attention(
 
 
 def prefill_attention_reference(
-    call: AttentionCall,
-    resident: Resident,
-    inputs: StepInputs,
-    work: PrefillWork,
-    num_tokens: int,
+    call: AttentionCall, resident: Resident, inputs: StepInputs, work: PrefillWork
 ) -> None:
-    q_THD, kv_pages, out_THD, scale, window = call
-    page_tokens = kv_pages.shape[3]
     for row, first in work.items_I2[: int(work.num_items)].tolist():
         q_len = min(work.block_q, int(inputs.q_len_R[row]) - first)
-        position = int(inputs.q_start_R[row]) + first
         token = int(inputs.token_start_R[row]) + first
-        end = position + q_len
-        begin = max(position - window + 1, 0) if window else 0  # what is older may be gone
-        num_pages = -(-end // page_tokens)
-        pages = resident.page_table[int(inputs.row_slot_R[row]), :num_pages].long()
-        kv_2KND = kv_pages[pages].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, begin:end]
-        keys_HND, values_HND = kv_2KND.repeat_interleave(work.group, dim=1)
-        query_Q1 = torch.arange(position, end, device=q_THD.device)[:, None]
-        key_1N = torch.arange(begin, end, device=q_THD.device)[None, :]
-        hidden_QN = key_1N > query_Q1
-        if window:
-            hidden_QN |= key_1N <= query_Q1 - window
-        scores_HQN = q_THD[token : token + q_len].transpose(0, 1) @ keys_HND.transpose(1, 2) * scale
-        weights_HQN = scores_HQN.masked_fill(hidden_QN, -torch.inf).softmax(dim=-1)
-        out_THD[token : token + q_len] = (weights_HQN @ values_HND).transpose(0, 1)
+        pages_L = resident.page_table[int(inputs.row_slot_R[row])]
+        attend_reference(call, pages_L, token, int(inputs.q_start_R[row]) + first, q_len)
+
+
+def attend_reference(
+    call: AttentionCall, pages_L: Tensor, token: int, position: int, q_len: int
+) -> None:
+    """Attention of the queries from `token` on, which stand at `position` and after it."""
+    q_THD, kv_pages, out_THD, scale, window = call
+    group, page_tokens = q_THD.shape[1] // kv_pages.shape[2], kv_pages.shape[3]
+    end = position + q_len
+    begin = max(position - window + 1, 0) if window else 0  # what is older may be gone
+    pages = pages_L[: -(-end // page_tokens)].long()
+    kv_2KND = kv_pages[pages].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, begin:end]
+    keys_HND, values_HND = kv_2KND.repeat_interleave(group, dim=1)
+    query_Q1 = torch.arange(position, end, device=q_THD.device)[:, None]
+    key_1N = torch.arange(begin, end, device=q_THD.device)[None, :]
+    hidden_QN = key_1N > query_Q1
+    if window:
+        hidden_QN |= key_1N <= query_Q1 - window
+    scores_HQN = q_THD[token : token + q_len].transpose(0, 1) @ keys_HND.transpose(1, 2) * scale
+    weights_HQN = scores_HQN.masked_fill(hidden_QN, -torch.inf).softmax(dim=-1)
+    out_THD[token : token + q_len] = (weights_HQN @ values_HND).transpose(0, 1)

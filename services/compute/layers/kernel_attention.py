@@ -44,19 +44,19 @@ class KernelAttention(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class DecodeAttention:
     """Steps of decode rows alone."""
 
-    def __init__(self, tables: AttentionTables) -> None:
-        self._tables = tables
+    tables: AttentionTables
 
     def plan(self, num_tokens: int) -> None:
-        tables = self._tables
+        tables = self.tables
         num_rows = min(num_tokens, tables.max_rows)
         plan_decode(tables.inputs, tables.decode, tables.page_tokens, num_rows, pdl=tables.pdl)
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
-        tables = self._tables
+        tables = self.tables
         call = AttentionCall(q_THD, kv_pages, out_THD, tables.scale, window)
         num_rows = min(q_THD.shape[0], tables.max_rows)
         decode_attention(
@@ -64,33 +64,33 @@ class DecodeAttention:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class PrefillAttention:
     """Prompt chunks; with `all_rows` decode rows too, so that one arithmetic serves all."""
 
-    def __init__(self, tables: AttentionTables, all_rows: bool) -> None:
-        self._tables = tables
-        self._all_rows = all_rows
+    tables: AttentionTables
+    all_rows: bool
 
     def plan(self, num_tokens: int) -> None:
-        tables = self._tables
-        plan_prefill(tables.inputs, tables.prefill, num_tokens, self._all_rows)
+        tables = self.tables
+        plan_prefill(tables.inputs, tables.prefill, num_tokens, self.all_rows)
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
-        tables = self._tables
+        tables = self.tables
         call = AttentionCall(q_THD, kv_pages, out_THD, tables.scale, window)
         prefill_attention(call, tables.resident, tables.inputs, tables.prefill, len(q_THD))
 
 
+@dataclass(frozen=True, slots=True)
 class MixedAttention:
     """Decode rows and prompt chunks in one step."""
 
-    def __init__(self, decode: KernelAttention, prefill: KernelAttention) -> None:
-        self._parts = (decode, prefill)
+    parts: tuple[KernelAttention, ...]
 
     def plan(self, num_tokens: int) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.plan(num_tokens)
 
     def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.attend(q_THD, kv_pages, out_THD, window)

@@ -5,6 +5,7 @@ Shape legend: T tokens, I inputs, O outputs, F inner width of the MLP.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -32,14 +33,14 @@ class Product(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class CublasProduct:
     """The library's product, whose summation order changes with the number of rows.
 
     With `pdl` the launch of SiLU is a dependent one (see kernels/launch.py).
     """
 
-    def __init__(self, pdl: bool = False) -> None:
-        self._pdl = pdl
+    pdl: bool = False
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         weight_IO = linear.weight_OI.t()
@@ -52,7 +53,7 @@ class CublasProduct:
 
     def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
         self(x_TI, linear, wide_TF2)
-        silu_mul(wide_TF2, out_TF, pdl=self._pdl)
+        silu_mul(wide_TF2, out_TF, pdl=self.pdl)
 
 
 class InvariantProduct:

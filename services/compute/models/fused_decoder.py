@@ -154,13 +154,9 @@ class FusedDecoder:
             matvec(acts.inner_TF, layer.down.weight_OI, layer.down.bias_O, delta_TE, pdl=pdl)
             before = delta_TE
 
-    def logits(self, num_samples: int) -> Tensor:
-        """Float32 logits [S, V] after the sampled tokens of the forward pass before."""
-        return self.logits_at(self._inputs.sample_token_S[:num_samples])
-
     def logits_at(self, index_S: Tensor) -> Tensor:
-        """The same after these tokens (int32), no more than may be sampled; they lie where the
-        logits of the last call lay."""
+        """Float32 logits [S, V] after these tokens (int32) of the forward pass before, no more than
+        may be sampled; they lie where those of the last call lay."""
         num_samples = len(index_S)
         sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
         self._norm_at(index_S, sampled_SE)

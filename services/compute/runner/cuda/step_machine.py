@@ -209,7 +209,7 @@ class StepMachine:
 
     @torch.inference_mode()
     def _sample(self, variant: Variant, num_samples: int) -> None:
-        logits_SV = self._decoder.logits(num_samples)
+        logits_SV = self._decoder.logits_at(self.inputs.sample_token_S[:num_samples])
         self.sampler.launch(variant, logits_SV, num_samples)
 
     def _attentions(
@@ -235,7 +235,7 @@ class StepMachine:
         decode = DecodeAttention(tables)
         return {
             "decode": decode,
-            "mixed": MixedAttention(decode, PrefillAttention(tables, all_rows=False)),
+            "mixed": MixedAttention((decode, PrefillAttention(tables, all_rows=False))),
         }
 
 
