@@ -88,7 +88,7 @@ def host_line(sampler: DeviceSampler, deltas: list[SlotDelta], device: torch.dev
     host_us = []
     for _ in range(ROUNDS):
         began_s = time.perf_counter()
-        upload = staging.upload(sampler.place(deltas)[1])
+        upload = staging.upload_entries(sampler.place(deltas)[1])
         host_us.append((time.perf_counter() - began_s) * 1e6)
         stream.synchronize()
         staging.done(upload)

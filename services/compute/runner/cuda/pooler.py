@@ -83,7 +83,7 @@ class Pooler:
         if not parts:
             return None
         num_slices = self._pack(parts)
-        upload = self._slices.upload(num_slices)
+        upload = self._slices.upload_blocks(num_slices)
         for number in range(num_slices):
             self._slices.select(number)
             self._stream.replay(self.name)

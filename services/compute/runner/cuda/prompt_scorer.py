@@ -106,7 +106,7 @@ class PromptScorer:
             count = block[NUM_SAMPLES] = columns_3S.shape[1]
             # padding gathers token 0, which is there, and is passed over
             block[NUM_COUNTS:].reshape(3, size)[:, :count] = columns_3S
-        upload = self._slices.upload(num_slices)
+        upload = self._slices.upload_blocks(num_slices)
         for number in range(num_slices):
             self._slices.select(number)
             self._stream.replay(self.name)

@@ -99,7 +99,9 @@ class CudaRunner:
             slot_rows[:, 0] = [delta.slot for delta in plan.slots]
             placed = place_all(self._machine.sampler.place, plan.slots)
             slot_rows[:, 1:] = np.concatenate([rows for rows, _ in placed])
-            slot_upload = self._slots.upload([entry for _, part in placed for entry in part])
+            slot_upload = self._slots.upload_entries(
+                [entry for _, part in placed for entry in part]
+            )
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
         try:
@@ -129,7 +131,7 @@ class CudaRunner:
         if len(plan.sample_row):
             slots = plan.row_slot[plan.sample_row]
             if plan.structured:
-                ticket.mask_upload = self._masks.upload(plan, masks)
+                ticket.mask_upload = self._masks.upload_masks(plan, masks)
             variant = machine.sampler.variant(slots, plan.sample_index)
             result_SW = machine.sample(variant, len(plan.sample_row))
             ticket.result_SW = self._results.copy(result_SW)

@@ -33,7 +33,7 @@ class Staging:
     def __init__(self, device_buffer: Tensor, num_buffers: int, wait: Callable[[], None]) -> None:
         """`wait` returns when every copy started so far is done (a stream's `synchronize`)."""
         size, on_cuda = len(device_buffer), device_buffer.is_cuda
-        self._device_buffer = device_buffer
+        self.device_buffer = device_buffer
         self._host_buffers = [
             torch.zeros(size, dtype=torch.int32, pin_memory=on_cuda) for _ in range(num_buffers)
         ]
@@ -57,7 +57,7 @@ class Staging:
         end = -(-num_ints // _COPY_INTS) * _COPY_INTS
         views = self._views[turn].get(end)
         if views is None:
-            views = self._device_buffer[:end], self._host_buffers[turn][:end]
+            views = self.device_buffer[:end], self._host_buffers[turn][:end]
             self._views[turn][end] = views
         views[0].copy_(views[1], non_blocking=True)
         self._num_started += 1
@@ -94,7 +94,7 @@ class Results:
         return view[1]
 
 
-class SliceStaging:
+class SliceStaging(Staging):
     """Uploads of a step that a launch takes slice by slice: a block of int32 for each slice."""
 
     def __init__(
@@ -102,28 +102,25 @@ class SliceStaging:
     ) -> None:
         """On the device of `like`."""
         self.block = like.new_zeros(block_ints, dtype=torch.int32)
-        self._packed = like.new_zeros(max_slices * block_ints, dtype=torch.int32)
-        self._staging = Staging(self._packed, num_buffers, stream.synchronize)
+        packed = like.new_zeros(max_slices * block_ints, dtype=torch.int32)
+        super().__init__(packed, num_buffers, stream.synchronize)
 
     def blocks(self, num_slices: int) -> Int32Array:
         """The blocks of the next upload, all zeros, to be written to."""
-        blocks = self._staging.buffer()[: num_slices * len(self.block)]
+        blocks = self.buffer()[: num_slices * len(self.block)]
         blocks.fill(0)
         return blocks.reshape(num_slices, -1)
 
-    def upload(self, num_slices: int) -> int:
-        return self._staging.upload(num_slices * len(self.block))
+    def upload_blocks(self, num_slices: int) -> int:
+        return self.upload(num_slices * len(self.block))
 
     def select(self, number: int) -> None:
         """Give the next launch the block of this slice of the upload."""
         size = len(self.block)
-        self.block.copy_(self._packed[number * size : (number + 1) * size])
-
-    def done(self, upload: int) -> None:
-        self._staging.done(upload)
+        self.block.copy_(self.device_buffer[number * size : (number + 1) * size])
 
 
-class SlotStaging:
+class SlotStaging(Staging):
     """Uploads entries and has them entered, in stream order before their step.
 
     Pinned memory is there from the start: to get 0.5 MB of it for each newcomer took 0.1 ms, and
@@ -133,21 +130,17 @@ class SlotStaging:
     def __init__(
         self, packed: Tensor, num_buffers: int, wait: Callable[[], None], enter: Callable[[], None]
     ) -> None:
-        """`num_buffers` and `wait` as for `Staging`; `enter` launches what is in `packed`."""
-        self._size = len(packed)
-        self._staging = Staging(packed, num_buffers, wait)
+        """`enter` launches what is in `packed`."""
+        super().__init__(packed, num_buffers, wait)
         self._enter = enter
 
-    def upload(self, entries: Sequence[SlotEntry]) -> int:
+    def upload_entries(self, entries: Sequence[SlotEntry]) -> int:
         """Start the copies and launches; return the last upload's number, 0 if there is none."""
         last = 0
         for part in self._parts(entries):
-            last = self._staging.upload(pack_entries(part, self._staging.buffer()))
+            last = self.upload(pack_entries(part, self.buffer()))
             self._enter()
         return last
-
-    def done(self, upload: int) -> None:
-        self._staging.done(upload)
 
     def _parts(self, entries: Sequence[SlotEntry]) -> Iterator[list[SlotEntry]]:
         """Entries that fit into one upload together; any one of them does alone."""
@@ -155,7 +148,7 @@ class SlotStaging:
         size = HEADER_INTS
         for entry in entries:
             num_ints = ENTRY_INTS + entry.num_ints
-            if part and size + num_ints > self._size:
+            if part and size + num_ints > len(self.device_buffer):
                 yield part
                 part, size = [], HEADER_INTS
             part.append(entry)
@@ -164,7 +157,7 @@ class SlotStaging:
             yield part
 
 
-class MaskStaging:
+class MaskStaging(Staging):
     """Fills `MaskRows` for the samples of a step, in stream order before their sampling.
 
     One copy, of as many rows as there are masks. Only steps with structured samples come here: no
@@ -172,10 +165,10 @@ class MaskStaging:
     """
 
     def __init__(self, rows: MaskRows, num_buffers: int, wait: Callable[[], None]) -> None:
+        super().__init__(rows.packed, num_buffers, wait)
         self._max_samples, self._num_words = rows.bits_GM.shape
-        self._staging = Staging(rows.packed, num_buffers, wait)
 
-    def upload(self, plan: StepPlan, masks: TokenMasks | None) -> int:
+    def upload_masks(self, plan: StepPlan, masks: TokenMasks | None) -> int:
         """Start the copy; return the upload's number.
 
         Raises ValueError where a structured sample is neither masked nor skipped.
@@ -187,11 +180,8 @@ class MaskStaging:
             raise ValueError(
                 f"step {plan.step_id}: no mask for structured samples {sorted(missing)}"
             )
-        size = pack_masks(masks, self._max_samples, self._num_words, self._staging.buffer())
-        return self._staging.upload(size)
-
-    def done(self, upload: int) -> None:
-        self._staging.done(upload)
+        size = pack_masks(masks, self._max_samples, self._num_words, self.buffer())
+        return self.upload(size)
 
 
 def pack_masks(masks: TokenMasks, max_samples: int, num_words: int, out: Int32Array) -> int:

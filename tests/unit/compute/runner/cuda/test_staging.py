@@ -136,14 +136,14 @@ class Desk:
 
 def test_64_newcomers_take_one_upload_and_one_launch() -> None:
     desk = Desk(max_positions=8192)
-    assert desk.staging.upload([newcomer(slot, 4000) for slot in range(64)]) == 1
+    assert desk.staging.upload_entries([newcomer(slot, 4000) for slot in range(64)]) == 1
     (launch,) = desk.launches
     assert launch == {slot: [slot] * 4000 for slot in range(64)}
 
 
 def test_whoever_brings_nothing_costs_no_launch() -> None:
     desk = Desk(max_positions=64)
-    assert desk.staging.upload([]) == 0
+    assert desk.staging.upload_entries([]) == 0
     assert desk.launches == []
 
 
@@ -151,11 +151,11 @@ def test_the_longest_prompt_fits_alone_and_more_go_by_turns() -> None:
     longest = SHARED_INTS + 1000
     desk = Desk(longest)
     newcomers = [newcomer(1, longest), newcomer(2, 5), newcomer(3, longest), newcomer(4, 7)]
-    upload = desk.staging.upload(newcomers)
+    upload = desk.staging.upload_entries(newcomers)
     assert [list(launch) for launch in desk.launches] == [[1, 2], [3, 4]]
     assert desk.num_waits == 0
     desk.staging.done(upload)
-    desk.staging.upload([newcomer(5, longest)])
+    desk.staging.upload_entries([newcomer(5, longest)])
     assert desk.num_waits == 0
 
 
@@ -180,7 +180,7 @@ def masks_of(allowed: dict[int, list[int]], skipped: tuple[int, ...] = ()) -> To
 def test_each_sample_finds_its_row_and_void_and_free_ones_find_none() -> None:
     rows, staging = make()
     masks = masks_of({4: [0, 31, 32, 69], 1: [5]}, skipped=(2,))
-    staging.done(staging.upload(plan_with((1, 2, 4)), masks))
+    staging.done(staging.upload_masks(plan_with((1, 2, 4)), masks))
     assert rows.row_of_S.tolist() == [NO_MASK, 1, VOID_MASK, NO_MASK, 0, NO_MASK]
     words = rows.bits_GM[0].tolist()
     assert words == [1 - (1 << 31), 1, 1 << 5]
@@ -189,14 +189,14 @@ def test_each_sample_finds_its_row_and_void_and_free_ones_find_none() -> None:
 
 def test_a_step_forgets_the_masks_of_the_step_before() -> None:
     rows, staging = make()
-    staging.upload(plan_with((0, 1)), masks_of({0: [1], 1: [2]}))
-    staging.upload(plan_with((3,)), masks_of({3: [9]}))
+    staging.upload_masks(plan_with((0, 1)), masks_of({0: [1], 1: [2]}))
+    staging.upload_masks(plan_with((3,)), masks_of({3: [9]}))
     assert rows.row_of_S.tolist() == [NO_MASK, NO_MASK, NO_MASK, 0, NO_MASK, NO_MASK]
 
 
 def test_all_may_be_void() -> None:
     rows, staging = make()
-    staging.upload(plan_with((0, 5)), masks_of({}, skipped=(0, 5)))
+    staging.upload_masks(plan_with((0, 5)), masks_of({}, skipped=(0, 5)))
     assert rows.row_of_S.tolist() == [VOID_MASK, NO_MASK, NO_MASK, NO_MASK, NO_MASK, VOID_MASK]
 
 
@@ -204,11 +204,11 @@ def test_all_may_be_void() -> None:
 def test_a_structured_sample_that_has_no_mask_is_refused(masks: TokenMasks | None) -> None:
     _, staging = make()
     with pytest.raises(ValueError, match="no mask for structured samples"):
-        staging.upload(plan_with((1, 2)), masks)
+        staging.upload_masks(plan_with((1, 2)), masks)
 
 
 def test_rows_of_another_vocabulary_are_refused() -> None:
     _, staging = make()
     masks = TokenMasks(np.array([1], dtype=np.int32), np.zeros((1, 4), dtype=np.int32))
     with pytest.raises(ValueError, match=r"\[1, 4\], not \[1, 3\] words"):
-        staging.upload(plan_with((1,)), masks)
+        staging.upload_masks(plan_with((1,)), masks)
