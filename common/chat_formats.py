@@ -45,15 +45,8 @@ class ToolMarkers:
     @property
     def all(self) -> tuple[str, ...]:
         """Every marker that can be a special token."""
-        markers = (
-            self.begin,
-            self.end,
-            self.call_begin,
-            self.call_end,
-            self.arguments,
-            self.call_id,
-        )
-        return tuple(marker for marker in markers if marker)
+        ends = (self.begin, self.end, self.call_begin, self.call_end)
+        return tuple(filter(None, (*ends, self.arguments, self.call_id)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +125,14 @@ _LLAMA_JSON = re.compile(r"""\\?["']parameters\\?["']\s*:\s""")
 # Where a generation prompt opens the reasoning itself, the tag is the last that it writes.
 _OPENED = re.compile(r"""<think>(?:\\+n|\n)*['"]\s*-?\}\}""")
 _SWITCH = re.compile(r"\b(?:enable_)?thinking\b")  # by which requests turn the reasoning off
+
+
+def formats_of(template: str, tool_format: str, reasoning_format: str) -> tuple[str, str]:
+    """Return the formats of tool calls and reasoning, read off the template where they are auto."""
+    return (
+        tool_format_of(template) if tool_format == "auto" else tool_format,
+        reasoning_format_of(template) if reasoning_format == "auto" else reasoning_format,
+    )
 
 
 def tool_format_of(template: str) -> str:

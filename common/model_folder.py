@@ -93,18 +93,23 @@ def read_json(folder: Path, name: str, *, required: bool = False) -> dict[str, A
     """Read a JSON object from the folder; {} when an optional file is missing."""
     file = folder / name
     try:
-        value = json.loads(file.read_bytes())
+        value = _parsed(file)
     except FileNotFoundError:
         if not required:
             return {}
         raise ModelError(
             f"{file} is missing; a Hugging Face model folder with a {name} is needed"
         ) from None
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} must hold a JSON object")
     return value
+
+
+def _parsed(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
 
 
 def describe(path: str | Path, served_names: Sequence[str] = ()) -> ModelCard:
@@ -215,9 +220,12 @@ def read_pooling(folder: Path) -> Pooling | None:
     path = folder / "modules.json"
     if not path.is_file():
         return None
+    modules = _parsed(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ModelError(f"{path} must hold a JSON array of objects")
     kind: PoolingKind | None = None
     normalize = False
-    for module in _modules(path):
+    for module in modules:
         name = str(module.get("type", "")).rpartition(".")[2]
         if name == "Pooling" and kind is None:
             kind = _kind(folder, str(module.get("path", "")))
@@ -253,25 +261,13 @@ def read_matryoshka(folder: Path) -> Matryoshka | None:
     return Matryoshka(tuple(sorted(set(sizes or []))), pooling.normalize)
 
 
-def _modules(path: Path) -> list[dict[str, Any]]:
-    try:
-        modules = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{path} must hold a JSON array of objects")
-    return modules
-
-
 def _kind(folder: Path, name: str) -> PoolingKind:
     if not name or Path(name).name != name:
         raise ModelError(f"{folder / 'modules.json'} names a pooling outside the folder: {name!r}")
     config = read_json(folder / name, "config.json", required=True)
     mode = config.get("pooling_mode")
-    if isinstance(mode, str):
-        modes = [mode]
-    else:
-        modes = [name for flag, name in _FLAGS.items() if config.get(flag)]
+    flagged = [kind for flag, kind in _FLAGS.items() if config.get(flag)]
+    modes = [mode] if isinstance(mode, str) else flagged
     kind = _KINDS.get(modes[0]) if len(modes) == 1 else None
     if kind is None:
         raise ModelError(

@@ -16,15 +16,7 @@ from common.model_folder import read_json
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
-_TOKEN_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_TOKEN_NAMES = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _ADDED_TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -91,15 +83,12 @@ def load_tokenizer(folder: TokenizerFolder) -> Tokenizer:
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:
     tokens: dict[str, Any] = {}
-    extra = config.get("extra_special_tokens")
-    custom = [name for name in config if name.endswith("_token") and name not in _TOKEN_NAMES]
-    for name in (*_TOKEN_NAMES, *custom):
-        value = config.get(name)
+    for name in dict.fromkeys((*_TOKEN_NAMES, *config)):
+        value = config.get(name) if name.endswith("_token") else None
         if isinstance(value, str) or (isinstance(value, dict) and "content" in value):
             tokens[name] = value
-    if isinstance(extra, dict):
-        tokens.update(extra)
-    return tokens
+    extra = config.get("extra_special_tokens")
+    return {**tokens, **extra} if isinstance(extra, dict) else tokens
 
 
 def _added_tokens(

@@ -8,20 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
+from common.chat_formats import REASONING_FORMATS, ReasoningMarkers
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
-from services.tokenizer.functions import Function, check_parameters
-from services.tokenizer.jobs import refused
-from services.tokenizer.lark import Fragment, grammar_of, one_of
-from services.tokenizer.reasoning import ReasoningGrammar, ReasoningStage
-from services.tokenizer.structural_tags import tag_grammar
+from services.tokenizer.jobs import Refused
+from services.tokenizer.lark import (
+    FREE_TEXT,
+    Fragment,
+    Vocabulary,
+    escaped,
+    grammar_of,
+    in_order,
+    literal,
+    one_of,
+    optional,
+)
 from services.tokenizer.structures import structure_grammar
-from services.tokenizer.tool_grammars import MARKED, TOOL_GRAMMARS, Dialect, watched_calls
-from services.tokenizer.vocabulary import Vocabulary
+from services.tokenizer.tool_grammars import (
+    Dialect,
+    Function,
+    call_grammar,
+    check_parameters,
+    functions_of,
+    watched_calls,
+)
 
 MAX_CALLS = 32  # of one answer; a model in a loop would make them until its tokens are used up
+_BREAKS = '("\\n" | "\\n\\n")?'  # what models write between their reasoning and the answer
+_NO_THOUGHTS = literal("\n\n")  # templates write an empty reasoning in this way
+
+# Where a prompt leaves the model: inside its reasoning, before it, or behind it.
+ReasoningStage: TypeAlias = Literal["inside", "before", "behind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +55,11 @@ class TemplateFormat:
 
 
 def compose(
-    rules: OutputRules,
-    functions: Sequence[Function],
-    format: TemplateFormat,
-    vocabulary: Vocabulary,
-    banned: tuple[tuple[int, ...], ...] = (),
+    rules: OutputRules, tools: list[Any], format: TemplateFormat, vocabulary: Vocabulary
 ) -> GrammarSpec | None:
     """Return the rules of the answer's tokens, None for no rules; Refused for impossible ones."""
+    banned = vocabulary.bad_word_sequences(rules.bad_words)
+    functions = [] if rules.tools is None else functions_of(tools, rules.tools.inputs)
     answer = _AnswerGrammar(rules, functions, format, vocabulary).fragment()
     if answer is None and not rules.allowed_token_ids and not banned:
         return None
@@ -66,10 +83,9 @@ class _AnswerGrammar:
 
     def fragment(self) -> Fragment | None:
         """Return the grammar of the whole answer; None where any text will do."""
-        reasoning = None
-        if self.format.reasoning_format:
-            markers = REASONING_FORMATS[self.format.reasoning_format]
-            budget = self.rules.thinking_budget
+        reasoning, reasoning_format = None, self.format.reasoning_format
+        if reasoning_format and self.format.stage != "behind":
+            markers, budget = REASONING_FORMATS[reasoning_format], self.rules.thinking_budget
             reasoning = ReasoningGrammar(markers, self.vocabulary, self.format.stage, budget)
         answer = self._constrained()
         if answer is None:
@@ -79,12 +95,10 @@ class _AnswerGrammar:
     def _free(self, reasoning: ReasoningGrammar | None) -> Fragment | None:
         """Return the grammar of free text whose calls or reasoning have rules."""
         tools, watched = self.rules.tools, None
-        if tools is not None and self.functions and self.format.tool_format in MARKED:
-            make = TOOL_GRAMMARS[self.format.tool_format]
-            watched = watched_calls(
-                tools, self.functions, self._dialect(), make, self._max_calls(tools)
-            )
-        if reasoning is None or reasoning.stage == "behind":
+        if tools is not None and self.functions and self.format.tool_format:
+            max_calls = self._max_calls(tools)
+            watched = watched_calls(tools, self.functions, self._dialect, max_calls)
+        if reasoning is None:
             return watched
         bounded = reasoning.before_free_text()
         if watched is None or (bounded is not None and reasoning.stage == "before"):
@@ -99,41 +113,123 @@ class _AnswerGrammar:
             return self._calls(tools)
         if structure is None:
             return None
-        if structure.kind == "structural_tag":
-            fragment = tag_grammar(structure, self.vocabulary)
-        else:
-            fragment = structure_grammar(structure)
+        fragment = structure_grammar(structure, self.vocabulary)
         if tools is not None and self.functions and self.format.tool_format:
             return one_of([self._calls(tools), fragment])
         return fragment
 
     def _calls(self, tools: ToolUse) -> Fragment:
         if not self.format.tool_format:
-            raise refused(
+            raise Refused(
                 "this model's chat template has no format of tool calls that this server knows, "
                 "so a call cannot be required; use tool_choice auto or none",
                 "unsupported_value",
                 "tool_choice",
             )
-        functions = self.functions
+        functions, max_calls = self.functions, self._max_calls(tools)
         if tools.choice == "named":
             functions = [function for function in functions if function.name == tools.name]
+            max_calls = 1
             if not functions:
-                raise refused(
-                    f"tool_choice names the function {tools.name!r}, which is not among the tools",
-                    "invalid_value",
-                    "tool_choice",
+                message = (
+                    f"tool_choice names the function {tools.name!r}, which is not among the tools"
                 )
+                raise Refused(message, "invalid_value", "tool_choice")
         if not functions:
             message = "tool_choice requires a call, but there are no tools"
-            raise refused(message, field="tool_choice")
+            raise Refused(message, field="tool_choice")
         check_parameters(functions)
-        max_calls = 1 if tools.choice == "named" else self._max_calls(tools)
-        return TOOL_GRAMMARS[self.format.tool_format](functions, self._dialect(), max_calls)
+        return call_grammar(functions, self._dialect, max_calls)
 
     def _max_calls(self, tools: ToolUse) -> int:
         return MAX_CALLS if tools.parallel and self.format.several_calls else 1
 
+    @property
     def _dialect(self) -> Dialect:
-        markers = TOOL_FORMATS[self.format.tool_format]
-        return Dialect(markers, self.vocabulary, self.format.template)
+        return Dialect(self.format.tool_format, self.vocabulary, self.format.template)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningGrammar:
+    """The reasoning that may precede an answer: its tags, and the most tokens between them.
+
+    The stage is "inside" or "before"; a budget of -1 is any number of tokens.
+    """
+
+    markers: ReasoningMarkers
+    vocabulary: Vocabulary
+    stage: ReasoningStage
+    budget: int = -1
+
+    def before(self, answer: Fragment) -> Fragment:
+        """Return the grammar of an answer with the reasoning that may come before it."""
+        if self.stage == "inside":
+            return in_order(self._to_end(), _BREAKS, answer)
+        if self.budget == 0:
+            return answer
+        return in_order(optional(in_order(self._begin, self._to_end(), _BREAKS)), answer)
+
+    def before_free_text(self) -> Fragment | None:
+        """Return the grammar of bounded reasoning and then any text; None without a bound."""
+        if self.budget < 0:
+            return None
+        if self.stage == "inside":
+            return in_order(self._to_end(), FREE_TEXT)
+        if self.budget == 0:  # as templates write it when thinking is off
+            end = self.vocabulary.marker(self.markers.end)
+            return in_order(self._begin, _NO_THOUGHTS, end, _NO_THOUGHTS, FREE_TEXT)
+        thoughtful = in_order(self._begin, self._to_end(), FREE_TEXT)
+        return optional(one_of([thoughtful, Fragment(self._unthoughtful())]))
+
+    @property
+    def _begin(self) -> str:
+        return self.vocabulary.marker(self.markers.begin)
+
+    def _to_end(self) -> Fragment:
+        """Return the thoughts and the end tag, with the bound where there is one."""
+        vocabulary, end = self.vocabulary, self.markers.end
+        token_id = vocabulary.token_of(end)
+        if self.budget == 0:
+            return Fragment(vocabulary.marker(end))
+        if self.budget < 0:
+            # Lazy: the first tag ends the reasoning, in however many tokens, as it does for the
+            # parsers of the text.
+            rules = [f"thoughts[lazy]: /(.|\\n)*{escaped(end)}/"]
+            if not vocabulary.is_special(end):
+                return Fragment("thoughts", tuple(rules))
+            rules.append("THOUGHT: /(.|\\n)*/")
+            thoughts = f"(thoughts | THOUGHT {vocabulary.marker(end)})"
+            if self.stage == "inside" and vocabulary.is_special(self.markers.begin):
+                # Some models repeat the tag that the prompt ends with.
+                thoughts = f"({self._begin})? {thoughts}"
+            return Fragment(thoughts, tuple(rules))
+        if token_id is not None:
+            thought = vocabulary.ordinary(without=token_id)
+            return Fragment(f"{thought}{{0,{self.budget}}} <[{token_id}]>")
+        # A grammar counts tokens only where it need not look inside them, and this tag takes
+        # several. Without its first character no thought can begin the tag; then it can count.
+        thought = vocabulary.ordinary(lacking=end[0])
+        return Fragment(f"{thought}{{0,{self.budget}}} {literal(end)}")
+
+    def _unthoughtful(self) -> str:
+        begin = self.markers.begin
+        token_id = self.vocabulary.token_of(begin)
+        if token_id is not None:
+            return f"{self.vocabulary.any(without=token_id)}+"
+        return f"{self.vocabulary.ordinary(lacking=begin[0])} {FREE_TEXT}"
+
+
+def stage_of(prompt_end: str, markers: ReasoningMarkers, continued: str | None) -> ReasoningStage:
+    """Return where a rendered prompt leaves the model.
+
+    `continued` is the text of the final message, if the model continues it.
+    """
+    if continued is not None and markers.begin in continued:
+        inside = continued.rfind(markers.begin) > continued.rfind(markers.end)
+        return "inside" if inside else "behind"
+    end = prompt_end.rstrip()
+    if end.endswith(markers.begin):
+        return "inside"
+    if end.endswith(markers.end) or continued:
+        return "behind"
+    return "before"

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import TemplateError
 
-from common.chat_formats import (
-    REASONING_FORMATS,
-    opens_reasoning,
-    reasoning_format_of,
-    tool_format_of,
-)
+from common.chat_formats import REASONING_FORMATS, formats_of, opens_reasoning
 from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import TokenizerFolder
-from services.tokenizer.answer_grammar import TemplateFormat
+from services.tokenizer.answer_grammar import ReasoningStage, TemplateFormat, stage_of
 from services.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Conversation
-from services.tokenizer.jobs import EncoderSettings, Refused, refused
-from services.tokenizer.reasoning import ReasoningStage, stage_of
+from services.tokenizer.jobs import EncoderSettings, Refused
 from services.tokenizer.template_capabilities import (
     TemplateCapabilities,
-    UnsupportedContent,
     adapt_messages,
     probe_capabilities,
 )
@@ -92,21 +85,16 @@ class ChatRenderer:
                 return self._rendered(prompt, now_s)
         except Refused:
             raise
-        except UnsupportedContent as error:
-            raise refused(str(error), "unsupported_content", error.field) from error
         except MemoryError as error:
             # Parts of the memory may stay allocated; a fresh process is the safe choice.
             limit = self._settings.template_memory_mb
-            because = refused(
-                f"the chat template needs more than {limit} MiB for this conversation"
-            )
-            raise Refused(because.failure, retiring=True) from error
+            message = f"the chat template needs more than {limit} MiB for this conversation"
+            raise Refused(message, retiring=True) from error
         except (ChatTemplateError, TemplateError) as error:
-            raise refused(f"the chat template refuses this conversation: {error}") from error
+            raise Refused(f"the chat template refuses this conversation: {error}") from error
         except Exception as error:  # a template can raise anything that Python can
-            raise refused(
-                f"the chat template fails on this conversation: {type(error).__name__}: {error}"
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise Refused(f"the chat template fails on this conversation: {reason}") from error
 
     def _compile(self, source: str) -> None:
         try:
@@ -121,7 +109,7 @@ class ChatRenderer:
         if prompt.tools_json:
             tools = _parsed(prompt.tools_json, list, "tools", "a list of tools")
             if not all(isinstance(tool, dict) for tool in tools):
-                raise refused("every tool must be an object", "invalid_value", "tools")
+                raise Refused("every tool must be an object", "invalid_value", "tools")
         template = self._template(has_tools=tools is not None)
         if prompt.template_kwargs_json:
             variables = _parsed(prompt.template_kwargs_json, dict, _KWARGS_FIELD, "an object")
@@ -142,44 +130,39 @@ class ChatRenderer:
     def _answer_format(
         self, template: ChatTemplate, text: str, continued: str | None
     ) -> TemplateFormat:
-        tool_format = self._settings.tool_format
-        if tool_format == "auto":
-            tool_format = tool_format_of(template.source)
-        reasoning_format = self._settings.reasoning_format
-        if reasoning_format == "auto":
-            reasoning_format = reasoning_format_of(template.source)
+        source, settings = template.source, self._settings
+        formats = formats_of(source, settings.tool_format, settings.reasoning_format)
+        tool_format, reasoning_format = ("" if name == "none" else name for name in formats)
         stage: ReasoningStage = "behind"
         if reasoning_format in REASONING_FORMATS:
             stage = stage_of(text, REASONING_FORMATS[reasoning_format], continued)
         # Models of deepseek_r1 may leave the first tag out; the others are asked not to reason.
-        is_switched_off = reasoning_format == "think" and opens_reasoning(template.source)
-        if stage == "before" and is_switched_off:
+        if stage == "before" and reasoning_format == "think" and opens_reasoning(source):
             stage = "behind"
         return TemplateFormat(
-            tool_format="" if tool_format == "none" else tool_format,
-            reasoning_format="" if reasoning_format == "none" else reasoning_format,
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
             stage=stage,
-            template=template.source,
+            template=source,
             several_calls=self._capabilities_of(template).several_calls,
         )
 
     def _template(self, has_tools: bool) -> ChatTemplate:
         source = self._folder.template_for(has_tools)
         if source is None:
-            raise refused(
+            raise Refused(
                 "this model has no chat template; use /v1/completions with a prompt instead",
                 "no_chat_template",
             )
         template = self._templates[source]
         if isinstance(template, str):
-            raise refused(f"this model's chat template is not valid: {template}")
+            raise Refused(f"this model's chat template is not valid: {template}")
         return template
 
     def _capabilities_of(self, template: ChatTemplate) -> TemplateCapabilities:
-        capabilities = self._capabilities.get(template.source)
-        if capabilities is None:
-            capabilities = self._capabilities[template.source] = probe_capabilities(template)
-        return capabilities
+        if template.source not in self._capabilities:
+            self._capabilities[template.source] = probe_capabilities(template)
+        return self._capabilities[template.source]
 
 
 def _final_text(messages: list[Any]) -> str:
@@ -195,36 +178,35 @@ def _parsed(data: bytes, kind: type, field: str, what: str) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise refused(f"{field} is not valid JSON: {error}", "invalid_json", field) from error
+        raise Refused(f"{field} is not valid JSON: {error}", "invalid_json", field) from error
     if not isinstance(value, kind):
-        raise refused(f"{field} must be {what}", "invalid_value", field)
+        raise Refused(f"{field} must be {what}", "invalid_value", field)
     return value
 
 
 def check_kwargs(variables: dict[str, Any], allowed: Collection[str], template: str) -> None:
     """Raise Refused, naming the variable, for one that is not allowed or too large."""
     for name in sorted(variables):
-        field = f"{_KWARGS_FIELD}.{name}"
+        field, code = f"{_KWARGS_FIELD}.{name}", "invalid_value"
+        message = ""
         if name in RESERVED_KWARGS:
-            raise refused(
+            message = (
                 f"{_KWARGS_FIELD} must not set {name}; the request has a field of its own for it, "
-                "or the server decides it",
-                "invalid_value",
-                field,
+                "or the server decides it"
             )
-        if name not in allowed:
-            raise refused(
+        elif name not in allowed:
+            message = (
                 f"{_KWARGS_FIELD} must not set {name}; this server lets requests set "
-                f"{', '.join(sorted(allowed)) or 'none'} (its setting tokenizer.template_kwargs)",
-                "invalid_value",
-                field,
+                f"{', '.join(sorted(allowed)) or 'none'} (its setting tokenizer.template_kwargs)"
             )
-        if name == "documents" and variables[name] and name not in template:
-            raise refused(
-                "this model's chat template has no place for documents; put them into a message",
-                "unsupported_value",
-                name,  # it is a field of the request, too, and mostly comes from there
+        elif name == "documents" and variables[name] and name not in template:
+            message = (
+                "this model's chat template has no place for documents; put them into a message"
             )
+            # It is a field of the request, too, and mostly comes from there.
+            field, code = name, "unsupported_value"
+        if message:
+            raise Refused(message, code, field)
         _measure(variables[name], field)
 
 
@@ -233,14 +215,13 @@ def _measure(value: Any, field: str) -> None:
     for _ in range(_MAX_DEPTH):
         total += len(level)
         if total > _MAX_VALUES:
-            raise refused(f"{field} holds more than {_MAX_VALUES} values", "invalid_value", field)
-        level = [inner for outer in level for inner in _inside(outer)]
+            raise Refused(f"{field} holds more than {_MAX_VALUES} values", "invalid_value", field)
+        nested = [value for value in level if isinstance(value, (dict, list))]
+        level = [inner for outer in nested for inner in _values(outer)]
         if not level:
             return
-    raise refused(f"{field} is nested more than {_MAX_DEPTH} deep", "invalid_value", field)
+    raise Refused(f"{field} is nested more than {_MAX_DEPTH} deep", "invalid_value", field)
 
 
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
+def _values(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value

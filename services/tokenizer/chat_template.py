@@ -75,7 +75,7 @@ class ChatTemplate:
         ]
         final = ""
         if conversation.continue_final_message:
-            final = self._mark_final(messages)
+            final = self._mark_final(messages[-1])
         self._now_s = now_s
         variables = {**self._special_tokens, **(conversation.variables or {})}
         rendered = self._template.render(
@@ -86,24 +86,25 @@ class ChatTemplate:
         )
         return _cut_at_mark(rendered, final) if conversation.continue_final_message else rendered
 
-    def _mark_final(self, messages: list[Message]) -> str:
+    def _mark_final(self, final: Message) -> str:
         """Mark where the final message's text ends, and return that text."""
-        content = messages[-1].get("content")
+        content = final.get("content")
         if content is None:
             raise ChatTemplateError("continue_final_message: the final message has no content")
         if "content" not in self.source:
             raise ChatTemplateError("continue_final_message: the template does not use content")
-        if isinstance(content, list):
-            for part in reversed(content):
-                if "text" in part:
-                    text = str(part["text"])
-                    part["text"] = text + _MARK
-                    return text
-            raise ChatTemplateError("continue_final_message: the final message has no text part")
-        if not isinstance(content, str):
+        if isinstance(content, str):
+            final["content"] = content + _MARK
+            return content
+        if not isinstance(content, list):
             raise ChatTemplateError("continue_final_message: the final message is not a text")
-        messages[-1]["content"] = content + _MARK
-        return content
+        for at in reversed(range(len(content))):
+            if "text" in content[at]:
+                text = str(content[at]["text"])
+                marked = {**content[at], "text": text + _MARK}
+                final["content"] = [*content[:at], marked, *content[at + 1 :]]
+                return text
+        raise ChatTemplateError("continue_final_message: the final message has no text part")
 
     def _strftime_now(self, format: str) -> str:
         return datetime.fromtimestamp(self._now_s).strftime(format)
@@ -113,21 +114,13 @@ def _completed(message: Message, keep_null_content: bool) -> Message:
     """Copy a message without null fields, its reasoning under each name that templates read."""
     if not isinstance(message, dict):
         raise ChatTemplateError("every message must be an object with a role and content")
-    copied = {key: _copy(value) for key, value in message.items() if value is not None}
+    copied = {key: value for key, value in message.items() if value is not None}
     if keep_null_content and "tool_calls" in copied:
         copied.setdefault("content", None)
     for key in _REASONING_KEYS:
         if key in copied:
             return {"thinking": copied[key], **copied, "reasoning_content": copied[key]}
     return copied
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
-    return value
 
 
 def _cut_at_mark(rendered: str, final: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal, TypeAlias
 
 from pydantic import Field
@@ -74,3 +75,7 @@ class TokenizerSettings(Settings):
         description="variables of the chat template that requests may set",
     )
     grace_s: float = Field(30.0, description=GRACE)
+
+    @property
+    def num_processes(self) -> int:
+        return self.pool_size or (4 if (os.cpu_count() or 1) >= 16 else 2)

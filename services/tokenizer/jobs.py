@@ -1,33 +1,35 @@
-"""Jobs for the pool's processes and their outcomes, and how both are framed."""
+"""Jobs for the pool's processes, and their outcomes."""
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from common.child_main import framed, pack_frame
-from common.errors import MalformedMessage
+from common.child_main import pack_frame
 from common.link.codec import pack, unpack
+from common.messages.arrays import Int32s
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, PromptSource, TextPrompt
 
 
 class Refused(Exception):
-    """A request that cannot be served; `retiring` says that this process should end after it."""
+    """A request that cannot be served; without a field it blames the prompt's.
 
-    def __init__(self, failure: Failure, retiring: bool = False) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
+    `retiring` says that this process should end after it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        code: str = "template_error",
+        field: str | None = None,
+        status: int = 400,
+        retiring: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.failure = Failure(status, code, message, field)
         self.retiring = retiring
-
-
-def refused(
-    message: str, code: str = "template_error", field: str | None = None, status: int = 400
-) -> Refused:
-    """Make a refusal; without a field it blames the prompt's."""
-    return Refused(Failure(status=status, code=code, message=message, field=field))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class ExpectedAnswer:
 class Outcome:
     """The result of a job; `retiring` says that the process ends after it."""
 
-    ids: array[int]
+    ids: Int32s
     strs: tuple[str, ...] = ()
     failure: Failure | None = None
     retiring: bool = False
@@ -99,31 +101,11 @@ def size_of(prompt: PromptSource) -> int:
             return 4 * len(prompt.ids)
 
 
-def pack_job(job: Job) -> bytes:
-    """Frame a job; UnicodeEncodeError when its text holds half a surrogate pair."""
-    try:
-        return framed(pack(job))
-    except MalformedMessage as error:
-        raise error.__cause__ or error from None
-
-
-def unpack_job(data: bytes) -> Job:
-    return unpack(Job, data)
-
-
 def pack_outcome(outcome: Outcome) -> bytes:
-    failure = None if outcome.failure is None else astuple(outcome.failure)
-    answer = pack(outcome.answer)
-    report = ["outcome", outcome.ids.tobytes(), outcome.strs, failure, outcome.retiring, answer]
-    return pack_frame(report)
+    """Frame an outcome, with `strs` apart: there may be more than a packed list can hold."""
+    return pack_frame(["outcome", outcome.strs, pack(replace(outcome, strs=()))])
 
 
 def unpack_outcome(report: list[Any]) -> Outcome:
-    _, ids, strs, failure, retiring, answer = report
-    return Outcome(
-        array("i", ids),
-        tuple(strs),
-        None if failure is None else Failure(*failure),
-        retiring,
-        unpack(ExpectedAnswer, answer),
-    )
+    _, strs, packed = report
+    return replace(unpack(Outcome, packed), strs=tuple(strs))

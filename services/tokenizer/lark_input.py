@@ -97,9 +97,7 @@ def _rewritten(token: re.Match[str], runs: list[str]) -> str:
             return _terminal(re.escape(said), re.I, runs)
         return literal(json.dumps(said, ensure_ascii=False)[1:-1])
     if token["regex"]:
-        flags = 0
-        for flag in token["flags"]:
-            flags |= _FLAGS[flag]
+        flags = sum(_FLAGS[flag] for flag in set(token["flags"]))
         return _terminal(token["regex"], flags, runs)
     if token["ignored"] or token["ignored_regex"]:
         pattern = token["ignored_regex"] or _common(token["ignored"])
@@ -114,23 +112,13 @@ def _without_terminals_of_rules(text: str) -> str:
     """Turn terminals that now consist of rules into rules, by giving them rule names."""
     definitions: dict[str, str] = dict(_DEFINITION.findall(text))
     rules: set[str] = set()
-    while True:
-        more = {
-            name
-            for name, body in definitions.items()
-            if name not in rules and (_RUN.search(body) or rules & set(_names(body)))
-        }
-        if not more:
-            break
+    while more := {
+        name
+        for name, body in definitions.items()
+        if name not in rules and (_RUN.search(body) or rules & set(_NAME.findall(body)))
+    }:
         rules |= more
-    return _NAME.sub(
-        lambda name: f"t_{name[0].lower()}" if name[0] in rules else name[0],
-        text,
-    )
-
-
-def _names(body: str) -> list[str]:
-    return [name for name in _NAME.findall(body) if name[0].isupper()]
+    return _NAME.sub(lambda name: f"t_{name[0].lower()}" if name[0] in rules else name[0], text)
 
 
 def _said(text: str) -> str:
@@ -149,28 +137,27 @@ def _common(name: str) -> str:
 
 def _terminal(pattern: str, flags: int, runs: list[str]) -> str:
     """Write a regular expression; a run of characters at its end becomes a rule in `runs`."""
-    nodes, dot_all, folds = _parsed(pattern, flags)
+    nodes, flags = _parsed(pattern, flags)
     while len(nodes) == 1 and nodes[0][0] is ops.SUBPATTERN and nodes[0][1][1:3] == (0, 0):
         nodes = list(nodes[0][1][3])
-    run = _run(nodes[-1], dot_all, folds) if nodes else ""
+    run = _run(nodes[-1], flags) if nodes else ""
     if not run:
-        return f"/{_sequence(nodes, dot_all, folds)}/"
+        return f"/{_sequence(nodes, flags)}/"
     runs.append(f"run_{len(runs)}: {run}")
-    head = f"/{_sequence(nodes[:-1], dot_all, folds)}/ " if nodes[1:] else ""
+    head = f"/{_sequence(nodes[:-1], flags)}/ " if nodes[1:] else ""
     return f"({head}run_{len(runs) - 1})"
 
 
-def _parsed(pattern: str, flags: int) -> tuple[list[Any], bool, bool]:
-    """Return a regular expression's nodes, whether dots match all and whether case is ignored."""
+def _parsed(pattern: str, flags: int) -> tuple[list[Any], int]:
+    """Return a regular expression's nodes, and its flags with those that it sets itself."""
     try:
         parsed = parser.parse(pattern.replace(r"\/", "/"), flags)
     except (re.error, OverflowError) as error:
         raise ValueError(f"/{pattern}/ is no regular expression: {error}") from error
-    all_flags = parsed.state.flags
-    return list(parsed), bool(all_flags & re.S), bool(all_flags & re.I)
+    return list(parsed), parsed.state.flags
 
 
-def _run(node: tuple[Any, Any], dot_all: bool, folds: bool) -> str:
+def _run(node: tuple[Any, Any], flags: int) -> str:
     """Write the rule of a repeated set of characters with escapes in it; empty for other nodes."""
     op, value = node
     if op not in (ops.MAX_REPEAT, ops.MIN_REPEAT) or len(value[2]) != 1:
@@ -178,43 +165,44 @@ def _run(node: tuple[Any, Any], dot_all: bool, folds: bool) -> str:
     least, most, ((inner, member),) = value
     if inner not in (ops.ANY, ops.IN, ops.NOT_LITERAL) or most == 1:
         return ""
-    plain, _, escapes = _node(inner, member, dot_all, folds).partition("|\\\\")
+    plain, _, escapes = _node(inner, member, flags).partition("|\\\\")
     if not escapes:
         return ""
     plain, escapes = plain.removeprefix("(?:"), "\\\\" + escapes.removesuffix(")")
     if most is ops.MAXREPEAT and least < 2:
         return f"(/{plain}+/ | /{escapes}/){'+' if least else '*'}"
-    return f"(/{plain}/ | /{escapes}/){{{least},{'' if most is ops.MAXREPEAT else most}}}"
+    return f"(/{plain}/ | /{escapes}/){_times(least, most)}"
 
 
-def _sequence(nodes: Any, dot_all: bool, folds: bool) -> str:
-    return "".join(_node(op, value, dot_all, folds) for op, value in nodes)
+def _times(least: int, most: Any) -> str:
+    return f"{{{least},{'' if most is ops.MAXREPEAT else most}}}"
 
 
-def _node(op: Any, value: Any, dot_all: bool, folds: bool) -> str:
+def _sequence(nodes: Any, flags: int) -> str:
+    return "".join(_node(op, value, flags) for op, value in nodes)
+
+
+def _node(op: Any, value: Any, flags: int) -> str:
     """Write one node of the tree that Python's parser makes."""
     match op:
-        case ops.LITERAL if not folds and chr(value) not in _ESCAPED:
+        case ops.LITERAL if not flags & re.I and chr(value) not in _ESCAPED:
             return _shown(value)
         case ops.LITERAL:
-            return _characters(_shown(value), folds)
+            return _characters(_shown(value), flags)
         case ops.NOT_LITERAL:
-            return _characters(f"^{_shown(value)}", folds)
+            return _characters(f"^{_shown(value)}", flags)
         case ops.ANY:
-            return _characters(r"\s\S" if dot_all else "^" + _shown(10), folds)
+            return _characters(r"\s\S" if flags & re.S else "^" + _shown(10), flags)
         case ops.IN:
-            return _characters("".join(map(_member, value)), folds)
+            return _characters("".join(map(_member, value)), flags)
         case ops.BRANCH:
-            return f"(?:{'|'.join(_sequence(branch, dot_all, folds) for branch in value[1])})"
+            return f"(?:{'|'.join(_sequence(branch, flags) for branch in value[1])})"
         case ops.SUBPATTERN:
             _, added, removed, inner = value
-            folds = (folds or bool(added & re.I)) and not removed & re.I
-            dot_all = (dot_all or bool(added & re.S)) and not removed & re.S
-            return f"(?:{_sequence(inner, dot_all, folds)})"
+            return f"(?:{_sequence(inner, (flags | added) & ~removed)})"
         case ops.MAX_REPEAT | ops.MIN_REPEAT:
             least, most, inner = value
-            end = "" if most is ops.MAXREPEAT else most
-            return f"(?:{_sequence(inner, dot_all, folds)}){{{least},{end}}}"
+            return f"(?:{_sequence(inner, flags)}){_times(least, most)}"
     raise ValueError(f"a regular expression in it has {str(op).lower()}, which is not known here")
 
 
@@ -237,19 +225,17 @@ def _shown(code: int) -> str:
     return chr(code) if chr(code).isalnum() else f"\\U{code:08x}"
 
 
-def _characters(inside: str, folds: bool) -> str:
+def _characters(inside: str, flags: int) -> str:
     """Write a set of characters; those that JSON escapes as their escapes."""
-    known = re.compile(f"[{inside}]", re.I if folds else 0)
-    ways = [
-        _backslashed(json.dumps(character)[1:-1])
-        for character in _ESCAPED
-        if known.match(character)
-    ]
+    known = re.compile(f"[{inside}]", flags & re.I)
+    ways = [_escape(character) for character in _ESCAPED if known.match(character)]
     if not ways or not _ESCAPED_ONLY.fullmatch(inside):
         plain = f"[[{inside}]&&{_PLAIN}]"
-        ways.insert(0, f"(?i:{plain})" if folds else plain)
+        ways.insert(0, f"(?i:{plain})" if flags & re.I else plain)
     return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
 
 
-def _backslashed(text: str) -> str:
-    return "".join(character if character.isalnum() else f"\\{character}" for character in text)
+def _escape(character: str) -> str:
+    """Write the regular expression of a character's escape in JSON."""
+    escape = json.dumps(character)[1:-1]
+    return "".join(sign if sign.isalnum() else f"\\{sign}" for sign in escape)

@@ -12,21 +12,23 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from array import array
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
+from common.child_main import framed
 from common.child_process import ChildExit, RestartingChild, Spawn
 from common.errors import ModelError
+from common.link.codec import pack
 from common.messages.address import AttemptId
+from common.messages.arrays import int32s
 from common.messages.failure import Failure
 from common.messages.tokenize import OutputRules
 from common.telemetry import log
-from services.tokenizer.jobs import Job, Outcome, pack_job, size_of, unpack_outcome
+from services.tokenizer.config import TokenizerSettings
+from services.tokenizer.jobs import Job, Outcome, size_of, unpack_outcome
 
 # A prompt of this size takes 17 ms (3.8 MB/s, byte-level BPE of 20,000 tokens); prompts from here
 # on leave one process to the others.
@@ -36,23 +38,13 @@ _MAX_TRIES = 2
 Done = Callable[[Outcome], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How many processes, and how long one job may take in seconds."""
-
-    num_processes: int
-    template_timeout_s: float
-    encode_timeout_s: float
-
-
 @dataclass(slots=True, eq=False)
 class _Entry:
     number: int
-    frame: bytes
+    job: Job
     done: Done | None  # None: cancelled
     timeout_s: float
     is_large: bool
-    rules: OutputRules
     deadline_s: float
     attempts: tuple[AttemptId, ...]  # whose job it is, for the log
     traceparents: tuple[str, ...]
@@ -64,7 +56,7 @@ class Pool:
     """Hands jobs to processes, first come, first served; a `ChildOwner` of these processes."""
 
     def __init__(
-        self, settings: PoolSettings, spawn: Spawn, clock: Callable[[], float] = time.monotonic
+        self, settings: TokenizerSettings, spawn: Spawn, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -72,10 +64,8 @@ class Pool:
             RestartingChild(spawn, self, clock) for _ in range(settings.num_processes)
         ]
         self._running: dict[RestartingChild, _Entry] = {}
-        self._small: deque[_Entry] = deque()
-        self._large: deque[_Entry] = deque()
+        self._waiting: dict[int, _Entry] = {}  # by number, in the order of their turns
         self._max_large = max(1, settings.num_processes - 1)
-        self._entries: dict[int, _Entry] = {}
         self._last_number = 0
         self._first_ready: asyncio.Future[None] | None = None
         self._log = structlog.get_logger()
@@ -94,15 +84,16 @@ class Pool:
 
     def stop(self) -> None:
         """End the processes; what they worked on is not reported."""
-        for number in list(self._entries):
-            self.cancel(number)
+        self._waiting.clear()
+        for entry in self._running.values():
+            entry.done = None
         for child in self._children:
             child.close()
 
     @property
     def num_pending(self) -> int:
         """Jobs that run or wait."""
-        return len(self._entries)
+        return len(self._running) + len(self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -117,10 +108,8 @@ class Pool:
     ) -> int:
         """Take a job; `done` is called once, later, unless it is cancelled by its number first.
 
-        Should its process end, the log names the attempt. UnicodeEncodeError for a text that is not
-        valid Unicode.
+        Should its process end, the log names the attempt.
         """
-        frame = pack_job(job)
         self._last_number += 1
         timeout_s = self._settings.encode_timeout_s
         if job.is_confined:
@@ -128,27 +117,24 @@ class Pool:
             timeout_s += 2 * self._settings.template_timeout_s
         entry = _Entry(
             number=self._last_number,
-            frame=frame,
+            job=job,
             done=done,
             timeout_s=timeout_s,
             is_large=size_of(job.prompt) >= LARGE_PROMPT_BYTES,
-            rules=job.rules,
             deadline_s=self._clock() + timeout_s,
             attempts=() if attempt is None else (attempt,),
             traceparents=() if attempt is None else (traceparent,),
         )
-        self._entries[entry.number] = entry
-        self._queue_of(entry).append(entry)
+        self._waiting[entry.number] = entry
         self._dispatch()
         return entry.number
 
     def cancel(self, number: int) -> None:
         """Forget a job: its `done` is not called. A process that already runs it finishes it."""
-        entry = self._entries.pop(number, None)
-        if entry is not None:
-            entry.done = None
-            # A cancelled prompt takes no memory while it still waits.
-            entry.frame, entry.rules = b"", OutputRules()
+        self._waiting.pop(number, None)
+        for entry in self._running.values():
+            if entry.number == number:
+                entry.done = None
 
     def tick(self) -> None:
         """Restart processes, kill those that take too long, fail jobs that waited too long."""
@@ -159,15 +145,11 @@ class Pool:
             if now_s >= entry.deadline_s and not entry.timed_out:
                 entry.timed_out = True
                 child.kill()
-        for queue in (self._small, self._large):
-            while queue and now_s >= queue[0].deadline_s:
-                failure = Failure(
-                    status=503,
-                    code="overloaded",
-                    message="the prompt waited too long for a process of the tokenizer; try again",
-                    retryable=True,
-                )
-                self._finish(queue.popleft(), Outcome(array("i"), failure=failure))
+        for entry in [entry for entry in self._waiting.values() if now_s >= entry.deadline_s]:
+            del self._waiting[entry.number]
+            message = "the prompt waited too long for a process of the tokenizer; try again"
+            failure = Failure(503, "overloaded", message, retryable=True)
+            self._finish(entry, Outcome(int32s(), failure=failure))
 
     def child_ready(self, child: RestartingChild) -> None:
         if self._first_ready is not None and not self._first_ready.done():
@@ -189,20 +171,16 @@ class Pool:
         entry = self._running.pop(child, None)
         if not exit.was_ready:
             self._fail_start(_early_end(exit.status, self._settings))
-        log.for_attempts(
-            () if entry is None else entry.attempts, () if entry is None else entry.traceparents
-        ).warning("tokenizer process ended", status=exit.status, had_job=entry is not None)
+        logger = log.for_attempts(entry.attempts, entry.traceparents) if entry else self._log
+        logger.warning("tokenizer process ended", status=exit.status, had_job=entry is not None)
         if entry is None:
             return
         failure = None if entry.done is None else _death(entry, exit.status, self._settings)
         if entry.done is None or failure is not None:
-            self._finish(entry, Outcome(array("i"), failure=failure))
+            self._finish(entry, Outcome(int32s(), failure=failure))
         else:  # perhaps it was killed from outside: once more, before those that came later
-            self._queue_of(entry).appendleft(entry)
+            self._waiting = {entry.number: entry, **self._waiting}
         self._dispatch()
-
-    def _queue_of(self, entry: _Entry) -> deque[_Entry]:
-        return self._large if entry.is_large else self._small
 
     def _dispatch(self) -> None:
         for child in self._children:
@@ -214,20 +192,16 @@ class Pool:
             entry.num_tries += 1
             entry.deadline_s = self._clock() + entry.timeout_s
             self._running[child] = entry
-            child.send(entry.frame)
+            child.send(framed(pack(entry.job)))
 
     def _next(self) -> _Entry | None:
-        for queue in (self._small, self._large):
-            while queue and queue[0].done is None:  # cancelled while it waited
-                queue.popleft()
         num_large = sum(entry.is_large for entry in self._running.values())
-        large = self._large if num_large < self._max_large else None
-        if large and (not self._small or large[0].number < self._small[0].number):
-            return large.popleft()
-        return self._small.popleft() if self._small else None
+        for number, entry in self._waiting.items():
+            if not entry.is_large or num_large < self._max_large:
+                return self._waiting.pop(number)
+        return None
 
     def _finish(self, entry: _Entry, outcome: Outcome) -> None:
-        self._entries.pop(entry.number, None)
         self.num_finished += 1
         done, entry.done = entry.done, None
         if done is not None:
@@ -238,7 +212,7 @@ class Pool:
             self._first_ready.set_exception(ModelError(why))
 
 
-def _early_end(status: int, settings: PoolSettings) -> str:
+def _early_end(status: int, settings: TokenizerSettings) -> str:
     """Explain why a process ended before it was ready; jinja2 folds constants when it compiles."""
     if status == -signal.SIGALRM:
         return (
@@ -248,36 +222,23 @@ def _early_end(status: int, settings: PoolSettings) -> str:
     return f"a tokenizer process ended with status {status} before it was ready"
 
 
-def _death(entry: _Entry, status: int, settings: PoolSettings) -> Failure | None:
+def _death(entry: _Entry, status: int, settings: TokenizerSettings) -> Failure | None:
     """Explain the death of a job's process; None when the job deserves another try."""
+    rules = entry.job.rules
     if status == -signal.SIGALRM:
-        has_rules = entry.rules != OutputRules()
+        has_rules = rules != OutputRules()
         what = "the chat template or the answer's grammar" if has_rules else "the chat template"
-        return Failure(
-            status=400,
-            code="template_error",
-            message=f"{what} took longer than {settings.template_timeout_s:g} s for this request",
-        )
+        message = f"{what} took longer than {settings.template_timeout_s:g} s for this request"
+        return Failure(400, "template_error", message)
     if entry.timed_out:
-        return Failure(
-            status=500,
-            code="tokenizer_timeout",
-            message=f"the prompt could not be tokenized within {entry.timeout_s:g} s",
-        )
+        message = f"the prompt could not be tokenized within {entry.timeout_s:g} s"
+        return Failure(500, "tokenizer_timeout", message)
     if entry.num_tries < _MAX_TRIES:
         return None
-    structure, tools = entry.rules.structure, entry.rules.tools
-    if structure is not None or tools is not None:
+    if rules.structure is not None or rules.tools is not None:
         # Schemas are read by a native library; an enum of -2**63 is one that it dies of.
-        field = "tools" if structure is None else structure.field
-        return Failure(
-            status=400,
-            code="invalid_grammar",
-            message=f"{field} cannot be made a grammar: what reads it dies of it",
-            field=field,
-        )
-    return Failure(
-        status=500,
-        code="tokenizer_failed",
-        message=f"the tokenizer's process died {entry.num_tries} times on this prompt",
-    )
+        field = "tools" if rules.structure is None else rules.structure.field
+        message = f"{field} cannot be made a grammar: what reads it dies of it"
+        return Failure(400, "invalid_grammar", message, field)
+    message = f"the tokenizer's process died {entry.num_tries} times on this prompt"
+    return Failure(500, "tokenizer_failed", message)

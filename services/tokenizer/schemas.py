@@ -12,17 +12,7 @@ from common.json_schema import demands_nothing
 _WHITESPACE = r" |\r?\n[ \t]{0,20}"
 # The formats that llguidance enforces, without those of dates. JSON Schema lets a validator ignore
 # a format, so others are left out.
-_FORMATS = frozenset(
-    {
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "uri",
-        "uuid",
-    }
-)
+_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 _VALUES = frozenset({"const", "enum"})  # data, not schemas
 _MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 # Keywords that do not affect validity and can be most of a schema's length. The last is
@@ -95,30 +85,20 @@ def _cleaned(schema: Any) -> Any:
         return [_cleaned(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    cleaned = {
-        key: _inner(key, value)
-        for key, value in schema.items()
-        if key not in _REMARKS
-        and not demands_nothing(schema, key)
-        and not (key == "format" and isinstance(value, str) and value not in _FORMATS)
-    }
-    named = schema.get("format")
-    pattern = CALENDAR_PATTERNS.get(named) if isinstance(named, str) else None
-    return cleaned if pattern is None else _with_pattern(cleaned, pattern)
-
-
-def _with_pattern(schema: dict[str, Any], pattern: str) -> dict[str, Any]:
-    """Add a pattern to a schema, which may have one already."""
-    if "pattern" not in schema:
-        return {**schema, "pattern": pattern}
-    others = schema.get("allOf")
-    known = others if isinstance(others, list) else []
-    return {**schema, "allOf": [*known, {"pattern": pattern}]}
-
-
-def _inner(key: str, value: Any) -> Any:
-    if key in _VALUES:
-        return value
-    if key in _MAPS and isinstance(value, dict):  # its keys are names, whatever they are
-        return {name: _cleaned(schema) for name, schema in value.items()}
-    return _cleaned(value)
+    cleaned: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _REMARKS or demands_nothing(schema, key):
+            continue
+        if key in _MAPS and isinstance(value, dict):  # its keys are names, whatever they are
+            cleaned[key] = {name: _cleaned(inner) for name, inner in value.items()}
+        elif key in _VALUES:
+            cleaned[key] = value
+        elif key != "format" or not isinstance(value, str) or value in _FORMATS:
+            cleaned[key] = _cleaned(value)
+    pattern = CALENDAR_PATTERNS.get(str(schema.get("format")))
+    if pattern is not None and "pattern" in cleaned:
+        others = cleaned.get("allOf")
+        cleaned["allOf"] = [*(others if isinstance(others, list) else ()), {"pattern": pattern}]
+    elif pattern is not None:
+        cleaned["pattern"] = pattern
+    return cleaned

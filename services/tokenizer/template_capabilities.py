@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from services.tokenizer.chat_template import ChatTemplate, Conversation
+from services.tokenizer.jobs import Refused
 
 _PROBE = "slipstream probe"
 _FUNCTION, _ARGUMENT = "slipstream_function", "slipstream_argument"
@@ -109,8 +110,7 @@ def _calls(template: ChatTemplate, shape: tuple[bool, CallContent], call_ids: li
     ]
     messages = [{"role": "user", "content": _PROBE}, call, *results]
     rendered = _rendered(
-        template,
-        Conversation(messages, tools=[_TOOL], keep_null_content=call_content == "null"),
+        template, Conversation(messages, tools=[_TOOL], keep_null_content=call_content == "null")
     )
     # The tool's description shows these names too, but fewer times than with the call.
     without = _rendered(template, Conversation(messages[:1], tools=[_TOOL]))
@@ -128,16 +128,8 @@ def _rendered(template: ChatTemplate, conversation: Conversation) -> str:
         return ""
 
 
-class UnsupportedContent(Exception):
-    """A message has content that this model cannot read, at `field`."""
-
-    def __init__(self, message: str, field: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
 def adapt_messages(messages: list[Any], capabilities: TemplateCapabilities) -> list[Any]:
-    """Return the messages in the template's shapes; UnsupportedContent for media parts."""
+    """Return the messages in the template's shapes; Refused for media parts."""
     if not capabilities.late_system:
         messages = _without_late_system(messages)
     return [_message(message, capabilities, number) for number, message in enumerate(messages)]
@@ -197,10 +189,9 @@ def _refuse_media(parts: list[Any], number: int) -> None:
     for index, part in enumerate(parts):
         kind = str(part.get("type", "")) if isinstance(part, dict) else ""
         if any(word in kind for word in _MEDIA):
-            raise UnsupportedContent(
-                f"this model reads text only, but a content part has the type {kind!r}",
-                f"messages[{number}].content[{index}]",
-            )
+            message = f"this model reads text only, but a content part has the type {kind!r}"
+            field = f"messages[{number}].content[{index}]"
+            raise Refused(message, "unsupported_content", field)
 
 
 def _part_text(part: Any) -> str:

@@ -1,171 +1,278 @@
-"""The grammars of answers that call tools, one for each format of tool calls."""
+"""The functions that a request offers, and the grammars of answers that call them.
+
+llguidance reads the functions' schemas here, so that a refusal names the tool at fault, before
+compute compiles all of them at once. It is imported when first needed.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from functools import lru_cache
+from typing import Any, Final
 
-from common.chat_formats import ToolMarkers
-from common.messages.tokenize import ToolUse
-from services.tokenizer.functions import Function
-from services.tokenizer.lark import Fragment, in_order, json_rule, literal, one_of, separated
+from common.chat_formats import TOOL_FORMATS, ToolMarkers
+from common.messages.tokenize import ToolInput, ToolUse
+from services.tokenizer.jobs import Refused
+from services.tokenizer.lark import (
+    Fragment,
+    Vocabulary,
+    in_order,
+    json_rule,
+    literal,
+    one_of,
+    optional,
+    repeated,
+    separated,
+)
+from services.tokenizer.lark_input import in_json_string
 from services.tokenizer.schemas import closed, prepared
-from services.tokenizer.vocabulary import Vocabulary
 
+_MAX_MESSAGE = 200
+_WHERE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 _SHARED = ("$defs", "definitions")
 _FENCE = "```json"
 _PYTHON_NAME = re.compile(r"[A-Za-z_]\w*")
 # Words that Python writes unlike JSON; inside lists and objects the models write JSON's.
 _PYTHON_WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 # The formats in which no call begins without the first marker.
-MARKED = frozenset({"deepseek", "hermes", "mistral"})
-_ANY_OBJECT = {"type": "object"}
+_MARKED = frozenset({"deepseek", "hermes", "mistral"})
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function: `parameters` is a JSON schema of an object, `field` its place in the request.
+
+    A function that takes one text, `input`, may have a Lark grammar of that text inside a JSON
+    string.
+    """
+
+    name: str
+    parameters: dict[str, Any]
+    strict: bool
+    field: str
+    input_lark: str = ""
+
+    @property
+    def schema(self) -> Any:
+        """The schema of its arguments, for `%json`."""
+        return prepared(closed(self.parameters), lenient=not self.strict)
+
+
+def functions_of(tools: list[Any], inputs: Iterable[ToolInput] = ()) -> list[Function]:
+    """Read the functions of a request's `tools`; Refused names a tool that has none."""
+    grammars = {tool_input.tool: tool_input.lark for tool_input in inputs}
+    return [_function(tool, f"tools[{number}]", grammars) for number, tool in enumerate(tools)]
+
+
+def _function(tool: Any, field: str, grammars: dict[str, str]) -> Function:
+    inner = tool.get("function") if isinstance(tool, dict) else None
+    if isinstance(inner, dict):
+        field = f"{field}.function"
+    else:
+        inner = tool
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or not isinstance(name, str) or not name:
+        raise Refused("every tool must have a function with a name", "invalid_value", field)
+    field = f"{field}.parameters"
+    parameters = inner.get("parameters")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        message = f"the parameters of {name!r} must be a JSON schema of the type object"
+        raise Refused(message, "invalid_value", field)
+    try:
+        input_lark = in_json_string(grammars.get(name, ""))
+    except ValueError as error:
+        message = f"the grammar of the tool {name!r} cannot be enforced: {error}"
+        raise Refused(message, "invalid_grammar", "tools") from error
+    strict = inner.get("strict") is True
+    return Function(name, {"type": "object", **parameters}, strict, field, input_lark)
+
+
+def check_parameters(functions: Iterable[Function]) -> None:
+    """Raise Refused, naming the tool, for a schema that cannot be enforced."""
+    for function in functions:
+        complaint = _complaint(json.dumps(function.schema))
+        if complaint:
+            message = f"the parameters of {function.name!r} cannot be enforced: {complaint}"
+            raise Refused(message, "invalid_value", function.field)
+
+
+@lru_cache(maxsize=1024)
+def _complaint(schema_json: str) -> str:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False)
+    grammar = f"start: %json {schema_json}"
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    if not is_error or not messages:
+        return ""
+    first = messages[0].partition("\n   1 |")[0]  # below that, our own grammar is shown
+    return _WHERE.sub("", first).strip()[:_MAX_MESSAGE]
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one model writes a format: its markers, its vocabulary and its chat template."""
+    """How one model writes calls: a format's name, the vocabulary and the chat template."""
 
-    markers: ToolMarkers
+    tool_format: str
     vocabulary: Vocabulary
     template: str
 
-
-class ToolGrammar(Protocol):
-    """One format of tool calls."""
-
-    def __call__(self, functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fragment:
-        """Return the grammar of one to `max_calls` calls, arguments by each function's schema."""
-        ...
+    @property
+    def markers(self) -> ToolMarkers:
+        return TOOL_FORMATS[self.tool_format]
 
 
-def arguments(number: int, function: Function) -> Fragment:
+@dataclass(frozen=True, slots=True)
+class CallLayout:
+    """How a format writes one call, numbered, and the expressions around each call and all."""
+
+    call: Callable[[int, Function], Fragment]
+    begin: str = ""
+    call_begin: str = ""
+    call_end: str = ""
+    separator: str = ""
+    end: str = ""
+
+
+def call_grammar(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fragment:
+    """Return the grammar of one to `max_calls` calls, arguments by each function's schema."""
+    layout = _LAYOUTS[dialect.tool_format](dialect)
+    bodies = one_of([layout.call(number, function) for number, function in enumerate(functions)])
+    body = Fragment("call", (f"call: {bodies.expression}", *bodies.rules), bodies.grammars)
+    call = in_order(layout.call_begin, body, layout.call_end)
+    return in_order(layout.begin, separated(call, layout.separator, max_calls), layout.end)
+
+
+def watched_calls(
+    tools: ToolUse, functions: Sequence[Function], dialect: Dialect, max_calls: int
+) -> Fragment | None:
+    """Return free text whose calls obey the client's rules: strict arguments, or one call at most.
+
+    None if there are no such rules, or if the first marker is not a token that free text can be
+    kept from. Functions that are not strict take any object as their arguments.
+    """
+    begin, vocabulary = dialect.markers.begin, dialect.vocabulary
+    token_id = vocabulary.token_of(begin) if vocabulary.is_special(begin) else None
+    is_wanted = not tools.parallel or any(function.strict for function in functions)
+    if token_id is None or not is_wanted or dialect.tool_format not in _MARKED:
+        return None
+    loosened = [
+        function if function.strict else replace(function, parameters={"type": "object"})
+        for function in functions
+    ]
+    text = f"{vocabulary.any(without=token_id)}*"
+    calls = in_order(call_grammar(loosened, dialect, max_calls), text)
+    return in_order(text, repeated(calls, "*" if max_calls > 1 else "?"))
+
+
+def _arguments(number: int, function: Function) -> Fragment:
     """Return the grammar of a function's arguments, a JSON object; `number` names its rule."""
     if function.input_lark:
-        return text_argument(number, function, '{"input": "', '"}')
-    schema = prepared(closed(function.parameters), lenient=not function.strict)
+        return _text_argument(number, function, '{"input": "', '"}')
     name = f"arguments_{number}"
-    return Fragment(name, (json_rule(name, schema),))
+    return Fragment(name, (json_rule(name, function.schema),))
 
 
-def call_object(number: int, function: Function, key: str) -> Fragment:
-    """Return the grammar of `{"name": …, "arguments": {…}}`, the arguments under this key."""
-    head = f'{{"name": {json.dumps(function.name)}, "{key}": '
-    return in_order(Fragment(literal(head)), arguments(number, function), Fragment(literal("}")))
-
-
-def text_argument(number: int, function: Function, before: str, after: str) -> Fragment:
+def _text_argument(number: int, function: Function, before: str, after: str) -> Fragment:
     """Return the grammar of a text argument that has its own grammar, between two fixed texts."""
     name = f"input_{number}"
     text = Fragment(f"@{name}", grammars=((name, function.input_lark),))
-    return in_order(Fragment(literal(before)), text, Fragment(literal(after)))
+    return in_order(literal(before), text, literal(after))
 
 
-def hermes_calls(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fragment:
-    """Hermes 2 and 3, Qwen 2.5 and 3, and the demo: a tagged JSON object for each call.
+def _call_object(number: int, function: Function, arguments_key: str = "arguments") -> Fragment:
+    """Return the grammar of `{"name": …, "arguments": {…}}`."""
+    head = f'{{"name": {json.dumps(function.name)}, "{arguments_key}": '
+    return in_order(literal(head), _arguments(number, function), literal("}"))
 
-    `<tool_call>`, a line with name and arguments, `</tool_call>`; each call on its own.
+
+def _hermes(dialect: Dialect) -> CallLayout:
+    """`<tool_call>`, a line with name and arguments, `</tool_call>`; each call on its own."""
+    markers, marker = dialect.markers, dialect.vocabulary.marker
+    return CallLayout(
+        call=_call_object,
+        call_begin=f"{marker(markers.begin)} {literal(chr(10))}",
+        call_end=f"{literal(chr(10))} {marker(markers.end)}",
+        separator=literal("\n"),
+    )
+
+
+def _mistral(dialect: Dialect) -> CallLayout:
+    """`[TOOL_CALLS] [{"name": …, "arguments": {…}}]`, a JSON array of all calls.
+
+    From tokenizer version 11 on `[TOOL_CALLS]name[ARGS]{…}` per call.
     """
     markers, marker = dialect.markers, dialect.vocabulary.marker
-    body = one_of(
-        [call_object(number, function, "arguments") for number, function in enumerate(functions)]
-    )
-    call = in_order(
-        Fragment(f"{marker(markers.begin)} {literal(chr(10))}"),
-        Fragment("call_body", (f"call_body: {body.expression}", *body.rules), body.grammars),
-        Fragment(f"{literal(chr(10))} {marker(markers.end)}"),
-    )
-    return separated(call, literal("\n"), max_calls)
-
-
-def mistral_calls(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fragment:
-    """Mistral: a JSON array after a token, or from tokenizer version 11 on, name and arguments.
-
-    `[TOOL_CALLS] [{"name": …, "arguments": {…}}]`, or `[TOOL_CALLS]name[ARGS]{…}` per call.
-    """
-    if dialect.markers.arguments in dialect.template:
-        return _marked_mistral_calls(functions, dialect, max_calls)
-    bodies = [
-        call_object(number, function, "arguments") for number, function in enumerate(functions)
-    ]
-    several = separated(one_of(bodies), literal(", "), max_calls)
-    begin = dialect.vocabulary.marker(dialect.markers.begin)
-    # The models write a blank after the token, or none, by the version of their tokenizer.
-    return in_order(Fragment(f'{begin} (" ")? "["'), several, Fragment('"]"'))
-
-
-def _marked_mistral_calls(
-    functions: Sequence[Function], dialect: Dialect, max_calls: int
-) -> Fragment:
-    markers, marker = dialect.markers, dialect.vocabulary.marker
-    between = marker(markers.arguments)
+    begin, between = marker(markers.begin), marker(markers.arguments)
+    if markers.arguments not in dialect.template:
+        # The models write a blank after the token, or none, by the version of their tokenizer.
+        begin = f'{begin} (" ")? "["'
+        return CallLayout(_call_object, begin, separator=literal(", "), end='"]"')
     if markers.call_id in dialect.template:
         between = f"({marker(markers.call_id)} /[0-9A-Za-z]{{9}}/)? {between}"
-    bodies = [
-        in_order(Fragment(f"{literal(function.name)} {between}"), arguments(number, function))
-        for number, function in enumerate(functions)
-    ]
-    return separated(in_order(Fragment(marker(markers.begin)), one_of(bodies)), "", max_calls)
+
+    def call(number: int, function: Function) -> Fragment:
+        return in_order(literal(function.name), between, _arguments(number, function))
+
+    return CallLayout(call, call_begin=begin)
 
 
-def deepseek_calls(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fragment:
-    """DeepSeek V3 and R1: JSON in a fence behind the name; from V3.1 on without the fence.
+def _deepseek(dialect: Dialect) -> CallLayout:
+    """All calls between two tokens, each one between two more.
 
-    All calls stand between two tokens, each one between two more.
+    V3 and R1 write the arguments in a fence behind the name, V3.1 and later without the fence.
     """
     markers, marker = dialect.markers, dialect.vocabulary.marker
-    fenced = _FENCE in dialect.template
-    separator = marker(markers.arguments)
-    bodies = []
-    for number, function in enumerate(functions):
-        given = arguments(number, function)
-        if fenced:
-            name = literal(f"{function.name}\n{_FENCE}\n")
-            opening = Fragment(f"{literal('function')} {separator} {name}")
-            bodies.append(in_order(opening, given, Fragment(literal("\n```"))))
-        else:
-            bodies.append(in_order(Fragment(f"{literal(function.name)} {separator}"), given))
-    call = in_order(
-        Fragment(marker(markers.call_begin)), one_of(bodies), Fragment(marker(markers.call_end))
+    fenced, between = _FENCE in dialect.template, marker(markers.arguments)
+
+    def call(number: int, function: Function) -> Fragment:
+        given = _arguments(number, function)
+        if not fenced:
+            return in_order(literal(function.name), between, given)
+        name = literal(f"{function.name}\n{_FENCE}\n")
+        return in_order(literal("function"), between, name, given, literal("\n```"))
+
+    return CallLayout(
+        call,
+        begin=marker(markers.begin),
+        call_begin=marker(markers.call_begin),
+        call_end=marker(markers.call_end),
+        separator=literal("\n") if fenced else "",
+        end=marker(markers.end),
     )
-    several = separated(call, literal("\n") if fenced else "", max_calls)
-    return in_order(Fragment(marker(markers.begin)), several, Fragment(marker(markers.end)))
 
 
-def llama_json_calls(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fragment:
-    """Llama 3.1 to 3.3, and Llama 4 by its own template: a bare JSON object, maybe after a token.
-
-    `{"name": …, "parameters": {…}}`, with `; ` between several.
+def _llama_json(dialect: Dialect) -> CallLayout:
+    """`{"name": …, "parameters": {…}}`, maybe after a token, with `; ` between several.
 
     The whole call is one schema instead of text around the arguments' schema: where an answer may
     also be JSON of another schema, llguidance follows both only if both are schemas.
     """
-    markers = dialect.markers
-    bodies = [
-        call_object(number, function, markers.arguments_key)
-        if function.input_lark
-        else Fragment(
-            f"call_{number}", (json_rule(f"call_{number}", _call_schema(function, markers)),)
-        )
-        for number, function in enumerate(functions)
-    ]
-    many = separated(one_of(bodies), literal(f"{markers.separator} "), max_calls)
-    token_id = dialect.vocabulary.token_of(markers.begin)
-    if token_id is None:
-        return many
-    return in_order(Fragment(f"({dialect.vocabulary.marker(markers.begin)})?"), many)
+    markers, vocabulary = dialect.markers, dialect.vocabulary
+
+    def call(number: int, function: Function) -> Fragment:
+        if function.input_lark:
+            return _call_object(number, function, markers.arguments_key)
+        name = f"call_{number}"
+        return Fragment(name, (json_rule(name, _call_schema(function, markers)),))
+
+    has_token = vocabulary.token_of(markers.begin) is not None
+    begin = f"({vocabulary.marker(markers.begin)})?" if has_token else ""
+    return CallLayout(call, begin, separator=literal(f"{markers.separator} "))
 
 
-def _call_schema(function: Function, markers: Any) -> Any:
+def _call_schema(function: Function, markers: ToolMarkers) -> Any:
     inner = closed(function.parameters)
-    shared = {key: inner[key] for key in _SHARED if key in inner}
-    rest = {key: value for key, value in inner.items() if key not in _SHARED}
     at = f"#/properties/{markers.arguments_key}"
+    shared = {key: _moved(inner[key], at) for key in _SHARED if key in inner}
+    rest = {key: value for key, value in inner.items() if key not in _SHARED}
     schema = {
-        **{key: _moved(value, at) for key, value in shared.items()},
+        **shared,
         "type": "object",
         "properties": {
             markers.name_key: {"const": function.name},
@@ -191,112 +298,68 @@ def _moved(schema: Any, at: str) -> Any:
     return moved
 
 
-def llama_pythonic_calls(
-    functions: Sequence[Function], dialect: Dialect, max_calls: int
-) -> Fragment:
-    """Llama 3.2 and 4 by their pythonic templates: a list of calls as Python writes them.
-
-    `[f(a=1), g(b="x")]`: arguments by name, in the order of the schema.
-    """
-    bodies = [_pythonic_call(number, function) for number, function in enumerate(functions)]
-    several = separated(one_of(bodies), literal(", "), max_calls)
-    return in_order(Fragment(literal("[")), several, Fragment(literal("]")))
+def _llama_pythonic(dialect: Dialect) -> CallLayout:
+    """`[f(a=1), g(b="x")]`: calls as Python writes them, arguments in the order of the schema."""
+    return CallLayout(_pythonic_call, literal("["), separator=literal(", "), end=literal("]"))
 
 
 def _pythonic_call(number: int, function: Function) -> Fragment:
     if function.input_lark:
-        return text_argument(number, function, f'{function.name}(input="', '")')
-    properties = function.parameters.get("properties")
+        return _text_argument(number, function, f'{function.name}(input="', '")')
+    parameters = function.parameters
+    properties, required = parameters.get("properties"), parameters.get("required")
     named = properties if isinstance(properties, dict) else {}
-    wanted = function.parameters.get("required")
-    required = set(wanted) if isinstance(wanted, list) else set()
-    names = [*named, *(name for name in sorted(required) if name not in named)]
-    shared = {key: function.parameters[key] for key in _SHARED if key in function.parameters}
+    wanted = set(required) if isinstance(required, list) else set()
+    names = list(filter(_PYTHON_NAME.fullmatch, dict.fromkeys((*named, *sorted(wanted)))))
+    shared = {key: parameters[key] for key in _SHARED if key in parameters}
     rules: list[str] = []
     for at, name in enumerate(names):
-        if not _PYTHON_NAME.fullmatch(name):
-            if name in required:
-                required.discard(name)
-            continue
-        value, more = _pythonic_value(
-            f"value_{number}_{at}", named.get(name, {}), shared, function.strict
-        )
-        rules += [f"argument_{number}_{at}: {literal(name + '=')} {value}", *more]
-    kept = [(at, name in required) for at, name in enumerate(names) if _PYTHON_NAME.fullmatch(name)]
-    listed, more = _pythonic_arguments(number, kept)
-    expression = f"{literal(function.name + '(')} {listed} {literal(')')}"
-    return Fragment(expression, (*rules, *more))
+        schema = named.get(name, {})
+        value = _pythonic_value(f"value_{number}_{at}", schema, shared, function.strict)
+        rules.append(f"argument_{number}_{at}: {literal(name + '=')} {value.expression}")
+        rules += value.rules
+    arguments = _pythonic_arguments(number, [name in wanted for name in names])
+    call = in_order(literal(f"{function.name}("), arguments, literal(")"))
+    return replace(call, rules=(*rules, *call.rules))
 
 
-def _pythonic_arguments(number: int, arguments: list[tuple[int, bool]]) -> tuple[str, list[str]]:
+def _pythonic_arguments(number: int, required: Sequence[bool]) -> Fragment:
     """Write the arguments in order, any optional one left out; each `after` rule has a comma."""
     rules: list[str] = []
-    alternatives: list[str] = []
-    open_end = True  # whether all arguments up to here may be left out
-    for place, (at, is_required) in enumerate(arguments):
-        tail = " ".join(
-            f"after_{number}_{later}" if must else f"(after_{number}_{later})?"
-            for later, must in arguments[place + 1 :]
-        )
+    alternatives: list[str] = []  # by the argument that comes first
+    for at in range(len(required)):
+        tail = [
+            f"after_{number}_{later}" if required[later] else f"(after_{number}_{later})?"
+            for later in range(at + 1, len(required))
+        ]
         rules.append(f"after_{number}_{at}: {literal(', ')} argument_{number}_{at}")
-        if open_end:
-            alternatives.append(f"argument_{number}_{at} {tail}".strip())
-        open_end = open_end and not is_required
+        if not any(required[:at]):
+            alternatives.append(" ".join((f"argument_{number}_{at}", *tail)))
     if not alternatives:
-        return "", []
+        return Fragment("")
     rules.append(f"listed_{number}: " + " | ".join(alternatives))
-    return (f"(listed_{number})?" if open_end else f"listed_{number}"), rules
+    listed = Fragment(f"listed_{number}", tuple(rules))
+    return listed if any(required) else optional(listed)
 
 
-def _pythonic_value(
-    name: str, schema: Any, shared: dict[str, Any], strict: bool
-) -> tuple[str, list[str]]:
+def _pythonic_value(name: str, schema: Any, shared: dict[str, Any], strict: bool) -> Fragment:
     kind = schema.get("type") if isinstance(schema, dict) else None
     kinds = kind if isinstance(kind, list) else [kind]
     plain = isinstance(schema, dict) and not {"enum", "const"} & schema.keys()
     words = [literal(word) for one in kinds for word in _PYTHON_WORDS.get(str(one), ()) if plain]
     if words and all(str(one) in _PYTHON_WORDS for one in kinds):
-        return f"({' | '.join(words)})", []
+        return Fragment(f"({' | '.join(words)})")
     if isinstance(schema, dict):
-        if words:
-            others = [one for one in kinds if str(one) not in _PYTHON_WORDS]
-            schema = {**schema, "type": others}
-        schema = {**shared, **schema}
-    rules = [json_rule(name, prepared(schema, lenient=not strict))]
-    return (f"({' | '.join([*words, name])})" if words else name), rules
+        others = [one for one in kinds if str(one) not in _PYTHON_WORDS]
+        schema = {**shared, **schema, **({"type": others} if words else {})}
+    rule = json_rule(name, prepared(schema, lenient=not strict))
+    return Fragment(f"({' | '.join([*words, name])})" if words else name, (rule,))
 
 
-def watched_calls(
-    tools: ToolUse,
-    functions: Sequence[Function],
-    dialect: Dialect,
-    make: ToolGrammar,
-    max_calls: int,
-) -> Fragment | None:
-    """Return free text whose calls obey the client's rules: strict arguments, or one call at most.
-
-    None if there are no such rules, or if the first marker is not a token that free text can be
-    kept from. Functions that are not strict take any object as their arguments.
-    """
-    begin, vocabulary = dialect.markers.begin, dialect.vocabulary
-    token_id = vocabulary.token_of(begin) if vocabulary.is_special(begin) else None
-    is_wanted = not tools.parallel or any(function.strict for function in functions)
-    if token_id is None or not is_wanted:
-        return None
-    loosened = [
-        function if function.strict else replace(function, parameters=_ANY_OBJECT)
-        for function in functions
-    ]
-    text = f"{vocabulary.any(without=token_id)}*"
-    calls = make(loosened, dialect, max_calls)
-    how_often = "*" if max_calls > 1 else "?"
-    return replace(calls, expression=f"{text} ({calls.expression} {text}){how_often}")
-
-
-TOOL_GRAMMARS: Final[Mapping[str, ToolGrammar]] = {
-    "hermes": hermes_calls,
-    "llama_json": llama_json_calls,
-    "llama_pythonic": llama_pythonic_calls,
-    "mistral": mistral_calls,
-    "deepseek": deepseek_calls,
+_LAYOUTS: Final[Mapping[str, Callable[[Dialect], CallLayout]]] = {
+    "hermes": _hermes,
+    "llama_json": _llama_json,
+    "llama_pythonic": _llama_pythonic,
+    "mistral": _mistral,
+    "deepseek": _deepseek,
 }

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from common.child_main import FrameWriter, ResourceLimits, serve
 from common.errors import ModelError
+from common.link.codec import unpack
+from common.messages.arrays import int32s
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, TextPrompt
 from common.tokenizer_folder import load_tokenizer, read_folder
-from services.tokenizer.answer_grammar import TemplateFormat, compose
+from services.tokenizer.answer_grammar import compose
 from services.tokenizer.chat_renderer import ChatRenderer, RenderedChat
-from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import (
     EncoderSettings,
     ExpectedAnswer,
@@ -28,10 +29,8 @@ from services.tokenizer.jobs import (
     Outcome,
     Refused,
     pack_outcome,
-    refused,
-    unpack_job,
 )
-from services.tokenizer.vocabulary import Vocabulary, bad_word_sequences
+from services.tokenizer.lark import Vocabulary
 
 
 class PromptEncoder:
@@ -56,7 +55,7 @@ class PromptEncoder:
         try:
             return self._outcome(job)
         except Refused as error:
-            return Outcome(array("i"), failure=error.failure, retiring=error.retiring)
+            return Outcome(int32s(), failure=error.failure, retiring=error.retiring)
 
     def _outcome(self, job: Job) -> Outcome:
         chat = RenderedChat()
@@ -74,48 +73,44 @@ class PromptEncoder:
             strs = tuple(self._tokenizer.id_to_token(token_id) or "" for token_id in ids)
         format = chat.answer_format
         answer = ExpectedAnswer(
-            grammar_spec=self._grammar_spec(job.rules, chat.tools, format),
+            grammar_spec=self._grammar_spec(job.rules, chat),
             tool_format=format.tool_format,
             reasoning_format=format.reasoning_format,
             reasoning_open=format.stage == "inside",
         )
         return Outcome(ids, strs, answer=answer)
 
-    def _grammar_spec(
-        self, rules: OutputRules, tools: list[object], format: TemplateFormat
-    ) -> GrammarSpec | None:
+    def _grammar_spec(self, rules: OutputRules, chat: RenderedChat) -> GrammarSpec | None:
         if rules == OutputRules():
             return None
-        banned = bad_word_sequences(rules.bad_words, self._tokenizer)
         try:
             with self._limits():
-                use = rules.tools
-                functions = [] if use is None else functions_of(tools, use.inputs)
-                return compose(rules, functions, format, self._vocabulary, banned)
+                return compose(rules, chat.tools, chat.answer_format, self._vocabulary)
         except (MemoryError, RecursionError) as error:
             field = "tools" if rules.structure is None else rules.structure.field
-            refusal = refused(f"{field} is too large or too deep", "invalid_value", field)
-            raise Refused(refusal.failure, retiring=isinstance(error, MemoryError)) from error
+            raise Refused(
+                f"{field} is too large or too deep",
+                "invalid_value",
+                field,
+                retiring=isinstance(error, MemoryError),
+            ) from error
 
     def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
         limit = self._settings.max_prompt_bytes
         if len(text) > limit:
-            raise refused(
+            message = (
                 f"the prompt is {len(text)} characters long as the chat template renders it; "
-                f"at most {limit} are accepted",
-                code="prompt_too_large",
-                status=413,
+                f"at most {limit} are accepted"
             )
+            raise Refused(message, "prompt_too_large", status=413)
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise refused(
-                f"the prompt is not valid Unicode: half of a surrogate pair at {error.start}",
-                code="invalid_unicode",
-            ) from error
+            message = f"the prompt is not valid Unicode: half of a surrogate pair at {error.start}"
+            raise Refused(message, "invalid_unicode") from error
         # `fast` leaves out the offsets, which nothing reads here.
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return array("i", encodings[0].ids)
+        return int32s(encodings[0].ids)
 
 
 def work(jobs: Iterator[bytes], owner: FrameWriter) -> int:
@@ -130,7 +125,7 @@ def work(jobs: Iterator[bytes], owner: FrameWriter) -> int:
     gc.freeze()
     owner.ready()
     for job in jobs:
-        outcome = encoder.run(unpack_job(job))
+        outcome = encoder.run(unpack(Job, job))
         owner.write(pack_outcome(outcome))
         if outcome.retiring:
             break

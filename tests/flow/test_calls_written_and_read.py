@@ -18,7 +18,6 @@ from services.compute.config import ComputeSettings
 from services.router.openai.tools import MAX_TOOLS
 from services.router.responses.tools import CustomInput
 from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.functions import functions_of
 from tests.cases import num_cases
 from tests.unit.detokenizer.answer.answers import parse
 from tests.unit.tokenizer.walks import Model, model, tool
@@ -56,7 +55,7 @@ FORMATS = [
 def grammar_spec(subject: Model, tool_format: str, template: str, reasoning: str) -> GrammarSpec:
     speech = TemplateFormat(tool_format, reasoning, "inside" if reasoning else "behind", template)
     rules = OutputRules(tools=ToolUse("required"), thinking_budget=5 if reasoning else -1)
-    composed = compose(rules, functions_of(TOOLS), speech, subject.vocabulary)
+    composed = compose(rules, TOOLS, speech, subject.vocabulary)
     assert composed is not None
     return composed
 
@@ -94,11 +93,11 @@ def test_the_text_of_a_custom_tool_is_read_as_its_grammar_has_it(
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     lark = 'start: "begin\\n" LINE* "\\"end\\""\nLINE: "+" /[^\\n]*/ "\\n"'
     use = ToolUse("required", inputs=(ToolInput("patch", lark),))
-    functions = functions_of([tool("patch", text, strict=True)], use.inputs)
+    tools = [tool("patch", text, strict=True)]
     subject = model()
     rules = OutputRules(tools=use)
     composed = compose(
-        rules, functions, TemplateFormat(tool_format, template=template), subject.vocabulary
+        rules, tools, TemplateFormat(tool_format, template=template), subject.vocabulary
     )
     assert composed is not None
     written = subject.walk(composed, Random(seed), num_free)
@@ -118,7 +117,7 @@ def test_one_of_a_thousand_tools_is_written_and_read() -> None:
     tools = [tool(f"mcp:server-{at}/do", fields) for at in range(MAX_TOOLS)]
     subject = model()
     rules = OutputRules(tools=ToolUse("required"))
-    composed = compose(rules, functions_of(tools), TemplateFormat("hermes"), subject.vocabulary)
+    composed = compose(rules, tools, TemplateFormat("hermes"), subject.vocabulary)
     assert composed is not None
     assert len(composed.grammar) <= ComputeSettings().max_grammar_bytes
     text = '<tool_call>\n{"name": "mcp:server-999/do", "arguments": {"field_0": "x"}}\n</tool_call>'

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from common.messages.tokenize import OutputRules, Structure, ToolUse
 from services.detokenizer.answer.formats import reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import AnswerParser
-from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.functions import functions_of
-from services.tokenizer.reasoning import ReasoningStage
+from services.tokenizer.answer_grammar import ReasoningStage, TemplateFormat, compose
 from tests.cases import num_cases
 from tests.unit.tokenizer.schema_strategies import SCHEMAS, objects
 from tests.unit.tokenizer.walks import model, tool
@@ -79,7 +77,7 @@ def test_calls_and_structures_come_out_as_they_went_in(
         tools=ToolUse("auto" if with_structure else "required"),
     )
     speech = TemplateFormat(tool_format, "think", stage, template)
-    grammar_spec = compose(rules, functions_of(tools), speech, subject.vocabulary)
+    grammar_spec = compose(rules, tools, speech, subject.vocabulary)
     assert grammar_spec is not None
     text = subject.walk(grammar_spec, Random(seed), num_free)
     if text is None or HUGE.search(text):

@@ -19,7 +19,7 @@ from common.messages.tokenize import (
     ToolUse,
 )
 from services.tokenizer.jobs import ExpectedAnswer
-from services.tokenizer.work_table import call_key
+from services.tokenizer.requests import call_key
 from tests.flow.tokenizer_ring import Ring
 from tests.unit.tokenizer.requests import LIMITS, request
 

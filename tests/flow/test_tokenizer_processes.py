@@ -26,8 +26,9 @@ from common.messages.tokenize import (
     TextPrompt,
     ToolUse,
 )
+from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.jobs import EncoderSettings, Job, Outcome
-from services.tokenizer.pool import Pool, PoolSettings
+from services.tokenizer.pool import Pool
 from tests.patience import PATIENCE_S
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
@@ -61,7 +62,8 @@ class Workshop:
         settings = EncoderSettings(str(folder), 8 << 20, tool_format="hermes", **limits)
         self._settings_json = json.dumps(asdict(settings))
         self.processes: list[PipedChild] = []
-        self.pool = Pool(PoolSettings(num_processes, template_timeout_s, 30.0), self._spawn)
+        own = TokenizerSettings(pool_size=num_processes, template_timeout_s=template_timeout_s)
+        self.pool = Pool(own, self._spawn)
 
     def _spawn(self, received: Received, exited: Exited) -> PipedChild:
         process = PipedChild("services.tokenizer.worker", [self._settings_json], received, exited)

@@ -10,10 +10,10 @@ from common.messages.generate import ComputeInbox
 from common.messages.text import AttemptRefused, RouterInbox
 from common.messages.tokenize import TokenizerInbox
 from common.registration import Registration
-from services.tokenizer.actor import Clocks, TokenizerActor
+from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.jobs import ExpectedAnswer
-from services.tokenizer.pool import Pool, PoolSettings
+from services.tokenizer.pool import Pool
 from tests.memory_link import Exchange
 from tests.unit.tokenizer.requests import address
 from tests.unit.tokenizer.scripted import NO_ANSWER, HandClock, Processes
@@ -30,10 +30,9 @@ class Ring:
         self.clock = HandClock()
         self.processes = Processes()
         own = TokenizerSettings(**settings)
-        pool = Pool(PoolSettings(2, 5.0, 30.0), self.processes.spawn, self.clock)
-        clocks = Clocks(unix_s=lambda: 1_800_000_000.0, monotonic_s=self.clock)
+        pool = Pool(TokenizerSettings(pool_size=2), self.processes.spawn, self.clock)
         registration = Registration("tokenizer", ("mem://router",))
-        self.actor = TokenizerActor(own, CARD, pool, registration, clocks)
+        self.actor = TokenizerActor(own, CARD, pool, registration, self.clock)
         self.at_router: list[Any] = []
         self.at_compute: list[Any] = []
         self.router = self.exchange.transport("router", RouterInbox)

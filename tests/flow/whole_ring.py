@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 
 from common.child_main import HEADER, pack_frame
 from common.child_process import Exited, Received
+from common.link.codec import unpack
 from common.messages.address import Address
 from common.messages.control import ModelCard
 from common.messages.generate import ComputeInbox
@@ -36,10 +37,10 @@ from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
 from services.router.actor import RouterActor
 from services.router.config import RouterSettings
-from services.tokenizer.actor import Clocks, TokenizerActor
+from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.jobs import Outcome, pack_outcome, unpack_job
-from services.tokenizer.pool import Pool, PoolSettings
+from services.tokenizer.jobs import Job, Outcome, pack_outcome
+from services.tokenizer.pool import Pool
 from tests.memory_link import Exchange, MemoryTransport
 
 VOCAB_SIZE = 256
@@ -70,7 +71,7 @@ class InlineProcess:
         self._report(pack_frame(["ready"]))
 
     def send(self, frame: bytes) -> None:
-        prompt = unpack_job(frame[HEADER.size :]).prompt
+        prompt = unpack(Job, frame[HEADER.size :]).prompt
         assert isinstance(prompt, TextPrompt)
         self._report(pack_outcome(Outcome(array("i", list(prompt.text.encode())))))
 
@@ -181,10 +182,9 @@ class WholeRing:
         if service == "router":
             return RouterActor(RouterSettings(port=0), clock=self.now_s)
         if service == "tokenizer":
-            pool = Pool(PoolSettings(2, 5.0, 30.0), InlineProcess, self.now_s)
-            clocks = Clocks(monotonic_s=self.now_s)
+            pool = Pool(TokenizerSettings(pool_size=2), InlineProcess, self.now_s)
             registration = Registration("tokenizer", routers)
-            return TokenizerActor(TokenizerSettings(), CARD, pool, registration, clocks)
+            return TokenizerActor(TokenizerSettings(), CARD, pool, registration, self.now_s)
         if service == "compute":
             device = self.devices[name] = SimDevice(self._compute, self.now_s)
             return ComputeActor(self._compute, device, Registration("compute", routers), self.now_s)

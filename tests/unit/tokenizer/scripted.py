@@ -6,8 +6,9 @@ from array import array
 
 from common.child_main import HEADER, pack_frame
 from common.child_process import Exited, Received
+from common.link.codec import unpack
 from common.messages.failure import Failure
-from services.tokenizer.jobs import ExpectedAnswer, Job, Outcome, pack_outcome, unpack_job
+from services.tokenizer.jobs import ExpectedAnswer, Job, Outcome, pack_outcome
 
 NO_ANSWER = ExpectedAnswer()
 
@@ -27,7 +28,7 @@ class ScriptedProcess:
     def send(self, frame: bytes) -> None:
         assert self.is_ready and not self.working, "one job at a time, and not before it is ready"
         self.working = True
-        self.jobs.append(unpack_job(frame[HEADER.size :]))
+        self.jobs.append(unpack(Job, frame[HEADER.size :]))
 
     def kill(self) -> None:
         self.killed = True

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from services.tokenizer.chat_template import ChatTemplate
+from services.tokenizer.jobs import Refused
 from services.tokenizer.template_capabilities import (
     TemplateCapabilities,
-    UnsupportedContent,
     adapt_messages,
     probe_capabilities,
 )
@@ -77,9 +77,9 @@ def test_content_that_the_template_can_take_is_left_alone(value: Any) -> None:
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "image", "file"])
 def test_media_are_refused_by_name_and_place(kind: str) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": kind}]}]
-    with pytest.raises(UnsupportedContent, match=kind) as refused:
+    with pytest.raises(Refused, match=kind) as refused:
         adapt_messages(messages, BOTH)
-    assert refused.value.field == "messages[1].content[0]"
+    assert refused.value.failure.field == "messages[1].content[0]"
 
 
 def arguments(text: Any) -> Any:

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.child_main import HEADER
+from common.child_main import HEADER, framed
+from common.errors import MalformedMessage
+from common.link.codec import pack, unpack
 from common.messages.arrays import int32s
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
@@ -23,10 +25,8 @@ from services.tokenizer.jobs import (
     ExpectedAnswer,
     Job,
     Outcome,
-    pack_job,
     pack_outcome,
     size_of,
-    unpack_job,
     unpack_outcome,
 )
 
@@ -56,9 +56,9 @@ OUTCOMES = st.builds(
 
 @given(st.builds(Job, PROMPTS, st.floats(allow_nan=False), st.booleans(), RULES))
 def test_a_job_survives_its_frame(job: Job) -> None:
-    frame = pack_job(job)
+    frame = framed(pack(job))
     assert HEADER.unpack(frame[: HEADER.size])[0] == len(frame) - HEADER.size
-    assert unpack_job(frame[HEADER.size :]) == job
+    assert unpack(Job, frame[HEADER.size :]) == job
 
 
 @given(OUTCOMES)
@@ -68,8 +68,8 @@ def test_an_outcome_survives_its_frame(outcome: Outcome) -> None:
 
 
 def test_a_text_that_is_not_unicode_cannot_be_packed() -> None:
-    with pytest.raises(UnicodeEncodeError):
-        pack_job(Job(TextPrompt("\ud800"), 0.0))
+    with pytest.raises(MalformedMessage):
+        pack(Job(TextPrompt("\ud800"), 0.0))
 
 
 def test_sizes_are_bytes() -> None:

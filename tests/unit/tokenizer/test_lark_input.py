@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from common.messages.tokenize import OutputRules, ToolInput, ToolUse
 from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from services.tokenizer.lark_input import in_json_string
+from services.tokenizer.tool_grammars import functions_of
 from tests.cases import num_cases
 from tests.unit.tokenizer.walks import model, tool
 from tests.unit.tokenizer.written_calls import EVERY_FORMAT, FORMATS, TIME, WEATHER, written
@@ -65,7 +65,7 @@ def test_a_call_has_an_input_of_the_grammar_in_every_format(name: str, choice: s
     use = ToolUse(choice, inputs=(ToolInput("patch", PATCH),))  # type: ignore[arg-type]
     rules = compose(
         OutputRules(tools=use),
-        functions_of([WEATHER, tool("patch", STRING, strict=True)], use.inputs),
+        [WEATHER, tool("patch", STRING, strict=True)],
         TemplateFormat(tool_format, template=template),
         model().vocabulary,
     )

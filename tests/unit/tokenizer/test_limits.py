@@ -12,7 +12,7 @@ from common.messages.arrays import int32s
 from common.messages.failure import Failure
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import OutputRules, Structure, TokenLimits
-from services.tokenizer.limits import (
+from services.tokenizer.requests import (
     check_ids,
     check_prompt_len,
     check_rules,

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from common.errors import ModelError
 from common.messages.failure import Failure
 from common.messages.tokenize import ChatPrompt, OutputRules, Structure, TextPrompt
+from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.jobs import Job, Outcome
-from services.tokenizer.pool import LARGE_PROMPT_BYTES, Pool, PoolSettings
+from services.tokenizer.pool import LARGE_PROMPT_BYTES, Pool
 from tests.unit.tokenizer.scripted import HandClock, Processes, ScriptedProcess
 
 NO_RULES = OutputRules()
@@ -27,7 +28,7 @@ class Bench:
     def __init__(self, num_processes: int = 2) -> None:
         self.processes = Processes()
         self.clock = HandClock()
-        settings = PoolSettings(num_processes, 5.0, 30.0)
+        settings = TokenizerSettings(pool_size=num_processes)
         self.pool = Pool(settings, self.processes.spawn, self.clock)
         self.outcomes: dict[str, Outcome] = {}
         self.numbers: dict[str, int] = {}

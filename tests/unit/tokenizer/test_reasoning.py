@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from common.chat_formats import REASONING_FORMATS
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure
-from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.reasoning import ReasoningStage, stage_of
+from services.tokenizer.answer_grammar import ReasoningStage, TemplateFormat, compose, stage_of
 from tests.unit.tokenizer.walks import Model, model
 
 DIGITS = Structure("regex", "[0-9]+", "structured_outputs.regex")

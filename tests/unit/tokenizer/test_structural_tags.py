@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure, ToolUse
 from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
 from tests.unit.tokenizer.walks import model, tool
@@ -174,7 +173,7 @@ def test_reasoning_and_calls_stand_before_and_beside_it() -> None:
     structure = Structure("structural_tag", json.dumps(tag("x", NUMBER)), FIELD)
     both = compose(
         OutputRules(structure, tools=ToolUse("auto")),
-        functions_of([tool("now", {"type": "object"})]),
+        [tool("now", {"type": "object"})],
         TemplateFormat("hermes"),
         model().vocabulary,
     )

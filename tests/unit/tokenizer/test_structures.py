@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure, StructureKind, ToolUse
 from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
 from tests.unit.tokenizer.schema_strategies import LEAVES, SCHEMAS, objects
@@ -235,7 +234,7 @@ def test_with_tools_an_answer_is_a_call_or_the_structure(name: str) -> None:
                 structure=Structure("json_schema", json.dumps(PERSON), FIELD),
                 tools=ToolUse("auto" if choice == "auto" else "required"),
             ),
-            functions_of(TOOLS),
+            TOOLS,
             TemplateFormat(tool_format, template=template),
             model().vocabulary,
         )
@@ -249,7 +248,7 @@ def test_with_tools_an_answer_is_a_call_or_the_structure(name: str) -> None:
 def test_tools_without_a_format_leave_the_structure() -> None:
     rules = compose(
         OutputRules(structure=Structure("choice", '["a"]', FIELD), tools=ToolUse("auto")),
-        functions_of(TOOLS),
+        TOOLS,
         TemplateFormat(),
         model().vocabulary,
     )
@@ -258,13 +257,12 @@ def test_tools_without_a_format_leave_the_structure() -> None:
 
 def test_tools_alone_leave_the_text_free() -> None:
     rules = OutputRules(tools=ToolUse("auto"))
-    assert (
-        compose(rules, functions_of([WEATHER, NOW]), TemplateFormat("hermes"), model().vocabulary)
-        is None
-    )
+    assert compose(rules, [WEATHER, NOW], TemplateFormat("hermes"), model().vocabulary) is None
 
 
 def test_ids_and_words_need_no_grammar() -> None:
-    rules = OutputRules(allowed_token_ids=(3, 4))
-    composed = compose(rules, [], TemplateFormat(), model().vocabulary, ((5, 6),))
-    assert composed == GrammarSpec("", (3, 4), ((5, 6),), composed.field if composed else "")
+    rules = OutputRules(allowed_token_ids=(3, 4), bad_words=("dog",))
+    banned = model().vocabulary.bad_word_sequences(["dog"])
+    composed = compose(rules, [], TemplateFormat(), model().vocabulary)
+    assert banned and composed is not None
+    assert composed == GrammarSpec("", (3, 4), banned, composed.field)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.functions import functions_of
 from services.tokenizer.jobs import Refused
 from tests.cases import num_cases
 from tests.unit.tokenizer.schema_strategies import SCHEMAS, objects
@@ -43,7 +42,7 @@ def grammar_spec(
     tool_format, template, _ = FORMATS[name]
     composed = compose(
         OutputRules(tools=use, **rules),
-        functions_of(tools),
+        tools,
         TemplateFormat(tool_format, template=template),
         subject.vocabulary,
     )
@@ -107,7 +106,7 @@ def test_mistral_writes_a_blank_or_none_and_maybe_an_id() -> None:
     assert subject.takes(rules, mistral([OSLO]).replace("] [", "][", 1))
     with_id = compose(
         OutputRules(tools=ToolUse("required")),
-        functions_of(TOOLS),
+        TOOLS,
         TemplateFormat("mistral", template="[CALL_ID] [ARGS]"),
         subject.vocabulary,
     )
@@ -197,7 +196,7 @@ def test_what_cannot_be_called_is_refused_by_field(
     with pytest.raises(Refused) as caught:
         compose(
             OutputRules(tools=use),
-            functions_of(tools),
+            tools,
             TemplateFormat(tool_format),
             model().vocabulary,
         )

@@ -14,7 +14,6 @@ from common.chat_formats import TOOL_FORMATS
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
 from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.functions import functions_of
 from tests.cases import num_cases
 from tests.unit.tokenizer.walks import model
 from tests.unit.tokenizer.written_calls import (
@@ -40,7 +39,7 @@ def grammar_spec(
     tool_format, template, _ = FORMATS[name]
     return compose(
         OutputRules(tools=use),
-        functions_of(tools),
+        tools,
         TemplateFormat(tool_format, template=template, **speech),
         model(kind).vocabulary,
     )

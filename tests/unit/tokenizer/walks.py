@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from common.messages.sampling import GrammarSpec
-from services.tokenizer.vocabulary import Vocabulary
+from services.tokenizer.lark import Vocabulary
 from tests.unit.tokenizer.vocabularies import byte_level
 
 EOS = "</s>"

@@ -1,0 +1,289 @@
+"""Open requests: their table, the limits that they have to keep, and the `Generate` they become.
+
+Pure decisions: nothing is sent here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from opentelemetry.trace import INVALID_SPAN, Span
+
+from common.link.codec import pack
+from common.messages.address import AttemptId
+from common.messages.arrays import int64s
+from common.messages.failure import Failure
+from common.messages.generate import Generate, StreamHeader
+from common.messages.sampling import SamplingParams
+from common.messages.tokenize import OutputRules, Tokenize, TokenizeQuery, TokenLimits
+from services.tokenizer.jobs import Outcome
+
+TOO_LONG = "context_length_exceeded"
+# A character is four bytes at most, so four byte tokens; twice that for a word they may end.
+PROMPT_TAIL = 8
+TOMBSTONE_S = 60.0
+MAX_TOMBSTONES = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """One open request: its message, its size in bytes, and the counters of aborted attempts.
+
+    A request with several choices is several attempts.
+    """
+
+    message: Tokenize | TokenizeQuery
+    size: int
+    span: Span = INVALID_SPAN
+    job: int = 0
+    began_s: float = 0.0
+    aborted: set[int] = field(default_factory=set)
+
+    @property
+    def first(self) -> AttemptId:
+        """Id of the request's first attempt, or of the query."""
+        message = self.message
+        return message.attempt if isinstance(message, Tokenize) else message.query
+
+    @property
+    def attempts(self) -> list[AttemptId]:
+        router, first = self.first.router, self.first.counter
+        num_choices = self.message.num_choices if isinstance(self.message, Tokenize) else 1
+        return [AttemptId(router, counter) for counter in range(first, first + num_choices)]
+
+    def live_runs(self) -> list[tuple[int, int]]:
+        """Return (offset of the first choice, number of choices) of each run not aborted."""
+        runs: list[tuple[int, int]] = []
+        for offset, attempt in enumerate(self.attempts):
+            if attempt.counter in self.aborted:
+                continue
+            if runs and sum(runs[-1]) == offset:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((offset, 1))
+        return runs
+
+
+class RequestTable:
+    """Every open request, bounded in number and bytes, and the tombstones of early aborts."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._by_attempt: dict[AttemptId, PendingRequest] = {}
+        self._requests: dict[PendingRequest, None] = {}  # in the order of arrival
+        self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()  # until when
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def refusal(self, size: int) -> Failure | None:
+        """Return why a request of so many bytes cannot be accepted now; another replica may."""
+        if len(self) < self._max_requests and self.num_bytes + size <= self._max_bytes:
+            return None
+        message = "the tokenizer has as many prompts in work as it may; try again shortly"
+        return Failure(503, "overloaded", message, retryable=True)
+
+    def open(self, request: PendingRequest, now_s: float) -> bool:
+        """Add a request; False when it is known already or was aborted before it arrived."""
+        attempts = request.attempts
+        if any(attempt in self._by_attempt for attempt in attempts):
+            return False
+        for attempt in attempts:
+            if self._tombstones.get(attempt, 0.0) > now_s:
+                request.aborted.add(attempt.counter)
+        if len(request.aborted) == len(attempts):
+            return False
+        self._by_attempt.update(dict.fromkeys(attempts, request))
+        self._requests[request] = None
+        self.num_bytes += request.size
+        return True
+
+    def close(self, request: PendingRequest) -> None:
+        """Remove a finished request; idempotent."""
+        if request not in self._requests:
+            return
+        del self._requests[request]
+        self.num_bytes -= request.size
+        for attempt in request.attempts:
+            del self._by_attempt[attempt]
+
+    def abort(self, attempt: AttemptId, now_s: float) -> PendingRequest | None:
+        """End an attempt; return its request, now closed, if that was its last live attempt."""
+        request = self._by_attempt.get(attempt)
+        if request is None:
+            self._tombstones.pop(attempt, None)  # to the end again, with its new time
+            self._tombstones[attempt] = now_s + TOMBSTONE_S
+            if len(self._tombstones) > MAX_TOMBSTONES:
+                self._tombstones.popitem(last=False)
+            return None
+        request.aborted.add(attempt.counter)
+        if request.live_runs():
+            return None
+        self.close(request)
+        return request
+
+    def lose(self, router: str = "") -> list[PendingRequest]:
+        """Close and return the requests of a router instance, or of all."""
+        lost = [
+            request for request in self._requests if not router or request.first.router == router
+        ]
+        for request in lost:
+            self.close(request)
+        return lost
+
+    def open_counters(self, router: str) -> array[int]:
+        """Return the live attempts of a router, for its heartbeat; queries are not attempts."""
+        return int64s(
+            attempt.counter
+            for request in self._requests
+            if request.first.router == router and isinstance(request.message, Tokenize)
+            for attempt in request.attempts
+            if attempt.counter not in request.aborted
+        )
+
+    def expire(self, now_s: float) -> None:
+        """Drop expired tombstones."""
+        while self._tombstones and next(iter(self._tombstones.values())) <= now_s:
+            self._tombstones.popitem(last=False)
+
+
+def check_ids(ids: array[int], vocab_size: int, field: str) -> Failure | None:
+    """Refuse an empty prompt and ids outside [0, vocab_size)."""
+    if not ids:
+        message = "the prompt has no tokens; give at least one"
+        return Failure(400, "empty_prompt", message, field)
+    column = np.frombuffer(ids, dtype=np.int32)  # 500,000 ids in 0.1 ms, not 15 ms in Python
+    outside = (column < 0) | (column >= vocab_size)
+    if not outside.any():
+        return None
+    at = int(outside.argmax())
+    message = (
+        f"token id {ids[at]} at position {at} does not exist; "
+        f"this model's ids go from 0 to {vocab_size - 1}"
+    )
+    return Failure(400, "invalid_token_id", message, field)
+
+
+def check_rules(rules: OutputRules, vocab_size: int, max_structure_bytes: int) -> Failure | None:
+    """Refuse allowed ids that do not exist, and a structure that is too large."""
+    structure = rules.structure
+    if structure is not None and len(structure.text) > max_structure_bytes:
+        message = (
+            f"{structure.field} is {len(structure.text)} characters long; "
+            f"at most {max_structure_bytes} are accepted"
+        )
+        return Failure(400, "invalid_value", message, structure.field)
+    for token_id in rules.allowed_token_ids:
+        if not 0 <= token_id < vocab_size:
+            message = (
+                f"token id {token_id} does not exist; this model's ids go from 0 to "
+                f"{vocab_size - 1}"
+            )
+            return Failure(400, "invalid_token_id", message, "allowed_token_ids")
+    return None
+
+
+def truncated(ids: array[int], truncate_to: int, side: Literal["left", "right"]) -> array[int]:
+    """Cut a prompt to `truncate_to` tokens (0: no limit), at one side."""
+    if not 0 < truncate_to < len(ids):
+        return ids
+    return ids[-truncate_to:] if side == "left" else ids[:truncate_to]
+
+
+def check_prompt_len(limits: TokenLimits, prompt_len: int, field: str) -> Failure | None:
+    """Refuse a prompt that is longer than the model or its settings allow; 0 is no limit."""
+    bounds = (("input", limits.max_input_length), ("context", limits.max_model_len))
+    for what, most in bounds:
+        if 0 < most < prompt_len:
+            message = (
+                f"this model's maximum {what} length is {most} tokens, "
+                f"but {field} has {prompt_len}; shorten it"
+            )
+            return Failure(400, TOO_LONG, message, field, False, prompt_len, most)
+    return None
+
+
+def resolve_max_tokens(
+    sampling: SamplingParams, limits: TokenLimits, prompt_len: int, field: str
+) -> SamplingParams | Failure:
+    """Fit `max_tokens` into the model's limits; 0 means as many as fit.
+
+    A limit of 0 in `limits` means no limit. A prompt that leaves no room is refused.
+    """
+    context = limits.max_model_len
+    too_long = check_prompt_len(replace(limits, max_model_len=0), prompt_len, field)
+    if too_long is not None:
+        return too_long
+    if 0 < context <= prompt_len:
+        message = (
+            f"this model's maximum context length is {context} tokens, but {field} alone has "
+            f"{prompt_len}, which leaves none to generate; shorten it"
+        )
+        return Failure(400, TOO_LONG, message, field, False, prompt_len, context - 1)
+    wanted = sampling.max_tokens
+    bounds = (context - prompt_len if context > 0 else 0, limits.max_output_length)
+    room = min(filter(None, bounds), default=0)
+    if wanted and not 0 < room < wanted:
+        return sampling
+    return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+
+
+def generate_messages(
+    request: PendingRequest,
+    message: Tokenize,
+    outcome: Outcome,
+    sampling: SamplingParams,
+    traceparent: str,
+) -> list[Generate]:
+    """Make one `Generate` for each run of choices that were not aborted; mostly there is one."""
+    stream, ids, answer = message.stream, outcome.ids, outcome.answer
+    reasoning_format = answer.reasoning_format if stream.parse_reasoning else ""
+    header = StreamHeader(
+        reply=message.route.reply,
+        stop=stream.stop,
+        include_stop_str_in_output=stream.include_stop_str_in_output,
+        skip_special_tokens=stream.skip_special_tokens,
+        num_logprobs=sampling.num_logprobs,
+        min_tokens=sampling.min_tokens,
+        prompt_tail_ids=tuple(ids[-PROMPT_TAIL:]),
+        accepted_ids=tuple(message.output_ids),
+        accepted_characters=message.accepted_characters,
+        traceparent=traceparent,
+        tool_format=answer.tool_format if stream.parse_tools else "",
+        reasoning_format=reasoning_format,
+        reasoning_open=bool(reasoning_format) and answer.reasoning_open,
+        call_key=call_key(sampling.seed, message.admitted_at_s),
+        first_counter=message.attempt.counter - message.first_choice,
+        prompt_ids=ids.tobytes() if stream.return_prompt_ids else b"",
+    )
+    packed_header = pack(header)
+    return [
+        Generate(
+            attempt=AttemptId(message.attempt.router, message.attempt.counter + offset),
+            detokenizer=message.route.detokenizer,
+            prompt_ids=ids.tobytes(),
+            output_ids=message.output_ids,
+            sampling=replace(sampling, grammar_spec=answer.grammar_spec),
+            header=packed_header,
+            admitted_at_s=message.admitted_at_s,
+            num_choices=num_choices,
+            first_choice=message.first_choice + offset,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            traceparent=traceparent,
+            pooling=message.pooling,
+        )
+        for offset, num_choices in request.live_runs()
+    ]
+
+
+def call_key(seed: int, admitted_at_s: float) -> str:
+    """Derive the key of a request's tool call ids; a retry has the same seed and admission time."""
+    return hashlib.blake2b(f"{seed} {admitted_at_s!r}".encode(), digest_size=12).hexdigest()
