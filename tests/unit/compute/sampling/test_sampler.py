@@ -87,9 +87,8 @@ def test_a_rows_token_does_not_change_with_its_batch(
     for slot in order:
         alone = draw(fresh(), logits[slot : slot + 1], [slot], [indices[slot]])
         assert int(alone.tokens_S) == int(together.tokens_S[slot])
-        if alone.logprobs is not None:
-            where = together.logprobs.samples.tolist().index(slot)
-            assert float(alone.logprobs.chosen_L) == float(together.logprobs.chosen_L[where])
+        if alone.logprobs:
+            assert alone.logprobs[0][0].chosen == together.logprobs[slot][0].chosen
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 40])
