@@ -11,9 +11,8 @@ from common.messages.failure import EndReason
 from common.messages.generate import StreamHeader
 from common.messages.text import Part
 from services.detokenizer.answer.formats import call_ids, markers, reasoning_parser, tool_parser
-from services.detokenizer.answer.parser import AnswerParser
-from services.detokenizer.answer.parts import NO_PARTS
-from services.detokenizer.decoding.protocol import Decoding
+from services.detokenizer.answer.parser import NO_PARTS, AnswerParser
+from services.detokenizer.decoding import Decoding
 from services.detokenizer.stops import StopMatch, StopMatcher
 from services.detokenizer.vocabulary import TokenVocabulary
 

@@ -13,10 +13,12 @@ from common.chat_formats import special_ids
 from common.messages.text import Candidate, TokenLogprob
 from common.messages.tokens import PromptScores, TokenLogprobs
 from common.tokenizer_folder import load_tokenizer, read_folder
-from services.detokenizer.decoding.byte_fallback import ByteFallbackDecoding
-from services.detokenizer.decoding.byte_level import ByteLevelDecoding
-from services.detokenizer.decoding.protocol import Decoding
-from services.detokenizer.decoding.window import WindowDecoding
+from services.detokenizer.decoding import (
+    ByteFallbackDecoding,
+    ByteLevelDecoding,
+    Decoding,
+    WindowDecoding,
+)
 
 
 class TokenVocabulary:

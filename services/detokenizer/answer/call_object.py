@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
-from services.detokenizer.answer.parts import PartSink
+from services.detokenizer.answer.parser import PartSink
 from services.detokenizer.answer.reader import Reading, TextReader, ignore
 
 Emit: TypeAlias = Callable[[str], None]

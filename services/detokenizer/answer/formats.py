@@ -1,7 +1,8 @@
-"""The formats of answers by name: the parser of each, its markers, and its call ids."""
+"""The formats of answers by name: parsers, markers and call ids; reasoning between two markers."""
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,18 +11,21 @@ from typing import Final, TypeAlias
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningMarkers, ToolMarkers
 from common.messages.generate import StreamHeader
-from services.detokenizer.answer.deepseek import DeepSeekParser
-from services.detokenizer.answer.hermes import HermesParser
-from services.detokenizer.answer.llama_json import LlamaJsonParser
 from services.detokenizer.answer.llama_pythonic import LlamaPythonicParser
-from services.detokenizer.answer.mistral import MistralParser
 from services.detokenizer.answer.parser import ReasoningParser, ToolParser
-from services.detokenizer.answer.reasoning import TagsParser
+from services.detokenizer.answer.reader import Reading, TextReader, ignore
+from services.detokenizer.answer.tool_parsers import (
+    DeepSeekParser,
+    HermesParser,
+    LlamaJsonParser,
+    MistralParser,
+)
 
 CallIds: TypeAlias = Callable[[str, int, int], str]
 """Makes an id of a request's key, the number of the choice and the number of the call."""
 
 ALPHABET = string.digits + string.ascii_letters
+_NEWLINES = re.compile(r"\n+")
 MISTRAL_LENGTH = 9  # Mistral's templates refuse ids of any other form
 
 
@@ -60,6 +64,64 @@ TOOL_PARSERS: Final[Mapping[str, ToolFormat]] = {
     "mistral": ToolFormat(MistralParser, mistral_ids),
     "deepseek": ToolFormat(DeepSeekParser),
 }
+
+
+class TagsParser:
+    """Reasoning is what stands between two markers, `<think>` and the like, before an answer.
+
+    Markers further on are content: an answer may speak of them. Newlines next to the markers are
+    left out. `is_open` says that the prompt has the first marker already; a model may write it
+    again.
+    """
+
+    def __init__(self, markers: ReasoningMarkers, is_open: bool) -> None:
+        self.inside = is_open
+        self._begin = markers.begin
+        self._end = markers.end
+        first = re.escape(markers.end[0])
+        self._text = re.compile(rf"[^\n{first}]+")
+
+    def parse(
+        self,
+        reader: TextReader,
+        reasoning: Callable[[str], object],
+        content: Callable[[str], object],
+    ) -> Reading[None]:
+        reader.keep()
+        yield from reader.skip_space()
+        found = yield from reader.match(self._begin)
+        before = reader.drop()
+        if not found and not self.inside:
+            content(before)
+            return
+        self.inside = True
+        if not found:
+            before = before.lstrip("\n")
+            reasoning(before)
+        yield from self._reason(reader, reasoning, begun=bool(before) and not found)
+        self.inside = False
+        yield from reader.run(_NEWLINES, ignore)
+
+    def _reason(
+        self, reader: TextReader, reasoning: Callable[[str], object], begun: bool
+    ) -> Reading[None]:
+        """Read up to the last marker; newlines wait for what follows them."""
+        newlines: list[str] = []
+        while True:
+            character = yield from reader.run(_NEWLINES, newlines.append)
+            if character and (yield from reader.match(self._end)):
+                return
+            if not begun:
+                newlines.clear()
+            if newlines:
+                reasoning("".join(newlines))
+                newlines.clear()
+            if not character:
+                return
+            begun = True
+            reasoning(reader.one())
+            yield from reader.run(self._text, reasoning)
+
 
 REASONING_PARSERS: Final[Mapping[str, Callable[[ReasoningMarkers, bool], ReasoningParser]]] = (
     dict.fromkeys(REASONING_FORMATS, TagsParser)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from common.chat_formats import ToolMarkers
-from services.detokenizer.answer.parts import PartSink
+from services.detokenizer.answer.parser import PartSink
 from services.detokenizer.answer.reader import SPACE, Reading, TextReader
 
 _TEXT = re.compile(r"[^\n<]+")

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
-from services.detokenizer.decoding.byte_level import printable_alphabet
+from services.detokenizer.decoding import printable_alphabet
 from services.detokenizer.vocabulary import TokenVocabulary
 
 DATA = "mistral_common/data"

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE, WordPiece
 
-from services.detokenizer.decoding.byte_fallback import ByteFallbackDecoding
-from services.detokenizer.decoding.byte_level import ByteLevelDecoding
-from services.detokenizer.decoding.protocol import Decoding
-from services.detokenizer.decoding.window import WindowDecoding
+from services.detokenizer.decoding import (
+    ByteFallbackDecoding,
+    ByteLevelDecoding,
+    Decoding,
+    WindowDecoding,
+)
 from services.detokenizer.vocabulary import TokenVocabulary
 from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
-from services.detokenizer.decoding.protocol import Decoding, num_completing, unfinished
-from services.detokenizer.decoding.window import WindowDecoding
+from services.detokenizer.decoding import Decoding, WindowDecoding, num_completing, unfinished
 from services.detokenizer.vocabulary import TokenVocabulary
 from tests.unit.detokenizer.vocabularies import mistral_v1, tekken, vocabulary_of
 

@@ -1,1 +1,0 @@
-"""Incremental decoding: one Protocol, one file for each family of `tokenizers` decoders."""
