@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import types
 import typing
+from array import array
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -56,7 +57,7 @@ class Codec:
         Raises `MalformedMessage` for what the wire cannot carry (text with lone surrogates,
         integers over 64 bits).
         """
-        parts: list[bytes] = []
+        parts: list[bytes | array[Any]] = []
         cls: Any = type(message)
         tag, write = _writer(cls)
         fields = write(message, parts)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, Union
 
 from common.errors import MalformedMessage
 
-Parts: TypeAlias = list[bytes] | None
+Parts: TypeAlias = "list[bytes | array[Any]] | None"
 """Array columns that are written beside what MessagePack packs; None where they stay inside it."""
 
 Write: TypeAlias = Callable[[Any, Parts], Any]
@@ -224,13 +224,12 @@ def _column(code: str, packed: bool) -> tuple[Write, Read]:
             raise TypeError(f"packed numbers expected, got {value!r:.40}")
         if not packed and (type(value) is not array or value.typecode != code):
             raise TypeError(f"an array of type {code!r} expected, got {value!r:.40}")
-        data = value if packed else value.tobytes()
         if _SWAP:
-            data = _swapped(code, data)
+            value = _swapped(code, value if packed else value.tobytes())
         if parts is None:
-            return data
-        parts.append(data)
-        return len(data)
+            return value.tobytes() if type(value) is array else value
+        parts.append(value)  # its bytes are copied once, into the frame
+        return len(value) if type(value) is bytes else len(value) * item_bytes
 
     def read(value: Any, columns: Columns) -> Any:
         data = columns.take(value)

@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 
 from common.errors import MalformedMessage
 
+Uint8s: TypeAlias = Annotated["array[int]", "B"]
 Int32s: TypeAlias = Annotated["array[int]", "i"]
 Int64s: TypeAlias = Annotated["array[int]", "q"]
 Uint32s: TypeAlias = Annotated["array[int]", "I"]
@@ -28,6 +29,10 @@ MAX_CHOICES = 1024
 """More choices than any router lets a request have: a loop over them is short."""
 
 MAX_INDEX = (1 << 31) - 1
+
+
+def uint8s(values: Iterable[int] = ()) -> array[int]:
+    return array("B", values)
 
 
 def int32s(values: Iterable[int] = ()) -> array[int]:

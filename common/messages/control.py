@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import Int64s
 
-PROTOCOL_VERSION = 5  # 5: all columns of a message are in one frame
+PROTOCOL_VERSION = 6  # 6: logprobs are columns
 
 ServiceName: TypeAlias = Literal["tokenizer", "compute", "detokenizer"]
 AbortReason: TypeAlias = Literal["client_gone", "stop_string", "lost", "unknown", "superseded"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Literal, TypeAlias
 
 from common.messages.address import AttemptId
 from common.messages.arrays import (
@@ -13,7 +13,6 @@ from common.messages.arrays import (
     Uint32s,
     Uint64s,
     int32s,
-    require,
     require_attempts,
     require_choices,
     require_columns,
@@ -23,31 +22,8 @@ from common.messages.arrays import (
 )
 from common.messages.control import WorkerAlive
 from common.messages.failure import Ending, Failure
+from common.messages.logprobs import Logprobs, PromptLogprobs, absent, joined
 from common.messages.queries import Inspection, TimelinePart
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One token that could have been chosen, with its logprob."""
-
-    token_id: int
-    text: str
-    data: bytes
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """The chosen token with its logprob, and the most likely candidates, best first.
-
-    `rank` is its place among all tokens, 1 for the most likely; 0 where it is not known.
-    """
-
-    chosen: Candidate
-    top: tuple[Candidate, ...]
-    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +43,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TextOpened:
-    """What the prompt of an attempt's first row took; `prompt_ids` only where they were wanted."""
+    """The prompt's token counts, with an attempt's first row, and its ids where they are wanted.
+
+    `queued_s` is how long the attempt waited at compute before it first ran, None if not known.
+    """
 
     row: int
     prompt_tokens: int
     cached_tokens: int
     prompt_ids: Int32s
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScored:
-    """Logprobs of the prompt's tokens from position `first` on; position 0 has none."""
-
-    row: int
-    first: int
-    tokens: tuple[TokenLogprob, ...]
+    queued_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -90,8 +61,8 @@ class TextGenerated:
 
     Row r covers output ids `first_index[r] .. + num_tokens[r]` of attempt `counters[r]`; their ids
     are the next `num_tokens[r]` of `token_ids` and their text `texts[r]`, which may be empty while
-    characters are held back. `logprobs` has an entry per row, empty where none were asked for, or
-    no entries at all. `parts` likewise: where an answer is parsed, its parts are what the client
+    characters are held back. `logprobs` are those of all tokens, or None where no row has any.
+    `parts` has an entry per row, or none at all: the parts of a parsed answer are what the client
     gets, and the text is what they were made of. Every row of such an answer has a part, if only an
     empty `content` one: no parts means that the text itself is for the client. Row `ended_rows[i]`
     is the last of its attempt and has the i-th ending.
@@ -103,12 +74,12 @@ class TextGenerated:
     num_tokens: Uint32s = field(default_factory=uint32s)
     token_ids: Int32s = field(default_factory=int32s)
     texts: list[str] = field(default_factory=list)
-    logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    logprobs: Logprobs | None = None
     ended_rows: Uint32s = field(default_factory=uint32s)
     ended: list[Ending] = field(default_factory=list)
     parts: list[tuple[Part, ...]] = field(default_factory=list)
     opened: list[TextOpened] = field(default_factory=list)
-    scored: list[PromptScored] = field(default_factory=list)
+    scored: list[PromptLogprobs] = field(default_factory=list)
 
     def add(
         self,
@@ -116,30 +87,37 @@ class TextGenerated:
         first_index: int,
         token_ids: Sequence[int],
         text: str,
-        logprobs: tuple[TokenLogprob, ...] = (),
+        logprobs: Logprobs | None = None,
         parts: tuple[Part, ...] = (),
     ) -> None:
         """Add a row: `text` covers `token_ids`, which start at output index `first_index`."""
+        if logprobs is not None or self.logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = absent(len(self.token_ids))
+            self.logprobs.extend(logprobs or absent(len(token_ids)))
         self.counters.append(counter)
         self.first_index.append(first_index)
         self.num_tokens.append(len(token_ids))
         self.token_ids.extend(token_ids)
         self.texts.append(text)
-        if logprobs or self.logprobs:
-            self.logprobs += [()] * (len(self.texts) - 1 - len(self.logprobs))
-            self.logprobs.append(logprobs)
         if parts or self.parts:
             self.parts += [()] * (len(self.texts) - 1 - len(self.parts))
             self.parts.append(parts)
 
-    def open(self, prompt_tokens: int, cached_tokens: int, prompt_ids: array[int]) -> None:
+    def open(
+        self,
+        prompt_tokens: int,
+        cached_tokens: int,
+        prompt_ids: array[int],
+        queued_s: float | None = None,
+    ) -> None:
         """Make the row added last the first of its attempt."""
         row = len(self.counters) - 1
-        self.opened.append(TextOpened(row, prompt_tokens, cached_tokens, prompt_ids))
+        self.opened.append(TextOpened(row, prompt_tokens, cached_tokens, prompt_ids, queued_s))
 
-    def score(self, first: int, tokens: tuple[TokenLogprob, ...]) -> None:
+    def score(self, first: int, logprobs: Logprobs) -> None:
         """Give the row added last logprobs of its prompt, from position `first` on."""
-        self.scored.append(PromptScored(len(self.counters) - 1, first, tokens))
+        self.scored.append(PromptLogprobs(len(self.counters) - 1, first, logprobs))
 
     def end(self, ending: Ending) -> None:
         """Make the row added last the end of its attempt; such a row may be empty."""
@@ -160,10 +138,12 @@ class TextGenerated:
             num_tokens=self.num_tokens + later.num_tokens,
             token_ids=self.token_ids + later.token_ids,
             texts=self.texts + later.texts,
-            logprobs=_joined(self.logprobs, before, later.logprobs, len(later.counters)),
+            logprobs=joined(
+                self.logprobs, len(self.token_ids), later.logprobs, len(later.token_ids)
+            ),
             ended_rows=self.ended_rows + uint32s([before + row for row in later.ended_rows]),
             ended=self.ended + later.ended,
-            parts=_joined(self.parts, before, later.parts, len(later.counters)),
+            parts=_joined_parts(self.parts, before, later.parts, len(later.counters)),
             opened=self.opened + [replace(o, row=before + o.row) for o in later.opened],
             scored=self.scored + [replace(s, row=before + s.row) for s in later.scored],
         )
@@ -173,22 +153,22 @@ class TextGenerated:
         num_rows = len(self.counters)
         require_columns(self, ("first_index", "num_tokens", "texts"), num_rows)
         require_attempts(self.counters, self.first_index, self.num_tokens, len(self.token_ids))
-        if self.logprobs:
-            require_columns(self, ("logprobs",), num_rows)
-            pairs = zip(self.logprobs, self.num_tokens, strict=True)
-            agree = all(not scores or len(scores) == count for scores, count in pairs)
-            require(agree, "logprobs against num_tokens")
+        if self.logprobs is not None:
+            self.logprobs.check_rows(self.num_tokens)
+            self.logprobs.check_names()
         if self.parts:
             require_columns(self, ("parts",), num_rows)
         require_rows("ended", self.ended_rows, num_rows)
         require_columns(self, ("ended",), len(self.ended_rows))
         require_rows("opened", [opened.row for opened in self.opened], num_rows)
         require_rows("scored", {scored.row for scored in self.scored}, num_rows)
+        for scored in self.scored:
+            scored.logprobs.check_names()
 
 
-def _joined(
-    earlier: list[tuple[T, ...]], num_earlier: int, later: list[tuple[T, ...]], num_later: int
-) -> list[tuple[T, ...]]:
+def _joined_parts(
+    earlier: list[tuple[Part, ...]], num_earlier: int, later: list[tuple[Part, ...]], num_later: int
+) -> list[tuple[Part, ...]]:
     """Join two columns of which either may be missing."""
     if not earlier and not later:
         return []

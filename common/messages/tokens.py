@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import (
-    Float32s,
     Int32s,
     Uint32s,
     Uint64s,
-    float32s,
     int32s,
     require,
     require_attempts,
@@ -23,48 +22,26 @@ from common.messages.arrays import (
 )
 from common.messages.control import Abort, RouterAlive
 from common.messages.failure import Ending
+from common.messages.logprobs import Logprobs, PromptLogprobs, absent, joined
 from common.messages.queries import TimelineQuery
 
 _FIRST_ROUTER = uint32s((0,))
 _ONE_TOKEN = uint32s((1,))
-_NO_LOGPROBS = int32s((-1,))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
     """The stream header of a row whose attempt sends its first token in this message.
 
-    The prompt's counts come along for the usage of a stream that a stop string ends.
+    The prompt's counts come along for the usage of a stream that a stop string ends. `queued_s` is
+    how long the attempt waited at compute before it first ran, None if it never did.
     """
 
     row: int
     header: bytes
     prompt_tokens: int = 0
     cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Logprobs of the prompt's tokens `ids`, which begin at position `first` of the prompt.
-
-    `ranks` has each token's place among all, 1 for the most likely. Every token has `num_top`
-    entries of `top_ids` and `top_logprobs`, best first.
-    """
-
-    row: int
-    first: int
-    num_top: int
-    ids: Int32s
-    ranks: Int32s
-    logprobs: Float32s
-    top_ids: Int32s
-    top_logprobs: Float32s
-
-    def check(self) -> None:
-        """Raise `MalformedMessage` unless the columns agree."""
-        require(self.first >= 1 and self.num_top >= 0, "prompt scores out of range")
-        require_columns(self, ("ranks", "logprobs"), len(self.ids))
-        require_columns(self, ("top_ids", "top_logprobs"), len(self.ids) * self.num_top)
+    queued_s: float | None = None
 
 
 class TokenLogprobs(NamedTuple):
@@ -81,20 +58,20 @@ class TokenLogprobs(NamedTuple):
 class TokenRow(NamedTuple):
     """New tokens of one attempt: output indices `first_index .. + len(token_ids)`.
 
-    `logprobs` has one entry a token, or is None where none were asked for. `opened` comes with an
-    attempt's first row, `ended` with its last; either brings the packed stream `header`.
-    `scored` are logprobs of more of its prompt.
+    `logprobs` is None where none were asked for. `opened` comes with an attempt's first row,
+    `ended` with its last; either brings the packed stream `header`. `scored` are logprobs of its
+    prompt.
     """
 
     router: str
     counter: int
     first_index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    token_ids: array[int]
+    logprobs: Logprobs | None = None
     opened: StreamOpened | None = None
     ended: Ending | None = None
     header: bytes = b""
-    scored: tuple[PromptScores, ...] = ()
+    scored: tuple[PromptLogprobs, ...] = ()
 
     @property
     def attempt(self) -> AttemptId:
@@ -102,11 +79,7 @@ class TokenRow(NamedTuple):
 
 
 _Extras: TypeAlias = tuple[
-    tuple[TokenLogprobs, ...] | None,
-    StreamOpened | None,
-    Ending | None,
-    bytes,
-    tuple[PromptScores, ...],
+    Logprobs | None, StreamOpened | None, Ending | None, bytes, tuple[PromptLogprobs, ...]
 ]
 
 
@@ -115,10 +88,9 @@ class TokensGenerated:
     """Compute to detokenizer, once a step: the new tokens of all its attempts.
 
     Row r belongs to attempt (`routers[router_index[r]]`, `counters[r]`) and covers output indices
-    `first_index[r] .. + num_tokens[r]`. Logprobs come only for rows with `num_top[r] >= 0`: one
-    `chosen_logprobs` entry a token, and `num_top[r]` entries of `top_ids`/`top_logprobs` a token.
-    Row `ended_rows[i]` is the last of its attempt: it has the i-th ending, and repeats the stream
-    header in case the attempt's first message was lost.
+    `first_index[r] .. + num_tokens[r]`. `logprobs` are those of all tokens, or None where no row
+    has any. Row `ended_rows[i]` is the last of its attempt: it has the i-th ending, and repeats the
+    stream header in case the attempt's first message was lost.
     """
 
     TAG: ClassVar[str] = "tokens_generated"
@@ -129,16 +101,13 @@ class TokensGenerated:
     first_index: Uint32s = field(default_factory=uint32s)
     num_tokens: Uint32s = field(default_factory=uint32s)
     token_ids: Int32s = field(default_factory=int32s)
-    num_top: Int32s = field(default_factory=int32s)
-    chosen_logprobs: Float32s = field(default_factory=float32s)
-    top_ids: Int32s = field(default_factory=int32s)
-    top_logprobs: Float32s = field(default_factory=float32s)
+    logprobs: Logprobs | None = None
     opened: list[StreamOpened] = field(default_factory=list)
     ended_rows: Uint32s = field(default_factory=uint32s)
     ended: list[Ending] = field(default_factory=list)
     ended_headers: list[bytes] = field(default_factory=list)
     num_steps: int = 1  # that were merged into this message
-    scored: list[PromptScores] = field(default_factory=list)
+    scored: list[PromptLogprobs] = field(default_factory=list)
 
     def add(
         self,
@@ -147,31 +116,38 @@ class TokensGenerated:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] = (),
         header: bytes | None = None,
-        prompt: tuple[int, int] = (0, 0),
+        prompt: tuple[int, int, float | None] = (0, 0, None),
     ) -> None:
         """Add a row; `logprobs` go with every token, `header` with an attempt's first row.
 
-        `prompt` goes with the header: the numbers of prompt tokens and of cached ones among them.
+        `prompt` goes with the header: the prompt's tokens, the cached ones among them, the time
+        in the queue.
         """
+        if logprobs and len(logprobs) != len(token_ids):
+            raise ValueError(f"{len(logprobs)} logprob entries for {len(token_ids)} tokens")
         if header is not None:
             self.opened.append(StreamOpened(len(self.counters), header, *prompt))
+        if logprobs and self.logprobs is None:
+            self.logprobs = absent(len(self.token_ids))
+        if self.logprobs is not None:
+            for token_id, scores in zip(token_ids, logprobs, strict=False):
+                ids, values = (token_id, *scores.top_ids), (scores.chosen, *scores.top_logprobs)
+                self.logprobs.add(ids, values)
+            if not logprobs:
+                self.logprobs.extend(absent(len(token_ids)))
         self.router_index.append(self._router(attempt.router))
         self.counters.append(attempt.counter)
         self.first_index.append(first_index)
         self.num_tokens.append(len(token_ids))
         self.token_ids.extend(token_ids)
-        num_top = len(logprobs[0].top_ids) if logprobs else -1
-        self.num_top.append(num_top)
-        if logprobs and len(logprobs) != len(token_ids):
-            raise ValueError(f"{len(logprobs)} logprob entries for {len(token_ids)} tokens")
-        for scores in logprobs:
-            if len(scores.top_ids) != num_top or len(scores.top_logprobs) != num_top:
-                raise ValueError("tokens of one row differ in their number of top logprobs")
-            self.chosen_logprobs.append(scores.chosen)
-            self.top_ids.extend(scores.top_ids)
-            self.top_logprobs.extend(scores.top_logprobs)
 
-    def extend(self, router: str, counters: bytes, first_index: bytes, token_ids: bytes) -> None:
+    def extend(
+        self,
+        router: str,
+        counters: bytes | memoryview,
+        first_index: bytes | memoryview,
+        token_ids: bytes | memoryview,
+    ) -> None:
         """Add rows of one token each with nothing else to say, of attempts of one router.
 
         The columns are packed as in memory: 64-bit counters, 32-bit indices and ids.
@@ -184,7 +160,8 @@ class TokensGenerated:
         self.first_index.frombytes(first_index)
         self.num_tokens += _ONE_TOKEN * num_rows
         self.token_ids.frombytes(token_ids)
-        self.num_top += _NO_LOGPROBS * num_rows
+        if self.logprobs is not None:
+            self.logprobs.extend(absent(num_rows))
 
     def end(self, header: bytes, ending: Ending) -> None:
         """Make the row added last the end of its attempt; such a row may have no tokens."""
@@ -192,14 +169,13 @@ class TokensGenerated:
         self.ended.append(ending)
         self.ended_headers.append(header)
 
-    def score(self, scores: PromptScores) -> None:
-        """Give the row added last logprobs of its prompt; `scores.row` is filled in."""
-        self.scored.append(replace(scores, row=len(self.counters) - 1))
+    def score(self, scored: PromptLogprobs) -> None:
+        """Give the row added last logprobs of its prompt; `scored.row` is filled in."""
+        self.scored.append(replace(scored, row=len(self.counters) - 1))
 
     def rows(self) -> Iterator[TokenRow]:
         """Read row by row, in order."""
-        ids = tuple(self.token_ids)
-        routers = self.routers
+        ids, routers = self.token_ids, self.routers
         extras = self._extras()
         columns = zip(
             self.router_index, self.counters, self.first_index, self.num_tokens, strict=True
@@ -222,31 +198,30 @@ class TokensGenerated:
         if self.num_steps == 1:
             yield from self.rows()
             return
-        ids = self.token_ids.tolist()
-        routers = self.routers
+        ids, routers = self.token_ids, self.routers
         extras = self._extras()
-        runs: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        runs: dict[tuple[int, int], tuple[int, array[int]]] = {}
         columns = zip(
             self.router_index, self.counters, self.first_index, self.num_tokens, strict=True
         )
         end = 0
         for row, (router, counter, first_index, count) in enumerate(columns):
             start, end = end, end + count
+            tokens = ids[start:end]
             key = (router, counter)
             run = runs.get(key)
             if run is not None:
                 if row not in extras and run[0] + len(run[1]) == first_index:
-                    run[1].extend(ids[start:end])
+                    run[1].extend(tokens)
                     continue
                 del runs[key]
-                yield TokenRow(routers[router], counter, run[0], tuple(run[1]))
+                yield TokenRow(routers[router], counter, *run)
             if row in extras:
-                token_ids = tuple(ids[start:end])
-                yield TokenRow(routers[router], counter, first_index, token_ids, *extras[row])
+                yield TokenRow(routers[router], counter, first_index, tokens, *extras[row])
             else:
-                runs[key] = (first_index, ids[start:end])
-        for (router, counter), (first_index, run_ids) in runs.items():
-            yield TokenRow(routers[router], counter, first_index, tuple(run_ids))
+                runs[key] = (first_index, tokens)
+        for (router, counter), run in runs.items():
+            yield TokenRow(routers[router], counter, *run)
 
     def merged(self, later: object) -> TokensGenerated | None:
         """Join a later message to the same detokenizer to this one while both wait.
@@ -269,10 +244,9 @@ class TokensGenerated:
             first_index=self.first_index + later.first_index,
             num_tokens=self.num_tokens + later.num_tokens,
             token_ids=self.token_ids + later.token_ids,
-            num_top=self.num_top + later.num_top,
-            chosen_logprobs=self.chosen_logprobs + later.chosen_logprobs,
-            top_ids=self.top_ids + later.top_ids,
-            top_logprobs=self.top_logprobs + later.top_logprobs,
+            logprobs=joined(
+                self.logprobs, len(self.token_ids), later.logprobs, len(later.token_ids)
+            ),
             opened=self.opened + [replace(o, row=before + o.row) for o in later.opened],
             ended_rows=self.ended_rows + uint32s([before + row for row in later.ended_rows]),
             ended=self.ended + later.ended,
@@ -284,23 +258,15 @@ class TokensGenerated:
     def check(self) -> None:
         """Raise `MalformedMessage` unless the columns agree; the codec calls it."""
         num_rows = len(self.counters)
-        require_columns(self, ("router_index", "first_index", "num_tokens", "num_top"), num_rows)
+        require_columns(self, ("router_index", "first_index", "num_tokens"), num_rows)
         require_attempts(self.counters, self.first_index, self.num_tokens, len(self.token_ids))
         if self.router_index != _FIRST_ROUTER * num_rows or not self.routers:
             require(
                 max(self.router_index, default=-1) < len(self.routers),
                 "router_index without a router",
             )
-        num_scored = num_scored_top = 0
-        if self.num_top != _NO_LOGPROBS * num_rows:
-            require(min(self.num_top) >= -1, "num_top is below -1")
-            pairs = zip(self.num_tokens, self.num_top, strict=True)
-            scored = [(count, top) for count, top in pairs if top >= 0]
-            num_scored = sum(count for count, _ in scored)
-            num_scored_top = sum(count * top for count, top in scored)
-        require(num_scored == len(self.chosen_logprobs), "chosen_logprobs against num_top")
-        require(num_scored_top == len(self.top_ids), "top_ids against num_top")
-        require(num_scored_top == len(self.top_logprobs), "top_logprobs against num_top")
+        if self.logprobs is not None:
+            self.logprobs.check_rows(self.num_tokens)
         require_rows("opened", [opened.row for opened in self.opened], num_rows)
         require_rows("ended", self.ended_rows, num_rows)
         require_columns(self, ("ended", "ended_headers"), len(self.ended_rows))
@@ -314,15 +280,16 @@ class TokensGenerated:
 
     def _extras(self) -> dict[int, _Extras]:
         """Return what rows have beside their tokens, as the further fields of a `TokenRow`."""
-        if not (self.opened or self.ended or self.scored or self.chosen_logprobs):
+        if not (self.opened or self.ended or self.scored or self.logprobs):
             return {}
         openings = {opened.row: opened for opened in self.opened}
         columns = zip(self.ended_rows, self.ended, self.ended_headers, strict=True)
         endings = {row: (ending, header) for row, ending, header in columns}
-        scored: dict[int, tuple[PromptScores, ...]] = {}
-        for scores in self.scored:
-            scored[scores.row] = (*scored.get(scores.row, ()), scores)
-        logprobs = self._logprobs()
+        scored: dict[int, tuple[PromptLogprobs, ...]] = {}
+        for prompt in self.scored:
+            scored[prompt.row] = (*scored.get(prompt.row, ()), prompt)
+        pieces = () if self.logprobs is None else self.logprobs.split(self.num_tokens)
+        logprobs = {row: piece for row, piece in enumerate(pieces) if piece.ids}
         extras: dict[int, _Extras] = {}
         for row in {*openings, *endings, *scored, *logprobs}:
             opened = openings.get(row)
@@ -331,25 +298,6 @@ class TokensGenerated:
                 header = opened.header
             extras[row] = (logprobs.get(row), opened, ending, header, scored.get(row, ()))
         return extras
-
-    def _logprobs(self) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Return the logprobs of the tokens of each row that has some."""
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        if not self.chosen_logprobs:
-            return logprobs
-        chosen = iter(self.chosen_logprobs)
-        top = 0
-        for row, (count, num_top) in enumerate(zip(self.num_tokens, self.num_top, strict=True)):
-            if num_top < 0:
-                continue
-            entries = []
-            for _ in range(count):
-                end = top + num_top
-                top_ids, top_logprobs = self.top_ids[top:end], self.top_logprobs[top:end]
-                entries.append(TokenLogprobs(next(chosen), tuple(top_ids), tuple(top_logprobs)))
-                top = end
-            logprobs[row] = tuple(entries)
-        return logprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ def pack_outputs(step_id: int, outputs: Iterable[Output]) -> list[tuple[Address,
             case StepTokens():
                 message.extend(
                     item.router,
-                    item.counter_S.tobytes(),
-                    item.index_S.tobytes(),
-                    item.token_S.tobytes(),
+                    item.counter_S.data.cast("B"),
+                    item.index_S.data.cast("B"),
+                    item.token_S.data.cast("B"),
                 )
             case SequenceOutput():
                 _add(message, item)
@@ -41,7 +41,7 @@ def _add(message: TokensGenerated, output: SequenceOutput) -> None:
         output.token_ids,
         output.logprobs,
         output.header if output.opened else None,
-        (output.prompt_tokens, output.cached_tokens),
+        (output.prompt_tokens, output.cached_tokens, output.queued_s),
     )
     for scores in output.scored:
         message.score(scores)

@@ -19,6 +19,7 @@ from services.compute.scheduler.scheduler import Scheduler
 @dataclass(slots=True, eq=False)
 class _Waiting:
     request: Generate
+    arrived_at_s: float
     number: int = 0  # to cancel its preparation by
     gone: set[int] = field(default_factory=set)  # choices that have ended here
 
@@ -83,7 +84,7 @@ class GrammarQueue:
         return attempt in self._waiting or self._scheduler.is_open(attempt)
 
     def _prepare(self, request: Generate, grammar_spec: GrammarSpec) -> None:
-        entry, choices = _Waiting(request), range(request.num_choices)
+        entry, choices = _Waiting(request, self._clock()), range(request.num_choices)
         if self._waiting and len(self._waiting) + request.num_choices > self._max_waiting:
             message = (
                 f"{len(self._waiting)} requests wait here for their grammars. Try again later."
@@ -105,7 +106,8 @@ class GrammarQueue:
         for request in _without(entry.request, entry.gone):
             for choice in range(request.num_choices):
                 del self._waiting[attempt_of(request, choice)]
-            self._scheduler.add_request(request, self._clock())
+            # The wait for a grammar counts as time in the queue, as vLLM's does.
+            self._scheduler.add_request(request, entry.arrived_at_s)
         self._on_outputs([])
 
     def _end(

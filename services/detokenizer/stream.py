@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from common.messages.failure import EndReason
 from common.messages.generate import StreamHeader
@@ -30,24 +30,6 @@ class TextChunk(NamedTuple):
     parts: tuple[Part, ...] = ()
     num_calls: int = 0
     reasoning_tokens: int = 0
-
-
-class AttemptStream(Protocol):
-    """One attempt's output: ids in, what the client gets out."""
-
-    @property
-    def header(self) -> StreamHeader: ...
-
-    @property
-    def next_index(self) -> int: ...
-
-    def push(self, ids: Sequence[int]) -> TextChunk:
-        """Take the ids that follow and return their text, up to a stop string if one is found."""
-        ...
-
-    def finish(self, ids: Sequence[int], reason: EndReason) -> TextChunk:
-        """Take the last ids and return the rest of the text."""
-        ...
 
 
 def is_whole(reason: EndReason) -> bool:
@@ -79,6 +61,7 @@ class TextStream:
             self._replayed = replayed[header.accepted_characters :]
 
     def push(self, ids: Sequence[int]) -> TextChunk:
+        """Take the ids that follow and return their text, up to a stop string if one is found."""
         if not self.header.stop:
             self.next_index += len(ids)
             return self._chunk(self._decoder.push(ids), len(ids))
@@ -221,6 +204,9 @@ class ParsedStream:
                 self._reasoning_tokens += 1
             texts.append(new)
         return TextChunk("".join(texts), 0, parts=tuple(parts))
+
+
+AttemptStream: TypeAlias = TextStream | ParsedStream
 
 
 def parsed_stream(

@@ -23,7 +23,7 @@ from common.messages.text import TextGenerated
 from common.messages.tokens import TokenRow, TokensGenerated
 from common.telemetry import trace
 from services.detokenizer.stream import AttemptStream, TextChunk, TextStream, parsed_stream
-from services.detokenizer.vocabulary import LogprobTexts, TokenVocabulary
+from services.detokenizer.vocabulary import TokenVocabulary
 
 TOMBSTONE_S = 60.0
 MAX_TOMBSTONES = 65_536
@@ -74,7 +74,7 @@ class Streams:
 
     def __init__(self, vocabulary: TokenVocabulary) -> None:
         self._vocabulary = vocabulary
-        self._logprob_texts = LogprobTexts(vocabulary.decoding)
+        self._bytes_of = vocabulary.decoding.token_bytes
         self._entries: dict[str, dict[int, _OpenStream]] = {}  # by router and counter
         self._replies: dict[str, Address] = {}  # by router
         self._tombstones: OrderedDict[AttemptId, float] = OrderedDict()  # dropped, until when
@@ -195,7 +195,8 @@ class Streams:
         chunk = stream.finish(row.token_ids, ending.reason)
         text = self._write(row, stream, chunk, outcome)
         if not entry.opened and ending.reason != "refused":  # its only row
-            text.open(usage.prompt_tokens, usage.cached_tokens, _prompt_ids(stream.header))
+            prompt_ids = array("i", stream.header.prompt_ids)
+            text.open(usage.prompt_tokens, usage.cached_tokens, prompt_ids)
         if chunk.stop is not None:
             completion_tokens = row.first_index + chunk.num_ids
             usage = Usage(usage.prompt_tokens, usage.cached_tokens, completion_tokens)
@@ -228,17 +229,21 @@ class Streams:
     ) -> TextGenerated:
         """Add a row's text to that of its router."""
         text = outcome.text_for(row.router)
-        ids = row.token_ids[: chunk.num_ids]
+        ids = row.token_ids
+        if chunk.num_ids < len(ids):
+            ids = ids[: chunk.num_ids]
         logprobs = row.logprobs
-        if logprobs is None:
-            text.add(row.counter, row.first_index, ids, chunk.text, (), chunk.parts)
-        else:
-            tokens = self._logprob_texts.of(ids, logprobs[: chunk.num_ids])
-            text.add(row.counter, row.first_index, ids, chunk.text, tokens, chunk.parts)
+        if logprobs is not None:
+            if len(ids) < len(logprobs):
+                (logprobs,) = logprobs.split((len(ids),))
+            logprobs.name(self._bytes_of)
+        text.add(row.counter, row.first_index, ids, chunk.text, logprobs, chunk.parts)
         if (opened := row.opened) is not None:
-            text.open(opened.prompt_tokens, opened.cached_tokens, _prompt_ids(stream.header))
+            prompt_ids = array("i", stream.header.prompt_ids)
+            text.open(opened.prompt_tokens, opened.cached_tokens, prompt_ids, opened.queued_s)
         for scores in row.scored:
-            text.score(scores.first, self._logprob_texts.of_prompt(scores))
+            scores.logprobs.name(self._bytes_of)
+            text.score(scores.first, scores.logprobs)
         return text
 
     def _end(self, row: TokenRow, entry: _OpenStream, ending: Ending, outcome: StepOutcome) -> None:
@@ -254,10 +259,6 @@ def _stopped(chunk: TextChunk, usage: Usage) -> Ending:
         num_calls=chunk.num_calls,
         reasoning_tokens=chunk.reasoning_tokens,
     )
-
-
-def _prompt_ids(header: StreamHeader) -> array[int]:
-    return array("i", header.prompt_ids)
 
 
 def _start_span(attempt: AttemptId, traceparent: str) -> Span | None:

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from common.messages.arrays import int32s
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
+from common.messages.logprobs import Logprobs, PromptLogprobs
+from common.messages.text import Part, TextOpened
 
 
 class Sink(Protocol):
@@ -25,7 +27,7 @@ class Sink(Protocol):
         """Take the prompt's token counts, before the choice's first text."""
         ...
 
-    def scored(self, choice: int, scored: PromptScored) -> None:
+    def scored(self, choice: int, scored: PromptLogprobs) -> None:
         """Take logprobs of the prompt, in order."""
         ...
 
@@ -33,7 +35,7 @@ class Sink(Protocol):
         self,
         choice: int,
         text: str,
-        logprobs: tuple[TokenLogprob, ...] = (),
+        logprobs: Logprobs | None = None,
         parts: tuple[Part, ...] = (),
         token_ids: Sequence[int] = (),
     ) -> None:
@@ -85,13 +87,13 @@ class CompleteAnswer:
     """
 
     text: str
-    logprobs: list[TokenLogprob] | None
+    logprobs: Logprobs | None
     ended: Ending
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     token_ids: tuple[int, ...] = ()
     prompt: TextOpened | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: Logprobs = field(default_factory=Logprobs)
 
 
 @dataclass(slots=True)
@@ -102,10 +104,10 @@ class Delta:
     """
 
     text: str = ""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: Logprobs | None = None
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    scored: list[PromptScored] = field(default_factory=list)
+    scored: list[PromptLogprobs] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.text or self.logprobs or self.parts or self.token_ids or self.scored)
@@ -113,7 +115,7 @@ class Delta:
     def take(
         self,
         text: str,
-        logprobs: Iterable[TokenLogprob],
+        logprobs: Logprobs | None,
         parts: Iterable[Part],
         token_ids: Iterable[int],
     ) -> None:
@@ -124,7 +126,9 @@ class Delta:
             self._take_part(part)
         if not has_parts:
             self.text += text
-        self.logprobs.extend(logprobs)
+        if logprobs is not None:
+            self.logprobs = self.logprobs or Logprobs()
+            self.logprobs.extend(logprobs)
         self.token_ids.extend(token_ids)
 
     def size(self) -> int:
@@ -205,33 +209,21 @@ class UsageTally:
         )
 
 
+@dataclass(eq=False, slots=True)
 class _ChoiceParts:
     """The collected output of one choice."""
 
-    __slots__ = ("ended", "logprobs", "parts", "prompt", "prompt_logprobs", "texts", "token_ids")
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.parts: list[Part] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.token_ids: array[int] = array("i")
-        self.prompt: TextOpened | None = None
-        self.prompt_logprobs: list[TokenLogprob] = []
-        self.ended: Ending | None = None
+    texts: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=Logprobs)
+    token_ids: array[int] = field(default_factory=int32s)
+    prompt: TextOpened | None = None
+    prompt_logprobs: Logprobs = field(default_factory=Logprobs)
+    ended: Ending | None = None
 
 
 class AnswerCollector:
     """The sink of a response in one piece; `done` gets None at the end, or the failure."""
-
-    __slots__ = (
-        "_choices",
-        "_num_open",
-        "_usage",
-        "_wants_logprobs",
-        "done",
-        "longest_prompt",
-        "wants_ids",
-    )
 
     def __init__(
         self,
@@ -253,14 +245,14 @@ class AnswerCollector:
         self._choices[choice].prompt = prompt
         self.longest_prompt = max(self.longest_prompt, prompt.prompt_tokens)
 
-    def scored(self, choice: int, scored: PromptScored) -> None:
-        self._choices[choice].prompt_logprobs.extend(scored.tokens)
+    def scored(self, choice: int, scored: PromptLogprobs) -> None:
+        self._choices[choice].prompt_logprobs.extend(scored.logprobs)
 
     def delta(
         self,
         choice: int,
         text: str,
-        logprobs: tuple[TokenLogprob, ...] = (),
+        logprobs: Logprobs | None = None,
         parts: tuple[Part, ...] = (),
         token_ids: Sequence[int] = (),
     ) -> None:
@@ -310,5 +302,5 @@ class AnswerCollector:
             calls=parts.calls(),
             token_ids=tuple(output.token_ids),
             prompt=output.prompt,
-            prompt_logprobs=tuple(output.prompt_logprobs),
+            prompt_logprobs=output.prompt_logprobs,
         )

@@ -22,39 +22,23 @@ MAX_HUNG = 1024  # instances remembered as hung
 MAX_REPLACED = 512  # instances remembered as replaced: their last messages arrive within seconds
 
 
+@dataclass(eq=False, slots=True)
 class RegisteredWorker:
     """One instance of one worker and its last heartbeat."""
 
-    __slots__ = (
-        "address",
-        "beat_at_s",
-        "draining",
-        "heard_at_s",
-        "load",
-        "model",
-        "num_open",
-        "num_placed",
-        "previous_beat_at_s",
-        "probed_at_s",
-        "progress",
-        "service",
-        "unknown",
-    )
-
-    def __init__(self, message: WorkerAlive, now_s: float) -> None:
-        self.service = message.service
-        self.address = message.address
-        self.model = message.model
-        self.load: Load = message.load
-        self.draining = message.draining
-        self.progress = message.progress
-        self.heard_at_s = now_s
-        self.beat_at_s = now_s if message.caught_up else 0.0
-        self.previous_beat_at_s = 0.0
-        self.probed_at_s = 0.0
-        self.num_open = 0  # of this router's attempts, as the worker's last heartbeat says
-        self.num_placed = 0  # by this router since the last heartbeat
-        self.unknown: frozenset[int] = frozenset()  # listed last time, not open here
+    service: ServiceName
+    address: Address
+    model: ModelCard
+    load: Load
+    draining: bool
+    progress: int
+    heard_at_s: float
+    beat_at_s: float
+    previous_beat_at_s: float = 0.0
+    probed_at_s: float = 0.0
+    num_open: int = 0  # of this router's attempts, as the worker's last heartbeat says
+    num_placed: int = 0  # by this router since the last heartbeat
+    unknown: frozenset[int] = frozenset()  # listed last time, not open here
 
     @property
     def name(self) -> str:
@@ -119,7 +103,16 @@ class Fleet:
             replaced = [address for address in known if address.endpoint == endpoint]
             for address in replaced:
                 self._replace(address.instance_id)
-            worker = self._workers[instance_id] = RegisteredWorker(message, now_s)
+            worker = self._workers[instance_id] = RegisteredWorker(
+                message.service,
+                message.address,
+                message.model,
+                message.load,
+                message.draining,
+                message.progress,
+                heard_at_s=now_s,
+                beat_at_s=now_s if message.caught_up else 0.0,
+            )
             self._groups = None
         else:
             if worker.draining != message.draining or worker.model != message.model:

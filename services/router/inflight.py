@@ -9,17 +9,15 @@ links: text goes to a `Sink`, and attempts that the stages must stop are returne
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from common.messages.address import Route
 from common.messages.arrays import int32s
 from common.messages.control import AbortReason
 from common.messages.failure import Ending, Failure
-from common.messages.text import (
-    AttemptRefused,
-    TextGenerated,
-)
+from common.messages.logprobs import Logprobs
+from common.messages.text import AttemptRefused, TextGenerated
 from services.router.answer import Sink
 from services.router.request_stats import RequestStats
 
@@ -41,66 +39,44 @@ NEVER = -1.0
 IN_TRANSIT_S = 0.5  # a heartbeat's interval
 
 
+@dataclass(eq=False, slots=True)
 class InflightRequest:
     """One request: its sink and its choices, `num_open` of which have not ended."""
 
-    __slots__ = ("admitted_at_s", "choices", "num_open", "sink", "stats", "wants_ids")
-
-    def __init__(self, sink: Sink, num_choices: int, stats: RequestStats, now_s: float) -> None:
-        self.admitted_at_s = now_s
-        self.sink = sink
-        self.stats = stats
-        self.wants_ids = sink.wants_ids
-        self.choices = [Choice(self, index) for index in range(num_choices)]
-        self.num_open = num_choices
+    sink: Sink
+    num_open: int
+    stats: RequestStats
+    admitted_at_s: float
+    wants_ids: bool = False
+    choices: list[Choice] = field(default_factory=list)
 
 
+@dataclass(eq=False, slots=True)
 class Choice:
     """One answer in progress, with the journal of its accepted tokens."""
 
-    __slots__ = (
-        "attempts",
-        "first_token_at_s",
-        "index",
-        "next_scored",
-        "opened",
-        "request",
-        "token_at_s",
-        "token_ids",
-    )
-
-    def __init__(self, request: InflightRequest, index: int) -> None:
-        self.request = request
-        self.index = index
-        self.attempts: list[Attempt] = []
-        self.token_ids: array[int] = int32s()
-        self.first_token_at_s = 0.0
-        self.token_at_s = 0.0  # when its last token arrived; 0.0 before the first one
-        self.opened = False  # the sink has the prompt's token counts
-        self.next_scored = 1  # position in the prompt
+    request: InflightRequest
+    index: int
+    attempts: list[Attempt] = field(default_factory=list)
+    token_ids: array[int] = field(default_factory=int32s)
+    first_token_at_s: float = 0.0
+    token_at_s: float = 0.0  # when its last token arrived; 0.0 before the first one
+    opened: bool = False  # the sink has the prompt's token counts
+    queued_s: float | None = None  # at compute, if known
+    next_scored: int = 1  # position in the prompt
 
 
+@dataclass(eq=False, slots=True)
 class Attempt:
     """One try at a choice: its route, and the output index of its next row."""
 
-    __slots__ = (
-        "choice",
-        "counter",
-        "left_at_s",
-        "next_index",
-        "past_tokenizer",
-        "route",
-        "seen_at_s",
-    )
-
-    def __init__(self, counter: int, choice: Choice, route: Route, now_s: float) -> None:
-        self.counter = counter
-        self.choice = choice
-        self.route = route
-        self.next_index = len(choice.token_ids)
-        self.past_tokenizer = False  # compute has it, as a row or a heartbeat said
-        self.seen_at_s = now_s  # admitted, or last listed by its tokenizer or compute
-        self.left_at_s = 0.0  # since when neither lists it, as far as is known
+    counter: int
+    choice: Choice
+    route: Route
+    next_index: int
+    seen_at_s: float  # admitted, or last listed by its tokenizer or compute
+    left_at_s: float = 0.0  # since when neither lists it, as far as is known
+    past_tokenizer: bool = False  # compute has it, as a row or a heartbeat said
 
     def needs(self, instance_id: str) -> bool:
         """Whether a worker is still involved; the tokenizer only until compute has the attempt."""
@@ -150,7 +126,9 @@ class InflightTable:
         """Add a request for a model; its choices have no attempts yet."""
         self.num_requests += 1
         stats = self.stats.setdefault(model, RequestStats())
-        return InflightRequest(sink, num_choices, stats, now_s)
+        request = InflightRequest(sink, num_choices, stats, now_s, sink.wants_ids)
+        request.choices = [Choice(request, index) for index in range(num_choices)]
+        return request
 
     def attempt(self, choices: Iterable[Choice], route: Route, now_s: float) -> list[Attempt]:
         """Start one attempt per choice, with consecutive counters, along one route."""
@@ -158,7 +136,7 @@ class InflightTable:
         first = self.take_counters(len(chosen))
         started = []
         for counter, choice in enumerate(chosen, first):
-            attempt = Attempt(counter, choice, route, now_s)
+            attempt = Attempt(counter, choice, route, len(choice.token_ids), now_s)
             choice.attempts.append(attempt)
             self._attempts[counter] = attempt
             started.append(attempt)
@@ -169,6 +147,7 @@ class InflightTable:
         aborted: list[AbortedAttempt] = []
         attempts = self._attempts
         token_ids, is_rich = message.token_ids, bool(message.logprobs or message.parts)
+        logprobs = _by_row(message) if is_rich else ()
         self._prompts(message)
         end = 0
         # `num_rows` rows had their previous token at `previous_s`. That is nearly all of them, so a
@@ -202,7 +181,13 @@ class InflightTable:
             attempt.next_index = first + count
             attempt.past_tokenizer = True
             if is_rich or request.wants_ids:
-                _deliver(choice, message, row, token_ids[start:end])
+                request.sink.delta(
+                    choice.index,
+                    text,
+                    logprobs[row] if logprobs else None,
+                    message.parts[row] if message.parts else (),
+                    token_ids[start:end] if request.wants_ids else (),
+                )
             else:
                 request.sink.delta(choice.index, text)
         if stats is not None:  # all rows are of one model, as they come from one detokenizer
@@ -313,12 +298,15 @@ class InflightTable:
             attempt = self._attempts.get(message.counters[opened.row])
             if attempt is not None and not attempt.choice.opened:
                 attempt.choice.opened = True
-                attempt.choice.request.stats.add_prompt(opened.prompt_tokens, opened.cached_tokens)
+                attempt.choice.queued_s = opened.queued_s
+                attempt.choice.request.stats.add_prompt(
+                    opened.prompt_tokens, opened.cached_tokens, opened.queued_s
+                )
                 attempt.choice.request.sink.opened(attempt.choice.index, opened)
         for scored in message.scored:
             attempt = self._attempts.get(message.counters[scored.row])
             if attempt is not None and scored.first == attempt.choice.next_scored:
-                attempt.choice.next_scored += len(scored.tokens)
+                attempt.choice.next_scored += len(scored.logprobs)
                 attempt.choice.request.sink.scored(attempt.choice.index, scored)
 
     def _out_of_order(self, attempt: Attempt, end: int) -> list[AbortedAttempt]:
@@ -381,17 +369,12 @@ def _previous_token(choice: Choice, now_s: float) -> tuple[float, int]:
     if choice.token_at_s:
         return choice.token_at_s, 1
     choice.first_token_at_s = now_s
-    choice.request.stats.first_token_s.observe(now_s - choice.request.admitted_at_s)
+    choice.request.stats.add_first_token(now_s - choice.request.admitted_at_s, choice.queued_s)
     return NEVER, 0
 
 
-def _deliver(choice: Choice, message: TextGenerated, row: int, token_ids: array[int]) -> None:
-    """Pass on a row that is more than text."""
-    request = choice.request
-    request.sink.delta(
-        choice.index,
-        message.texts[row],
-        message.logprobs[row] if message.logprobs else (),
-        message.parts[row] if message.parts else (),
-        token_ids if request.wants_ids else (),
-    )
+def _by_row(message: TextGenerated) -> Sequence[Logprobs | None]:
+    """Return the logprobs of each row; nothing where no row has any."""
+    if message.logprobs is None:
+        return ()
+    return [part if part.ids else None for part in message.logprobs.split(message.num_tokens)]

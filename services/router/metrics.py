@@ -7,6 +7,7 @@ an autoscaler made for vLLM reads is there a second time, under vLLM's names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
@@ -129,6 +130,16 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[RequestStats], Histogram]], ...] = (
         lambda stats: stats.latency_s,
     ),
     (
+        "request_queue_time_seconds",
+        "Time that a request waited at compute before its first step.",
+        lambda stats: stats.queue_s,
+    ),
+    (
+        "request_prefill_time_seconds",
+        "Time to the first token without the time in the queue.",
+        lambda stats: stats.prefill_s,
+    ),
+    (
         "request_decode_time_seconds",
         "Time from the first token to the end.",
         lambda stats: stats.decode_s,
@@ -233,24 +244,12 @@ def _requests(by_model: Sequence[tuple[str, RequestStats]]) -> Iterator[Metric]:
         yield family
 
 
-def _gauges(
-    prefix: str, labels: Sequence[str], labelled: Labelled[T], *rows: Row[T]
-) -> Iterator[Metric]:
-    return _families(GaugeMetricFamily, prefix, labels, labelled, rows)
-
-
-def _counters(
-    prefix: str, labels: Sequence[str], labelled: Labelled[T], *rows: Row[T]
-) -> Iterator[Metric]:
-    return _families(CounterMetricFamily, prefix, labels, labelled, rows)
-
-
 def _families(
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
     prefix: str,
     labels: Sequence[str],
     labelled: Labelled[T],
-    rows: Sequence[Row[T]],
+    *rows: Row[T],
 ) -> Iterator[Metric]:
     for name, text, value_of in rows:
         family = kind(f"{prefix}{name}", text, labels=labels)
@@ -259,3 +258,7 @@ def _families(
             if value is not None:
                 family.add_metric(values, value)
         yield family
+
+
+_gauges = partial(_families, GaugeMetricFamily)
+_counters = partial(_families, CounterMetricFamily)

@@ -53,16 +53,28 @@ class RequestStats:
             ("stop", "length", "abort", "error"), 0
         )
         self.first_token_s = Histogram(FIRST_TOKEN_S)
+        self.queue_s = Histogram(REQUEST_S)
+        self.prefill_s = Histogram(REQUEST_S)
         self.inter_token_s = Histogram(INTER_TOKEN_S)
         self.decode_s = Histogram(REQUEST_S)
         self.latency_s = Histogram(REQUEST_S)
         self.prompt_tokens = Histogram(TOKENS)
         self.generated_tokens = Histogram(TOKENS)
 
-    def add_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Count the prompt of a choice."""
+    def add_prompt(
+        self, num_tokens: int, num_cached_tokens: int, queued_s: float | None = None
+    ) -> None:
+        """Count the prompt of a choice, and the time that it waited at compute, if known."""
         self.num_prompt_tokens += num_tokens
         self.num_cached_tokens += num_cached_tokens
+        if queued_s is not None:
+            self.queue_s.observe(queued_s)
+
+    def add_first_token(self, elapsed_s: float, queued_s: float | None) -> None:
+        """Count the first token of a choice, `elapsed_s` after its admission."""
+        self.first_token_s.observe(elapsed_s)
+        if queued_s is not None:
+            self.prefill_s.observe(max(0.0, elapsed_s - queued_s))
 
     def add_finished(
         self, reason: Literal["stop", "length"], usage: Usage, latency_s: float, decode_s: float

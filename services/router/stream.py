@@ -15,7 +15,8 @@ from typing import Protocol
 import structlog
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Part, PromptScored, TextOpened, TokenLogprob
+from common.messages.logprobs import Logprobs, PromptLogprobs
+from common.messages.text import Part, TextOpened
 from common.telemetry.span_ring import SpanRing
 from services.router.answer import Delta, UsageTally
 from services.router.sse import EventFormat, EventTemplate
@@ -48,20 +49,18 @@ class SlowClientLimits:
     timeout_s: float
 
 
+@dataclass(eq=False, slots=True)
 class _ChoiceBuffer:
     """The unwritten output of one choice: plain text, or a delta with more than text."""
 
-    __slots__ = ("choice", "ended", "is_open", "is_waiting", "prompt", "rich", "template", "text")
-
-    def __init__(self, choice: int, template: EventTemplate | None) -> None:
-        self.choice = choice
-        self.template = template
-        self.text = ""
-        self.rich: Delta | None = None
-        self.prompt: TextOpened | None = None
-        self.ended: Ending | None = None
-        self.is_open = False  # the opening was written
-        self.is_waiting = False
+    choice: int
+    template: EventTemplate | None
+    text: str = ""
+    rich: Delta | None = None
+    prompt: TextOpened | None = None
+    ended: Ending | None = None
+    is_open: bool = False  # the opening was written
+    is_waiting: bool = False
 
     def takes_as_text(self, logprobs: object, parts: tuple[Part, ...], token_ids: object) -> bool:
         """Whether the template can render the new content, because it is nothing but text."""
@@ -85,7 +84,7 @@ class _ChoiceBuffer:
         """Estimate the bytes in the buffer."""
         if self.rich is None:
             return len(self.text)
-        return self.rich.size() + LOGPROB_BYTES * len(self.rich.logprobs)
+        return self.rich.size() + LOGPROB_BYTES * len(self.rich.logprobs or ())
 
 
 class ResponseStream:
@@ -95,26 +94,6 @@ class ResponseStream:
     response because no header has been sent. `done` gets None when everything is written, or the
     failure that was written as an event.
     """
-
-    __slots__ = (
-        "_chunked",
-        "_failure",
-        "_format",
-        "_lagging_since_s",
-        "_num_open",
-        "_slots",
-        "_tally",
-        "_transport",
-        "_waiting",
-        "dropped",
-        "done",
-        "flushes",
-        "is_scheduled",
-        "longest_prompt",
-        "reasons",
-        "begun",
-        "wants_ids",
-    )
 
     def __init__(
         self,
@@ -153,7 +132,7 @@ class ResponseStream:
         self._slots[choice].prompt = prompt
         self.longest_prompt = max(self.longest_prompt, prompt.prompt_tokens)
 
-    def scored(self, choice: int, scored: PromptScored) -> None:
+    def scored(self, choice: int, scored: PromptLogprobs) -> None:
         self._slots[choice].enrich().scored.append(scored)
         self.delta(choice, "")
 
@@ -161,7 +140,7 @@ class ResponseStream:
         self,
         choice: int,
         text: str,
-        logprobs: tuple[TokenLogprob, ...] = (),
+        logprobs: Logprobs | None = None,
         parts: tuple[Part, ...] = (),
         token_ids: Sequence[int] = (),
     ) -> None:

@@ -24,6 +24,7 @@ from common.messages.control import (
 )
 from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import ComputeInbox
+from common.messages.logprobs import TokenLogprob
 from common.messages.queries import Inspection, InspectionQuery
 from common.messages.text import (
     AttemptRefused,
@@ -32,13 +33,13 @@ from common.messages.text import (
     RouterInbox,
     TextGenerated,
     Tokenized,
-    TokenLogprob,
 )
 from common.messages.tokenize import Tokenize, TokenizeQuery, TokenizerInbox
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox
 from services.router.actor import RouterActor
 from services.router.config import RouterSettings
 from tests.memory_link import Exchange, MemoryTransport
+from tests.text_rows import columns
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -82,6 +83,7 @@ class Script:
     parts: tuple[tuple[Part, ...], ...] = ()
     scored: tuple[TokenLogprob, ...] = ()
     reasoning_tokens: int = 0
+    queued_s: float | None = None
 
     @property
     def num_calls(self) -> int:
@@ -251,14 +253,15 @@ class Ring:
         first = message.attempt.counter
         for counter in range(first, first + message.num_choices):
             rows.add(counter, 0, [], "")
-            rows.open(len(ids), 0, ids if message.stream.return_prompt_ids else int32s())
+            wanted = ids if message.stream.return_prompt_ids else int32s()
+            rows.open(len(ids), 0, wanted, script.queued_s)
         if message.sampling.num_prompt_logprobs < 0 or not script.scored:
             return [rows]
         scores = []
         for at, tokens in ((1, script.scored[:1]), (2, script.scored[1:])):
             scores.append(TextGenerated())
             scores[-1].add(first, 0, [], "")
-            scores[-1].score(at, tokens)
+            scores[-1].score(at, columns(*tokens))
         return [rows, *scores]
 
 
@@ -266,7 +269,7 @@ def _steps(counters: range, script: Script) -> Iterator[TextGenerated]:
     """Make the mails of an answer: one for each piece, and one for the end."""
     for index, piece in enumerate(script.pieces):
         rows = TextGenerated()
-        logprobs = (script.logprobs(index),) if script.logprobs else ()
+        logprobs = columns(script.logprobs(index)) if script.logprobs else None
         for counter in counters:
             parts = script.parts[index] if script.parts else ()
             rows.add(counter, index, [index], piece, logprobs, parts)

@@ -31,10 +31,11 @@ async def test_a_prompts_scores_come_before_its_tokens_in_the_mail(ring: Ring) -
     mine = [row for row in ring.rows if row.attempt == attempt]
     scores = [scores for row in mine for scores in row.scored]
     assert [row.opened is not None for row in mine].index(True) == 0
-    assert [token for each in scores for token in each.ids] == PROMPT[1:]
+    assert [token for each in scores for token in each.logprobs.ids[::3]] == PROMPT[1:]
     assert [each.first for each in scores] == sorted(each.first for each in scores)
     assert scores[0].first == 1
-    assert all(each.num_top == 2 and set(each.ranks) == {1} for each in scores)
+    assert all(set(each.logprobs.num_candidates) == {3} for each in scores)
+    assert all(set(each.logprobs.ranks) == {1} for each in scores)
     first_token = next(number for number, row in enumerate(mine) if row.token_ids)
     assert not any(row.scored for row in mine[first_token + 1 :])
     assert len(ring.tokens(attempt)) == 3

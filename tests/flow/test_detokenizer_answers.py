@@ -14,8 +14,9 @@ from common.messages.arrays import float32s, int32s
 from common.messages.control import ModelCard
 from common.messages.failure import Ending, Usage
 from common.messages.generate import ComputeInbox, StreamHeader
+from common.messages.logprobs import Logprobs, PromptLogprobs
 from common.messages.text import RouterInbox, TextGenerated
-from common.messages.tokens import DetokenizerInbox, PromptScores, TokensGenerated
+from common.messages.tokens import DetokenizerInbox, TokensGenerated
 from common.registration import Registration
 from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
@@ -125,20 +126,13 @@ async def test_scores_ids_and_embeddings_of_prompts_reach_the_router(answering: 
     ids = int32s(answering.tokenizer.encode("ab", add_special_tokens=False).ids)
     header = answering.header(prompt_ids=ids.tobytes())
     count = len(ids)
-    scores = PromptScores(
-        0,
-        1,
-        1,
-        ids,
-        int32s(range(1, count + 1)),
-        float32s([-1.0] * count),
-        ids,
-        float32s([-1.0] * count),
-    )
+    logprobs = Logprobs()
+    for rank, token_id in enumerate(ids, 1):
+        logprobs.add((token_id, token_id), (-1.0, -1.0), rank)
     embedding = float32s((1.0, 2.0)).tobytes()
     step = TokensGenerated(1)
     step.add(attempt, 0, (), header=header, prompt=(count, 0))
-    step.score(scores)
+    step.score(PromptLogprobs(0, 1, logprobs))
     step.end(header, Ending("stop", Usage(count, 0, 0), embedding=embedding))
     answering.compute.send(answering.transport.address, step)
     answering.exchange.deliver()
@@ -146,7 +140,7 @@ async def test_scores_ids_and_embeddings_of_prompts_reach_the_router(answering: 
     assert row.opened is not None
     assert row.opened.prompt_ids == ids
     (scored,) = row.scored
-    assert [token.rank for token in scored.tokens] == list(range(1, count + 1))
-    assert "".join(token.chosen.text for token in scored.tokens) == "ab"
+    assert [token.rank for token in scored.logprobs] == list(range(1, count + 1))
+    assert "".join(token.chosen.text for token in scored.logprobs) == "ab"
     assert row.ended is not None
     assert row.ended.embedding == embedding

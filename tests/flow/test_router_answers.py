@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from common.messages.failure import Failure
-from common.messages.text import Candidate, TokenLogprob
+from common.messages.logprobs import Candidate, TokenLogprob
 from common.messages.tokenize import IdsPrompt, TextPrompt, Tokenize
 from tests.flow.router_ring import (
     CARD,

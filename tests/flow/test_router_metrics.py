@@ -6,7 +6,7 @@ import re
 
 from common.messages.control import Load, StepReport
 from common.messages.failure import Failure
-from tests.flow.router_ring import CHAT, Ring, chat, last_counter, running_router, waiting
+from tests.flow.router_ring import CHAT, Ring, Script, chat, last_counter, running_router, waiting
 
 REPORT = StepReport(
     num_steps=1200,
@@ -116,6 +116,19 @@ async def test_answers_are_counted_under_vllms_names() -> None:
     assert metrics[f"vllm:request_prompt_tokens_sum{model}"] == 10
     assert metrics['vllm:request_prompt_tokens_bucket{le="2.0",model_name="demo"}'] == 0
     assert metrics['vllm:request_prompt_tokens_bucket{le="5.0",model_name="demo"}'] == 2
+
+
+async def test_each_choice_adds_its_time_in_the_queue_and_that_of_its_prefill() -> None:
+    async with running_router() as ring:
+        ring.script = Script(queued_s=0.5)
+        async with ring.post(CHAT, chat(n=2)) as response:
+            assert response.status == 200
+        metrics = await scraped(ring)
+    model = '{model_name="demo"}'
+    assert metrics[f"vllm:request_queue_time_seconds_sum{model}"] == 1.0
+    assert metrics[f"vllm:request_queue_time_seconds_count{model}"] == 2
+    assert metrics['vllm:request_queue_time_seconds_bucket{le="0.5",model_name="demo"}'] == 2
+    assert metrics[f"vllm:request_prefill_time_seconds_count{model}"] == 2
 
 
 async def test_requests_without_an_answer_are_counted_by_what_ended_them() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.messages.text import Candidate, TokenLogprob
+from common.messages.logprobs import Candidate, TokenLogprob
 from common.messages.tokenize import IdsPrompt, Tokenize
 from tests.flow.router_ring import (
     CALLS,

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from common.messages.arrays import uint32s
 from common.messages.failure import Ending, EndReason, Failure
-from common.messages.tokens import PromptScores, TokenLogprobs
+from common.messages.logprobs import Logprobs, PromptLogprobs
+from common.messages.tokens import TokenLogprobs
 from services.compute.scheduler.sequence import LaunchedStep, Sequence, Status
 from services.compute.scheduler.state import SchedulerState
 from services.compute.step import Int32Array, RowScores, StepResult
@@ -154,17 +156,8 @@ class Committer:
         old = max(sequence.num_scored - start, 0)
         first = start + old
         sequence.num_scored = start + len(scores.logprobs)
-        prompt_scores = PromptScores(
-            row=0,
-            first=first + 1,
-            num_top=scores.top_ids.shape[1],
-            ids=_int32s(sequence.params.prompt_T[first + 1 : sequence.num_scored + 1]),
-            ranks=_int32s(scores.ranks[old:]),
-            logprobs=array("f", scores.logprobs[old:].tobytes()),
-            top_ids=_int32s(scores.top_ids[old:]),
-            top_logprobs=array("f", scores.top_logprobs[old:].tobytes()),
-        )
-        self._outputs.add(sequence, scored=(prompt_scores,))
+        targets = sequence.params.prompt_T[first + 1 : sequence.num_scored + 1]
+        self._outputs.add(sequence, scored=(_prompt_logprobs(first + 1, targets, scores, old),))
 
     def _fail_invalid(self, step: LaunchedStep, result: StepResult) -> None:
         """Fail the sequences without a valid token, each alone."""
@@ -180,5 +173,16 @@ class Committer:
         self._endings.end(sequence, "failed", NONFINITE)
 
 
-def _int32s(values: Int32Array) -> array[int]:
-    return array("i", values.tobytes())
+def _prompt_logprobs(
+    first: int, target_P: Int32Array, scores: RowScores, start: int
+) -> PromptLogprobs:
+    """Put each target before its most likely rivals; scores before `start` are left out."""
+    ids_PC = np.column_stack((target_P, scores.top_ids[start:]))
+    values_PC = np.column_stack((scores.logprobs[start:], scores.top_logprobs[start:]))
+    logprobs = Logprobs(
+        uint32s((ids_PC.shape[1],)) * len(target_P),
+        array("I", scores.ranks[start:].tobytes()),
+        array("i", ids_PC.tobytes()),
+        array("f", values_PC.tobytes()),
+    )
+    return PromptLogprobs(0, first, logprobs)

@@ -51,7 +51,7 @@ class Intake:
                 never_started(request, attempt, "refused", failure) for attempt in choices.values()
             )
             return
-        sequences = self._make_sequences(request, choices)
+        sequences = self._make_sequences(request, choices, now_s)
         ending = sequences[0].ending()
         if ending is not None:  # of this retry's first try, only the terminal was lost
             for sequence in sequences:
@@ -77,13 +77,15 @@ class Intake:
                 choices[index] = attempt
         return choices
 
-    def _make_sequences(self, request: Generate, choices: dict[int, AttemptId]) -> list[Sequence]:
+    def _make_sequences(
+        self, request: Generate, choices: dict[int, AttemptId], now_s: float
+    ) -> list[Sequence]:
         """Make the sequences of these choices (number within the request: attempt).
 
         Without a prefix cache every request has a namespace of its own in the prefix tree, where
         only its own choices and its own resumption after a preemption find its pages.
         """
-        params = SequenceParams(request, self._spec.eos_token_ids, self._spec.pooling)
+        params = SequenceParams(request, self._spec.eos_token_ids, self._spec.pooling, now_s)
         salt = request.cache_salt
         namespace: Hashable = salt if self._prefix_cache else (salt, request.attempt)
         sequences = []

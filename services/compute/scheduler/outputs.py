@@ -12,7 +12,8 @@ import numpy.typing as npt
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import Generate
-from common.messages.tokens import PromptScores, TokenLogprobs
+from common.messages.logprobs import PromptLogprobs
+from common.messages.tokens import TokenLogprobs
 from services.compute.scheduler.protocol import Output, SequenceOutput, StepTokens
 from services.compute.scheduler.sequence import Sequence
 from services.compute.step import Int32Array
@@ -42,7 +43,7 @@ class OutputLog:
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
         ending: Ending | None = None,
-        scored: tuple[PromptScores, ...] = (),
+        scored: tuple[PromptLogprobs, ...] = (),
     ) -> None:
         """Report a sequence's last tokens, its end, or scores of its prompt."""
         params = sequence.params
@@ -60,6 +61,7 @@ class OutputLog:
                 sequence.prompt_len,
                 sequence.cached_tokens,
                 scored,
+                sequence.queued_s,
             )
         )
         sequence.opened = True
@@ -104,7 +106,7 @@ class _Group(NamedTuple):
 
     detokenizer: Address
     router: str
-    samples: npt.NDArray[np.intp]
+    samples: npt.NDArray[np.intp] | slice
     counter_S: npt.NDArray[np.int64]
 
 
@@ -163,6 +165,8 @@ class OutputRoutes:
             (samples,) = (number_S == number).nonzero()
             if len(samples):
                 counter_S = self._counter_of[slot_S[samples]]
+                all_go = len(samples) == len(slot_S)  # as most often: then nothing is copied
+                samples = slice(None) if all_go else samples
                 groups.append(_Group(detokenizer, router, samples, counter_S))
         return groups
 

@@ -28,7 +28,7 @@ class Admission:
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
 
-    def admit(self, sequence: Sequence) -> bool:
+    def admit(self, sequence: Sequence, now_s: float) -> bool:
         """Give the first in the queue its pages and a slot; False if it has to wait."""
         state, memory = self._state, self._state.memory
         nodes = self._look_up(sequence)
@@ -45,6 +45,7 @@ class Admission:
         self._swap_in(sequence, len(nodes))
         sequence.restart(max(sequence.num_computed_tokens, num_cached))
         if not sequence.has_run:
+            sequence.queued_s = now_s - sequence.params.arrived_at_s
             sequence.cached_tokens = min(num_cached, sequence.prompt_len)
             self.num_started_total += 1
             self.prompt_tokens_total += sequence.prompt_len
@@ -142,7 +143,7 @@ class Planner:
         self.admission = Admission(state)
         self.preemption = Preemption(state)
 
-    def draft(self, quotas: tuple[Quota, ...], step_id: int) -> Draft:
+    def draft(self, quotas: tuple[Quota, ...], step_id: int, now_s: float) -> Draft:
         """Draft the next step by the first quota that yields any row; its rows count as scheduled.
 
         An empty draft says that nothing can run now.
@@ -159,7 +160,7 @@ class Planner:
             budget = min(budget, quota.prefill_tokens)
             if budget > 0:
                 budget = self._continue_prefills(draft, budget)
-                self._admit(draft, budget, quota.new_sequences)
+                self._admit(draft, budget, quota.new_sequences, now_s)
             if draft:
                 break
         self._schedule(draft)
@@ -205,7 +206,7 @@ class Planner:
                 budget -= self._add_chunk(draft, sequence, budget)
         return budget
 
-    def _admit(self, draft: Draft, budget: int, num_new: int) -> None:
+    def _admit(self, draft: Draft, budget: int, num_new: int, now_s: float) -> None:
         """Admit from the waiting queue while there are budget, slots and pages."""
         if self._short_of_pages:
             return
@@ -214,7 +215,7 @@ class Planner:
             if sequence is None:
                 return
             is_new = not sequence.has_run
-            if not self.admission.admit(sequence):
+            if not self.admission.admit(sequence, now_s):
                 return
             num_new -= is_new
             budget -= self._add_chunk(draft, sequence, budget)

@@ -12,7 +12,8 @@ from pydantic import Field
 from common.config import Settings
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Ending
-from common.messages.tokens import PromptScores, TokenLogprobs
+from common.messages.logprobs import PromptLogprobs
+from common.messages.tokens import TokenLogprobs
 from services.compute.step import MAX_SCORED_TOKENS, Int32Array
 
 ANY_NUMBER = 1 << 30
@@ -52,7 +53,8 @@ class SequenceOutput:
     ending: Ending | None = None
     prompt_tokens: int = 0  # with `opened`
     cached_tokens: int = 0  # with `opened`
-    scored: tuple[PromptScores, ...] = ()
+    scored: tuple[PromptLogprobs, ...] = ()
+    queued_s: float | None = None  # with `opened`
 
 
 class StepTokens(NamedTuple):

@@ -76,7 +76,7 @@ class Scheduler:
             return None
         self._publish_launched()
         quotas = self._policy.quotas(self._view(), now_s)
-        draft = self._planner.draft(quotas, self._next_step_id)
+        draft = self._planner.draft(quotas, self._next_step_id, now_s)
         if not draft:
             return None
         step_id = self._next_step_id

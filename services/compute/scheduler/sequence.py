@@ -32,10 +32,15 @@ class SequenceParams:
     """What does not change over a sequence's life, shared by all choices of a request."""
 
     def __init__(
-        self, request: Generate, eos_token_ids: tuple[int, ...], pooling: str = ""
+        self,
+        request: Generate,
+        eos_token_ids: tuple[int, ...],
+        pooling: str = "",
+        arrived_at_s: float = 0.0,
     ) -> None:
         sampling = request.sampling
         self.request = request
+        self.arrived_at_s = arrived_at_s
         # The bytes name pages in the prefix tree; `prompt_T` is the same memory. Of 100,000 ids a
         # tuple takes 2 ms to make, as long to look through, and 1.5 to pack again.
         self.prompt = request.prompt_ids
@@ -67,8 +72,8 @@ class Sequence:
         *("attempt", "cached_tokens", "check_at", "choice", "epoch", "followers", "has_run"),
         *("host_pages", "leader", "live", "num_computed_tokens", "num_scheduled_tokens"),
         *("num_scored", "opened", "order", "outputs", "page_tokens", "params", "prompt_len"),
-        *("replan_at", "slot", "status", "stop_ids", "swap_step", "table", "token_limit"),
-        "wants_scores",
+        *("queued_s", "replan_at", "slot", "status", "stop_ids", "swap_step", "table"),
+        *("token_limit", "wants_scores"),
     )
 
     def __init__(
@@ -97,6 +102,7 @@ class Sequence:
         self.has_run = False
         self.opened = False  # an output of it has been handed on
         self.cached_tokens = 0
+        self.queued_s: float | None = None  # from its arrival until it first ran
         self.wants_scores = (
             params.sampling.num_prompt_logprobs >= 0 and choice == 0 and not params.pools
         )

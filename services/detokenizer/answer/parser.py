@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias
 
-from common.chat_formats import ToolMarkers
+from common.chat_formats import ReasoningMarkers, ToolMarkers
 from common.messages.text import Part
-from services.detokenizer.answer.reader import Reading, TextReader
+from services.detokenizer.answer.reader import Reading, TextReader, ignore
 
 Kind: TypeAlias = Literal["content", "reasoning", "call", "arguments"]
 
 SPACE = " \t\r\n"
+_NEWLINES = re.compile(r"\n+")
 NO_PARTS = (Part("content", ""),)
 
 
-class ReasoningParser(Protocol):
-    """Finds the reasoning that an answer begins with; it loses nothing but its markers."""
+class ReasoningParser:
+    """Finds reasoning between two markers, `<think>` and the like, at the beginning of an answer.
 
-    @property
-    def inside(self) -> bool:
-        """Whether the text read last was reasoning, and its end has not come."""
-        ...
+    Markers further on are content: an answer may speak of them. Newlines next to the markers are
+    left out. `is_open` says that the prompt has the first marker already; a model may write it
+    again.
+    """
+
+    def __init__(self, markers: ReasoningMarkers, is_open: bool) -> None:
+        self.inside = is_open
+        self._begin = markers.begin
+        self._end = markers.end
+        first = re.escape(markers.end[0])
+        self._text = re.compile(rf"[^\n{first}]+")
 
     def parse(
         self,
@@ -29,8 +38,40 @@ class ReasoningParser(Protocol):
         reasoning: Callable[[str], object],
         content: Callable[[str], object],
     ) -> Reading[None]:
-        """Read until nothing that follows can be reasoning; the rest is content."""
-        ...
+        reader.keep()
+        yield from reader.skip_space()
+        found = yield from reader.match(self._begin)
+        before = reader.drop()
+        if not found and not self.inside:
+            content(before)
+            return
+        self.inside = True
+        if not found:
+            before = before.lstrip("\n")
+            reasoning(before)
+        yield from self._reason(reader, reasoning, begun=bool(before) and not found)
+        self.inside = False
+        yield from reader.run(_NEWLINES, ignore)
+
+    def _reason(
+        self, reader: TextReader, reasoning: Callable[[str], object], begun: bool
+    ) -> Reading[None]:
+        """Read up to the last marker; newlines wait for what follows them."""
+        newlines: list[str] = []
+        while True:
+            character = yield from reader.run(_NEWLINES, newlines.append)
+            if character and (yield from reader.match(self._end)):
+                return
+            if not begun:
+                newlines.clear()
+            if newlines:
+                reasoning("".join(newlines))
+                newlines.clear()
+            if not character:
+                return
+            begun = True
+            reasoning(reader.one())
+            yield from reader.run(self._text, reasoning)
 
 
 class ToolParser(Protocol):
@@ -141,18 +182,6 @@ class PartSink:
     White space around calls is no content: what stands before one is held back, what stands after
     one is left out. It comes out only where content goes on, to part it from the content before.
     """
-
-    __slots__ = (
-        "_after_call",
-        "_call_id",
-        "_has_content",
-        "_held",
-        "_kind",
-        "_parts",
-        "_parts_content",
-        "_pieces",
-        "num_calls",
-    )
 
     def __init__(self, call_id: Callable[[int], str]) -> None:
         self.num_calls = 0

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from common.messages.control import ModelCard
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Part, TextOpened, TokenLogprob
+from common.messages.logprobs import Logprobs
+from common.messages.text import Part, TextOpened
 from common.telemetry import trace
 from services.router.answer import CompleteAnswer, Delta, ToolCall
 from services.router.dispatch import Dispatch
@@ -163,7 +164,7 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "function": {"name": call.name, "arguments": call.arguments_object()}}
 
 
-def _logprobs(tokens: list[TokenLogprob]) -> Any:
+def _logprobs(tokens: Logprobs) -> Any:
     return chat_logprobs(tokens)["content"]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Candidate, TextOpened, TokenLogprob
+from common.messages.logprobs import Candidate, TokenLogprob
+from common.messages.text import TextOpened
 from services.router.answer import ResponseHead
 from services.router.sse import DONE, error_event, event, usage_object
 
@@ -154,7 +155,7 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], as_ids: bool = False) -> dict[
     }
 
 
-def prompt_logprobs(tokens: Sequence[TokenLogprob], as_ids: bool = False) -> list[Any]:
+def prompt_logprobs(tokens: Iterable[TokenLogprob], as_ids: bool = False) -> list[Any]:
     """Build vLLM's `prompt_logprobs`: the first token has none, the others candidates by id."""
     positions: list[Any] = [None]
     for token in tokens:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.messages.failure import Ending, Usage
-from common.messages.text import Candidate, TextOpened, TokenLogprob
+from common.messages.logprobs import Candidate, Logprobs
+from common.messages.text import TextOpened
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chunks import (
     AnswerOptions,
@@ -45,7 +46,7 @@ class CompletionFormat(ChunkFormat):
         super().__init__(KIND, head, options, self._per_prompt)
         self._echoes = [echo for echo in echoes for _ in range(self._per_prompt)]
         self._waits = {index for index, echo in enumerate(self._echoes) if echo.first is not None}
-        self._scored: dict[int, list[TokenLogprob]] = {}
+        self._scored: dict[int, Logprobs] = {}
         as_ids = self._options.tokens_as_ids
         self._logprobs = [CompletionLogprobs(as_ids) for _ in range(num_choices)]
         self._templates = [
@@ -74,9 +75,9 @@ class CompletionFormat(ChunkFormat):
     def delta(self, choice: int, delta: Delta) -> bytes:
         """Render what is new; before the first of it the echo that waited for its logprobs."""
         if delta.scored:
-            scored = self._scored.setdefault(choice, [])
+            scored = self._scored.setdefault(choice, Logprobs())
             for each in delta.scored:
-                scored.extend(each.tokens)
+                scored.extend(each.logprobs)
         if self._usage is not None and not self._options.prompt_alone:
             self._usage.grew(choice, len(delta.token_ids))
         ids = delta.token_ids if self._options.token_ids else None
@@ -110,7 +111,7 @@ class CompletionFormat(ChunkFormat):
     def body(self, answers: Sequence[CompleteAnswer], usage: Usage) -> dict[str, Any]:
         """Build a `text_completion`."""
         for index, answer in enumerate(answers):
-            self._scored[index] = list(answer.prompt_logprobs)
+            self._scored[index] = answer.prompt_logprobs
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         total = full_usage(self._shown(usage), (answer.ended for answer in answers))
         return {**self._head_of(KIND), "choices": choices, "usage": total}
@@ -119,7 +120,7 @@ class CompletionFormat(ChunkFormat):
         options = self._options
         text, tokens = answer.text, answer.logprobs
         if options.prompt_alone:
-            text, tokens = "", None if answer.logprobs is None else []
+            text, tokens = "", None if answer.logprobs is None else Logprobs()
         echo = self._echoes[index] if self._echoes else None
         first = None if echo is None else echo.first
         if first is not None and tokens is not None:
@@ -149,11 +150,11 @@ class CompletionFormat(ChunkFormat):
         logprobs = self._logprobs[choice].take(self._scores(choice), echo.first)
         return self._templates[choice].scored(echo.text, logprobs)
 
-    def _scores(self, choice: int) -> list[TokenLogprob]:
+    def _scores(self, choice: int) -> Logprobs:
         """Return the logprobs of a choice's prompt, which came with it or with a sibling."""
         first = choice - choice % self._per_prompt
         siblings = range(first, first + self._per_prompt)
-        return max((self._scored.get(each, []) for each in (choice, *siblings)), key=len)
+        return max((self._scored.get(each, Logprobs()) for each in (choice, *siblings)), key=len)
 
     def _finish_reason(self, ended: Ending) -> str:
         return "length" if self._options.prompt_alone else ended.reason

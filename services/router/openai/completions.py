@@ -11,8 +11,8 @@ from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, mode
 
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, Usage
+from common.messages.logprobs import Candidate
 from common.messages.sampling import SamplingParams
-from common.messages.text import Candidate
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from common.telemetry import trace
 from services.router.answer import CompleteAnswer

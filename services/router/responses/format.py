@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Part, TextOpened, TokenLogprob
+from common.messages.logprobs import TokenLogprob
+from common.messages.text import Part, TextOpened
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.errors import error_object
 from services.router.openai.chunks import chat_logprobs
@@ -126,7 +127,7 @@ class ResponsesFormat:
         return None  # every event has a number of its own
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        self._tokens += delta.logprobs
+        self._tokens += delta.logprobs or ()
         return b"".join(event for part in parts_of(delta) for event in self._part(part))
 
     def ending(self, choice: int, ended: Ending) -> bytes:

@@ -15,8 +15,9 @@ from common.messages.address import AttemptId
 from common.messages.arrays import MAX_CHOICES, MAX_COUNTER
 from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import ComputeInbox
+from common.messages.logprobs import Logprobs, PromptLogprobs
 from common.messages.queries import Track, TrackArg
-from common.messages.text import Candidate, RouterInbox, TextGenerated, TokenLogprob
+from common.messages.text import RouterInbox, TextGenerated
 from common.messages.tokenize import TokenizerInbox
 from common.messages.tokens import DetokenizerInbox, TokenLogprobs, TokensGenerated
 
@@ -28,6 +29,7 @@ token_ids = st.integers(0, (1 << 31) - 1)
 counters = st.integers(0, MAX_COUNTER - 1)
 attempts = st.builds(AttemptId, st.sampled_from(["r1", "r2", "né"]), counters)
 float32 = st.floats(width=32, allow_nan=False)
+logprob_values = st.floats(max_value=0.0, width=32, allow_nan=False)
 usages = st.builds(Usage, int64, int64, int64)
 reasons = st.sampled_from(typing.get_args(EndReason))
 
@@ -50,6 +52,24 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @st.composite
+def logprobs_of(draw: st.DrawFn, num_tokens: int) -> Logprobs:
+    logprobs = Logprobs()
+    for _ in range(num_tokens):
+        ids = draw(st.lists(token_ids, min_size=1, max_size=3))
+        values = st.lists(logprob_values, min_size=len(ids), max_size=len(ids))
+        logprobs.add(ids, draw(values), draw(st.integers(0, 1 << 20)))
+    names = draw(st.lists(st.binary(max_size=4), min_size=1, max_size=3))
+    logprobs.name(lambda token_id: names[token_id % len(names)])
+    return logprobs
+
+
+@st.composite
+def prompt_logprobs(draw: st.DrawFn) -> PromptLogprobs:
+    first = draw(st.integers(1, 1 << 20))
+    return PromptLogprobs(draw(int64), first, draw(logprobs_of(draw(st.integers(0, 3)))))
+
+
+@st.composite
 def token_messages(draw: st.DrawFn) -> TokensGenerated:
     rows = TokensGenerated(draw(int64))
     for attempt in draw(st.lists(attempts, max_size=6, unique=True)):
@@ -57,9 +77,9 @@ def token_messages(draw: st.DrawFn) -> TokensGenerated:
         num_top = draw(st.integers(-1, 3))
         scores = [
             TokenLogprobs(
-                draw(float32),
+                draw(logprob_values),
                 tuple(draw(st.lists(token_ids, min_size=num_top, max_size=num_top))),
-                tuple(draw(st.lists(float32, min_size=num_top, max_size=num_top))),
+                tuple(draw(st.lists(logprob_values, min_size=num_top, max_size=num_top))),
             )
             for _ in ids
             if num_top >= 0
@@ -74,20 +94,11 @@ def token_messages(draw: st.DrawFn) -> TokensGenerated:
 @st.composite
 def text_messages(draw: st.DrawFn) -> TextGenerated:
     rows = TextGenerated()
-    candidates = st.builds(
-        Candidate, token_ids, st.text(max_size=4), st.binary(max_size=4), float32
-    )
     for counter in draw(st.lists(counters, max_size=6, unique=True)):
         ids = draw(st.lists(token_ids, max_size=4))
-        scores = [
-            TokenLogprob(draw(candidates), tuple(draw(st.lists(candidates, max_size=2))))
-            for _ in ids
-        ]
-        has_scores = draw(st.booleans())
+        logprobs = draw(st.none() | logprobs_of(len(ids)))
         text = draw(st.text(max_size=10))
-        rows.add(
-            counter, draw(st.integers(0, 1 << 20)), ids, text, tuple(scores) if has_scores else ()
-        )
+        rows.add(counter, draw(st.integers(0, 1 << 20)), ids, text, logprobs)
         if draw(st.booleans()):
             failure = draw(st.none() | st.builds(Failure, int64, st.text(), st.text()))
             stop = draw(st.none() | st.text() | int64)
@@ -109,6 +120,7 @@ _SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     TokensGenerated: token_messages(),
     TextGenerated: text_messages(),
     Track: tracks(),
+    PromptLogprobs: prompt_logprobs(),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,13 @@ class Heard:
         """Take an event."""
         for scores in event.scored:
             assert scores.first == len(self.ranks) + 1
-            self.logprobs += scores.logprobs
-            self.ranks += scores.ranks
-            self.top_ids += scores.top_ids
-            self.top_logprobs += scores.top_logprobs
+            columns = scores.logprobs
+            self.ranks += columns.ranks
+            ends = accumulate(columns.num_candidates, initial=0)
+            for chosen, end in pairwise(ends):
+                self.logprobs.append(columns.values[chosen])
+                self.top_ids += columns.ids[chosen + 1 : end]
+                self.top_logprobs += columns.values[chosen + 1 : end]
         self.tokens += event.token_ids
         self.ending = event.ending or self.ending
 

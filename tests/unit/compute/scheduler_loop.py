@@ -10,8 +10,8 @@ from itertools import pairwise
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Ending
 from common.messages.generate import Generate
+from common.messages.logprobs import PromptLogprobs
 from common.messages.sampling import SamplingParams
-from common.messages.tokens import PromptScores
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.outputs import sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst
@@ -95,6 +95,7 @@ class Stream:
         for scores in event.scored:
             assert not self.new_tokens, "scores come before tokens"
             scores.check()
+            scores.logprobs.check()
             self._hear_scores(scores)
         self.tokens.extend(event.token_ids)
         self.ending = event.ending
@@ -106,17 +107,17 @@ class Stream:
         else:
             assert event.token_ids or event.scored
 
-    def _hear_scores(self, scores: PromptScores) -> None:
+    def _hear_scores(self, scores: PromptLogprobs) -> None:
         assert scores.first == len(self.scores) + 1, "a gap or an overlap"
-        self.scores += scores.logprobs
+        logprobs = scores.logprobs
         prompt = prompt_ids(self.request)
-        ids = prompt[scores.first : scores.first + len(scores.ids)]
-        assert scores.ids.tolist() == ids and ids
-        assert scores.ranks.tolist() == [token + 1 for token in ids]
+        ids = prompt[scores.first : scores.first + len(logprobs)]
+        assert logprobs.ranks.tolist() == [token + 1 for token in ids] and ids
         num_top = self.request.sampling.num_prompt_logprobs
-        assert scores.num_top == num_top
-        assert scores.top_ids.tolist() == [(t + k) % 32 for t in ids for k in range(num_top)]
-        assert len(scores.top_logprobs) == len(scores.top_ids)
+        assert logprobs.num_candidates.tolist() == [1 + num_top] * len(ids)
+        expected = [[token, *((token + k) % 32 for k in range(num_top))] for token in ids]
+        assert logprobs.ids.tolist() == sum(expected, [])
+        self.scores += logprobs.values[:: 1 + num_top]
 
     def expected_scores(self) -> list[float]:
         """Logprobs of the prompt's tokens, undisturbed."""

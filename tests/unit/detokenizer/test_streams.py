@@ -7,8 +7,9 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import float32s, int32s
 from common.messages.failure import Ending, EndReason, Usage
 from common.messages.generate import StreamHeader
+from common.messages.logprobs import Logprobs, PromptLogprobs
 from common.messages.text import TextOpened
-from common.messages.tokens import PromptScores, TokenLogprobs, TokensGenerated
+from common.messages.tokens import TokenLogprobs, TokensGenerated
 from services.detokenizer.streams import LOST, AbortOrder, Streams
 from tests.text_rows import TextRow, rows
 from tests.unit.detokenizer.vocabularies import tekken, vocabulary_of
@@ -17,7 +18,7 @@ VOCABULARY = vocabulary_of(tekken)
 SINGLE = {VOCABULARY.decoding.token_bytes(i): i for i in range(1_000, 1_256)}
 REPLY, COMPUTE = Address("ipc:///router", "r"), Address("ipc:///compute", "c")
 ATTEMPT = AttemptId("r", 7)
-OPENED = TextOpened(0, 5, 2, int32s())
+OPENED = TextOpened(0, 5, 2, int32s(), 0.5)
 
 
 def ids_of(text: str) -> tuple[int, ...]:
@@ -42,7 +43,7 @@ def step(
     logprobs: tuple[TokenLogprobs, ...] = (),
 ) -> TokensGenerated:
     message = TokensGenerated(1)
-    message.add(ATTEMPT, first_index, ids, logprobs, opened, (5, 2))
+    message.add(ATTEMPT, first_index, ids, logprobs, opened, (5, 2, 0.5))
     if ended is not None:
         message.end(header(), ended)
     return message
@@ -174,7 +175,7 @@ def test_the_first_row_says_what_the_prompt_took_and_later_ones_do_not() -> None
     (second,) = take(streams, row("a", 0))
     (third,) = take(streams, row("b", 1, ended=end("length", 2)))
     assert isinstance(first, TextRow)
-    assert first.opened == TextOpened(0, 5, 2, prompt_ids)
+    assert first.opened == TextOpened(0, 5, 2, prompt_ids, 0.5)
     assert isinstance(second, TextRow)
     assert isinstance(third, TextRow)
     assert (second.opened, third.opened) == (None, None)
@@ -198,24 +199,17 @@ def test_an_answer_that_is_only_a_terminal_says_what_its_prompt_took() -> None:
 def test_scores_of_a_prompt_name_its_tokens_and_the_candidates() -> None:
     streams = Streams(VOCABULARY)
     a, b, c = ids_of("abc")
-    scores = PromptScores(
-        0,
-        first=1,
-        num_top=2,
-        ids=int32s((a, b)),
-        ranks=int32s((1, 40)),
-        logprobs=float32s((-0.25, -4.0)),
-        top_ids=int32s((a, b, c, a)),
-        top_logprobs=float32s((-0.25, -1.0, -0.5, -2.0)),
-    )
+    logprobs = Logprobs()
+    logprobs.add((a, a, b), (-0.25, -0.25, -1.0), rank=1)
+    logprobs.add((b, c, a), (-4.0, -0.5, -2.0), rank=40)
     opened = row("", 0, header())
-    opened.score(scores)
+    opened.score(PromptLogprobs(0, 1, logprobs))
     (first,) = take(streams, opened)
     assert isinstance(first, TextRow)
     (scored,) = first.scored
     assert scored.first == 1
     shown = [
-        (t.chosen.text, t.chosen.logprob, t.rank, [c.text for c in t.top]) for t in scored.tokens
+        (t.chosen.text, t.chosen.logprob, t.rank, [c.text for c in t.top]) for t in scored.logprobs
     ]
     assert shown == [("a", -0.25, 1, ["a", "b"]), ("b", -4.0, 40, ["c", "a"])]
 

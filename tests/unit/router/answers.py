@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, Usage
-from common.messages.text import Candidate, Part, TextOpened, TokenLogprob
+from common.messages.logprobs import Candidate, TokenLogprob
+from common.messages.text import Part, TextOpened
 from services.router.answer import AnswerParts, CompleteAnswer, Delta, ResponseHead
 from services.router.sse import AnswerFormat
 
@@ -38,7 +39,7 @@ def streamed(layout: AnswerFormat, parts: Sequence[Part], ended: Ending) -> byte
     events = [layout.opening(0, OPENED)]
     for part in parts:
         delta = Delta()
-        delta.take("", (), (part,), ())
+        delta.take("", None, (part,), ())
         if delta:
             events.append(layout.delta(0, delta))
     return b"".join((*events, layout.ending(0, ended), layout.closing(ended.usage)))

@@ -7,13 +7,8 @@ from dataclasses import dataclass, field
 
 from common.messages.address import Address, Route
 from common.messages.failure import Ending, EndReason, Failure, Usage
-from common.messages.text import (
-    Part,
-    PromptScored,
-    TextGenerated,
-    TextOpened,
-    TokenLogprob,
-)
+from common.messages.logprobs import Logprobs, PromptLogprobs
+from common.messages.text import Part, TextGenerated, TextOpened
 from services.router.inflight import (
     AbortedAttempt,
     InflightRequest,
@@ -34,7 +29,7 @@ class Recorder:
     ends: dict[int, Ending] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     prompts: dict[int, TextOpened] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     wants_ids: bool = False
@@ -43,14 +38,14 @@ class Recorder:
         assert choice not in self.prompts
         self.prompts[choice] = prompt
 
-    def scored(self, choice: int, scored: PromptScored) -> None:
-        self.prompt_logprobs.setdefault(choice, []).extend(scored.tokens)
+    def scored(self, choice: int, scored: PromptLogprobs) -> None:
+        self.prompt_logprobs.setdefault(choice, Logprobs()).extend(scored.logprobs)
 
     def delta(
         self,
         choice: int,
         text: str,
-        logprobs: tuple[TokenLogprob, ...] = (),
+        logprobs: Logprobs | None = None,
         parts: tuple[Part, ...] = (),
         token_ids: Sequence[int] = (),
     ) -> None:

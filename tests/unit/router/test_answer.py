@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Candidate, TokenLogprob
+from common.messages.logprobs import Candidate, Logprobs, TokenLogprob
 from services.router.answer import AnswerCollector, UsageTally
+from tests.text_rows import columns
 
 TOKEN = TokenLogprob(Candidate(1, "a", b"a", -0.5), ())
 
@@ -21,11 +22,11 @@ def _future() -> asyncio.Future[Failure | None]:
 
 async def test_the_last_choice_completes_the_response() -> None:
     sink = AnswerCollector(2, 2, False, _future())
-    sink.delta(1, "x", ())
+    sink.delta(1, "x")
     sink.finished(1, _ended(5, 4, 1))
-    sink.delta(0, "a", ())
-    sink.delta(0, "", ())
-    sink.delta(0, "b", ())
+    sink.delta(0, "a")
+    sink.delta(0, "")
+    sink.delta(0, "b")
     assert not sink.done.done()
     sink.finished(0, _ended(5, 0, 2))
     assert sink.done.result() is None
@@ -38,11 +39,11 @@ async def test_the_last_choice_completes_the_response() -> None:
 async def test_logprobs_are_there_even_if_empty_where_they_were_asked_for() -> None:
     sink = AnswerCollector(1, 1, True, _future())
     sink.finished(0, _ended(5, 0, 0))
-    assert sink.answers()[0].logprobs == []
+    assert sink.answers()[0].logprobs == Logprobs()
     sink = AnswerCollector(1, 1, True, _future())
-    sink.delta(0, "a", (TOKEN,))
+    sink.delta(0, "a", columns(TOKEN))
     sink.finished(0, _ended(5, 0, 1))
-    assert sink.answers()[0].logprobs == [TOKEN]
+    assert sink.answers()[0].logprobs == columns(TOKEN)
 
 
 async def test_a_failure_ends_the_response_and_a_cancelled_one_does_not_mind() -> None:

@@ -11,19 +11,15 @@ from hypothesis import strategies as st
 from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, EndReason, Failure, Usage
-from common.messages.text import (
-    AttemptRefused,
-    Candidate,
-    Part,
-    TextGenerated,
-    TokenLogprob,
-)
+from common.messages.logprobs import Candidate, TokenLogprob
+from common.messages.text import AttemptRefused, Part, TextGenerated
 from services.router.inflight import (
     LOST,
     MOVED,
     WORKER_LOST,
     InflightTable,
 )
+from tests.text_rows import columns
 from tests.unit.router.recorder import Recorder, open_request, reasons, route, row
 
 NAN = Failure(500, "not_finite", "the logits are not finite")
@@ -269,13 +265,13 @@ def test_what_is_said_of_a_prompt_is_handed_on_once() -> None:
     rows = TextGenerated()
     rows.add(counter, 0, [], "")
     rows.open(5, 3, int32s([1, 2]))
-    scores = (TokenLogprob(Candidate(2, "b", b"b", -0.5), (), 1),)
+    scores = columns(TokenLogprob(Candidate(2, "b", b"b", -0.5), (), 1))
     rows.score(1, scores)
     again = rows
     table.text(again, 1.0)
     table.text(again, 1.0)
     assert (sink.prompts[0].prompt_tokens, sink.prompts[0].cached_tokens) == (5, 3)
-    assert sink.prompt_logprobs == {0: list(scores)}
+    assert sink.prompt_logprobs == {0: scores}
 
 
 def test_a_sink_gets_ids_only_if_it_wants_them() -> None:
@@ -321,6 +317,20 @@ def test_times_are_observed_by_choice_and_step() -> None:
     assert (stats.latency_s.sum, stats.decode_s.sum) == (4.0, 3.0)
     assert stats.num_generated_tokens == 11
     assert stats.generated_tokens.sum == 4
+
+
+def test_the_prefill_is_the_time_to_the_first_token_without_that_in_the_queue() -> None:
+    table = InflightTable()
+    for queued_s in (0.5, None, 3.0):
+        counter = open_request(table)[2]
+        rows = TextGenerated()
+        rows.add(counter, 0, [], "")
+        rows.open(5, 3, int32s(), queued_s)
+        table.text(rows, 1.0)
+        table.text(row(counter, 0, "a"), 2.0)
+    stats = table.stats["demo"]
+    assert (stats.queue_s.sum, sum(stats.queue_s.counts)) == (3.5, 2)
+    assert (stats.prefill_s.sum, sum(stats.prefill_s.counts)) == (1.5, 2)
 
 
 def test_rows_of_several_steps_are_observed_with_their_own_intervals() -> None:

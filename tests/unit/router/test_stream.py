@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Candidate, TokenLogprob
+from common.messages.logprobs import Candidate, TokenLogprob
 from services.router.answer import ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.chunks import AnswerOptions
 from services.router.stream import ResponseStream, SlowClientLimits, StreamFlusher
+from tests.text_rows import columns
 
 LIMITS = SlowClientLimits(buffer_bytes=1000, max_bytes=5000, timeout_s=10.0)
 STOPPED = Ending("stop", Usage(5, 0, 2))
@@ -78,9 +79,9 @@ async def test_a_batch_of_mail_is_one_write_per_stream() -> None:
     stream, _ = _stream(2)
     wire = Wire()
     stream.attach(wire, chunked=False)
-    stream.delta(0, "a", ())
-    stream.delta(1, "x", ())
-    stream.delta(0, "b", ())
+    stream.delta(0, "a")
+    stream.delta(1, "x")
+    stream.delta(0, "b")
     await _turn()
     assert len(wire.writes) == 1
     assert wire.contents() == ["0 assistant", "0 ab", "1 assistant", "1 x"]
@@ -88,11 +89,11 @@ async def test_a_batch_of_mail_is_one_write_per_stream() -> None:
 
 async def test_nothing_is_written_before_the_header_is_out() -> None:
     stream, _ = _stream()
-    stream.delta(0, "a", ())
+    stream.delta(0, "a")
     assert not stream.begun.done()
     await _turn()
     assert stream.begun.result() is None
-    stream.delta(0, "b", ())
+    stream.delta(0, "b")
     await _turn()
     wire = Wire()
     stream.attach(wire, chunked=False)
@@ -104,7 +105,7 @@ async def test_writes_are_framed_as_http_chunks() -> None:
     stream, _ = _stream()
     wire = Wire()
     stream.attach(wire, chunked=True)
-    stream.delta(0, "a", ())
+    stream.delta(0, "a")
     await _turn()
     size, _, rest = wire.writes[0].partition(b"\r\n")
     assert rest[int(size, 16) :] == b"\r\n"
@@ -115,9 +116,9 @@ async def test_held_back_text_opens_the_stream_and_writes_nothing_more() -> None
     stream, _ = _stream()
     wire = Wire()
     stream.attach(wire, chunked=False)
-    stream.delta(0, "", ())
+    stream.delta(0, "")
     await _turn()
-    stream.delta(0, "", ())
+    stream.delta(0, "")
     await _turn()
     assert wire.contents() == ["0 assistant"]
 
@@ -126,7 +127,7 @@ async def test_the_end_is_finish_usage_done() -> None:
     stream, _ = _stream(include_usage=True)
     wire = Wire()
     stream.attach(wire, chunked=False)
-    stream.delta(0, "a", ())
+    stream.delta(0, "a")
     stream.finished(0, STOPPED)
     await _turn()
     assert wire.contents() == ["0 assistant", "0 a", "0 stop", "usage 7", "DONE"]
@@ -138,7 +139,7 @@ async def test_done_comes_after_an_error_event_and_once() -> None:
     stream, flushes = _stream(2)
     wire = Wire()
     stream.attach(wire, chunked=False)
-    stream.delta(0, "a", ())
+    stream.delta(0, "a")
     await _turn()
     failure = Failure(503, "worker_lost", "gone", None, True)
     stream.failed(failure)
@@ -163,7 +164,7 @@ async def test_logprobs_are_merged_with_their_text() -> None:
     stream.attach(wire, chunked=False)
     for text in ("a", "b"):
         token = TokenLogprob(Candidate(1, text, text.encode(), -0.5), ())
-        stream.delta(0, text, (token,))
+        stream.delta(0, text, columns(token))
     await _turn()
     chunk = json.loads(wire.writes[0].split(b"\n\n")[1][6:])
     tokens = [each["token"] for each in chunk["choices"][0]["logprobs"]["content"]]
@@ -174,11 +175,11 @@ async def test_a_slow_clients_deltas_merge_until_it_reads_on() -> None:
     stream, flushes = _stream()
     wire = Wire()
     stream.attach(wire, chunked=False)
-    stream.delta(0, "a", ())
+    stream.delta(0, "a")
     await _turn()
     wire.unsent = 1001
     for text in "bcd":
-        stream.delta(0, text, ())
+        stream.delta(0, text)
         await _turn()
     flushes.tick(1.0)
     await _turn()
@@ -197,7 +198,7 @@ async def test_the_end_waits_for_a_slow_client() -> None:
     wire = Wire()
     stream.attach(wire, chunked=False)
     wire.unsent = 1001
-    stream.delta(0, "a", ())
+    stream.delta(0, "a")
     stream.finished(0, STOPPED)
     await _turn()
     assert not stream.done.done()
@@ -213,10 +214,10 @@ async def test_a_client_that_is_too_far_behind_in_bytes_is_dropped() -> None:
     wire = Wire()
     stream.attach(wire, chunked=False)
     wire.unsent = 1001
-    stream.delta(0, "x" * 5001, ())
+    stream.delta(0, "x" * 5001)
     await _turn()
     assert wire.aborted and stream.dropped
-    stream.delta(0, "y", ())
+    stream.delta(0, "y")
     await _turn()
     assert wire.writes == []
 
@@ -229,7 +230,7 @@ async def test_a_client_that_is_behind_for_too_long_is_dropped(
     wire = Wire()
     stream.attach(wire, chunked=False)
     wire.unsent = 1001
-    stream.delta(0, "a", ())
+    stream.delta(0, "a")
     await _turn()
     flushes.tick(waited_s)
     await _turn()
@@ -241,6 +242,6 @@ async def test_nothing_is_written_to_a_closing_connection() -> None:
     wire = Wire()
     stream.attach(wire, chunked=False)
     wire.closing = True
-    stream.delta(0, "a", ())
+    stream.delta(0, "a")
     await _turn()
     assert wire.writes == []

@@ -34,7 +34,7 @@ def test_each_chunk_is_told_as_soon_as_its_result_is_there_and_before_any_token(
         loop.launch()
         loop.collect()
         (event, *later) = loop.hear()
-        told.append([event.scored[0].first, len(event.scored[0].ids)])
+        told.append([event.scored[0].first, len(event.scored[0].logprobs)])
         assert event.opened is (len(told) == 1)
         assert bool(later) is (len(told) == 3)
     assert told == [[1, 10], [11, 10], [21, 3]]

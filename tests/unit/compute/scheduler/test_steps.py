@@ -55,6 +55,21 @@ def test_decode_rows_leave_less_of_the_step_to_prompts() -> None:
     assert plan.q_len.tolist() == [1, 1, 1, 5]
 
 
+def test_the_first_output_says_how_long_its_sequence_waited() -> None:
+    loop = Loop(make_spec(), SchedulerSettings(max_num_seqs=1))
+    waits: dict[int, float | None] = {}
+    for counter in range(2):
+        loop.add(make_request(counter, max_tokens=4))
+    while loop.scheduler.has_work():
+        loop.now_s += 1.0
+        loop.launch()
+        loop.collect()
+        for output in loop.hear():
+            if output.opened:
+                waits[output.attempt.counter] = output.queued_s
+    assert waits == {0: 1.0, 1: 5.0}
+
+
 def test_no_more_sequences_run_than_there_are_slots() -> None:
     loop = Loop(make_spec(), SchedulerSettings(max_num_seqs=2))
     for counter in range(5):

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, Usage
-from common.messages.text import Candidate, Part, TextOpened, TokenLogprob
+from common.messages.logprobs import Candidate, TokenLogprob
+from common.messages.text import Part, TextOpened
 from services.router.answer import AnswerParts, CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.chunks import AnswerOptions
+from tests.text_rows import columns
 
 HEAD = ResponseHead("id-1", 1700000000, "demo", "fp_rev1")
 BEGIN = (
@@ -50,7 +52,7 @@ def test_parts_byte_for_byte() -> None:
 def test_parts_keep_their_order_and_the_first_chunk_has_the_logprobs_and_ids() -> None:
     layout = ChatFormat(HEAD, 1, AnswerOptions(token_ids=True))
     parts = (Part("reasoning", "r"), Part("content", "c"), Part("call", "f", 0, "id"))
-    chunks = _messages(layout.delta(0, _delta(*parts, logprobs=[TOKEN], token_ids=[5, 6])))
+    chunks = _messages(layout.delta(0, _delta(*parts, logprobs=columns(TOKEN), token_ids=[5, 6])))
     choices = [chunk["choices"][0] for chunk in chunks]
     assert [list(choice["delta"])[0] for choice in choices] == [
         "reasoning",
@@ -63,7 +65,9 @@ def test_parts_keep_their_order_and_the_first_chunk_has_the_logprobs_and_ids() -
 
 def test_logprobs_come_even_where_their_tokens_show_nothing() -> None:
     for options in (AnswerOptions(), AnswerOptions(include_reasoning=False)):
-        hidden = _delta(Part("reasoning", "r" * (not options.include_reasoning)), logprobs=[TOKEN])
+        hidden = _delta(
+            Part("reasoning", "r" * (not options.include_reasoning)), logprobs=columns(TOKEN)
+        )
         (chunk,) = _messages(ChatFormat(HEAD, 1, options).delta(0, hidden))
         assert chunk["choices"][0]["delta"] == {"content": ""}
         assert chunk["choices"][0]["logprobs"]["content"][0]["token"] == "a"
@@ -98,7 +102,7 @@ def test_a_stream_says_what_the_whole_answer_says(all_parts: list[Part], data: A
     stream = b""
     waiting = Delta()
     for number, part in enumerate(all_parts):
-        waiting.take("", (), (part,), (number,))
+        waiting.take("", None, (part,), (number,))
         if data.draw(st.booleans()):
             stream += layout.delta(0, waiting)
             waiting = Delta()

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Candidate, TokenLogprob
+from common.messages.logprobs import Candidate, TokenLogprob
 from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.openai.chat_format import ChatFormat
 from services.router.openai.chunks import AnswerOptions
 from services.router.openai.completion_format import CompletionFormat, Echo
 from services.router.sse import DONE, error_event, json_bytes, json_string
+from tests.text_rows import columns
 
 HEAD = ResponseHead("id-1", 1700000000, "demo", "fp_rev1")
 USAGE = Usage(5, 3, 2)
@@ -70,7 +71,7 @@ def test_with_include_usage_every_other_chunk_has_a_null_usage() -> None:
 
 
 def test_chat_logprobs_byte_for_byte() -> None:
-    assert ChatFormat(HEAD, 1).delta(0, Delta("a", [_token("a")])) == CHAT + (
+    assert ChatFormat(HEAD, 1).delta(0, Delta("a", columns(_token("a")))) == CHAT + (
         b'[{"index":0,"delta":{"content":"a"},"logprobs":{"content":['
         b'{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":['
         b'{"token":"a","logprob":-0.5,"bytes":[97]},'
@@ -85,7 +86,7 @@ def test_a_completion_stream_byte_for_byte() -> None:
     assert layout.template(0).plain("a") == TEXT + (
         b'[{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert layout.delta(0, Delta("b", [_token("b")])) == TEXT + (
+    assert layout.delta(0, Delta("b", columns(_token("b")))) == TEXT + (
         b'[{"index":0,"text":"b","logprobs":{"tokens":["b"],"token_logprobs":[-0.5],'
         b'"top_logprobs":[{"b":-0.5,"x":-9999.0}],"text_offset":[0]},"finish_reason":null}]}\n\n'
     )
@@ -100,7 +101,7 @@ def test_text_offsets_go_on_from_chunk_to_chunk() -> None:
     halves = [_token("\ufffd", data="\N{GRINNING FACE}".encode()[:2])]
     halves += [_token("\ufffd", data="\N{GRINNING FACE}".encode()[2:])]
     for tokens in ([_token("ab"), _token("\u00e9")], halves, [_token("c")]):
-        chunk = json.loads(layout.delta(0, Delta("", tokens))[6:])
+        chunk = json.loads(layout.delta(0, Delta("", columns(*tokens)))[6:])
         offsets += chunk["choices"][0]["logprobs"]["text_offset"]
     assert offsets == [0, 2, 3, 4, 4]
 
@@ -109,7 +110,7 @@ def test_a_character_that_the_prompt_began_is_the_texts_first() -> None:
     layout = CompletionFormat(HEAD, 1)
     euro = "\N{EURO SIGN}".encode()
     tokens = [_token("\ufffd", data=euro[1:2]), _token("\ufffd", data=euro[2:]), _token("c")]
-    chunk = json.loads(layout.delta(0, Delta("\N{EURO SIGN}c", tokens))[6:])
+    chunk = json.loads(layout.delta(0, Delta("\N{EURO SIGN}c", columns(*tokens)))[6:])
     assert chunk["choices"][0]["logprobs"]["text_offset"] == [0, 1, 1]
 
 
@@ -132,7 +133,8 @@ def test_what_stopped_it_is_said_where_something_did(stop: str | int) -> None:
 
 
 def test_bodies_have_openais_shape() -> None:
-    chat = ChatFormat(HEAD, 1).body([CompleteAnswer("a", [_token("a")], STOPPED)], USAGE)
+    answer = CompleteAnswer("a", columns(_token("a")), STOPPED)
+    chat = ChatFormat(HEAD, 1).body([answer], USAGE)
     assert list(chat) == [
         "id",
         "object",
@@ -144,7 +146,7 @@ def test_bodies_have_openais_shape() -> None:
     ]
     assert chat["object"] == "chat.completion"
     assert chat["choices"][0]["logprobs"]["content"][0]["token"] == "a"
-    text = CompletionFormat(HEAD, 1).body([CompleteAnswer("a", [_token("a")], STOPPED)], USAGE)
+    text = CompletionFormat(HEAD, 1).body([answer], USAGE)
     assert text["object"] == "text_completion"
     assert text["choices"][0]["logprobs"]["tokens"] == ["a"]
     assert text["choices"][0]["finish_reason"] == "stop"

@@ -27,6 +27,7 @@ from services.router.request_warnings import Warnings
 from services.router.responses.format import NO_NAMES, ResponsesFormat
 from services.router.responses.requests import parse_response
 from services.router.responses.tools import ToolName
+from tests.text_rows import columns
 from tests.unit.router.answers import (
     CALLED,
     CUT,
@@ -246,8 +247,8 @@ def test_a_failure_on_the_way_is_said_with_what_there_was_and_then_raised() -> N
 def test_logprobs_go_with_their_text_and_stand_at_its_end() -> None:
     layout = make_format()
     data = layout.opening(0, OPENED)
-    data += layout.delta(0, Delta("", [token("H")]))
-    data += layout.delta(0, Delta("Hi", [token("i"), token("<end>")]))
+    data += layout.delta(0, Delta("", columns(token("H"))))
+    data += layout.delta(0, Delta("Hi", columns(token("i"), token("<end>"))))
     data += layout.ending(0, STOPPED) + layout.closing(USAGE)
     delta, done = (
         [each for each in events_of(data) if each["type"] == f"response.output_text.{kind}"][0]
@@ -261,7 +262,7 @@ def test_logprobs_go_with_their_text_and_stand_at_its_end() -> None:
         "bytes": [105],
         "top_logprobs": [{"token": "i", "logprob": -0.5, "bytes": [105]}],
     }
-    whole = CompleteAnswer("Hi", [token("H"), token("i"), token("<end>")], STOPPED)
+    whole = CompleteAnswer("Hi", columns(token("H"), token("i"), token("<end>")), STOPPED)
     assert make_format().body([whole], USAGE) == events_of(data)[-1]["response"]
     accumulated(data)
 
@@ -308,7 +309,7 @@ def test_any_answer_merged_anyhow_ends_as_the_same_response(
     layout = make_format()
     data, waiting = layout.opening(0, OPENED), Delta()
     for part in told:
-        waiting.take("", (), (part,), ())
+        waiting.take("", None, (part,), ())
         if random.random() < 0.5:
             data += layout.delta(0, waiting)
             waiting = Delta()
