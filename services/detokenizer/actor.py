@@ -114,24 +114,24 @@ class DetokenizerActor(Worker):
             self._send(order.compute, Abort(order.attempt, order.reason))
 
     def _answer(self, query: DetokenizeQuery) -> None:
-        if len(query.ids) > self._settings.max_query_ids:
-            limit = self._settings.max_query_ids
-            message = f"tokens has {len(query.ids)} ids; at most {limit} are accepted"
-            failure = Failure(413, "too_many_tokens", message, "tokens")
-            self._send(query.reply, Detokenized(query.query, "", failure))
-            return
-        wrong = next((i for i in query.ids if not 0 <= i < self._card.vocab_size), None)
-        if wrong is not None:
-            message = f"tokens contains {wrong}; ids are 0 to {self._card.vocab_size - 1}"
-            failure = Failure(400, "invalid_token_id", message, "tokens")
-            self._send(query.reply, Detokenized(query.query, "", failure))
-            return
-        if query.goes_on:
+        text, failure = "", self._refusal(query)
+        if failure is None and query.goes_on:
             decoder = self._vocabulary.decoding.stream(query.skip_special_tokens)
             text = decoder.follow(query.ids)
-        else:
+        elif failure is None:
             text = self._vocabulary.decode(list(query.ids), query.skip_special_tokens)
-        self._send(query.reply, Detokenized(query.query, text))
+        self._send(query.reply, Detokenized(query.query, text, failure))
+
+    def _refusal(self, query: DetokenizeQuery) -> Failure | None:
+        limit, size = self._settings.max_query_ids, self._card.vocab_size
+        if len(query.ids) > limit:
+            message = f"tokens has {len(query.ids)} ids; at most {limit} are accepted"
+            return Failure(413, "too_many_tokens", message, "tokens")
+        wrong = next((i for i in query.ids if not 0 <= i < size), None)
+        if wrong is None:
+            return None
+        message = f"tokens contains {wrong}; ids are 0 to {size - 1}"
+        return Failure(400, "invalid_token_id", message, "tokens")
 
     def drop_router(self, router: str, now_s: float) -> None:
         self._abort(self._streams.drop_router(router, now_s))

@@ -6,7 +6,7 @@ Synchronous and given the clock; the actor sends what comes out.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -43,15 +43,10 @@ class AbortOrder(NamedTuple):
 class StepOutcome:
     """The text of one step by router (its instance), and the attempts to abort."""
 
-    texts: dict[str, TextGenerated] = field(default_factory=dict)
+    texts: defaultdict[str, TextGenerated] = field(
+        default_factory=lambda: defaultdict(TextGenerated)
+    )
     aborts: list[AbortOrder] = field(default_factory=list)
-
-    def text_for(self, router: str) -> TextGenerated:
-        """Return the text for a router, to be added to."""
-        text = self.texts.get(router)
-        if text is None:
-            text = self.texts[router] = TextGenerated()
-        return text
 
 
 @dataclass(slots=True)
@@ -218,7 +213,7 @@ class Streams:
         """Tokens before this row are lost: end the attempt at the router and at compute."""
         attempt = AttemptId(row.router, row.counter)
         usage = Usage(entry.prompt_tokens, entry.cached_tokens, stream.next_index)
-        outcome.text_for(row.router).add(row.counter, stream.next_index, (), "")
+        outcome.texts[row.router].add(row.counter, stream.next_index, (), "")
         self._end(row, entry, Ending("failed", usage, failure=LOST), outcome)
         self.drop(attempt, now_s)
         if row.ended is None:
@@ -228,7 +223,7 @@ class Streams:
         self, row: TokenRow, stream: AttemptStream, chunk: TextChunk, outcome: StepOutcome
     ) -> TextGenerated:
         """Add a row's text to that of its router."""
-        text = outcome.text_for(row.router)
+        text = outcome.texts[row.router]
         ids = row.token_ids
         if chunk.num_ids < len(ids):
             ids = ids[: chunk.num_ids]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,7 +21,6 @@ from services.router.dispatch import Dispatch
 from services.router.errors import ApiError
 from services.router.fleet import Group
 from services.router.generate_request import GenerateRequest
-from services.router.inflight import InflightRequest
 from services.router.middleware import WARNINGS, common_headers
 from services.router.request_span import RequestSpan
 from services.router.request_warnings import Warnings
@@ -78,7 +78,7 @@ class Generation:
         sink = AnswerCollector(
             request.num_all_choices, request.num_choices, wants_logprobs, done, context.wants_ids
         )
-        with _Admitted(self.dispatch, context, sink):
+        with _admitted(self.dispatch, context, sink):
             failure = await done
         if failure is not None:
             raise ApiError(failure)
@@ -109,7 +109,7 @@ class Generation:
         sink = ResponseStream(
             context.layout, request.num_all_choices, request.num_choices, self._flushes
         )
-        with _Admitted(self.dispatch, context, sink):
+        with _admitted(self.dispatch, context, sink):
             admitted.set_result(None)
             failure = await sink.begun
             if failure is not None:
@@ -133,7 +133,7 @@ class Generation:
         )
         headers = {**STREAM_HEADERS, "Content-Type": context.content_type}
         response = web.StreamResponse(headers=headers)
-        with _Admitted(self.dispatch, context, sink):
+        with _admitted(self.dispatch, context, sink):
             failure = await sink.begun
             if failure is not None:
                 raise ApiError(failure)
@@ -160,41 +160,29 @@ class Generation:
         return response
 
 
-class _Admitted:
-    """Holds a request's admission until its end, however it ends.
+@contextmanager
+def _admitted(
+    dispatch: Dispatch,
+    context: RequestContext[BodyFormat] | RequestContext[EventFormat],
+    sink: AnswerCollector | ResponseStream,
+) -> Iterator[None]:
+    """Hold a request's admission until its end, however it ends.
 
     A client that leaves cancels the handler; leaving this block then aborts what still runs.
     """
-
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        context: RequestContext[BodyFormat] | RequestContext[EventFormat],
-        sink: AnswerCollector | ResponseStream,
-    ) -> None:
-        self._dispatch = dispatch
-        self._context = context
-        self._sink = sink
-        self._inflight: InflightRequest | None = None
-
-    def __enter__(self) -> None:
-        context = self._context
-        self._ticket = self._dispatch.admit(context.client, context.request, context.group)
+    request, group = context.request, context.group
+    ticket = dispatch.admit(context.client, request, group)
+    num_used = 0
+    try:
+        inflight = dispatch.submit(request, group, sink, context.span.traceparent)
         try:
-            self._inflight = self._dispatch.submit(
-                context.request, context.group, self._sink, context.span.traceparent
-            )
-        except BaseException:
-            self._dispatch.release(self._ticket)
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        used = 0
-        if self._inflight is not None:
-            generated = sum(len(choice.token_ids) for choice in self._inflight.choices)
-            used = generated + self._sink.usage.prompt_tokens
-            self._dispatch.close(self._inflight)
-        self._dispatch.release(self._ticket, used)
+            yield
+        finally:
+            num_generated = sum(len(choice.token_ids) for choice in inflight.choices)
+            num_used = num_generated + sink.usage.prompt_tokens
+            dispatch.close(inflight)
+    finally:
+        dispatch.release(ticket, num_used)
 
 
 def _warn_of_room(

@@ -162,7 +162,8 @@ class InflightTable:
             if attempt is None:
                 continue
             if first != attempt.next_index:
-                aborted += self._out_of_order(attempt, first + count)
+                if first + count > attempt.next_index:  # a row is missing; a repeated one is not
+                    aborted += self._lose(attempt)
                 continue
             choice = attempt.choice
             request = choice.request
@@ -308,10 +309,6 @@ class InflightTable:
             if attempt is not None and scored.first == attempt.choice.next_scored:
                 attempt.choice.next_scored += len(scored.logprobs)
                 attempt.choice.request.sink.scored(attempt.choice.index, scored)
-
-    def _out_of_order(self, attempt: Attempt, end: int) -> list[AbortedAttempt]:
-        """Ignore a repeated row; fail the request if one is missing."""
-        return self._lose(attempt) if end > attempt.next_index else []
 
     def _lose(self, attempt: Attempt) -> list[AbortedAttempt]:
         return self.fail(attempt.choice.request, LOST, "lost")
