@@ -305,7 +305,9 @@ def _fixed_read(reads: list[Read]) -> Read:
 
 def _optional_write(write: Write) -> Write:
     def write_if_record(value: Any, parts: Parts) -> Any:
-        return write(value, parts) if dataclasses.is_dataclass(value) else value
+        if value is None or type(value) in _SCALARS:
+            return value
+        return write(value, parts)
 
     return write_if_record
 

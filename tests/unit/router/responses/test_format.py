@@ -271,8 +271,8 @@ def test_logprobs_of_a_parsed_answer_are_those_of_its_text() -> None:
     tokens = [token(text) for text in ("<think>", "see", "</think>", "\n", "It", " is", "<call>")]
     layout = make_format()
     layout.opening(0, OPENED)
-    data = layout.delta(0, Delta("", tokens[:3], [Part("reasoning", "see")]))
-    data = layout.delta(0, Delta("", tokens[3:], [Part("content", "It is")]))
+    data = layout.delta(0, Delta("", columns(*tokens[:3]), [Part("reasoning", "see")]))
+    data = layout.delta(0, Delta("", columns(*tokens[3:]), [Part("content", "It is")]))
     (delta,) = (
         json.loads(chunk.partition(b"data: ")[2])
         for chunk in data.split(b"\n\n")
