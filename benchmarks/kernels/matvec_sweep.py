@@ -26,7 +26,6 @@ from services.compute.kernels.matvec_config import (
     MatvecConfig,
     gate_up_config,
     matvec_config,
-    norm_matvec_config,
     padded,
 )
 
@@ -61,8 +60,8 @@ class Map:
     def default(self) -> MatvecConfig:
         if self.kind == "gate_up":
             return gate_up_config(self.num_out // 2, self.num_in, 2)
-        make = norm_matvec_config if self.kind == "norm" else matvec_config
-        return make(self.num_out, self.num_in, 2)
+        is_normed = self.kind == "norm"
+        return matvec_config(self.num_out, self.num_in, 2, is_normed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,10 @@ class DecodeTiling:
 
     @staticmethod
     def of(head_dim: int, element_bytes: int) -> DecodeTiling:
-        """The tiling for a cache of this head width and element size."""
         token_bytes = padded(head_dim) * element_bytes
         block_tokens = max(16, min(TILE_TOKENS, TILE_BYTES // token_bytes))
-        return DecodeTiling(
-            block_tokens, num_warps=4 if element_bytes == 4 else 2
-        )  # float32 would spill
+        # float32 would spill
+        return DecodeTiling(block_tokens, num_warps=4 if element_bytes == 4 else 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,9 @@ from torch import Tensor
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec_config import (
-    ROW_COUNTS,
     MatvecConfig,
     gate_up_config,
     matvec_config,
-    norm_matvec_config,
     padded,
     prefetch_lines,
 )
@@ -181,8 +179,6 @@ def matvec(
     pdl: bool = False,
 ) -> None:
     """x W^T + b for one row; sums in float32 are rounded once, to `out_TO`'s dtype."""
-    num_out, num_in = weight_OI.shape
-    config = config or matvec_config(num_out, num_in, weight_OI.element_size())
     plain = NormedInput(x_TI, None, None, 0.0, None)
     _launch(plain, weight_OI, bias_O, out_TO, config, pdl)
 
@@ -197,8 +193,6 @@ def norm_matvec(
     pdl: bool = False,
 ) -> None:
     """The product with a normed input, else as `matvec`."""
-    num_out, num_in = weight_OE.shape
-    config = config or norm_matvec_config(num_out, num_in, weight_OE.element_size())
     _launch(normed, weight_OE, bias_O, out_TO, config, pdl)
 
 
@@ -214,8 +208,6 @@ def norm_gate_up_silu(
 
     Rounded as by `silu_mul` after a product: gate and up, silu(gate), and the result.
     """
-    num_gates, num_in = weight_2F_E.shape[0] // 2, weight_2F_E.shape[1]
-    config = config or gate_up_config(num_gates, num_in, weight_2F_E.element_size())
     _launch(normed, weight_2F_E, None, out_TF, config, pdl, gated=True)
 
 
@@ -224,16 +216,19 @@ def _launch(
     weight_OI: Tensor,
     bias_O: Tensor | None,
     out_TO: Tensor,
-    config: MatvecConfig,
+    config: MatvecConfig | None,
     pdl: bool,
     gated: bool = False,
 ) -> None:
     x_TI, delta_TI, norm_weight_I, eps, sum_TI = normed
-    num_in = weight_OI.shape[1]
+    num_in, itemsize = weight_OI.shape[1], weight_OI.element_size()
     num_out = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
-    assert x_TI.shape[0] in ROW_COUNTS, f"{x_TI.shape[0]} rows: the kernels take {ROW_COUNTS}"
-    assert x_TI.shape[1] == num_in and x_TI.stride(1) == 1
-    assert out_TO.shape == (x_TI.shape[0], num_out) and out_TO.stride(1) == 1
+    if config is None and gated:
+        config = gate_up_config(num_out, num_in, itemsize)
+    elif config is None:
+        config = matvec_config(num_out, num_in, itemsize, normed=norm_weight_I is not None)
+    assert x_TI.shape == (1, num_in) and x_TI.stride(1) == 1
+    assert out_TO.shape == (1, num_out) and out_TO.stride(1) == 1
     assert weight_OI.is_contiguous()
     num_programs = min(config.programs, triton.cdiv(num_out, config.rows))
     prefetches = pdl and norm_weight_I is None and config.num_stages == 1
@@ -257,7 +252,7 @@ def _launch(
         HAS_DELTA=delta_TI is not None,
         HAS_SUM=sum_TI is not None,
         HAS_BIAS=bias_O is not None,
-        PREFETCH_LINES=prefetch_lines(num_in, weight_OI.element_size()) if prefetches else 0,
+        PREFETCH_LINES=prefetch_lines(num_in, itemsize) if prefetches else 0,
         num_warps=config.num_warps,
         maxnreg=min(255, max(128, 128 * 8 // config.num_warps)),  # two programs' share at least
         **dependent_launch(pdl, out_TO),

@@ -2,15 +2,13 @@
 
 Measured on an H200 for the maps of Llama-3.1-8B and 3.2-1B (matvec_sweep): most are fastest as
 programs of one small block whose weights go straight to registers. Those are many, so that each
-multiprocessor always has some that wait for memory while others compute.
+multiprocessor always has some that wait for memory while others compute. At two rows tensor cores
+are as fast, at four twice as fast.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-ROW_COUNTS = (1,)
-"""How many rows the kernels take: at two, tensor cores are as fast, at four twice as fast."""
 
 NUM_SMS = 132
 """Multiprocessors of an H100 or H200."""
@@ -47,27 +45,17 @@ class MatvecConfig:
     num_stages: int = 1  # 1: weights go to registers, else through shared memory
     programs: int = 1 << 30  # at most; they walk over the blocks
 
-    def shared_bytes(self, num_in: int, itemsize: int, tiles: int) -> int:
-        """What a program's blocks on their way take, without the kilobyte of its reductions."""
-        return (self.num_stages - 1) * tiles * self.rows * padded(num_in) * itemsize
 
-
-def matvec_config(num_out: int, num_in: int, itemsize: int) -> MatvecConfig:
-    """For a product alone."""
+def matvec_config(num_out: int, num_in: int, itemsize: int, normed: bool = False) -> MatvecConfig:
+    """For a product; larger blocks where its input is normalised first, so that fewer do it."""
     row_bytes = padded(num_in) * itemsize
     if num_out >= LONG_OUTPUTS and row_bytes <= LONG_TILE_BYTES:
         return _long(row_bytes)
+    if normed:
+        rows = 8 if row_bytes <= SMALL_ROW_BYTES else 2
+        return MatvecConfig(_spread(rows, num_out), _few_warps(row_bytes))
     rows = min(MAX_ROWS, max(1, PLAIN_TILE_BYTES // row_bytes))
     return MatvecConfig(_spread(rows, num_out), _warps(row_bytes))
-
-
-def norm_matvec_config(num_out: int, num_in: int, itemsize: int) -> MatvecConfig:
-    """For a product whose input is normalised first: larger blocks, so that fewer do it."""
-    row_bytes = padded(num_in) * itemsize
-    if num_out >= LONG_OUTPUTS and row_bytes <= LONG_TILE_BYTES:
-        return _long(row_bytes)
-    rows = 8 if row_bytes <= SMALL_ROW_BYTES else 2
-    return MatvecConfig(_spread(rows, num_out), _few_warps(row_bytes))
 
 
 def gate_up_config(num_gates: int, num_in: int, itemsize: int) -> MatvecConfig:

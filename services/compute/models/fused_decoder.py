@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up_silu, norm_matvec
-from services.compute.kernels.matvec_config import ROW_COUNTS
 from services.compute.kernels.rms_norm import add_rms_norm
 from services.compute.kernels.rotate_and_store import rotate_and_store
 from services.compute.kernels.step_buffers import StepInputs
@@ -29,10 +28,10 @@ from services.compute.layers.rope import angles, inverse_frequencies
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder, DecoderLayer
 
-NARROW_SIZES = ROW_COUNTS
 SMALL_WEIGHT = 1 << 25
-"""Up to here weights that a narrow pass asks for early (dependent launch) are not in the way: a
-step of the 1B model took 0.824 ms with it and 0.850 without, one of the 8B model 4.14 and 3.95."""
+"""Up to here weights that the pass of one token asks for early (dependent launch) are not in the
+way: a step of the 1B model took 0.824 ms with it and 0.850 without, one of the 8B model 4.14 and
+3.95."""
 
 
 class Activations(NamedTuple):
@@ -84,15 +83,15 @@ class FusedDecoder:
         self._inputs = inputs
         self._product = product
         self._pdl = pdl
-        self._narrow_pdl = pdl and config.hidden_size * config.intermediate_size <= SMALL_WEIGHT
+        self._single_pdl = pdl and config.hidden_size * config.intermediate_size <= SMALL_WEIGHT
         self._eps = config.rms_norm_eps
         self.activations = Activations.make(decoder, len(inputs.tokens_T))
         self._sampled_SE = torch.zeros(
             max_samples, config.hidden_size, dtype=decoder.dtype, device=device
         )
         self.logits_SV = torch.zeros(max_samples, config.vocab_size, device=device)
-        # a norm's launch of the narrow pass reads x while it writes the sum: the two take turns
-        self._other_TE = torch.zeros_like(self.activations.x_TE[: max(NARROW_SIZES)])
+        # with one token a norm's launch reads x while it writes the sum: the two take turns
+        self._other_TE = torch.zeros_like(self.activations.x_TE[:1])
         inv_freq = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         half_PD = angles(inv_freq, max_positions)[:, : config.head_dim // 2]
         self._cos_PD, self._sin_PD = half_PD.cos().to(device), half_PD.sin().to(device)
@@ -102,8 +101,8 @@ class FusedDecoder:
         return self._decoder.device
 
     @property
-    def has_narrow(self) -> bool:
-        """Whether the model has nothing that the kernels of the narrow pass lack."""
+    def can_run_single(self) -> bool:
+        """Whether the model has nothing that the kernels for one token lack."""
         return all(layer.gate_up.bias_O is None for layer in self._decoder.layers)
 
     def forward(self, num_tokens: int, kv_pages: Tensor, attention: KernelAttention) -> None:
@@ -127,17 +126,17 @@ class FusedDecoder:
             product.gate_up_silu(acts.normed_TE, layer.gate_up, acts.gate_up_TF2, acts.inner_TF)
             product(acts.inner_TF, layer.down, delta_TE)
 
-    def forward_narrow(self, num_tokens: int, kv_pages: Tensor, attention: KernelAttention) -> None:
-        """The same for NARROW_SIZES tokens and a model that `has_narrow`.
+    def forward_single(self, kv_pages: Tensor, attention: KernelAttention) -> None:
+        """The same for one token and a model that `can_run_single`.
 
         With dependent launch a kernel of these begins while the one before it still runs and asks
         for its weights, which no kernel writes.
         """
-        acts, eps, pdl = self.activations.front(num_tokens), self._eps, self._narrow_pdl
+        acts, eps, pdl = self.activations.front(1), self._eps, self._single_pdl
         # each addition changes the buffer, and there is an odd number: end in x, begin in other
-        x_TE, sum_TE = self._other_TE[:num_tokens], acts.x_TE
+        x_TE, sum_TE = self._other_TE, acts.x_TE
         self._embed(x_TE)
-        attention.plan(num_tokens)
+        attention.plan(1)
         before: Tensor | None = None
         delta_TE = acts.delta_TE
         for layer, pages in zip(self._decoder.layers, kv_pages, strict=True):

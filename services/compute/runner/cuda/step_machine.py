@@ -37,7 +37,7 @@ from services.compute.layers.kernel_attention import (
 from services.compute.layers.products import CublasProduct, InvariantProduct, Product, SkinnyProduct
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
-from services.compute.models.fused_decoder import NARROW_SIZES, FusedDecoder
+from services.compute.models.fused_decoder import FusedDecoder
 from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, packed_size
 from services.compute.runner.cuda.pooler import Pooler
 from services.compute.runner.cuda.prompt_scorer import PromptScorer
@@ -136,7 +136,7 @@ class StepMachine:
         else:
             product = CublasProduct(pdl)
         self._decoder = FusedDecoder(decoder, self.inputs, product, sizes.max_positions, pdl)
-        self._has_narrow = self._decoder.has_narrow and not batch_invariant
+        self._runs_single = self._decoder.can_run_single and not batch_invariant
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
         self.pooler: Pooler | None = None
         if pooling is not None:
@@ -203,9 +203,11 @@ class StepMachine:
     def _forward(self, kind: Kind, num_tokens: int, kv_pages: Tensor) -> None:
         apply_deltas(self.packed, self.resident)
         unpack_step(self.packed, self.resident, self.inputs, num_tokens, self.sizes.page_tokens)
-        narrow = kind == "decode" and num_tokens in NARROW_SIZES and self._has_narrow
-        forward = self._decoder.forward_narrow if narrow else self._decoder.forward
-        forward(num_tokens, kv_pages, self._attention[kind])
+        attention = self._attention[kind]
+        if kind == "decode" and num_tokens == 1 and self._runs_single:
+            self._decoder.forward_single(kv_pages, attention)
+        else:
+            self._decoder.forward(num_tokens, kv_pages, attention)
 
     @torch.inference_mode()
     def _sample(self, variant: Variant, num_samples: int) -> None:
