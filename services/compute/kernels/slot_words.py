@@ -43,7 +43,7 @@ STRUCTURED = 128  # takes only tokens that its mask allows
 ADJUSTED = PENALISED | BIASED | HAS_STOPS | STRUCTURED
 CUT = CUTS_TOP_K | CUTS_TOP_P | CUTS_MIN_P
 
-MAX_TOP_LOGPROBS = 20  # what routers let in, as OpenAI does
+MAX_TOP_LOGPROBS = 20  # the most that routers accept, as OpenAI does
 
 
 NO_MASK, VOID_MASK = -1, -2
@@ -61,7 +61,7 @@ class SampleRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProcessedLogits:
-    """Rows that were adjusted, what cuts keep of rows, and what slots have said.
+    """Rows that were adjusted, what cuts keep of rows, and the token counts of slots.
 
     Of a cut row ids are kept whose logit, less the row's maximum and divided by the temperature,
     has a magnitude with bits of at most `keep_S`. Raw logits stay as they were, for logprobs.

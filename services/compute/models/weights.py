@@ -31,11 +31,11 @@ class WeightSource(Protocol):
         ...
 
     def skip(self, name: str) -> None:
-        """This tensor may be there and is not needed."""
+        """Accept a tensor that is not needed, if it is there."""
         ...
 
     def finish(self) -> None:
-        """All is taken: raises ModelError if the checkpoint holds tensors nobody asked for."""
+        """Raise ModelError if the checkpoint holds tensors that were not taken."""
         ...
 
 
@@ -83,7 +83,7 @@ PREFIX = "model."
 leave it out: they hold what is inside of `model`, and no head."""
 
 BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".masked_bias")
-"""Endings of names that old checkpoints carry and nobody needs."""
+"""Endings of names of tensors that old checkpoints hold and no layer needs."""
 
 
 class SafetensorsWeights:

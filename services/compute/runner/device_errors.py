@@ -32,14 +32,14 @@ def fatal_if_the_device_fails(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def place_all(place: Callable[[Sequence[SlotDelta]], T], deltas: Sequence[SlotDelta]) -> list[T]:
-    """Have all placed at once or, if that fails, each alone; returns what `place` did.
+    """Place all at once or, if that fails, each alone; return what `place` returned.
 
-    Raises SlotErrors for those that fail alone. `place` is asked again for what it has placed.
+    Raises SlotErrors for those that fail alone. `place` may be called twice for a sequence.
     """
     try:
         return [place(deltas)]
     except Exception as error:
-        if _is_the_devices(error):
+        if _is_device_failure(error):
             raise
         return _place_each(place, deltas)
 
@@ -51,7 +51,7 @@ def _place_each(place: Callable[[Sequence[SlotDelta]], T], deltas: Sequence[Slot
         try:
             placed.append(place((delta,)))
         except Exception as error:  # of memory, of a list that is too long
-            if _is_the_devices(error):
+            if _is_device_failure(error):
                 raise
             errors[delta.slot] = error
     if errors:
@@ -59,7 +59,7 @@ def _place_each(place: Callable[[Sequence[SlotDelta]], T], deltas: Sequence[Slot
     return placed
 
 
-def _is_the_devices(error: Exception) -> bool:
-    """Whether it is the device's end, and no request's fault."""
+def _is_device_failure(error: Exception) -> bool:
+    """Whether the device failed, not a request."""
     code = getattr(error, "error_code", None)
     return isinstance(error, torch.AcceleratorError) and code != CUDA_OUT_OF_MEMORY

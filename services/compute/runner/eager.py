@@ -48,7 +48,7 @@ TOKENS_AT_ONCE = 512  # normalised for a mean
 
 
 class EagerPooler:
-    """Keeps what chunks of a prompt have come to until the last one."""
+    """Sums of hidden states by slot, until the last chunk of a prompt is added."""
 
     def __init__(self, pooling: Pooling, num_slots: int, hidden_size: int) -> None:
         self._pooling = pooling
@@ -78,7 +78,7 @@ STALL_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class EagerTicket:
-    """One step: its logits, what its prompts came to, then its draws."""
+    """One step: its logits, scores and embeddings, then its samples."""
 
     plan: StepPlan
     start_s: float

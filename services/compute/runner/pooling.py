@@ -1,4 +1,4 @@
-"""Pooling, as far as it is the same on every device: which tokens of a step, and what they come to.
+"""Pooling, as it is the same on every device: which tokens of a step, and the embedding of a sum.
 
 Shape legend: E hidden width.
 """
@@ -49,9 +49,9 @@ def model_pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling | None:
 
 
 def pooled_tokens(plan: StepPlan, pooling: Pooling) -> list[PooledTokens]:
-    """What the plan's pools take; nothing for a row in which nothing is to be done."""
+    """The tokens that a plan's pooled rows add; no entry for a row that adds and ends nothing."""
     last_S = np.add.accumulate(plan.q_len)
-    taken = []
+    parts = []
     for row, ends in ((pool.row, pool.ends) for pool in plan.pools):
         start, length = int(plan.q_start[row]), int(plan.q_len[row])
         first, total = int(last_S[row]) - length, 1
@@ -65,12 +65,12 @@ def pooled_tokens(plan: StepPlan, pooling: Pooling) -> list[PooledTokens]:
                 num_tokens = int(begins)
         if num_tokens or ends:
             slot = int(plan.row_slot[row])
-            taken.append(PooledTokens(row, slot, first, num_tokens, begins, ends, total))
-    return taken
+            parts.append(PooledTokens(row, slot, first, num_tokens, begins, ends, total))
+    return parts
 
 
 def embedding_of(sum_E: Float32Array, total: int, pooling: Pooling) -> Float32Array:
-    """The embedding that a complete sum of hidden states comes to."""
+    """The embedding of a complete sum of hidden states."""
     mean_E = sum_E / np.float32(total)
     if pooling.normalize:
         mean_E /= np.float32(max(float(np.linalg.norm(mean_E)), SMALLEST_NORM))

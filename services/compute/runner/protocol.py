@@ -39,7 +39,7 @@ class RunnerSpec:
 
 
 class SlotErrors(Exception):
-    """Newcomers whose settings cannot be taken, by slot; nothing of their step was launched."""
+    """Settings of new sequences that cannot be taken, by slot; nothing was launched."""
 
     def __init__(self, by_slot: dict[int, Exception]) -> None:
         super().__init__("; ".join(f"slot {slot}: {error!r}" for slot, error in by_slot.items()))
@@ -60,8 +60,8 @@ class Runner(Protocol):
 
         Returns a ticket, opaque to the engine, for the step on its way through the device.
 
-        Raises SlotErrors, before anything else is done, for newcomers that must do without their
-        settings; the plan may then come again with others for them.
+        Raises SlotErrors, before anything else is done, for new sequences whose settings cannot be
+        taken; the plan may then come again without those settings.
         """
         ...
 

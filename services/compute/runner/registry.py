@@ -1,4 +1,4 @@
-"""Which runner serves which device, and what a GPU's needs of the machine besides a GPU."""
+"""Which runner serves which device, and what the CUDA runner needs besides a GPU."""
 
 from __future__ import annotations
 

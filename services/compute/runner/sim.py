@@ -86,7 +86,7 @@ class LatencyModel:
 
 @dataclass(frozen=True, slots=True)
 class SimTicket:
-    """A step on the virtual device: when it runs and what it will have said."""
+    """A step on the virtual device: when it runs and what it samples."""
 
     plan: StepPlan
     sampled: tuple[SlotDelta, ...]  # [S]
@@ -96,10 +96,10 @@ class SimTicket:
 
 
 class TokenScript:
-    """What a sequence says: from a start that the seed decides, it counts through the vocabulary.
+    """The tokens of a sequence: they count through the vocabulary from a start that the seed gives.
 
-    Under a mask it takes the next token that is allowed. A grammar would seldom be satisfied so:
-    every fourth token goes on to the end if it may, with the end itself or one of `closing_ids`.
+    Under a mask the next allowed token is taken. That would seldom satisfy a grammar, so every
+    fourth token is, where the mask allows it, one that ends the text or one of `closing_ids`.
     """
 
     def __init__(self, spec: RunnerSpec, closing_ids: tuple[int, ...]) -> None:
@@ -128,17 +128,17 @@ class TokenScript:
             return token
         at = int(words.searchsorted(token // 32))
         ends = {*delta.stop_ids, *self._eos_token_ids}
-        found = token
+        last = token
         for number in range(len(words) + 1):
             word = int(words[(at + number) % len(words)])
             bits = int(mask_W[word]) & 0xFFFFFFFF
             lowest = token % 32 if number == 0 and word == token // 32 else 0
             for bit in range(lowest, 32):
                 if bits >> bit & 1:
-                    found = 32 * word + bit
-                    if found not in ends:
-                        return found
-        return found
+                    last = 32 * word + bit
+                    if last not in ends:
+                        return last
+        return last
 
 
 class SimRunner:
@@ -223,7 +223,7 @@ class SimRunner:
     def _logprobs(
         self, sampled: tuple[SlotDelta, ...], tokens: list[int]
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Halving probabilities from the chosen token on, for those who asked."""
+        """Halving probabilities from the chosen token on, for samples that ask for logprobs."""
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for sample, (delta, token) in enumerate(zip(sampled, tokens, strict=True)):
             num_top = delta.sampling.num_logprobs
@@ -235,9 +235,9 @@ class SimRunner:
 
 
 def closing_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """The tokens that get on with JSON, those that close most first; none without a tokenizer.
+    """Tokens that help to complete JSON, those that close most first; none without a tokenizer.
 
-    Only masks decide whether they are ever said.
+    They are generated only under a mask.
     """
     vocabulary = read_json(folder, "tokenizer.json").get("model", {}).get("vocab", {})
     if not isinstance(vocabulary, dict):

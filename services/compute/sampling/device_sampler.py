@@ -92,7 +92,7 @@ class DeviceSampler:
         self._full_SW = torch.zeros((max_samples, FULL_WORDS), dtype=torch.int32, device=device)
 
     def place(self, deltas: Sequence[SlotDelta]) -> tuple[Int32Array, list[SlotEntry]]:
-        """Sequences take slots; whatever was known of the slots before is gone.
+        """Give sequences their slots; nothing of earlier sequences stays.
 
         Returns the slots' words [D, NUM_WORDS], for the step's upload, and the entries of those
         that bring more than words, for `enter`. Raises ValueError for more bias pairs or stop ids
@@ -124,10 +124,10 @@ class DeviceSampler:
         flags = self._flags[slots]
         if indices is not None:
             flags = np.where(indices < self._min_tokens[slots], flags, flags & ~words.HAS_STOPS)
-        asked = int(np.bitwise_or.reduce(flags, initial=0))
-        if asked & (words.ADJUSTED | words.SCORED):
+        all_flags = int(np.bitwise_or.reduce(flags, initial=0))
+        if all_flags & (words.ADJUSTED | words.SCORED):
             return Variant.FULL
-        return Variant.CUTS if asked & words.CUT else Variant.PLAIN
+        return Variant.CUTS if all_flags & words.CUT else Variant.PLAIN
 
     def launch(self, variant: Variant, logits_SV: Tensor, num_samples_bucket: int) -> Tensor:
         """Queue the draws of the samples in `StepInputs`; returns their results [S, W] to be.

@@ -1,4 +1,4 @@
-"""What is done to logits before a draw: penalties, with counts by slot; top_k, top_p and min_p.
+"""Logits processors before a draw: penalties, with counts by slot; top_k, top_p and min_p.
 
 Values equal to the last one that top_k or top_p keeps stay in, as in transformers, so that the
 outcome is a threshold and does not depend on the order of equals. No sort of the vocabulary: the
@@ -23,7 +23,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class PenaltyRows:
-    """What each sequence with a penalty has said, for as long as its slot is its own.
+    """The tokens of each sequence with a penalty, for as long as it has its slot.
 
     Rows exist only for such slots: at 256 slots and a vocabulary of 150,000 all would be 190 MB.
     """
@@ -36,7 +36,7 @@ class PenaltyRows:
         self._prompt_CV = torch.zeros((0, vocab_size), dtype=torch.bool)
 
     def place(self, slot: int, prompt_ids: Int32Array, output_ids: Int32Array) -> None:
-        """A sequence with a penalty takes the slot, having said `output_ids` already."""
+        """Give the slot to a sequence with a penalty, which has generated `output_ids` already."""
         row = self._row_by_slot.get(slot)
         if row is None:
             row = self._row_by_slot[slot] = self._take_row()
@@ -46,7 +46,7 @@ class PenaltyRows:
         self._prompt_CV[row].index_fill_(0, torch.from_numpy(self._known(prompt_ids)), True)
 
     def release(self, slot: int) -> None:
-        """The slot goes to a sequence without penalties."""
+        """Give the slot to a sequence without penalties."""
         row = self._row_by_slot.pop(slot, None)
         if row is not None:
             self._free.append(row)

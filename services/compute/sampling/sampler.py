@@ -50,7 +50,7 @@ class Sampler:
         self._penalties = PenaltyRows(vocab_size)
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
-        """Sequences take slots; whatever was known of the slots before is gone."""
+        """Give sequences their slots; nothing of earlier sequences stays."""
         for delta in deltas:
             self._slots.place(delta)
             if is_penalised(delta.sampling):

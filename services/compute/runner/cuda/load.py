@@ -24,7 +24,7 @@ GIB = 1 << 30
 
 
 class StartLog:
-    """Says what each part of the start took, in seconds and in memory."""
+    """Logs how long each part of the start took, and the memory in use after it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

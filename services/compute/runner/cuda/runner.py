@@ -44,7 +44,7 @@ NO_SLOT_ROWS: Int32Array = np.zeros((0, 1 + NUM_WORDS), dtype=np.int32)
 
 @dataclass(slots=True)
 class CudaTicket:
-    """One step on its way: what it was, where its tokens will be, when they are there."""
+    """A launched step: its plan, and where and when its tokens can be read."""
 
     plan: StepPlan
     begin: Mark

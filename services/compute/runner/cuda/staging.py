@@ -123,8 +123,8 @@ class SliceStaging(Staging):
 class SlotStaging(Staging):
     """Uploads entries and has them entered, in stream order before their step.
 
-    Pinned memory is there from the start: to get 0.5 MB of it for each newcomer took 0.1 ms, and
-    the device waited. Only steps whose newcomers bring penalties, bias or early stops come here.
+    Pinned memory is allocated at the start: 0.5 MB of it for each new sequence took 0.1 ms, and the
+    device waited. Only sequences with penalties, bias or early stops have entries.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class SlotStaging(Staging):
         return last
 
     def _parts(self, entries: Sequence[SlotEntry]) -> Iterator[list[SlotEntry]]:
-        """Entries that fit into one upload together; any one of them does alone."""
+        """Groups of entries that fit into one upload; a single entry always fits."""
         part: list[SlotEntry] = []
         size = HEADER_INTS
         for entry in entries:
@@ -160,8 +160,7 @@ class SlotStaging(Staging):
 class MaskStaging(Staging):
     """Fills `MaskRows` for the samples of a step, in stream order before their sampling.
 
-    One copy, of as many rows as there are masks. Only steps with structured samples come here: no
-    others look at the rows.
+    One copy, of as many rows as there are masks. Steps without structured samples do not read them.
     """
 
     def __init__(self, rows: MaskRows, num_buffers: int, wait: Callable[[], None]) -> None:

@@ -91,3 +91,5 @@ def test_ids_beyond_the_vocabulary_do_not_count() -> None:
 def test_logprobs_are_as_many_as_there_is_room_for() -> None:
     assert row(replace(PLAIN, num_logprobs=1000))[words.NUM_LOGPROBS] == words.MAX_TOP_LOGPROBS
     assert row(PLAIN)[words.NUM_LOGPROBS] == -1
+    delta = SlotDelta(0, 0, replace(PLAIN, num_logprobs=10), 0, ())
+    assert slot_words(delta, vocab_size=6)[words.NUM_LOGPROBS] == 6
