@@ -60,10 +60,7 @@ class Decoder(Generic[L]):
 
 
 def load_decoder(
-    config: DecoderConfig,
-    weights: WeightSource,
-    make_linear: MakeMap[L],
-    needs_head: bool = True,
+    config: DecoderConfig, weights: WeightSource, make_linear: MakeMap[L], needs_head: bool = True
 ) -> Decoder[L]:
     """Take all tensors of a checkpoint; raises ModelError for what is missing or left over.
 
@@ -87,10 +84,7 @@ def load_decoder(
 
 
 def _load_layer(
-    config: DecoderConfig,
-    weights: WeightSource,
-    number: int,
-    make_linear: MakeMap[L],
+    config: DecoderConfig, weights: WeightSource, number: int, make_linear: MakeMap[L]
 ) -> DecoderLayer[L]:
     prefix = f"model.layers.{number}."
     hidden, inner = config.hidden_size, config.intermediate_size

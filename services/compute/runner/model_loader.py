@@ -46,7 +46,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """Raises ModelError or ConfigError, which say what to do."""
+    """A Hugging Face folder as the settings ask for it on a device.
+
+    Its methods raise ModelError or ConfigError, which say what to do.
+    """
 
     folder: Path
     settings: ComputeSettings
@@ -92,8 +95,7 @@ class ModelLoader:
         return load_decoder(self.config, weights, make_linear, needs_head=self.pooling is None)
 
     def limits(self, room_bytes: Callable[[], int]) -> Limits:
-        """`room_bytes` says how much memory the pages may take; it is called only if the settings
-        do not say."""
+        """`room_bytes` returns the memory for pages; it is called where the settings do not say."""
         settings, max_model_len = self.settings, self.max_positions
         num_pages = self._num_pages(room_bytes)
         capacity = num_pages * settings.page_tokens

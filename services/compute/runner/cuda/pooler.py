@@ -44,11 +44,7 @@ class Pooler:
     """
 
     def __init__(
-        self,
-        decoder: FusedDecoder,
-        pooling: Pooling,
-        num_buffers: int,
-        stream: DeviceStream,
+        self, decoder: FusedDecoder, pooling: Pooling, num_buffers: int, stream: DeviceStream
     ) -> None:
         max_rows = len(decoder.logits_SV)
         max_tokens, hidden_size = decoder.activations.x_TE.shape

@@ -61,11 +61,7 @@ class CudaRunner:
     """Runs step plans one after the other in the order given."""
 
     def __init__(
-        self,
-        machine: StepMachine,
-        cache: PagedCache,
-        spec: RunnerSpec,
-        stream: DeviceStream,
+        self, machine: StepMachine, cache: PagedCache, spec: RunnerSpec, stream: DeviceStream
     ) -> None:
         self._machine = machine
         self._cache = cache
