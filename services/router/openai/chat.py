@@ -129,9 +129,12 @@ def parse_chat(body: dict[str, Any], warnings: Warnings) -> ChatRequest:
     sampling = _sampling(fields)
     budget = -1 if fields.thinking_token_budget is None else fields.thinking_token_budget
     rules = make_rules(structure, tools, warnings, budget, fields.allowed_ids, fields.bad_words)
-    request = replace(
-        fields.generate_request((prompt,), "messages", sampling, rules),
+    request = fields.generate_request(
+        prompts=(prompt,),
+        prompt_field="messages",
+        sampling=sampling,
         stream=_stream_settings(fields, tools),
+        rules=rules,
         max_tokens_field="max_tokens" if fields.max_tokens else "max_completion_tokens",
     )
     fields.warn(warnings)

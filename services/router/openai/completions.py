@@ -139,8 +139,12 @@ def parse_completion(body: dict[str, Any], warnings: Warnings) -> CompletionRequ
     if prompt_alone and needs_ring:
         sampling = replace(sampling, max_tokens=1)
     rules = make_rules(fields.structure, None, warnings, -1, fields.allowed_ids, fields.bad_words)
-    request = replace(
-        fields.generate_request(prompts, "prompt", sampling, rules),
+    request = fields.generate_request(
+        prompts=prompts,
+        prompt_field="prompt",
+        sampling=sampling,
+        stream=fields.stream_settings(),
+        rules=rules,
         usual_max_tokens=max(USUAL_MAX_TOKENS, fields.min_tokens or 0),
         prompt_only=prompt_alone and not needs_ring,
     )

@@ -104,7 +104,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if role == "developer":
         result["role"] = "system"
     for name in _TEXTS:
-        check_type(message.get(name), str | None, f"{where}.{name}", "a string")
+        if (text := message.get(name)) is not None:
+            check_type(text, str, f"{where}.{name}", "a string")
     if message.get("audio") is not None:
         raise unsupported(f"{where}.audio", "only text is")
     if role == "tool" and not message.get("tool_call_id"):

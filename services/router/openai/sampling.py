@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from common.messages.sampling import SamplingParams
-from common.messages.tokenize import OutputRules, PromptSource, StreamSettings
+from common.messages.tokenize import StreamSettings
 from services.router.errors import bad_field, shown, unsupported
 from services.router.generate_request import GenerateRequest
 from services.router.json_schema import NOT_EMPTY, NUMBER, array, either, nullable
@@ -144,6 +144,9 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+NO_STREAM_OPTIONS = StreamOptions()
 
 
 class SamplingFields(OpenAIModel):
@@ -308,7 +311,7 @@ class SamplingFields(OpenAIModel):
 
     def options(self) -> AnswerOptions:
         """Return what is to be shown beside the text."""
-        stream = self.stream_options or StreamOptions()
+        stream = self.stream_options or NO_STREAM_OPTIONS
         return AnswerOptions(
             include_usage=bool(stream.include_usage),
             continuous_usage=bool(stream.continuous_usage_stats),
@@ -317,28 +320,18 @@ class SamplingFields(OpenAIModel):
             prompt_logprobs=self.prompt_logprobs is not None,
         )
 
-    def generate_request(
-        self,
-        prompts: tuple[PromptSource, ...],
-        prompt_field: str,
-        sampling: SamplingParams,
-        rules: OutputRules,
-    ) -> GenerateRequest:
-        """Return what to generate, but for the fields that one API alone has."""
+    def generate_request(self, **own: Any) -> GenerateRequest:
+        """Return what to generate, with the fields that each API sets on its `own`."""
         return GenerateRequest(
             model=self.model or "",
-            prompts=prompts,
-            prompt_field=prompt_field,
-            sampling=sampling,
             has_seed=self.seed is not None,
-            stream=self.stream_settings(),
             num_choices=self.n or 1,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             unset=self.unset,
-            rules=rules,
             truncate_to=self.truncate_prompt_tokens or 0,
             truncate_side=self.truncation_side or "left",
+            **own,
         )
 
     def stream_settings(self) -> StreamSettings:

@@ -1,4 +1,4 @@
-"""Structures that an answer must have: the many names under which clients ask for one."""
+"""Structures that an answer must have, from the fields of several servers' APIs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from services.router.json_schema import (
 from services.router.request_fields import check_type, object_at, text_at
 from services.router.request_model import OpenAIModel
 
-MAX_STRUCTURE_BYTES = 128 << 10  # a schema of 100 KB compiles for seconds; compute has limits, too
+MAX_STRUCTURE_BYTES = 128 << 10  # one of 100 KB takes seconds to compile; compute has limits, too
 MAX_CHOICES = 1024
 SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
@@ -92,7 +92,7 @@ def read_response_format(value: Any, field: str = "response_format") -> Structur
 def named_schema(value: Any, field: str) -> Structure:
     """Read a schema with its name and description.
 
-    It is enforced in any case; with `strict` a keyword that no grammar holds is an error.
+    It is always enforced; with `strict` a keyword that no grammar enforces is an error.
     """
     name = object_at(value, field).get("name")
     if not isinstance(name, str) or not SCHEMA_NAME.fullmatch(name):
@@ -125,7 +125,7 @@ def _object(value: Any, field: str, what: str) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _packed(kind: StructureKind, value: dict[str, Any], field: str) -> Structure:
+def _packed(kind: StructureKind, value: Any, field: str) -> Structure:
     try:
         packed = dump(value)
     except (ValueError, RecursionError):
@@ -135,7 +135,7 @@ def _packed(kind: StructureKind, value: dict[str, Any], field: str) -> Structure
 
 
 def _structural_tag(value: dict[str, Any], field: str) -> Structure:
-    """Read a structural tag: xgrammar's form with a `format`, or the one that was before it."""
+    """Read a structural tag: xgrammar's form with a `format`, or its older form."""
     if value.get("format") is not None:
         where = f"{field}.format"
         return _packed("structural_tag", _object(value["format"], where, "an object"), where)
@@ -163,8 +163,8 @@ def _structured_outputs(value: Any) -> Structure | None:
         _check_option(name, each, field)
     given = [name for name in _KINDS if value.get(name) not in (None, False)]
     if len(given) != 1:
-        found = f"it has {' and '.join(given)}" if given else "it has none"
-        raise bad_field(field, f"should have one of {', '.join(_KINDS)} ({found})")
+        number = f"it has {' and '.join(given)}" if given else "it has none"
+        raise bad_field(field, f"should have one of {', '.join(_KINDS)} ({number})")
     (kind,) = given
     structure = _structured_output(kind, value[kind], f"{field}.{kind}")
     return replace(structure, compact=value.get("disable_any_whitespace") is True)
@@ -185,7 +185,7 @@ def _structured_output(kind: str, value: Any, where: str) -> Structure:
 
 
 def _check_option(name: str, value: Any, field: str) -> None:
-    """Refuse what would change the structure and cannot be had."""
+    """Refuse unknown options, and those that are not supported but would change the structure."""
     if name in _KINDS or value is None:
         return
     if name in _SWITCHES and isinstance(value, bool):
@@ -202,9 +202,7 @@ def _choice(value: Any, field: str) -> Structure:
         raise bad_field(field, f"should be an array of 1 to {MAX_CHOICES} strings")
     for at, each in enumerate(value):
         text_at(each, f"{field}[{at}]")
-    packed = dump(list(dict.fromkeys(value)))
-    _check_size(packed, field)
-    return Structure("choice", packed.decode(), field)
+    return _packed("choice", list(dict.fromkeys(value)), field)
 
 
 def _text(kind: StructureKind, value: Any, field: str) -> Structure:
@@ -223,7 +221,7 @@ def _reader(read: Callable[[Any], Structure | None]) -> PlainValidator:
 
 
 class StructureFields(OpenAIModel):
-    """The many names under which clients ask for a structure."""
+    """The fields with which clients request a structure."""
 
     response_format: Annotated[
         Structure | None,
