@@ -9,7 +9,7 @@ from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import Part, TextOpened
+from common.messages.text import TextOpened
 from services.router.answer import CompleteAnswer, Delta
 from services.router.errors import error_body
 
@@ -51,11 +51,6 @@ def named_event(kind: str, fields: Mapping[str, Any]) -> bytes:
 def error_event(failure: Failure) -> bytes:
     """Render the event that ends a stream after a failure."""
     return b"data: " + error_body(failure) + b"\n\n"
-
-
-def parts_of(delta: Delta) -> list[Part]:
-    """Return new output as parts; the text of an answer that is not parsed is content."""
-    return [*delta.parts, Part("content", delta.text)] if delta.text else delta.parts
 
 
 def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class MessageHistory(ChatHistory):
         self.last_of("assistant").setdefault("reasoning_content", []).append(text)
 
     def placeholder(self, block: dict[str, Any], where: str) -> str:
-        """Return the text that stands for a block that no template knows; ApiError 400 if none may.
+        """Return the text that replaces a block that no template knows; ApiError 400 if none can.
 
         Media are replaced in the history only: a client that asks about a picture, before any
         answer, is told that the model cannot see it.
@@ -166,7 +166,7 @@ def _unsupported_block(kind: str, where: str) -> ApiError:
 
 
 def _placeholder(block: dict[str, Any]) -> tuple[str, bool]:
-    """Return the text that stands for a block, and whether it says all that the block says."""
+    """Return the text that replaces a block, and whether it has all that the block says."""
     match kind := block["type"]:
         case "document":
             source = block.get("source")
@@ -190,9 +190,9 @@ def _placeholder(block: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _titled(what: str, block: dict[str, Any], text: str) -> str:
-    names = [block.get(field) for field in ("title", "source", "context")]
-    named = "; ".join(name for name in names if isinstance(name, str) and name)
-    head = f"[{what}: {named}]" if named else f"[{what}]"
+    fields = [block.get(name) for name in ("title", "source", "context")]
+    title = "; ".join(field for field in fields if isinstance(field, str) and field)
+    head = f"[{what}: {title}]" if title else f"[{what}]"
     return f"{head}\n{text}" if text else head
 
 

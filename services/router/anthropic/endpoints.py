@@ -17,7 +17,7 @@ from services.router.dispatch import Dispatch
 from services.router.endpoint import Endpoint, generation, query
 from services.router.generate_request import check_prompt_length
 from services.router.middleware import REQUEST_ID, WARNINGS
-from services.router.sse import TEXT, json_bytes, json_string, named_event, parts_of
+from services.router.sse import TEXT, json_bytes, json_string, named_event
 
 # Nothing is signed here, but clients expect a string that they send back with the block.
 SIGNATURE: Final = "slipstream"
@@ -71,13 +71,15 @@ class MessageFormat:
         return None  # a block has to be opened before its text
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        return b"".join(event for part in parts_of(delta) for event in self._part(part))
+        if delta.parts:
+            return b"".join(event for part in delta.parts for event in self._part(part))
+        return b"".join(self._grow("text", delta.text)) if delta.text else b""
 
     def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the end of the last block; an answer without blocks is an empty text."""
         self._ended = ended
-        opened = () if self._num_blocks else self._begin({"type": "text", "text": ""})
-        return b"".join((*opened, *self._close()))
+        empty = () if self._num_blocks else self._begin({"type": "text", "text": ""})
+        return b"".join((*empty, *self._close()))
 
     def closing(self, usage: Usage) -> bytes:
         assert self._ended is not None
@@ -115,10 +117,13 @@ class MessageFormat:
             if self._num_hidden % PING_EVERY == 0:
                 yield _PING
         elif kind != "tool_use" or kind == self._open:  # arguments without a call are left out
-            if kind != self._open:
-                signature = {"signature": ""} if kind == "thinking" else {}
-                yield from self._begin({"type": kind, kind: "", **signature})
-            yield json_string(part.text).join(self._delta)
+            yield from self._grow(kind, part.text)
+
+    def _grow(self, kind: str, text: str) -> Iterator[bytes]:
+        if kind != self._open:
+            signature = {"signature": ""} if kind == "thinking" else {}
+            yield from self._begin({"type": kind, kind: "", **signature})
+        yield json_string(text).join(self._delta)
 
     def _begin(self, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()

@@ -263,21 +263,21 @@ def read_tools(tools: Any, tool_choice: Any, warnings: Warnings) -> Tools:
 
     Tools that Anthropic runs or defines are left out, and so is a choice of one of them.
     """
-    functions, fields, left_out = [], [], set()
+    functions, places, hosted_names = [], [], set()
     expected = f"an array of at most {MAX_TOOLS} tools"
     for tool, where in objects_at([] if tools is None else tools, "tools", expected, MAX_TOOLS):
         kind = tool.get("type")
         if isinstance(kind, str) and _SERVER_TOOLS.fullmatch(kind):
             warnings.add(where, f"tools of the type {kind} do not run here; left out")
-            left_out.add(str(tool.get("name")))
+            hosted_names.add(str(tool.get("name")))
         elif kind in (None, "custom"):
-            fields.append(where)
+            places.append(where)
             functions.append(_function(tool, where))
         else:
             raise unsupported_type(kind, where, "; only custom tools are")
-    check_names(functions, fields)
+    check_names(functions, places)
     choice, parallel = _choice(tool_choice)
-    if left_out and (not functions or choice.name in left_out):
+    if hosted_names and (not functions or choice.name in hosted_names):
         if choice.choice != "none":
             choice = ToolChoice()
     elif not functions and choice.choice in ("required", "named"):

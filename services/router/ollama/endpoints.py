@@ -36,7 +36,7 @@ from services.router.ollama.requests import (
 from services.router.openai.chunks import chat_logprobs
 from services.router.operations import installed_version
 from services.router.request_warnings import Warnings
-from services.router.sse import json_bytes, parts_of
+from services.router.sse import json_bytes
 
 # What Ollama reports of a model file; the router knows only its format.
 _DETAILS: Final = {
@@ -93,7 +93,10 @@ class OllamaFormat:
         return None  # every line has the time at which it was written
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        lines = [self._fields(piece) for part in parts_of(delta) for piece in self._pieces(part)]
+        pieces = [piece for part in delta.parts for piece in self._pieces(part)]
+        if delta.text:
+            pieces.append({"content": delta.text})
+        lines = [self._fields(piece) for piece in pieces]
         if delta.logprobs:
             lines = lines or [self._fields({})]
             lines[0]["logprobs"] = _logprobs(delta.logprobs)

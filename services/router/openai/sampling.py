@@ -322,17 +322,17 @@ class SamplingFields(OpenAIModel):
 
     def generate_request(self, **own: Any) -> GenerateRequest:
         """Return what to generate, with the fields that each API sets on its `own`."""
-        return GenerateRequest(
-            model=self.model or "",
-            has_seed=self.seed is not None,
-            num_choices=self.n or 1,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
-            unset=self.unset,
-            truncate_to=self.truncate_prompt_tokens or 0,
-            truncate_side=self.truncation_side or "left",
-            **own,
-        )
+        shared: dict[str, Any] = {
+            "model": self.model or "",
+            "has_seed": self.seed is not None,
+            "num_choices": self.n or 1,
+            "priority": self.priority or 0,
+            "cache_salt": self.cache_salt or "",
+            "unset": self.unset,
+            "truncate_to": self.truncate_prompt_tokens or 0,
+            "truncate_side": self.truncation_side or "left",
+        }
+        return GenerateRequest(**{**shared, **own})
 
     def stream_settings(self) -> StreamSettings:
         """Return the detokenizer's settings."""

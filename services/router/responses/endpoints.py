@@ -1,4 +1,4 @@
-"""The endpoints of Responses: new ones, also in the background, and those that are stored."""
+"""The endpoints of Responses: create, retrieve, cancel and delete them, list their input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.telemetry import trace
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Backend, Call, Endpoint, json_response, prepare, query
 from services.router.errors import bad_field, shown
-from services.router.generation import EVENTS, STREAM_HEADERS, RequestContext, response_head
+from services.router.generation import STREAM_HEADERS, RequestContext, response_head
 from services.router.middleware import CLIENT, WARNINGS, common_headers
 from services.router.request_span import RequestSpan
 from services.router.responses.format import ID_PREFIX, Keep, ResponsesFormat
@@ -70,48 +70,48 @@ class Responses:
         ]
 
     async def _create(self, call: Call[ResponsesRequest]) -> web.StreamResponse:
-        """Answer; a background response goes on without its client, who gets it as queued."""
+        """Answer with the response; one in the background is queued and needs no client."""
         parsed, generation = call.parsed, self._backend.generation
-        store = partial(_stored, self._owner(call.request), parsed)
+        to_store = partial(_stored_response, self._owner(call.request), parsed)
         if not parsed.fields.background:
-            keep = (lambda body: self._store.put(store(body))) if parsed.is_stored else None
+            keep = (lambda body: self._store.put(to_store(body))) if parsed.is_stored else None
             return await generation.answer(call.request, _prepare(call, keep), parsed.streaming)
         context = _prepare(replace(call, span=RequestSpan(trace.CHAT, call.request)))
-        queued = context.layout.response("queued")
+        body = context.layout.response("queued")
         events = await self._background.start(
-            context, store(context.layout.response("in_progress"))
+            context, to_store(context.layout.response("in_progress"))
         )
-        return await _follow(call.request, events) if parsed.streaming else json_response(queued)
+        return await _follow(call.request, events) if parsed.streaming else json_response(body)
 
     async def _retrieve(self, request: web.Request) -> web.StreamResponse:
-        stored = self._find(request)
+        response = self._find(request)
         stream = request.query.get("stream", "false").lower()
         if stream not in ("true", "false", "1", "0"):
             raise bad_field("stream", f"should be true or false (it is {shown(stream)})")
         if stream in ("false", "0"):
-            return json_response(stored.body)
+            return json_response(response.body)
         after = _number(request, "starting_after", -1, range(-1, 1 << 31))
-        if stored.events is None:
+        if response.events is None:
             raise bad_field("stream", "only responses of the background keep their events")
-        return await _follow(request, stored.events, after)
+        return await _follow(request, response.events, after)
 
     async def _cancel(self, request: web.Request) -> web.Response:
         """End a background response; one that has ended stays as it is."""
-        stored = self._find(request)
-        if stored.events is None:
+        response = self._find(request)
+        if response.events is None:
             raise bad_field("response_id", "names a response that is not of the background")
-        if stored.cancel is not None:
-            stored.cancel()
-            async for _ in stored.events.follow(len(stored.events)):
+        if response.cancel is not None:
+            response.cancel()
+            async for _ in response.events.follow(len(response.events)):
                 pass
-        return json_response(stored.body)
+        return json_response(response.body)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        stored = self._find(request)
-        self._store.remove(stored)
-        if stored.cancel is not None:
-            stored.cancel()
-        return json_response({"id": stored.id, "object": "response", "deleted": True})
+        response = self._find(request)
+        self._store.remove(response)
+        if response.cancel is not None:
+            response.cancel()
+        return json_response({"id": response.id, "object": "response", "deleted": True})
 
     async def _input_items(self, request: web.Request) -> web.Response:
         items = list(self._find(request).items)
@@ -128,8 +128,8 @@ class Responses:
             items = items[ids.index(after) + 1 :]
         page = items[:limit]
         ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        listed = {"object": "list", "data": page, "first_id": ends[0], "last_id": ends[1]}
-        return json_response({**listed, "has_more": len(items) > limit})
+        body = {"object": "list", "data": page, "first_id": ends[0], "last_id": ends[1]}
+        return json_response({**body, "has_more": len(items) > limit})
 
     def _find(self, request: web.Request) -> StoredResponse:
         return self._store.get(request.match_info["response_id"], self._owner(request))
@@ -150,7 +150,7 @@ def _prepare(
     return prepare(call, group, request, layout, head.id)
 
 
-def _stored(owner: str, parsed: ResponsesRequest, body: dict[str, Any]) -> StoredResponse:
+def _stored_response(owner: str, parsed: ResponsesRequest, body: dict[str, Any]) -> StoredResponse:
     items = identified(parsed.input.items, body["id"].removeprefix(ID_PREFIX))
     size = len(json_bytes(items)) + len(json_bytes(body))
     return StoredResponse(owner, body, items, parsed.input.num_before, size)
@@ -164,7 +164,7 @@ async def _count_tokens(dispatch: Dispatch, parsed: tuple[str, ChatPrompt]) -> d
 
 async def _follow(request: web.Request, events: EventLog, after: int = -1) -> web.StreamResponse:
     """Answer with the events of a response above a number, to its end."""
-    headers = {**STREAM_HEADERS, "Content-Type": EVENTS, **common_headers(request)}
+    headers = {**STREAM_HEADERS, **common_headers(request)}
     response = web.StreamResponse(headers=headers)
     if request.version < HttpVersion11:
         response.force_close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from common.messages.failure import Ending, Failure, Usage
@@ -13,7 +14,7 @@ from services.router.answer import CompleteAnswer, Delta, ResponseHead
 from services.router.errors import error_object
 from services.router.openai.chunks import chat_logprobs
 from services.router.responses.tools import CustomInput, ToolName
-from services.router.sse import json_bytes, json_string, named_event, parts_of
+from services.router.sse import json_bytes, json_string, named_event
 
 ID_PREFIX: Final = "resp_"
 NO_NAMES: Final[Mapping[str, ToolName]] = {}
@@ -21,7 +22,7 @@ Keep: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 class _Kind(NamedTuple):
-    """What depends on the type of an item; `event` and `field` are those of its text."""
+    """The properties of an item type; `event` and `field` belong to its text."""
 
     id_prefix: str
     event: str
@@ -128,13 +129,15 @@ class ResponsesFormat:
 
     def delta(self, choice: int, delta: Delta) -> bytes:
         self._tokens += delta.logprobs or ()
-        return b"".join(event for part in parts_of(delta) for event in self._part(part))
+        if delta.parts:
+            return b"".join(event for part in delta.parts for event in self._part(part))
+        return b"".join(self._grow("message", delta.text)) if delta.text else b""
 
     def ending(self, choice: int, ended: Ending) -> bytes:
         """Render the end of the last item; an answer without items is an empty message."""
         self._ended = ended
-        opened = () if self._open or self._output else self._begin("message")
-        return b"".join((*opened, *self._close(_status(ended))))
+        empty = () if self._open or self._output else self._begin("message")
+        return b"".join((*empty, *self._close(_status(ended))))
 
     def closing(self, usage: Usage) -> bytes:
         assert self._ended is not None
@@ -183,6 +186,10 @@ class ResponsesFormat:
 
     def _part(self, part: Part) -> Iterator[bytes]:
         match part.kind:
+            case "content":
+                yield from self._grow("message", part.text)
+            case "reasoning":
+                yield from self._grow("reasoning", part.text)
             case "call":
                 tool = self._tool(part.text)
                 yield from self._begin(tool.item_kind, part.id, tool)
@@ -190,10 +197,6 @@ class ResponsesFormat:
                 if self._open is not None and self._open.tool is not None:
                     if text := self._open.push(part.text):
                         yield self._text_delta(text)
-            case "reasoning":
-                yield from self._grow("reasoning", part.text)
-            case _:
-                yield from self._grow("message", part.text)
 
     def _grow(self, kind: str, text: str) -> Iterator[bytes]:
         if self._open is None or self._open.kind != kind:
@@ -285,8 +288,8 @@ class ResponsesFormat:
         return response
 
     def _text_delta(self, text: str, more: bytes = b"") -> bytes:
-        number = b',"sequence_number":%d}\n\n' % self._next_number()
-        return b"".join((self._delta_prefix, json_string(text), more, number))
+        pieces = (self._delta_prefix, json_string(text), more, self._next_number())
+        return b'%b%b%b,"sequence_number":%d}\n\n' % pieces
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         return named_event(kind, {"sequence_number": self._next_number(), **fields})
@@ -299,26 +302,23 @@ class ResponsesFormat:
 def visible_tokens(
     tokens: Sequence[TokenLogprob], text: str, after: str = ""
 ) -> list[TokenLogprob]:
-    """Return the tokens of `text`, which comes somewhere behind `after`; others were not shown.
+    """Return the tokens of `text`, which comes somewhere after `after`; others were not shown.
 
     If the tokens' bytes do not contain the text as it stands, it was changed on its way. Then it
     gets all tokens: too many are better than the wrong ones.
     """
-    if not tokens:
-        return []
     generated = b"".join(token.chosen.data for token in tokens)
-    before, found, _ = generated.partition(after.encode()) if after else (b"", b"", b"")
-    start = generated.find(text.encode(), len(before) + len(found) if found else 0)
+    before = generated.find(after.encode())
+    start = generated.find(text.encode(), before + len(after.encode()) if before >= 0 else 0)
     if start < 0:
         return list(tokens)
     end = start + len(text.encode())
-    visible, at = [], 0
-    for token in tokens:
-        size = len(token.chosen.data)
-        if at < end and at + size > start:
-            visible.append(token)
-        at += size
-    return visible
+    stops = accumulate(len(token.chosen.data) for token in tokens)
+    return [
+        token
+        for token, stop in zip(tokens, stops, strict=True)
+        if stop > start and stop - len(token.chosen.data) < end
+    ]
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> list[Any]:

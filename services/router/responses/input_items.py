@@ -61,8 +61,8 @@ _SILENT: Final = (ADDITIONAL, "compaction_trigger", "ghost_snapshot", "mcp_list_
 _KNOWN: Final = "message, reasoning, function_call, custom_tool_call and their outputs"
 _ID_PREFIXES: Final = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
 
-Lookup: TypeAlias = Callable[[str], dict[str, Any] | None]
-"""Finds a stored item by its id."""
+
+Lookup: TypeAlias = Callable[[str], dict[str, Any] | None]  # of a stored item by its id
 
 
 def read_input(value: Any, lookup: Lookup) -> tuple[dict[str, Any], ...]:
@@ -83,10 +83,10 @@ def _complete(item: Any, where: str, lookup: Lookup) -> dict[str, Any]:
     kind = object_at(item, where).get("type") or ("message" if "role" in item else "item_reference")
     if kind != "item_reference":
         return {**item, "type": kind}
-    stored = lookup(string_in(item, "id", where))
-    if stored is None:
+    stored_item = lookup(string_in(item, "id", where))
+    if stored_item is None:
         raise bad_field(f"{where}.id", "names no item that is stored here; send the item itself")
-    return stored
+    return stored_item
 
 
 def identified(items: Sequence[dict[str, Any]], key: str) -> tuple[dict[str, Any], ...]:

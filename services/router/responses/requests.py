@@ -1,4 +1,4 @@
-"""`/v1/responses` requests: how one is read, and what the response repeats of it."""
+"""`/v1/responses` requests, and the fields that a response repeats."""
 
 from __future__ import annotations
 
@@ -14,20 +14,13 @@ from services.router.errors import bad_field, shown
 from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
 from services.router.json_schema import OBJECT, STRING, array, either, nullable, one_of
 from services.router.openai.rules import make_rules, with_schema
-from services.router.openai.sampling import (
-    MAX_TOP_LOGPROBS,
-    SamplingFields,
-)
+from services.router.openai.sampling import MAX_TOP_LOGPROBS, SamplingFields
 from services.router.openai.structure import named_schema
 from services.router.openai.template import thinking_kwargs
 from services.router.openai.tools import MAX_TOOLS
 from services.router.prompts import MAX_INT32
 from services.router.request_fields import UNSUPPORTED
-from services.router.request_model import (
-    UNSUPPORTED_FIELDS,
-    RefusedFields,
-    RequestModel,
-)
+from services.router.request_model import UNSUPPORTED_FIELDS, RefusedFields, RequestModel
 from services.router.request_warnings import Warnings
 from services.router.responses.input_items import pack_input, read_input
 from services.router.responses.store import FORGETFUL, STORE_OFF, History
@@ -220,32 +213,21 @@ def parse_response(
     fields = ResponsesFields.read(body, warnings)
     response_input = _input(fields, warnings, history)
     tools = response_input.tools.offer
-    request = GenerateRequest(
-        model=fields.model or "",
+    stream, structure = fields.stream_settings(), response_input.structure
+    request = fields.generate_request(
         prompts=(response_input.prompt,),
         prompt_field="input",
         sampling=fields.sampling(fields.max_output_tokens or 0, fields.num_logprobs),
-        has_seed=fields.seed is not None,
-        stream=replace(
-            fields.stream_settings(), parse_tools=tools.use is not None, parse_reasoning=True
-        ),
-        priority=fields.priority or 0,
-        cache_salt=fields.cache_salt or "",
-        unset=fields.unset,
+        stream=replace(stream, parse_tools=tools.use is not None, parse_reasoning=True),
+        rules=make_rules(structure, tools, warnings, -1, fields.allowed_ids, fields.bad_words),
         max_tokens_field="max_output_tokens",
-        rules=make_rules(
-            response_input.structure,
-            tools,
-            warnings,
-            allowed_token_ids=fields.allowed_ids,
-            bad_words=fields.bad_words,
-        ),
         truncate_to=TRUNCATE_TO_FIT if fields.truncation == "auto" else 0,
+        truncate_side="left",
     )
     fields.warn(warnings)
-    is_stored = history.keeps and fields.store is not False
+    is_stored = history.store.keeps and fields.store is not False
     if fields.background and not is_stored:
-        why = "cannot be used together with store false" if history.keeps else STORE_OFF
+        why = "cannot be used together with store false" if history.store.keeps else STORE_OFF
         raise bad_field("background", why, UNSUPPORTED)
     if fields.store and not is_stored:
         warnings.add("store", STORE_OFF)
@@ -269,13 +251,13 @@ def parse_input(
 def _input(fields: ResponsesFields, warnings: Warnings, history: History) -> ResponseInput:
     before = history.before(fields.previous_response_id) if fields.previous_response_id else ()
     items = (*before, *read_input(fields.input, history.item))
-    placed = [(item, f"input[{max(0, at - len(before))}]") for at, item in enumerate(items)]
+    places = [(item, f"input[{max(0, at - len(before))}]") for at, item in enumerate(items)]
     parallel = fields.parallel_tool_calls
-    tools = read_tools(fields.tools, fields.tool_choice, parallel, warnings, placed)
+    tools = read_tools(fields.tools, fields.tool_choice, parallel, warnings, places)
     structure = _structure(fields.text)
     effort = None if fields.reasoning is None else fields.reasoning.effort
     prompt = ChatPrompt(
-        messages_json=pack_input(fields.instructions, placed),
+        messages_json=pack_input(fields.instructions, places),
         tools_json=tools.offer.json,
         template_kwargs_json=thinking_kwargs(None if effort is None else effort != "none", effort),
     )

@@ -1,4 +1,4 @@
-"""The responses that one router keeps: stored ones, and those that it makes in the background.
+"""The responses that one router keeps: stored ones, and those that run in the background.
 
 Every router has its own, in memory: bounded in number, bytes and time.
 """
@@ -25,7 +25,7 @@ BROKEN: Final = Failure(500, "internal_error", "the server failed on this reques
 
 
 class EventLog:
-    """The events of a background response, for its followers; written like a transport."""
+    """The events of a background response, which clients follow; written like a transport."""
 
     __slots__ = ("_change", "_ended", "_events", "num_bytes")
 
@@ -131,44 +131,44 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._responses)
 
-    def put(self, stored: StoredResponse) -> None:
-        stored.expires_at_s = self._clock() + self._ttl_s
-        self._responses[stored.id] = stored
-        self._take(stored)
+    def put(self, response: StoredResponse) -> None:
+        response.expires_at_s = self._clock() + self._ttl_s
+        self._responses[response.id] = response
+        self._take(response)
 
-    def change(self, stored: StoredResponse, body: dict[str, Any], size: int) -> None:
+    def change(self, response: StoredResponse, body: dict[str, Any], size: int) -> None:
         """Replace the body of a response, in the store too if it is still there."""
-        if self._responses.get(stored.id) is stored:
-            self._drop(stored)
-            stored.body, stored.size = body, size
-            self._take(stored)
-        stored.body = body
+        if self._responses.get(response.id) is response:
+            self._drop(response)
+            response.body, response.size = body, size
+            self._take(response)
+        response.body = body
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response; ApiError 404 if this owner has none with this id."""
         self._shrink()
-        stored = self._responses.get(response_id)
-        if stored is None or stored.owner != owner:
+        response = self._responses.get(response_id)
+        if response is None or response.owner != owner:
             raise _not_found(response_id)
-        return stored
+        return response
 
     def item(self, item_id: str, owner: str) -> dict[str, Any] | None:
         self._shrink()
         return self._items.get((owner, item_id))
 
-    def remove(self, stored: StoredResponse) -> None:
-        if self._responses.get(stored.id) is stored:
-            del self._responses[stored.id]
-            self._drop(stored)
+    def remove(self, response: StoredResponse) -> None:
+        if self._responses.get(response.id) is response:
+            del self._responses[response.id]
+            self._drop(response)
 
-    def _take(self, stored: StoredResponse) -> None:
-        self.num_bytes += stored.size
-        self._items.update(stored.own_items())
+    def _take(self, response: StoredResponse) -> None:
+        self.num_bytes += response.size
+        self._items.update(response.own_items())
         self._shrink()
 
-    def _drop(self, stored: StoredResponse) -> None:
-        self.num_bytes -= stored.size
-        for key, item in stored.own_items().items():
+    def _drop(self, response: StoredResponse) -> None:
+        self.num_bytes -= response.size
+        for key, item in response.own_items().items():
             if self._items.get(key) is item:
                 del self._items[key]
 
@@ -178,14 +178,14 @@ class ResponseStore:
     def _shrink(self) -> None:
         """Drop what is too old or too much, except responses that are still running."""
         now_s = self._clock()
-        for stored in list(self._responses.values()):
+        for response in list(self._responses.values()):
             is_too_much = (
                 len(self._responses) > self._max_responses or self.num_bytes > self._max_bytes
             )
-            if not is_too_much and stored.expires_at_s > now_s:
+            if not is_too_much and response.expires_at_s > now_s:
                 return
-            if stored.cancel is None:
-                self.remove(stored)
+            if response.cancel is None:
+                self.remove(response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,24 +195,20 @@ class History:
     store: ResponseStore
     owner: str
 
-    @property
-    def keeps(self) -> bool:
-        return self.store.keeps
-
     def before(self, response_id: str) -> tuple[dict[str, Any], ...]:
         """Return the items up to the end of a response; ApiError if it is not complete."""
         field = "previous_response_id"
-        if not self.keeps:
+        if not self.store.keeps:
             raise bad_field(field, STORE_OFF, "unsupported_parameter")
         try:
-            stored = self.store.get(response_id, self.owner)
+            response = self.store.get(response_id, self.owner)
         except ApiError as error:
             raise ApiError(replace(error.failure, field=field)) from None
-        status = stored.body["status"]
+        status = response.body["status"]
         if status not in ("completed", "incomplete"):
             why = f"names a response that cannot be gone on from: it is {status}"
             raise bad_field(field, why)
-        return (*stored.items, *stored.output)
+        return (*response.items, *response.output)
 
     def item(self, item_id: str) -> dict[str, Any] | None:
         return self.store.item(item_id, self.owner)
@@ -239,27 +235,27 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(
-        self, context: RequestContext[ResponsesFormat], stored: StoredResponse
+        self, context: RequestContext[ResponsesFormat], response: StoredResponse
     ) -> EventLog:
         """Start a response and return when it is admitted; ApiError if it is refused."""
-        events = stored.events = EventLog()
+        events = response.events = EventLog()
         loop = asyncio.get_running_loop()
         admitted: asyncio.Future[None] = loop.create_future()
-        task = loop.create_task(self._run(context, stored, events, admitted))
+        task = loop.create_task(self._run(context, response, events, admitted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        stored.cancel = task.cancel
-        self._store.put(stored)
+        response.cancel = task.cancel
+        self._store.put(response)
         await asyncio.wait((task, admitted), return_when=asyncio.FIRST_COMPLETED)
         if not admitted.done():
-            self._store.remove(stored)
+            self._store.remove(response)
             await task  # raises the refusal
         return events
 
     async def _run(
         self,
         context: RequestContext[ResponsesFormat],
-        stored: StoredResponse,
+        response: StoredResponse,
         events: EventLog,
         admitted: asyncio.Future[None],
     ) -> None:
@@ -275,12 +271,12 @@ class Background:
                 raise
             events.write(layout.opening(0, None) + layout.failed(error.failure))
         except Exception as error:
-            structlog.get_logger().error("response failed", response=stored.id, exc_info=error)
+            structlog.get_logger().error("response failed", response=response.id, exc_info=error)
             events.write(layout.failed(BROKEN))
         finally:
             dispatch.num_handlers -= 1
-            stored.cancel = None
+            response.cancel = None
             events.end()
             if layout.final is not None:
-                size = stored.size + events.num_bytes + len(json_bytes(layout.final))
-                self._store.change(stored, layout.final, size)
+                size = response.size + events.num_bytes + len(json_bytes(layout.final))
+                self._store.change(response, layout.final, size)

@@ -27,19 +27,19 @@ def made(name: str, owner: str = "", size: int = 10, **fields: Any) -> StoredRes
 def store_of(*stored: StoredResponse, clock: Clock | None = None, **limits: Any) -> ResponseStore:
     bounds: dict[str, Any] = {"max_responses": 2, "max_bytes": 100, "ttl_s": 60.0, **limits}
     store = ResponseStore(**bounds, clock=clock or Clock())
-    for each in stored:
-        store.put(each)
+    for response in stored:
+        store.put(response)
     return store
 
 
 def names(store: ResponseStore, *context: str) -> list[str]:
-    found = []
+    ids = []
     for name in context:
         try:
-            found.append(store.get(name, "").id)
+            ids.append(store.get(name, "").id)
         except ApiError as error:
             assert error.failure.status == 404
-    return found
+    return ids
 
 
 def test_the_oldest_goes_when_there_are_too_many() -> None:
@@ -106,7 +106,7 @@ def test_a_removed_response_leaves_nothing() -> None:
 
 def test_a_store_of_none_keeps_none() -> None:
     store = store_of(max_responses=0)
-    assert not store.of("").keeps
+    assert not store.keeps
     assert store.of("").item("msg_a") is None
     with pytest.raises(ApiError, match="responses_max"):
         store.of("").before("a")
