@@ -56,7 +56,7 @@ async def test_the_ring_gets_prompt_tools_and_rules() -> None:
         )
         task, sent = await asked(ring, PATH, body)
         assert isinstance(sent.prompt, ChatPrompt)
-        assert [each["role"] for each in json.loads(sent.prompt.messages_json)] == [
+        assert [turn["role"] for turn in json.loads(sent.prompt.messages_json)] == [
             "system",
             "user",
         ]

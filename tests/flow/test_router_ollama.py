@@ -20,14 +20,14 @@ TOOL = {
 }
 
 
-def asked(ring: Any) -> Tokenize:
+def last_request(ring: Any) -> Tokenize:
     """Return what the tokenizer got last."""
     message: Tokenize = ring.workers["tokenizer"].of(Tokenize)[-1]
     return message
 
 
 def conversation(ring: Any) -> list[Any]:
-    prompt = asked(ring).prompt
+    prompt = last_request(ring).prompt
     assert isinstance(prompt, ChatPrompt)
     messages: list[Any] = json.loads(prompt.messages_json)
     return messages
@@ -68,12 +68,12 @@ async def test_a_chat_in_one_piece() -> None:
 async def test_a_question_has_its_system_prompt_before_it() -> None:
     async with running_router() as ring:
         body = {"prompt": "Why?", "system": "Be brief."}
-        status, found = await answer(ring, GENERATE, body)
+        status, answer_body = await answer(ring, GENERATE, body)
         assert conversation(ring) == [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Why?"},
         ]
-        assert (status, found["response"]) == (200, "Hello")
+        assert (status, answer_body["response"]) == (200, "Hello")
         pieces = await lines(ring, GENERATE, body)
     assert "".join(piece["response"] for piece in pieces) == "Hello"
 
@@ -82,8 +82,8 @@ async def test_a_raw_prompt_goes_to_the_model_as_it_is_and_as_far_as_fits() -> N
     async with running_router() as ring:
         status, _ = await answer(ring, GENERATE, {"prompt": "Once", "raw": True})
         assert status == 200
-        assert asked(ring).prompt == TextPrompt("Once")
-        assert asked(ring).limits.max_output_length == 511  # not the 16 of a completion
+        assert last_request(ring).prompt == TextPrompt("Once")
+        assert last_request(ring).limits.max_output_length == 511  # not the 16 of a completion
 
 
 async def test_options_are_sampling_settings_by_other_names() -> None:
@@ -99,10 +99,10 @@ async def test_options_are_sampling_settings_by_other_names() -> None:
     async with running_router() as ring:
         status, _ = await answer(ring, CHAT, {"messages": HI, "options": options})
         assert status == 200
-        sampling = asked(ring).sampling
+        sampling = last_request(ring).sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.seed) == (7, 0.5, 3)
     assert sampling.repetition_penalty == 1.1
-    assert asked(ring).stream.stop == ("\n",)
+    assert last_request(ring).stream.stop == ("\n",)
 
 
 async def test_a_limit_that_is_lowered_is_warned_of_by_ollamas_name() -> None:
@@ -120,7 +120,7 @@ async def test_a_format_is_a_structure(wish: Any, kind: str | None) -> None:
     async with running_router() as ring:
         status, _ = await answer(ring, CHAT, {"messages": HI, "format": wish})
         assert status == 200
-        structure = asked(ring).rules.structure
+        structure = last_request(ring).rules.structure
     assert (structure and structure.kind) == kind
 
 
@@ -138,10 +138,12 @@ async def test_calls_and_results_are_tied_together_as_templates_want_them() -> N
     async with running_router() as ring:
         status, body = await answer(ring, CHAT, {"messages": messages, "tools": [TOOL]})
         assert status == 200, body
-        _, spoken, second, first = conversation(ring)
-    ids = [call["id"] for call in spoken["tool_calls"]]
-    assert spoken["reasoning_content"] == "Hm."
-    assert json.loads(spoken["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+        _, assistant_message, second, first = conversation(ring)
+    ids = [call["id"] for call in assistant_message["tool_calls"]]
+    assert assistant_message["reasoning_content"] == "Hm."
+    assert json.loads(assistant_message["tool_calls"][0]["function"]["arguments"]) == {
+        "city": "Paris"
+    }
     assert [first["tool_call_id"], second["tool_call_id"]] == ids
 
 
@@ -177,7 +179,7 @@ async def test_thinking_is_switched_in_the_templates_words(think: Any, expected:
     async with running_router() as ring:
         status, _ = await answer(ring, CHAT, {"messages": HI, "think": think})
         assert status == 200
-        prompt = asked(ring).prompt
+        prompt = last_request(ring).prompt
     assert isinstance(prompt, ChatPrompt)
     assert json.loads(prompt.template_kwargs_json)["enable_thinking"] is expected
 
@@ -210,10 +212,10 @@ async def test_what_is_wrong_is_said_by_ollamas_names(
     path: str, body: dict[str, Any], message: str
 ) -> None:
     async with running_router() as ring:
-        status, found = await answer(ring, path, body)
+        status, answer_body = await answer(ring, path, body)
     assert status == 400
-    assert list(found) == ["error"]
-    assert found["error"].startswith(message), found
+    assert list(answer_body) == ["error"]
+    assert answer_body["error"].startswith(message), answer_body
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE])

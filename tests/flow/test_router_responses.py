@@ -38,7 +38,7 @@ async def test_the_ring_gets_prompt_tools_and_rules() -> None:
         body = response(tools=[TOOL], tool_choice="required", instructions="Be kind.")
         task, message = await asked(ring, PATH, body)
         assert isinstance(message.prompt, ChatPrompt)
-        assert [each["role"] for each in json.loads(message.prompt.messages_json)] == [
+        assert [turn["role"] for turn in json.loads(message.prompt.messages_json)] == [
             "system",
             "user",
         ]

@@ -37,8 +37,8 @@ async def call(ring: Ring, method: str, path: str, key: str = "") -> tuple[int, 
 def last_messages(ring: Ring) -> list[dict[str, Any]]:
     message: Tokenize = ring.workers["tokenizer"].of(Tokenize)[-1]
     assert isinstance(message.prompt, ChatPrompt)
-    found: list[dict[str, Any]] = json.loads(message.prompt.messages_json)
-    return found
+    messages: list[dict[str, Any]] = json.loads(message.prompt.messages_json)
+    return messages
 
 
 async def begun(ring: Ring, **more: Any) -> tuple[dict[str, Any], Tokenize]:

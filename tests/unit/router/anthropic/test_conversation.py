@@ -15,8 +15,10 @@ USER = {"role": "user", "content": "Hi"}
 
 
 def packed(messages: Any, system: Any = None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(read_conversation(system, messages, Warnings()).pack())
-    return found
+    history: list[dict[str, Any]] = json.loads(
+        read_conversation(system, messages, Warnings()).pack()
+    )
+    return history
 
 
 def text(value: str, **more: Any) -> dict[str, Any]:
@@ -195,10 +197,10 @@ def test_a_system_prompt_is_text(system: Any) -> None:
 
 def test_thoughts_in_any_number_of_pieces_are_one() -> None:
     thoughts = [{"type": "thinking", "thinking": f"{number:0150d}"} for number in range(40_000)]
-    (said, _) = packed(
+    (answer, _) = packed(
         [{"role": "assistant", "content": thoughts}, {"role": "user", "content": "?"}]
     )
-    assert said["reasoning_content"] == "".join(each["thinking"] for each in thoughts)
+    assert answer["reasoning_content"] == "".join(item["thinking"] for item in thoughts)
 
 
 ANSWER = {"role": "assistant", "content": "Hello."}
@@ -250,7 +252,7 @@ def test_what_cannot_be_shown_of_a_history_is_a_placeholder_with_a_warning(
     turn = {"role": role, "content": [text("So:"), block]}
     history = [ANSWER, USER, turn, {"role": "assistant", "content": "Yes."}]
     messages = json.loads(read_conversation(None, history, warnings).pack())
-    assert text(words) in [part for each in messages[1:] for part in each["content"]]
+    assert text(words) in [part for item in messages[1:] for part in item["content"]]
     assert f"{block['type']} blocks are not read" in warnings.header()
 
 

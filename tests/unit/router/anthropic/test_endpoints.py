@@ -203,8 +203,8 @@ def test_a_failure_on_the_way_is_an_error_event() -> None:
     ],
 )
 def test_errors_have_anthropics_types(failure: Failure, status: int, kind: str) -> None:
-    found, body = anthropic_error("req_1", failure)
-    assert found == status
+    error_status, body = anthropic_error("req_1", failure)
+    assert error_status == status
     assert json.loads(body) == {
         "type": "error",
         "error": {"type": kind, "message": "no"},

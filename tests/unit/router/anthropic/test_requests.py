@@ -191,8 +191,8 @@ def test_hints_are_taken_with_a_warning(field: str, value: Any) -> None:
     warnings, counting = Warnings(), Warnings()
     assert parse_message(body, warnings).generate == parse().generate
     parse_prompt(body, counting)
-    for each in (warnings, counting):
-        assert each.header() == f'299 - "{field}: has no effect here"'
+    for header_warnings in (warnings, counting):
+        assert header_warnings.header() == f'299 - "{field}: has no effect here"'
 
 
 SERVER_TOOLS: list[dict[str, Any]] = [

@@ -21,5 +21,7 @@ def prompt_of(parsed: ResponsesRequest) -> ChatPrompt:
 
 
 def messages_of(value: Any, **fields: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(prompt_of(parse(input=value, **fields)).messages_json)
-    return found
+    messages: list[dict[str, Any]] = json.loads(
+        prompt_of(parse(input=value, **fields)).messages_json
+    )
+    return messages

@@ -77,11 +77,11 @@ def accumulated(data: bytes) -> Response:
 
 def texts(response: Any) -> list[tuple[str, str]]:
     """Return kind and text of every item."""
-    found = []
+    pairs = []
     for item in response["output"]:
         text = item["arguments"] if "arguments" in item else item["content"][0]["text"]
-        found.append((item["type"], text))
-    return found
+        pairs.append((item["type"], text))
+    return pairs
 
 
 def test_a_text_comes_in_the_order_of_openais_events() -> None:
@@ -251,10 +251,10 @@ def test_logprobs_go_with_their_text_and_stand_at_its_end() -> None:
     data += layout.delta(0, Delta("Hi", columns(token("i"), token("<end>"))))
     data += layout.ending(0, STOPPED) + layout.closing(USAGE)
     delta, done = (
-        [each for each in events_of(data) if each["type"] == f"response.output_text.{kind}"][0]
+        [entry for entry in events_of(data) if entry["type"] == f"response.output_text.{kind}"][0]
         for kind in ("delta", "done")
     )
-    assert [each["token"] for each in delta["logprobs"]] == ["H", "i"]
+    assert [entry["token"] for entry in delta["logprobs"]] == ["H", "i"]
     assert done["logprobs"] == delta["logprobs"]
     assert delta["logprobs"][1] == {
         "token": "i",
@@ -278,7 +278,7 @@ def test_logprobs_of_a_parsed_answer_are_those_of_its_text() -> None:
         for chunk in data.split(b"\n\n")
         if chunk.startswith(b"event: response.output_text.delta")
     )
-    assert [each["token"] for each in delta["logprobs"]] == ["It", " is"]
+    assert [entry["token"] for entry in delta["logprobs"]] == ["It", " is"]
     whole = CompleteAnswer("It is", tokens, STOPPED, reasoning="see")
     (_, message) = make_format().body([whole], USAGE)["output"]
     assert message["content"][0]["logprobs"] == delta["logprobs"]
@@ -299,16 +299,16 @@ def test_any_answer_merged_anyhow_ends_as_the_same_response(
     parts: list[Part], ended: Ending, random: Any
 ) -> None:
     numbered = 0
-    told = []
+    numbered_parts = []
     for part in parts:
         if part.kind == "call":
             numbered += 1
             part = Part("call", "f", numbered, f"call_{numbered}")
-        told.append(part)
-    single = events_of(streamed(make_format(), told, ended))[-1]
+        numbered_parts.append(part)
+    single = events_of(streamed(make_format(), numbered_parts, ended))[-1]
     layout = make_format()
     data, waiting = layout.opening(0, OPENED), Delta()
-    for part in told:
+    for part in numbered_parts:
         waiting.take("", None, (part,), ())
         if random.random() < 0.5:
             data += layout.delta(0, waiting)

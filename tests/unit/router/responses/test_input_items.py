@@ -110,7 +110,7 @@ def test_calls_of_every_kind_are_read_back() -> None:
             "output": [{"type": "input_image", "image_url": "data:"}],
         },
     ]
-    _, patch, _, shell, listed, seen = messages_of(items)
+    _, patch, _, shell, shell_result, image_result = messages_of(items)
     assert patch["tool_calls"][0]["function"] == {
         "name": "patch",
         "arguments": json.dumps({"input": 'a "b"\n'}),
@@ -120,12 +120,12 @@ def test_calls_of_every_kind_are_read_back() -> None:
         "local_shell",
         ["ls"],
     )
-    assert listed == {"role": "tool", "tool_call_id": "c2", "content": "file"}
-    assert seen["content"] == "[an image, which this model cannot read]"
+    assert shell_result == {"role": "tool", "tool_call_id": "c2", "content": "file"}
+    assert image_result["content"] == "[an image, which this model cannot read]"
 
 
 def test_what_other_servers_have_done_becomes_text() -> None:
-    said = messages_of(
+    messages = messages_of(
         [
             {"role": "user", "content": "Hi"},
             {"type": "compaction", "encrypted_content": "gAAA"},
@@ -140,10 +140,10 @@ def test_what_other_servers_have_done_becomes_text() -> None:
             {"role": "assistant", "content": "Here you are."},
         ]
     )
-    assert [each["role"] for each in said] == ["user", "assistant"]
-    compacted, *rest = said[1]["content"].split("\n")
-    assert "compacted" in compacted
-    assert rest == [
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    compaction, *notes = messages[1]["content"].split("\n")
+    assert "compacted" in compaction
+    assert notes == [
         '[web_search_call: {"action": {"type": "search", "query": "news"}}]',
         "[image_generation_call: {}]",
         "Here you are.",

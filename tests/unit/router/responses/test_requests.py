@@ -104,11 +104,11 @@ def test_limits_truncation_and_the_extras_of_chat() -> None:
 def test_store_is_answered_with_the_truth() -> None:
     parsed = parse(store=True, previous_response_id=None, background=False)
     assert parsed.echo(parsed.generate)["store"] is False
-    kept = ResponseStore(1, 1 << 20, 60.0).of("")
-    for given, answered in ((None, True), (True, True), (False, False)):
-        body = {"model": "demo", "input": "Hi", "store": given}
-        parsed = parse_response(body, Warnings(), kept)
-        assert parsed.echo(parsed.generate)["store"] is answered
+    history = ResponseStore(1, 1 << 20, 60.0).of("")
+    for store, expected in ((None, True), (True, True), (False, False)):
+        body = {"model": "demo", "input": "Hi", "store": store}
+        parsed = parse_response(body, Warnings(), history)
+        assert parsed.echo(parsed.generate)["store"] is expected
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_items_add_tools_of_which_the_latest_counts() -> None:
         ],
     )
     functions = [tool["function"] for tool in json.loads(prompt_of(parsed).tools_json)]
-    assert [each["name"] for each in functions] == ["g", "f", "patch"]
+    assert [function["name"] for function in functions] == ["g", "f", "patch"]
     assert functions[1]["strict"] is True
     assert parsed.input.tools.names["patch"] == ToolName("patch", "functions", is_custom=True)
     assert parsed.generate.rules.tools == ToolUse(
@@ -235,11 +235,11 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
 
 def test_a_model_with_tools_is_told_of_the_structure() -> None:
     layout = {"type": "json_schema", "name": "n", "schema": SCHEMA}
-    told = messages_of("Hi", tools=[TOOL], text={"format": layout}, instructions="Be kind.")
-    assert told[0]["content"].startswith("Be kind.\n\n")
-    assert json.dumps(SCHEMA, separators=(",", ":")) in told[0]["content"]
-    loose = messages_of("Hi", tools=[TOOL], text={"format": {"type": "json_object"}})
-    assert loose[0]["role"] == "system" and "JSON" in loose[0]["content"]
+    messages = messages_of("Hi", tools=[TOOL], text={"format": layout}, instructions="Be kind.")
+    assert messages[0]["content"].startswith("Be kind.\n\n")
+    assert json.dumps(SCHEMA, separators=(",", ":")) in messages[0]["content"]
+    json_messages = messages_of("Hi", tools=[TOOL], text={"format": {"type": "json_object"}})
+    assert json_messages[0]["role"] == "system" and "JSON" in json_messages[0]["content"]
     for more in ({}, {"tools": [TOOL], "tool_choice": "required"}):
         assert messages_of("Hi", text={"format": layout}, **more)[0]["role"] == "user"
 
