@@ -30,12 +30,7 @@ _DELTAS: Final = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
-_KINDS: Final = {
-    "content": "text",
-    "reasoning": "thinking",
-    "call": "tool_use",
-    "arguments": "tool_use",
-}
+_KINDS: Final = {"content": "text", "reasoning": "thinking", "arguments": "tool_use"}
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
@@ -108,16 +103,15 @@ class MessageFormat:
         }
 
     def _part(self, part: Part) -> Iterator[bytes]:
-        kind = _KINDS[part.kind]
         if part.kind == "call":
             self._num_calls += 1
             yield from self._begin(_tool_use(part.id, part.text, {}))
-        elif kind == "thinking" and not self._shows_thinking:
+        elif part.kind == "reasoning" and not self._shows_thinking:
             self._num_hidden += 1
             if self._num_hidden % PING_EVERY == 0:
                 yield _PING
-        elif kind != "tool_use" or kind == self._open:  # arguments without a call are left out
-            yield from self._grow(kind, part.text)
+        elif part.kind != "arguments" or self._open == "tool_use":  # those without a call go
+            yield from self._grow(_KINDS[part.kind], part.text)
 
     def _grow(self, kind: str, text: str) -> Iterator[bytes]:
         if kind != self._open:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from common.messages.control import ModelCard
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.logprobs import Logprobs
 from common.messages.text import Part, TextOpened
@@ -48,6 +47,7 @@ _DETAILS: Final = {
     "quantization_level": "",
 }
 _STARTED: Final = datetime.now(UTC).isoformat()
+_ENTRY: Final = {"modified_at": _STARTED, "size": 0}  # of a download, and there is none
 
 NDJSON: Final = "application/x-ndjson"
 TAG: Final = ":latest"  # Ollama's clients append it to names without a tag
@@ -207,9 +207,9 @@ async def _show(dispatch: Dispatch, fields: ShowFields) -> dict[str, Any]:
     group = dispatch.group(_served_name(dispatch, fields.model or fields.name))
     tokenizer = await dispatch.inspect(dispatch.place(group, "tokenizer"), "tokenizer")
     card = group.card
-    parsed = {"tools": "tool_format", "thinking": "reasoning_format"}
+    formats = {"tools": "tool_format", "thinking": "reasoning_format"}
     capabilities = [
-        name for name, field in parsed.items() if tokenizer.get(field) not in (None, "", "none")
+        name for name, field in formats.items() if tokenizer.get(field) not in (None, "", "none")
     ]
     template = tokenizer.get("chat_template")
     return {
@@ -234,23 +234,16 @@ def _served_name(dispatch: Dispatch, model: str) -> str:
     return model.removesuffix(TAG)
 
 
-def _entry(card: ModelCard, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": _STARTED,
-        "size": 0,  # of a download, and there is none
-        "digest": card.revision,
-        "details": _DETAILS,
-    }
-
-
 def listing_routes(backend: Backend) -> list[web.RouteDef]:
     """Return the routes of the GET requests."""
 
     async def tags(_: web.Request) -> web.Response:
-        groups = [group for group in backend.dispatch.fleet.groups() if not group.missing]
-        models = [_entry(group.card, name) for group in groups for name in group.card.names]
+        cards = [group.card for group in backend.dispatch.fleet.groups() if not group.missing]
+        models = [
+            {"name": name, "model": name, **_ENTRY, "digest": card.revision, "details": _DETAILS}
+            for card in cards
+            for name in card.names
+        ]
         return json_response({"models": models})
 
     async def version(_: web.Request) -> web.Response:

@@ -295,8 +295,9 @@ class ResponsesFormat:
         return named_event(kind, {"sequence_number": self._next_number(), **fields})
 
     def _next_number(self) -> int:
-        self._num_events += 1
-        return self._num_events - 1
+        number = self._num_events
+        self._num_events = number + 1
+        return number
 
 
 def visible_tokens(

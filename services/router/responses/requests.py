@@ -266,8 +266,8 @@ def _input(fields: ResponsesFields, warnings: Warnings, history: History) -> Res
 
 
 def _structure(text: TextConfig | None) -> Structure | None:
-    layout = None if text is None else text.format
-    match (layout or PLAIN).get("type"):
+    layout = (text and text.format) or PLAIN
+    match layout.get("type"):
         case "text":
             return None
         case "json_object":

@@ -93,13 +93,8 @@ class StoredResponse:
     def id(self) -> str:
         return str(self.body["id"])
 
-    @property
-    def output(self) -> list[dict[str, Any]]:
-        output: list[dict[str, Any]] = self.body["output"]
-        return output
-
     def own_items(self) -> dict[tuple[str, str], dict[str, Any]]:
-        items = (*self.items[self.num_before :], *self.output)
+        items = (*self.items[self.num_before :], *self.body["output"])
         return {(self.owner, item["id"]): item for item in items}
 
 
@@ -204,11 +199,9 @@ class History:
             response = self.store.get(response_id, self.owner)
         except ApiError as error:
             raise ApiError(replace(error.failure, field=field)) from None
-        status = response.body["status"]
-        if status not in ("completed", "incomplete"):
-            why = f"names a response that cannot be gone on from: it is {status}"
-            raise bad_field(field, why)
-        return (*response.items, *response.output)
+        if (status := response.body["status"]) not in ("completed", "incomplete"):
+            raise bad_field(field, f"names a response that cannot be gone on from: it is {status}")
+        return (*response.items, *response.body["output"])
 
     def item(self, item_id: str) -> dict[str, Any] | None:
         return self.store.item(item_id, self.owner)

@@ -254,15 +254,12 @@ class CustomInput:
         self._held += text
         if self._place == "head":
             self._read_head()
-        match self._place:
-            case "text":
-                return self._read_text()
-            case "raw":
-                text, self._held = self._held, ""
-                return text
-            case "end":
-                self._held = ""
-        return ""
+        if self._place == "text":
+            return self._read_text()
+        if self._place == "head":
+            return ""
+        rest, self._held = self._held, ""
+        return rest if self._place == "raw" else ""
 
     def finish(self) -> str:
         """Return the held-back text, if it turned out not to be such an object."""
