@@ -23,7 +23,7 @@ from common.errors import ConfigError, near
 
 PACKAGES = str(Path(__file__).resolve().parents[1])  # the folder of `common` and `services`
 ENV_PREFIX = "SLIPSTREAM_"
-CONFIG_VARIABLE = "SLIPSTREAM_CONFIG"  # path of the file, where no --config is given
+CONFIG_VARIABLE = "SLIPSTREAM_CONFIG"  # path of the file, if no other is given
 LAUNCHER_FD_VARIABLE = "SLIPSTREAM_LAUNCHER_FD"  # a pipe that closes when the launcher ends
 LISTEN_FD_VARIABLE = "SLIPSTREAM_LISTEN_FD"  # the listening HTTP socket, for routers
 _NO_SETTINGS = (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, "SLIPSTREAM_API_KEY")
@@ -147,10 +147,7 @@ def load(
     name: str = "",
     overrides: Tables | None = None,
 ) -> ServiceConfig[S]:
-    """Read the settings of one service; ConfigError names all mistakes.
-
-    Without `path` the file is the one that SLIPSTREAM_CONFIG names, if any.
-    """
+    """Read the settings of one service; ConfigError names all mistakes."""
     written = WrittenSettings(path, env, overrides)
     config = ServiceConfig(
         service=service,

@@ -25,11 +25,7 @@ def available_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> int:
 
 
 def _room_in(group: Path, otherwise: int) -> int:
-    """Return what the container may still use, or `otherwise` if it has no limit.
-
-    Cached files count as used but are dropped when memory is needed: after a download they are as
-    large as the model.
-    """
+    """Return what the container may still use, or `otherwise` if it has no limit."""
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
         used = int((group / "memory.current").read_text(encoding="ascii"))
@@ -38,6 +34,7 @@ def _room_in(group: Path, otherwise: int) -> int:
         return otherwise
     if not limit.isdigit():
         return otherwise
+    # Cached files count as used but give way: after a download they are as large as the model.
     values = dict(zip(counts[::2], map(int, counts[1::2]), strict=False))
     files = values.get("active_file", 0) + values.get("inactive_file", 0)
     return max(0, int(limit) - max(0, used - files))

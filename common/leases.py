@@ -1,7 +1,4 @@
-"""Which peers are alive: leases that any message renews, judged by the caller's clock.
-
-Routers keep them for their workers, and workers for their routers.
-"""
+"""Leases of routers on their workers, and of workers on their routers, by the caller's clock."""
 
 from __future__ import annotations
 

@@ -113,10 +113,7 @@ def _check(path: str) -> None:
 
 
 class ReadinessFile:
-    """The file `{run_dir}/{name}.ready`, which a service keeps fresh while it can serve.
-
-    Without a `run_dir` there is no file.
-    """
+    """`{run_dir}/{name}.ready`, fresh while the service can serve; without a `run_dir` no file."""
 
     def __init__(self, run_dir: str, name: str) -> None:
         self.path = readiness_path(run_dir, name) if run_dir else ""

@@ -1,7 +1,4 @@
-"""The command `slipstream`: finds one of its commands and runs it.
-
-Only the module of that command is loaded: a health check runs every few seconds.
-"""
+"""The program `slipstream`: loads only the command that it runs, as health checks are frequent."""
 
 from __future__ import annotations
 

@@ -184,19 +184,16 @@ class _FromLibraries(logging.Handler):
 
 
 class Progress:
-    """The progress of a long task: a line that changes for people, log lines for machines.
-
-    `what` names the task, such as "loading weights".
-    """
+    """The progress of a long task: a line that changes for people, log lines for machines."""
 
     def __init__(
         self,
-        what: str,
+        task: str,
         num_items: int,
         num_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what = what
+        self._task = task
         self._num_items = num_items
         self._num_bytes = num_bytes
         self._clock = clock
@@ -221,7 +218,7 @@ class Progress:
             self._show(stream, speed)
         if not _people and self._items < self._num_items:
             structlog.get_logger().info(
-                self._what,
+                self._task,
                 tensors=self._items,
                 of=self._num_items,
                 gib=round(self._bytes / GIB, 2),
@@ -230,7 +227,7 @@ class Progress:
 
     def _show(self, stream: Stream, gib_per_s: float) -> None:
         text = (
-            f"{self._what}: {self._items} of {self._num_items} tensors, "
+            f"{self._task}: {self._items} of {self._num_items} tensors, "
             f"{self._bytes / GIB:.2f} of {self._num_bytes / GIB:.2f} GiB, {gib_per_s:.2f} GiB/s"
         )
         with contextlib.suppress(OSError, ValueError):

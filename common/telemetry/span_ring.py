@@ -1,7 +1,4 @@
-"""The last spans of one kind in one process, kept for a timeline.
-
-A trace's spans follow one request; these show everything that a process did.
-"""
+"""The last spans of one kind in one process, kept for a timeline, not for a request's trace."""
 
 from __future__ import annotations
 

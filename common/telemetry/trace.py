@@ -92,10 +92,7 @@ def tracer() -> Tracer:
 
 
 def context_from(traceparent: str) -> Context:
-    """Return the parent context in a W3C `traceparent`; an empty one if it is not valid.
-
-    Only version 00 of the header is read; https://www.w3.org/TR/trace-context/.
-    """
+    """Return the parent context in a W3C `traceparent` of version 00; an empty one if invalid."""
     if len(traceparent) != 55 or not traceparent.startswith("00-"):
         return Context()
     try:

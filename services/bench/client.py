@@ -48,10 +48,7 @@ class Reply:
 
 
 class StreamReader:
-    """Reads one answer after the other from a connection's bytes.
-
-    It counts and times events, and parses only the usage.
-    """
+    """Counts and times the events of one answer after the other, and parses only the usage."""
 
     def __init__(self) -> None:
         self._reply: Reply | None = None
@@ -353,10 +350,7 @@ class Clients:
             pipe.send("go")
 
     def run(self, within_s: float, watch: Callable[[int], None] | None = None) -> LoadResult:
-        """Send all requests and return the replies; ClientError if that takes too long.
-
-        `watch` is called now and then with the number of requests that have ended.
-        """
+        """Send all requests, or raise ClientError; `watch` gets the number that have ended."""
         deadline_s = time.monotonic() + within_s
         self.start()
         while watch is not None and not self.is_done and time.monotonic() < deadline_s:

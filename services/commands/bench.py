@@ -151,10 +151,7 @@ class Bench:
         return json.dumps(document)
 
     def _vocabulary(self) -> tuple[list[int], int]:
-        """Return ids of ordinary words and the length of the context; none if the server refuses.
-
-        Prompts are ids, so that their lengths are exact.
-        """
+        """Return ids of ordinary words, for prompts of exact lengths, and the context's length."""
         body = {"model": self.model, "prompt": SAMPLE, "add_special_tokens": False}
         try:
             answer = self._api.call("POST", "/tokenize", body)

@@ -12,16 +12,13 @@ API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"  # for commands that ask a server; it is
 
 
 class Command(NamedTuple):
-    """One command; `hints` names what replaces an option of another program.
-
-    Its module is imported for its options alone, so `run` imports what is heavy.
-    """
+    """One command; its module is imported for the options alone, so `run` imports what is heavy."""
 
     description: str
     run: Callable[[argparse.Namespace, Mapping[str, str]], int]
     add_options: Callable[[Parser], None] = lambda parser: None
     examples: str = ""
-    hints: Mapping[str, str] = {}
+    hints: Mapping[str, str] = {}  # what replaces an option of another program
 
     def parser(self, name: str) -> Parser:
         parser = Parser(f"slipstream {name}", self.description, self.examples, self.hints)

@@ -1,7 +1,4 @@
-"""`slipstream pull`, `list` and `rm`: models in the cache of the Hugging Face hub.
-
-The hub's own tools keep theirs in the same place.
-"""
+"""`slipstream pull`, `list` and `rm`: models in the cache that the Hugging Face hub's tools use."""
 
 from __future__ import annotations
 

@@ -14,10 +14,7 @@ PROBE_S = 2.0
 
 
 class Front:
-    """The address of the API, bound and listening while this is open.
-
-    Raises ConfigError, in plain words, if that does not work.
-    """
+    """The address of the API, bound and listening while this is open; ConfigError if not free."""
 
     def __init__(self, host: str, port: int) -> None:
         try:

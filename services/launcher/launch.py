@@ -42,10 +42,7 @@ QUESTION = "What is the capital of France?"
 
 
 def launch(plan: Plan, env: Mapping[str, str]) -> int:
-    """Serve until a signal; returns the exit status.
-
-    Raises ConfigError or ModelError, before a process is started, if serving cannot work.
-    """
+    """Serve until a signal; returns the exit status. Raises ConfigError or ModelError."""
     log_format = plan.telemetry.log_format
     if log_format == "auto":
         log_format = "console" if sys.stderr.isatty() else "json"
@@ -120,10 +117,7 @@ def _port(plan: Plan) -> int:
 
 @contextlib.contextmanager
 def _kept_off(cores: Cores) -> Iterator[None]:
-    """Keep this process and its children off the cores that compute threads have to themselves.
-
-    Such a thread moves to its core by itself, once its process has started all others.
-    """
+    """Keep this process and its children off `cores.own`, to which compute threads move later."""
     before = os.sched_getaffinity(0)
     logger = structlog.get_logger()
     try:

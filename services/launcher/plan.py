@@ -91,10 +91,7 @@ class Plan:
 
 
 def make_plan(config: str | None, env: Mapping[str, str], options: Tables, counts: Counts) -> Plan:
-    """Merge the settings file, the environment and the command line, later over earlier.
-
-    Raises ConfigError for a file that cannot be read and for mistakes in the shared tables.
-    """
+    """Merge the settings of file, environment and options; ConfigError for the shared tables."""
     written = WrittenSettings(config, env, options)
     plan = Plan(
         written.tables,
@@ -127,24 +124,19 @@ def tables_of_run(plan: Plan, model: ModelSettings, run_dir: str, log_format: st
 def environment_of(
     name: str, plan: Plan, env: Mapping[str, str], root: str = PACKAGES
 ) -> dict[str, str]:
-    """Return the environment of one service, without settings: those are in its file.
-
-    Several compute processes get a GPU each, in turn.
-    """
+    """Return one service's environment without settings: those are in its file."""
     others = {key: value for key, value in env.items() if not key.startswith(ENV_PREFIX)}
     environment = child_environment(others, root)
     service, _, index = name.rpartition("-")
     on_gpu = plan.value("compute", "device") in ("auto", "cuda")
+    # Several compute processes get a GPU each, in turn.
     if service == "compute" and plan.counts.compute > 1 and on_gpu and (gpus := gpus_in(env)):
         environment["CUDA_VISIBLE_DEVICES"] = gpus[int(index) % len(gpus)]
     return environment
 
 
 def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
-    """Choose a core for each thread that drives a GPU; None if they get none of their own.
-
-    Raises ConfigError if the user wants them (`pin = "on"`) and there are too few cores.
-    """
+    """Choose a core for each thread that drives a GPU; ConfigError if `pin` asks for too many."""
     pin = plan.value("compute", "pin")
     if pin == "off" or "core" in plan.tables.get("compute", {}):  # the user has chosen
         return None
@@ -164,11 +156,7 @@ def cores_of(plan: Plan, env: Mapping[str, str]) -> Cores | None:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """A CPU for each compute replica, in order, and the CPUs for everything else.
-
-    A thread whose core is busy when a step ends, or whose caches are cold, launches the next step
-    late.
-    """
+    """A CPU for each compute replica, in order, and the CPUs for everything else."""
 
     own: tuple[int, ...]
     common: frozenset[int]

@@ -31,16 +31,13 @@ HEALTHY_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class Child:
-    """The process of one service instance, through all its restarts; it inherits `env` and `fds`.
-
-    `num_deaths` counts the deaths in a row, each less than a minute after the start.
-    """
+    """The process of one service instance, through all restarts; it inherits `env` and `fds`."""
 
     name: str
     command: tuple[str, ...]
     env: Mapping[str, str]
     fds: tuple[int, ...]
-    num_deaths: int = 0
+    num_deaths: int = 0  # in a row, each less than a minute after the start
     started_s: float = 0.0
     _process: subprocess.Popen[bytes] | None = None
 
