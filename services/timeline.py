@@ -49,16 +49,8 @@ def fetch(url: str, seconds: float, api_key: str = "") -> Timeline:
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """Make the trace: a process for each part, a thread for each lane of it."""
-    offsets_s = _offsets_s(timeline)
-    lanes = [
-        (part, lane, list(_spans(tracks, offset_s)))
-        for part, offset_s in sorted(
-            zip(timeline.parts, offsets_s, strict=True),
-            key=lambda pair: (STAGES.index(pair[0].service), pair[0].name),
-        )
-        for lane, tracks in _lanes(part)
-    ]
-    start_s = min((span.began_s for _, _, spans in lanes for span in spans), default=0.0)
+    lanes = sorted(_lanes(timeline), key=lambda lane: (STAGES.index(lane[0].service), lane[0].name))
+    start_s = min((spans[0].began_s for _, _, spans in lanes if spans), default=0.0)
     events: list[dict[str, Any]] = []
     pids: dict[tuple[str, str], int] = {}
     tid = 0
@@ -79,24 +71,19 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
 
 def summary(timeline: Timeline) -> list[str]:
     """Return lines on how busy the device was and how much text was made meanwhile."""
-    offsets_s = _offsets_s(timeline)
-    parts = list(zip(timeline.parts, offsets_s, strict=True))
-    steps: list[Span] = []
+    lanes = [(part, lane, spans) for part, lane, spans in _lanes(timeline) if spans]
     lines = []
-    for part, offset_s in parts:
-        device = [track for track in part.tracks if track.lane == "device"]
-        spans = sorted(_spans(device, offset_s), key=lambda span: span.began_s)
-        if spans:
-            steps += spans
+    for part, lane, spans in lanes:
+        if lane == "device":
             wall_s = spans[-1].ended_s - spans[0].began_s
             busy = sum(span.ended_s - span.began_s for span in spans) / wall_s if wall_s else 1.0
             lines.append(
                 f"{part.name}: {len(spans)} steps in {wall_s:.2f} s, device busy {busy:.1%}"
             )
-    for part, offset_s in parts:
-        texts = list(_spans((track for track in part.tracks if track.lane == "text"), offset_s))
-        if texts and steps:
-            share = share_during(texts, steps)
+    steps = [span for _, lane, spans in lanes if lane == "device" for span in spans]
+    for part, lane, spans in lanes:
+        if lane == "text" and steps:
+            share = share_during(spans, steps)
             lines.append(f"{part.name}: {share:.1%} of its work was done while a step ran")
     return lines
 
@@ -123,34 +110,33 @@ def share_during(spans: Iterable[Span], others: Iterable[Span]) -> float:
     return within_s / total_s if total_s else 0.0
 
 
-def _offsets_s(timeline: Timeline) -> list[float]:
-    """Return what to add to each part's times, so that all are on the first part's clock."""
-    differences = [part.unix_s - timeline.parts[0].unix_s for part in timeline.parts]
-    return [0.0 if abs(gap_s) < SAME_HOST_S else gap_s for gap_s in differences]
+def _lanes(timeline: Timeline) -> list[tuple[StagePart, str, list[Span]]]:
+    """Return each part's lanes, with their spans in order, on the clock of the first part."""
+    lanes = []
+    for part in timeline.parts:
+        gap_s = part.unix_s - timeline.parts[0].unix_s
+        offset_s = 0.0 if abs(gap_s) < SAME_HOST_S else gap_s
+        for lane in dict.fromkeys(track.lane for track in part.tracks):
+            tracks = [track for track in part.tracks if track.lane == lane]
+            spans = [span for track in tracks for span in _spans(track, offset_s)]
+            lanes.append((part, lane, sorted(spans, key=lambda span: span.began_s)))
+    return lanes
 
 
-def _lanes(part: StagePart) -> Iterator[tuple[str, list[Track]]]:
-    for lane in dict.fromkeys(track.lane for track in part.tracks):
-        yield lane, [track for track in part.tracks if track.lane == lane]
-
-
-def _spans(tracks: Iterable[Track], offset_s: float) -> Iterator[Span]:
-    """Yield the spans of tracks, without rows that were never written."""
-    for track in tracks:
-        columns = zip(
-            track.began_s, track.ended_s, *(arg.values for arg in track.args), strict=True
-        )
-        names = [arg.name for arg in track.args]
-        for began_s, ended_s, *values in columns:
-            if began_s <= ended_s:  # false for NaN
-                args = dict(zip(names, values, strict=True))
-                yield Span(track.name, began_s + offset_s, ended_s + offset_s, args)
+def _spans(track: Track, offset_s: float) -> Iterator[Span]:
+    """Yield a track's spans, without rows that were never written."""
+    names = [arg.name for arg in track.args]
+    columns = (track.began_s, track.ended_s, *(arg.values for arg in track.args))
+    for began_s, ended_s, *values in zip(*columns, strict=True):
+        if began_s <= ended_s:  # false for NaN
+            args = dict(zip(names, values, strict=True))
+            yield Span(track.name, began_s + offset_s, ended_s + offset_s, args)
 
 
 def _rows(spans: list[Span]) -> list[list[Span]]:
-    """Lay spans out in as few rows as possible without overlaps."""
+    """Lay out sorted spans in as few rows as possible without overlaps."""
     rows: list[list[Span]] = []
-    for span in sorted(spans, key=lambda span: span.began_s):
+    for span in spans:
         row = next((row for row in rows if row[-1].ended_s <= span.began_s), None)
         if row is None:
             rows.append([span])

@@ -20,8 +20,8 @@ def test_a_heartbeat_to_a_dead_peer_holds_up_no_end(tmp_path: Path) -> None:
         settings = ipc_settings(tmp_path)
         leaving = Box(settings, "router-0").open()
         leaving.transport.patience_s = FOREVER_S
-        nobody = Address(f"ipc://{settings.run_dir}/nobody.sock", "x")
-        leaving.transport.send(nobody, RouterAlive(leaving.transport.address, 1))
+        absent = Address(f"ipc://{settings.run_dir}/nobody.sock", "x")
+        leaving.transport.send(absent, RouterAlive(leaving.transport.address, 1))
         async with asyncio.timeout(PATIENCE_S):
             await leaving.transport.close(FOREVER_S)
 

@@ -41,7 +41,7 @@ def test_links_to_earlier_lives_are_closed_soon(ipc: LinkSettings) -> None:
     uvloop.run(main())
 
 
-def test_mail_to_an_earlier_life_costs_the_live_one_nothing(ipc: LinkSettings) -> None:
+def test_messages_to_an_earlier_instance_cost_the_live_one_nothing(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "router-0", "compute-0") as (sender, peer):
             former = Address(peer.transport.address.endpoint, "0" * 16)
@@ -56,7 +56,7 @@ def test_mail_to_an_earlier_life_costs_the_live_one_nothing(ipc: LinkSettings) -
     uvloop.run(main())
 
 
-def test_a_link_to_whoever_is_there_closes_no_other(ipc: LinkSettings) -> None:
+def test_a_link_to_any_instance_closes_no_other(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0", "router-0") as (sender, router):
             sender.transport.send(router.transport.address, abort(1))

@@ -1,4 +1,4 @@
-"""Real ZeroMQ over ipc and loopback tcp: what the rules of the mail promise."""
+"""Real ZeroMQ over ipc and loopback tcp: what the rules of the links promise."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_budget_of_one_loses_nothing_of_an_edge_triggered_descriptor(
     run(main())
 
 
-def test_mail_that_came_before_open_is_read(ipc: LinkSettings) -> None:
+def test_messages_that_came_before_open_is_read(ipc: LinkSettings) -> None:
     async def main() -> None:
         late = Box(ipc, "compute-0")
         async with boxes(ipc, "compute-1") as (sender,):
@@ -147,7 +147,7 @@ def step(number: int) -> TokensGenerated:
 
 
 @pytest.mark.usefixtures("small_marks")
-def test_a_peer_that_stops_reading_is_lost_and_holds_up_nobody(ipc: LinkSettings) -> None:
+def test_a_peer_that_stops_reading_is_lost_and_holds_up_no_other(ipc: LinkSettings) -> None:
     async def main() -> None:
         stuck = Box(ipc, "detokenizer-0", DetokenizerInbox)  # bound, and never opened
         async with boxes(ipc, "compute-0", "compute-1") as (sender, healthy):
@@ -195,14 +195,14 @@ def test_a_slow_reader_gets_every_token_merged(ipc: LinkSettings) -> None:
     uvloop.run(main())
 
 
-def test_mail_to_nobody_is_a_lost_peer(ipc: LinkSettings) -> None:
+def test_a_message_to_an_absent_peer_is_a_lost_peer(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0") as (sender,):
             sender.transport.patience_s = 0.2
-            nobody = Address(f"ipc://{ipc.run_dir}/nobody.sock", "x")
-            sender.transport.send(nobody, abort(1))
+            absent = Address(f"ipc://{ipc.run_dir}/nobody.sock", "x")
+            sender.transport.send(absent, abort(1))
             await sender.until(lambda: bool(sender.lost))
-            assert sender.lost == [nobody]
+            assert sender.lost == [absent]
 
     uvloop.run(main())
 
@@ -224,7 +224,7 @@ def test_an_address_that_must_not_be_connected_to_is_a_lost_peer(
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_a_new_life_gets_no_mail_of_the_old_one(kind: str, ipc: LinkSettings) -> None:
+def test_a_new_instance_gets_no_message_of_the_old_one(kind: str, ipc: LinkSettings) -> None:
     async def main() -> None:
         settings = ipc if kind == "ipc" else tcp()
         async with boxes(settings, "compute-1") as (sender,):
@@ -241,13 +241,13 @@ def test_a_new_life_gets_no_mail_of_the_old_one(kind: str, ipc: LinkSettings) ->
             sender.transport.send(second.transport.address, abort(2))
             await second.until(lambda: bool(second.got))
 
-            def old_mail_came() -> bool:
+            def old_message_came() -> bool:
                 sender.transport.send(
                     old, abort(1)
                 )  # the first may be lost with the old connection
                 return second.transport.stats().num_misaddressed > 0
 
-            await second.until(old_mail_came)
+            await second.until(old_message_came)
             assert second.counters == [2]
             await second.transport.close(0.0)
 
@@ -269,9 +269,9 @@ def test_a_forgotten_peer_is_not_reported(ipc: LinkSettings) -> None:
     async def main() -> None:
         async with boxes(ipc, "compute-0") as (sender,):
             sender.transport.patience_s = 0.05
-            nobody = Address(f"ipc://{ipc.run_dir}/nobody.sock", "x")
-            sender.transport.send(nobody, abort(1))
-            sender.transport.forget(nobody)
+            absent = Address(f"ipc://{ipc.run_dir}/nobody.sock", "x")
+            sender.transport.send(absent, abort(1))
+            sender.transport.forget(absent)
             await asyncio.sleep(0.2)
             assert sender.lost == []
             assert sender.transport.stats().num_dropped == 1
@@ -291,7 +291,7 @@ def test_an_orderly_end_sends_what_waits(ipc: LinkSettings) -> None:
     uvloop.run(main())
 
 
-# --- hostile mail
+# --- hostile messages
 
 
 def test_rubbish_is_counted_and_stops_nothing(ipc: LinkSettings) -> None:
@@ -314,7 +314,7 @@ def test_rubbish_is_counted_and_stops_nothing(ipc: LinkSettings) -> None:
     uvloop.run(main())
 
 
-def test_mail_over_the_limit_is_refused_by_sender_and_inbox(ipc: LinkSettings) -> None:
+def test_a_message_over_the_limit_is_refused_by_sender_and_inbox(ipc: LinkSettings) -> None:
     async def main() -> None:
         small = ipc.model_copy(update={"max_message_bytes": 10_000})
         query = DetokenizeQuery(A, Address("", ""), int32s(range(10_000)))

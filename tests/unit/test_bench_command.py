@@ -27,25 +27,27 @@ class Server(Api):
         return self._tokenized
 
 
-def asks_of(server: Server, *words: str) -> list[BenchRequest]:
+def requests_to(server: Server, *words: str) -> list[BenchRequest]:
     options = COMMANDS["bench"].parser("bench").parse(words)
     return Bench(server, options)._requests(WORKLOADS["A"])
 
 
 def test_prompts_are_ids_that_the_server_knows() -> None:
-    asks = asks_of(Server({"tokens": [5, 3, 5], "max_model_len": 4096}))
-    assert {token for ask in asks for token in ask.prompt_ids} == {3, 5}
-    assert [(len(ask.prompt_ids), ask.max_tokens, ask.text) for ask in asks] == [(128, 512, "")] * 4
+    requests = requests_to(Server({"tokens": [5, 3, 5], "max_model_len": 4096}))
+    assert {token for request in requests for token in request.prompt_ids} == {3, 5}
+    assert [
+        (len(request.prompt_ids), request.max_tokens, request.text) for request in requests
+    ] == [(128, 512, "")] * 4
 
 
 def test_a_server_that_tells_no_ids_gets_words() -> None:
-    asks = asks_of(Server(None))
-    assert [len(ask.text.split()) for ask in asks] == [128] * 4
+    requests = requests_to(Server(None))
+    assert [len(request.text.split()) for request in requests] == [128] * 4
 
 
 def test_lengths_are_cut_to_a_short_context() -> None:
-    asks = asks_of(Server({"tokens": [1], "max_model_len": 100}))
-    assert {(len(ask.prompt_ids), ask.max_tokens) for ask in asks} == {(49, 49)}
+    requests = requests_to(Server({"tokens": [1], "max_model_len": 100}))
+    assert {(len(request.prompt_ids), request.max_tokens) for request in requests} == {(49, 49)}
 
 
 def test_requests_go_to_the_address_with_its_path_and_key() -> None:
@@ -58,7 +60,7 @@ def test_requests_go_to_the_address_with_its_path_and_key() -> None:
 
 def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
     with pytest.raises(ServerError, match="serves no other; it serves model"):
-        asks_of(Server(None), "--model", "other")
+        requests_to(Server(None), "--model", "other")
 
 
 def test_a_client_that_was_too_slow_is_named() -> None:

@@ -1,4 +1,4 @@
-"""What is typed after `slipstream serve` becomes settings and counts, and mistakes are told."""
+"""What is typed after `slipstream serve` becomes settings and counts, and mistakes are named."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_nothing_arrives_before_the_test_says_so() -> None:
     assert detokenizer.senders == [compute.transport.address]
 
 
-def test_mail_is_delivered_one_by_one_in_order() -> None:
+def test_messages_are_delivered_one_by_one_in_order() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     for counter in range(3):
@@ -79,7 +79,7 @@ async def test_auto_delivers_in_the_next_turn_of_the_loop() -> None:
     assert compute.got == [abort(1)]
 
 
-def test_mail_for_a_former_life_is_dropped_and_counted() -> None:
+def test_a_message_for_a_former_instance_is_dropped_and_counted() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     old = compute.transport.address
@@ -93,7 +93,7 @@ def test_mail_for_a_former_life_is_dropped_and_counted() -> None:
     assert reborn.transport.stats().num_misaddressed == 1
 
 
-def test_only_control_mail_may_be_for_whoever_is_there() -> None:
+def test_only_control_messages_may_be_for_any_instance() -> None:
     exchange = Exchange()
     compute, _ = pair(exchange)
     router = Box(exchange, "router-0", RouterInbox)
@@ -121,7 +121,7 @@ def test_only_control_mail_may_be_for_whoever_is_there() -> None:
     assert compute.got == [RouterAlive(router.transport.address, 1)]
 
 
-def test_mail_waits_merged_while_a_peer_takes_none() -> None:
+def test_messages_wait_merged_while_a_peer_takes_none() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     exchange.refuse("detokenizer-0")
@@ -135,7 +135,7 @@ def test_mail_waits_merged_while_a_peer_takes_none() -> None:
     assert row.token_ids.tolist() == list(range(50))
 
 
-def test_a_peer_that_takes_none_for_two_seconds_is_lost_with_its_mail() -> None:
+def test_a_peer_that_takes_none_for_two_seconds_is_lost_with_its_messages() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     router = Box(exchange, "router-0", RouterInbox)
@@ -152,7 +152,7 @@ def test_a_peer_that_takes_none_for_two_seconds_is_lost_with_its_mail() -> None:
     assert router.lost == []
 
 
-def test_mail_to_nobody_waits_for_its_two_seconds() -> None:
+def test_a_message_to_an_absent_peer_waits_for_its_two_seconds() -> None:
     exchange = Exchange()
     compute = Box(exchange, "compute-0", ComputeInbox)
     compute.transport.send(Address(endpoint_of("detokenizer-0"), "x"), step(0))
@@ -171,7 +171,7 @@ def test_forgetting_a_peer_drops_what_waits_for_it() -> None:
     assert compute.transport.stats().num_dropped == 1
 
 
-def test_chosen_mail_can_be_lost_on_the_way() -> None:
+def test_chosen_messages_can_be_lost_on_the_way() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     exchange.drop(1, to="detokenizer-0", kind=TokensGenerated)
@@ -183,7 +183,7 @@ def test_chosen_mail_can_be_lost_on_the_way() -> None:
     assert detokenizer.got == [step(1)]
 
 
-def test_delayed_mail_comes_when_it_is_released() -> None:
+def test_delayed_messages_come_when_they_are_released() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     exchange.delay("detokenizer-0")
@@ -196,7 +196,7 @@ def test_delayed_mail_comes_when_it_is_released() -> None:
     assert detokenizer.got == [step(0)]
 
 
-def test_malformed_mail_is_counted_and_stops_nothing() -> None:
+def test_a_malformed_message_is_counted_and_stops_nothing() -> None:
     exchange = Exchange()
     compute, detokenizer = pair(exchange)
     exchange.inject("compute-0", [b"\xc1", b"rubbish"])
@@ -215,7 +215,7 @@ def test_a_message_of_another_inbox_is_malformed() -> None:
     assert compute.transport.stats().num_malformed == 1
 
 
-def test_mail_over_the_limit_is_refused_to_its_sender() -> None:
+def test_a_message_over_the_limit_is_refused_to_its_sender() -> None:
     exchange = Exchange(max_message_bytes=1000)
     compute, detokenizer = pair(exchange)
     query = DetokenizeQuery(A, compute.transport.address, int32s(range(1000)))
@@ -223,7 +223,7 @@ def test_mail_over_the_limit_is_refused_to_its_sender() -> None:
         compute.transport.send(detokenizer.transport.address, query)
 
 
-def test_mail_that_comes_before_open_is_kept() -> None:
+def test_messages_that_come_before_open_are_kept() -> None:
     exchange = Exchange()
     compute, _ = pair(exchange)
     late = exchange.transport("router-0", RouterInbox)

@@ -27,45 +27,49 @@ RECORDED_B_PROMPT_TOKENS = 56201
 @pytest.mark.parametrize("name", ["B", "C"])
 def test_lengths_have_the_mean_that_was_asked_for_and_stay_within_bounds(name: str) -> None:
     workload = WORKLOADS[name]
-    asks = requests_of(workload, seed=1)
-    assert len(asks) == workload.num_requests
-    for lengths, asked in (
-        ([len(ask.prompt_ids) for ask in asks], workload.prompt),
-        ([ask.max_tokens for ask in asks], workload.output),
+    requests = requests_of(workload, seed=1)
+    assert len(requests) == workload.num_requests
+    for lengths, length in (
+        ([len(request.prompt_ids) for request in requests], workload.prompt),
+        ([request.max_tokens for request in requests], workload.output),
     ):
-        assert abs(sum(lengths) / len(lengths) - asked.mean) < 1  # whole tokens: cut, not rounded
-        assert max(lengths) <= asked.cap
+        assert abs(sum(lengths) / len(lengths) - length.mean) < 1  # whole tokens: cut, not rounded
+        assert max(lengths) <= length.cap
         assert min(lengths) >= MIN_TOKENS
 
 
 def test_workload_a_has_one_length_of_each_kind() -> None:
-    asks = requests_of(WORKLOADS["A"], seed=1)
-    assert [(len(ask.prompt_ids), ask.max_tokens) for ask in asks] == [(128, 512)] * 4
+    requests = requests_of(WORKLOADS["A"], seed=1)
+    assert [(len(request.prompt_ids), request.max_tokens) for request in requests] == [
+        (128, 512)
+    ] * 4
 
 
 def test_the_recorded_seed_asks_what_was_recorded() -> None:
-    asks = requests_of(WORKLOADS["B"], seed=1)
-    assert [(len(ask.prompt_ids), ask.max_tokens) for ask in asks[:4]] == RECORDED_B
-    assert sum(len(ask.prompt_ids) for ask in asks) == RECORDED_B_PROMPT_TOKENS
+    requests = requests_of(WORKLOADS["B"], seed=1)
+    assert [(len(request.prompt_ids), request.max_tokens) for request in requests[:4]] == RECORDED_B
+    assert sum(len(request.prompt_ids) for request in requests) == RECORDED_B_PROMPT_TOKENS
 
 
 def test_a_repeat_asks_for_the_same_lengths_with_other_ids() -> None:
     first, again = (requests_of(WORKLOADS["B"], seed=1, repeat=repeat) for repeat in (0, 1))
-    assert [len(ask.prompt_ids) for ask in first] == [len(ask.prompt_ids) for ask in again]
-    assert [ask.max_tokens for ask in first] == [ask.max_tokens for ask in again]
+    assert [len(request.prompt_ids) for request in first] == [
+        len(request.prompt_ids) for request in again
+    ]
+    assert [request.max_tokens for request in first] == [request.max_tokens for request in again]
     assert all(a.prompt_ids != b.prompt_ids for a, b in zip(first, again, strict=True))
 
 
 def test_another_seed_asks_for_other_lengths() -> None:
     first, other = (requests_of(WORKLOADS["B"], seed=seed) for seed in (1, 2))
-    assert [ask.max_tokens for ask in first] != [ask.max_tokens for ask in other]
+    assert [request.max_tokens for request in first] != [request.max_tokens for request in other]
 
 
 @given(st.integers(FIRST_ID + 1, LAST_ID), st.integers(0, 5))
 def test_ids_stay_within_the_vocabulary(last_id: int, seed: int) -> None:
     few = Workload("few", 1, 3, Lengths(128), Lengths(32))
-    for ask in requests_of(few, seed, vocabulary=range(FIRST_ID, last_id)):
-        assert all(FIRST_ID <= token_id < last_id for token_id in ask.prompt_ids)
+    for request in requests_of(few, seed, vocabulary=range(FIRST_ID, last_id)):
+        assert all(FIRST_ID <= token_id < last_id for token_id in request.prompt_ids)
 
 
 @given(st.integers(8, 300), st.integers(400, 2000), st.integers(1, 200))
@@ -88,5 +92,5 @@ def test_arrivals_have_the_rate_that_was_asked_for_and_come_back_with_the_seed()
 
 
 def test_prompts_are_drawn_from_the_ids_that_are_given() -> None:
-    asks = requests_of(WORKLOADS["A"], seed=1, vocabulary=[7, 9])
-    assert {token for ask in asks for token in ask.prompt_ids} == {7, 9}
+    requests = requests_of(WORKLOADS["A"], seed=1, vocabulary=[7, 9])
+    assert {token for request in requests for token in request.prompt_ids} == {7, 9}

@@ -98,7 +98,7 @@ class Scripted:
 
 
 class Owner:
-    """A child, its scripted processes, what it told, and the time."""
+    """A child, its scripted processes, what it reported, and the time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

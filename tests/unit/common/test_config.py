@@ -1,4 +1,4 @@
-"""Settings come from a file and the environment, and mistakes in them are told plainly."""
+"""Settings come from a file and the environment, and mistakes in them are named plainly."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_bad_value_is_one_line_without_the_validators_jargon(tmp_path: Path) -
     )
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     said = complaint(tmp_path, "[router]\nport = 1.5\nhots = 1\n[model]\npaht = 2\n")
     assert len(said.splitlines()) == 3
 

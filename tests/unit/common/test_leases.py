@@ -1,4 +1,4 @@
-"""Leases: any mail renews, silence ends, a judge that stood still judges nobody."""
+"""Leases: any message renews one, silence ends it, and a process that stood still ends none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_silent_peer_is_dead_after_two_seconds() -> None:
     assert "a" not in leases
 
 
-def test_any_mail_renews_a_lease() -> None:
+def test_any_message_renews_a_lease() -> None:
     leases = granted("a", "b")
     ticked(leases, 0.0, 1.5)
     leases.heard("a", 1.5)
@@ -42,7 +42,7 @@ def test_any_mail_renews_a_lease() -> None:
     assert leases.is_live("a", 3.4)
 
 
-def test_mail_from_a_stranger_makes_no_lease() -> None:
+def test_a_message_from_a_stranger_makes_no_lease() -> None:
     leases = granted()
     leases.heard("a", 0.0)
     assert len(leases) == 0
@@ -60,7 +60,7 @@ def test_expiry_shows_before_it_is_judged() -> None:
     assert "a" in leases
 
 
-def test_nobody_is_judged_while_mail_is_unread() -> None:
+def test_no_peer_is_judged_while_messages_are_unread() -> None:
     leases = granted("a")
     ticked(leases, 0.0, 2.0)
     assert leases.judge(2.3, inbox_empty=False) == []

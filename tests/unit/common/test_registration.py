@@ -30,7 +30,7 @@ def tick(beats: Heartbeats, start_s: float, end_s: float) -> list[tuple[float, s
     return found
 
 
-def test_the_first_beat_is_for_whoever_is_there() -> None:
+def test_the_first_beat_is_for_any_router_at_the_endpoint() -> None:
     assert beating(ONE, TWO).due(0.0) == [Beat(Address(ONE, ""), 1), Beat(Address(TWO, ""), 2)]
 
 
@@ -68,13 +68,13 @@ def test_a_silent_router_expires_after_two_seconds() -> None:
     assert not beats.is_live("r1", 3.0)
 
 
-def test_after_a_routers_end_its_place_is_beaten_for_whoever_is_there() -> None:
+def test_after_a_routers_end_its_endpoint_gets_beats_for_any_router() -> None:
     beats = registered()
     tick(beats, 0.0, 3.0)
     assert beats.due(3.0) == [Beat(Address(ONE, ""), 2)]
 
 
-def test_any_mail_of_a_router_renews_its_lease() -> None:
+def test_any_message_of_a_router_renews_its_lease() -> None:
     beats = registered()
     tick(beats, 0.0, 1.5)
     beats.heard(ROUTER, 1.5)
@@ -88,7 +88,7 @@ def test_a_send_after_the_lease_is_stopped_before_the_next_tick() -> None:
     assert not beats.is_live("r1", 2.05)
 
 
-def test_a_worker_that_stood_still_drops_nobodys_attempts() -> None:
+def test_a_worker_that_stood_still_drops_no_attempts() -> None:
     beats = registered()
     beats.expired(0.1)
     assert beats.expired(9.0) == []
@@ -131,7 +131,7 @@ def test_resolving_the_same_again_beats_no_sooner() -> None:
     assert beats.due(0.1) == []
 
 
-def test_an_unanswered_beat_is_followed_by_one_for_whoever_is_there() -> None:
+def test_an_unanswered_beat_is_followed_by_one_for_any_router() -> None:
     beats = registered()
     assert beats.due(0.5) == [Beat(ROUTER, 2)]
     assert beats.due(2.5) == [Beat(Address(ONE, ""), 3)]
@@ -149,18 +149,18 @@ def test_a_router_that_came_back_ends_its_former_life_though_no_lease_is_ever_ju
     assert beats.is_live("r2", 3.8) and not beats.is_live("r1", 3.8)
 
 
-def test_a_drain_is_told_at_once_and_ends_when_every_router_has_nothing_more_to_come() -> None:
+def test_a_drain_is_announced_at_once_and_ends_when_every_router_has_nothing_more_to_come() -> None:
     beats = registered()
     assert beats.released
     beats.due(0.5)
     beats.drain()
-    (told,) = beats.due(0.6)
-    beats.answered(RouterAlive(ROUTER, told.beat - 1), 0.61)  # an answer to what came before
+    (beat,) = beats.due(0.6)
+    beats.answered(RouterAlive(ROUTER, beat.beat - 1), 0.61)  # an answer to what came before
     assert not beats.released
-    beats.answered(RouterAlive(ROUTER, told.beat, num_open=1), 0.62)
+    beats.answered(RouterAlive(ROUTER, beat.beat, num_open=1), 0.62)
     assert not beats.released
-    (asked,) = beats.due(0.8)
-    beats.answered(RouterAlive(ROUTER, asked.beat), 0.81)
+    (last_beat,) = beats.due(0.8)
+    beats.answered(RouterAlive(ROUTER, last_beat.beat), 0.81)
     assert beats.released
 
 

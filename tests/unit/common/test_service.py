@@ -27,7 +27,7 @@ class Note:
     text: str
 
 
-class ListMail:
+class ListTransport:
     """Hands over what the test puts in, when the inbox opens."""
 
     def __init__(self, *messages: Any) -> None:
@@ -90,15 +90,15 @@ def terminate_again(_: Recorder) -> None:
 
 
 def test_sigterm_drains_stops_and_ends_with_status_0() -> None:
-    actor, transport = Recorder(terminate), ListMail()
+    actor, transport = Recorder(terminate), ListTransport()
     assert run_service("x", actor, lambda: transport, Watch()) == 0
     assert actor.calls == ["start", "drain", "stop"]
     assert transport.linger_s == 5.0
 
 
-def test_mail_is_delivered_only_after_the_start() -> None:
+def test_messages_are_delivered_only_after_the_start() -> None:
     actor = Recorder(terminate)
-    run_service("x", actor, lambda: ListMail(Note("hello")), Watch())
+    run_service("x", actor, lambda: ListTransport(Note("hello")), Watch())
     assert actor.calls == ["start", "hello", "drain", "stop"]
 
 
@@ -110,26 +110,26 @@ def test_a_drain_waits_until_the_work_is_done() -> None:
         actor.drained = actor.num_ticks >= 4
 
     actor = Recorder(step)
-    assert run_service("x", actor, ListMail, Watch()) == 0
+    assert run_service("x", actor, ListTransport, Watch()) == 0
     assert actor.num_ticks == 4
 
 
 def test_the_actor_ticks_once_more_before_it_ends_so_that_others_hear_of_the_drain() -> None:
     actor = Recorder(terminate)
-    assert run_service("x", actor, ListMail, Watch()) == 0
+    assert run_service("x", actor, ListTransport, Watch()) == 0
     assert actor.num_ticks == 2
 
 
 def test_a_drain_ends_with_the_grace_time() -> None:
     actor = Recorder(lambda actor: terminate(actor) if actor.num_ticks == 1 else None)
     actor.drained = False
-    assert run_service("x", actor, ListMail, Watch(grace_s=0.25)) == 0
+    assert run_service("x", actor, ListTransport, Watch(grace_s=0.25)) == 0
     assert actor.calls[-1] == "stop"
     assert 2 <= actor.num_ticks <= 6
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    actor, transport = Recorder(terminate_again), ListMail()
+    actor, transport = Recorder(terminate_again), ListTransport()
     actor.drained = False
     assert run_service("x", actor, lambda: transport, Watch(grace_s=60)) == 128 + signal.SIGTERM
     assert actor.calls[-1] == "stop"
@@ -139,7 +139,9 @@ def test_a_second_signal_ends_it_at_once() -> None:
 def test_a_message_that_breaks_a_handler_is_logged_by_its_tag_and_ends_nothing() -> None:
     actor = Recorder(terminate)
     with structlog.testing.capture_logs() as lines:
-        status = run_service("x", actor, lambda: ListMail(Note("broken"), Note("next")), Watch())
+        status = run_service(
+            "x", actor, lambda: ListTransport(Note("broken"), Note("next")), Watch()
+        )
     assert status == 0
     assert actor.calls == ["start", "broken", "next", "drain", "stop"]
     failed = [line for line in lines if line["event"] == "message failed"]
@@ -148,7 +150,7 @@ def test_a_message_that_breaks_a_handler_is_logged_by_its_tag_and_ends_nothing()
 
 def test_a_fatal_error_ends_the_process_with_status_1() -> None:
     actor = Recorder(lambda _: None)
-    assert run_service("x", actor, lambda: ListMail(Note("fatal")), Watch()) == 1
+    assert run_service("x", actor, lambda: ListTransport(Note("fatal")), Watch()) == 1
     assert actor.calls == ["start", "fatal", "stop"]
 
 
@@ -156,7 +158,7 @@ def test_a_fatal_error_in_a_tick_ends_the_process_too() -> None:
     def fail(_: Recorder) -> None:
         raise FatalError("the engine is gone")
 
-    assert run_service("x", Recorder(fail), ListMail, Watch()) == 1
+    assert run_service("x", Recorder(fail), ListTransport, Watch()) == 1
 
 
 def test_what_start_raises_comes_out_after_the_links_are_closed() -> None:
@@ -164,7 +166,7 @@ def test_what_start_raises_comes_out_after_the_links_are_closed() -> None:
         async def start(self, transport: Any) -> None:
             raise ValueError("no model")
 
-    transport = ListMail()
+    transport = ListTransport()
     with pytest.raises(ValueError, match="no model"):
         run_service("x", Broken(terminate), lambda: transport, Watch())
     assert transport.linger_s is not None
@@ -173,7 +175,7 @@ def test_what_start_raises_comes_out_after_the_links_are_closed() -> None:
 def test_the_end_of_the_launcher_drains_the_service() -> None:
     read_fd, write_fd = os.pipe()
     actor = Recorder(lambda actor: os.close(write_fd) if actor.num_ticks == 1 else None)
-    assert run_service("x", actor, ListMail, Watch(launcher_fd=read_fd)) == 0
+    assert run_service("x", actor, ListTransport, Watch(launcher_fd=read_fd)) == 0
     assert actor.calls == ["start", "drain", "stop"]
     os.close(read_fd)
 
@@ -189,7 +191,7 @@ def test_the_readiness_file_is_there_while_the_actor_is_ready(
         if actor.num_ticks == 5:
             terminate_again(actor)
 
-    run_service("x", Recorder(step), ListMail, Watch(run_dir=str(tmp_path)))
+    run_service("x", Recorder(step), ListTransport, Watch(run_dir=str(tmp_path)))
     assert seen[:5] == [False, False, True, True, False]
     assert list(tmp_path.iterdir()) == []
 
@@ -197,5 +199,5 @@ def test_the_readiness_file_is_there_while_the_actor_is_ready(
 def test_the_tick_hook_runs_with_every_tick() -> None:
     ticks: list[int] = []
     actor = Recorder(lambda actor: terminate_again(actor) if actor.num_ticks == 3 else None)
-    run_service("x", actor, ListMail, Watch(on_tick=lambda: ticks.append(1)))
+    run_service("x", actor, ListTransport, Watch(on_tick=lambda: ticks.append(1)))
     assert len(ticks) == actor.num_ticks

@@ -20,7 +20,7 @@ def test_one_compute_gets_the_last_core_and_the_others_share_the_rest() -> None:
     assert placed.common == frozenset(range(7))
 
 
-def test_nobody_runs_beside_a_pinned_thread_on_its_core() -> None:
+def test_no_other_process_runs_beside_a_pinned_thread_on_its_core() -> None:
     placed = place(HYPERTHREADS, 2)
     assert placed is not None
     assert placed.own == (6, 7)
@@ -43,7 +43,7 @@ def test_not_every_core_is_given_away() -> None:
 
 
 @given(st.integers(0, 40), st.sampled_from([1, 2]), st.integers(1, 16), st.booleans())
-def test_whatever_is_given_away_is_shared_with_nobody(
+def test_a_core_that_is_given_away_is_not_shared(
     num_cores: int, threads: int, num_computes: int, forced: bool
 ) -> None:
     cores = [tuple(core * threads + t for t in range(threads)) for core in range(num_cores)]

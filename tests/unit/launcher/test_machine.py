@@ -38,7 +38,7 @@ def test_only_visible_gpus_count(visible: str, count: int) -> None:
 
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize("visible", ["", "-1"])
-def test_hidden_gpus_are_told_from_missing_ones(visible: str) -> None:
+def test_hidden_gpus_are_distinguished_from_missing_ones(visible: str) -> None:
     assert "hides all GPUs" in look({"CUDA_VISIBLE_DEVICES": visible}).why_no_gpu
 
 

@@ -87,7 +87,7 @@ def test_a_hub_id_is_downloaded_without_pickles(
     assert "*.safetensors" in patterns
     assert not any(kind in str(patterns) for kind in (".bin", ".pt", ".ckpt", ".py"))
     assert calls[0]["revision"] == "v1"
-    assert are_progress_bars_disabled()  # nobody is at a terminal here
+    assert are_progress_bars_disabled()  # there is no terminal here
 
 
 def test_a_model_that_cannot_be_served_is_not_downloaded(
@@ -121,7 +121,7 @@ def test_gguf_files_get_a_sentence_of_their_own(
         find_model(ModelSettings(path="org/x-GGUF"), with_weights=True)
 
 
-def test_weights_that_nobody_reads_are_not_downloaded(
+def test_weights_that_no_service_reads_are_not_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = hub_that(monkeypatch, folder_with(tmp_path, "config.json"))

@@ -50,7 +50,7 @@ def test_an_option_goes_over_the_environment_and_that_over_the_file(tmp_path: Pa
     assert plan.tables["router"] == {"host": "env", "port": 3, "grace_s": 2}
 
 
-def test_a_mistake_in_a_shared_table_is_told_before_anything_starts() -> None:
+def test_a_mistake_in_a_shared_table_is_named_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="SLIPSTREAM_MODEL__PTAH: no such setting"):
         plan_of(env={"SLIPSTREAM_MODEL__PTAH": "x"})
 
@@ -72,8 +72,8 @@ def test_several_compute_processes_share_the_cores() -> None:
     model = ModelSettings(path="/m")
     several = tables_of_run(plan_of(counts=Counts(compute=64)), model, "/r", "json")
     assert several["compute"]["max_threads"] == 1
-    told = plan_of({"compute": {"max_threads": 3}}, Counts(compute=2))
-    assert tables_of_run(told, model, "/r", "json")["compute"]["max_threads"] == 3
+    chosen = plan_of({"compute": {"max_threads": 3}}, Counts(compute=2))
+    assert tables_of_run(chosen, model, "/r", "json")["compute"]["max_threads"] == 3
 
 
 def test_a_service_inherits_the_environment_but_for_our_settings() -> None:

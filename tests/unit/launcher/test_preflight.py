@@ -67,13 +67,13 @@ def test_a_model_that_fits_passes(tmp_path: Path) -> None:
     check(plan_of({"compute": {"dtype": "float16"}}), LAPTOP, folder_of(tmp_path))
 
 
-def test_weights_that_do_not_fit_into_memory_are_told_with_the_sizes(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_into_memory_are_named_with_the_sizes(tmp_path: Path) -> None:
     said = refused(plan_of(), folder_of(tmp_path), LAPTOP)
     assert "its weights take 29.9 GiB as float32 and a cache of 16 tokens" in said
     assert "16.0 GiB are free; choose a smaller model, or --dtype bfloat16" in said
 
 
-def test_weights_that_do_not_fit_on_the_gpu_are_told_with_the_sizes(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_on_the_gpu_are_named_with_the_sizes(tmp_path: Path) -> None:
     machine = Machine(64 * GIB, True, (Gpu(16 * GIB, GIB),))
     said = refused(plan_of(), folder_of(tmp_path), machine)
     assert "does not fit on GPU 0: its weights take 15.0 GiB as bfloat16" in said
@@ -87,7 +87,7 @@ def test_the_weights_are_those_of_the_files_where_they_are_here(tmp_path: Path) 
     assert "its weights take 16.0 GiB as bfloat16" in said
 
 
-def test_a_cache_that_does_not_fit_is_told_apart_from_weights(tmp_path: Path) -> None:
+def test_a_cache_that_does_not_fit_is_distinguished_from_weights(tmp_path: Path) -> None:
     options: Tables = {"compute": {"max_model_len": 131072, "dtype": "bfloat16"}}
     said = refused(plan_of(options), folder_of(tmp_path, num_hidden_layers=16), LAPTOP)
     assert "a cache of 131,072 tokens 8.2 GiB" in said

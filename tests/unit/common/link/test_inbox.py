@@ -61,7 +61,7 @@ def test_routers_may_be_paths_places_and_names() -> None:
         "",
     ],
 )
-def test_a_routers_entry_that_no_mail_can_go_to_is_a_mistake_in_the_settings(entry: str) -> None:
+def test_a_routers_entry_that_no_message_can_reach_is_a_mistake_in_the_settings(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"^\[links\] routers: .* is no inbox"):
         check_routers(LinkSettings(routers=(*ROUTERS, entry), run_dir="/run/s"), None)
 

@@ -33,7 +33,7 @@ def test_steps_share_one_slot_however_many_wait() -> None:
     assert outbox.num_merged == 19
 
 
-def test_mail_never_overtakes_mail() -> None:
+def test_messages_never_overtake_each_other() -> None:
     outbox = filled(step(0), ABORT, step(1))
     kinds = []
     while outbox:
@@ -42,7 +42,7 @@ def test_mail_never_overtakes_mail() -> None:
     assert kinds == [TokensGenerated, Abort, TokensGenerated]
 
 
-def test_a_merged_message_never_grows_beyond_the_limit_of_mail() -> None:
+def test_a_merged_message_never_grows_beyond_the_limit_of_messages() -> None:
     outbox = filled(*[step(index) for index in range(20)], max_message_bytes=100)
     sizes = []
     while outbox:
@@ -82,7 +82,7 @@ def test_a_peer_that_makes_too_many_bytes_wait_is_overdue_at_once() -> None:
     assert outbox.overdue(0.0)
 
 
-def test_a_heartbeat_alone_holds_up_nobodys_end() -> None:
+def test_a_heartbeat_alone_holds_up_no_end() -> None:
     assert not filled().holds_up
     assert not filled(RouterAlive(Address("mem://router", "r"), 1)).holds_up
     assert filled(RouterAlive(Address("mem://router", "r"), 1), ABORT).holds_up

@@ -66,7 +66,7 @@ def test_nothing_else_may_be_sent_to(endpoint: str) -> None:
     assert not sendable(endpoint)
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_is_distinguished_from_the_rest() -> None:
     assert is_loopback("127.0.0.1") and is_loopback("::1")
     assert not is_loopback("0.0.0.0") and not is_loopback("10.0.0.1")
     assert not is_loopback("localhost")  # a name can stand for anything
@@ -85,10 +85,10 @@ def test_towards_loopback_this_host_is_loopback() -> None:
 def names(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
     """Lets no name but this host's own have an address."""
 
-    def nobody(host: str, port: Any, **options: Any) -> list[Any]:
+    def unknown_name(host: str, port: Any, **options: Any) -> list[Any]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown_name)
     monkeypatch.setattr(socket, "gethostbyname", lambda name: own)
 
 
@@ -99,7 +99,7 @@ def test_before_the_router_has_a_name_this_hosts_own_name_tells(
     assert own_host("tcp://routers:7000") == "10.0.0.7"
 
 
-def test_no_router_is_told_an_address_that_only_this_host_reaches(
+def test_no_router_gets_an_address_that_only_this_host_reaches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names(monkeypatch, own="127.0.1.1")
