@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.bench.client import LoadResult
 from services.bench.workloads import BenchRequest
 
@@ -22,9 +24,8 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         if not values:
             return cls()
-        ordered = sorted(values)
-        shares = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
-        return cls(sum(values) / len(values), *shares)
+        percentiles = np.percentile(values, (50, 90, 99))
+        return cls(sum(values) / len(values), *map(float, percentiles))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +60,6 @@ class Figures:
     def requests_per_s(self) -> float:
         """Requests ended per second."""
         return self.num_requests / self.wall_s
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which a share lies, interpolated; 0 of no values."""
-    if not ordered:
-        return 0.0
-    position = (len(ordered) - 1) * share
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def figures_of(requests: Sequence[BenchRequest], outcome: LoadResult) -> Figures:

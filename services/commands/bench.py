@@ -90,9 +90,8 @@ def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         for workload in workloads:
             figures = bench.measure(workload)
             failed += figures.num_failed
-            lines = bench.json_of(workload, figures) if options.json else report(figures)
-            sys.stdout.write(f"{lines}\n")
-            sys.stdout.flush()
+            json_or_table = bench.json_of(workload, figures) if options.json else report(figures)
+            print(json_or_table, flush=True)
         return 1 if failed else 0
     except (ServerError, ClientError, ValueError) as error:
         sys.stderr.write(f"slipstream bench: {error}\n")
@@ -130,7 +129,9 @@ class Bench:
     def measure(self, workload: Workload) -> Figures:
         """Run a workload, after a warm-up with a tenth of its requests and other prompts."""
         options = self._options
-        self._say(f"{self.model} at {self._api.url}, {describe(workload, options.rate)}")
+        if sys.stderr.isatty():
+            load = describe(workload, options.rate)
+            sys.stderr.write(f"{self.model} at {self._api.url}, {load}\n")
         if not options.no_warm_up:
             share = workload.scaled(WARM_UP_SHARE)
             self._run(share, self._requests(share, repeat=1), "warming up", None)
@@ -202,11 +203,6 @@ class Bench:
             parts.path,
             (("Authorization", key),) if key else (),
         )
-
-    @staticmethod
-    def _say(text: str) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"{text}\n")
 
 
 def describe(workload: Workload, rate: float | None) -> str:

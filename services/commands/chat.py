@@ -104,8 +104,7 @@ def complete(options: argparse.Namespace, env: Mapping[str, str]) -> int:
             with contextlib.closing(target.api.events("/v1/completions", body)) as events:
                 for event in events:
                     for choice in event.get("choices") or []:
-                        sys.stdout.write(choice.get("text") or "")
-                        sys.stdout.flush()
+                        print(choice.get("text") or "", end="", flush=True)
         except KeyboardInterrupt:
             sys.stdout.write("\n")
             raise

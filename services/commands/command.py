@@ -48,11 +48,8 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def add_api_key(self) -> None:
-        self.add_argument(
-            "--api-key",
-            metavar="KEY",
-            help=f"where the server needs one (default: ${API_KEY_VARIABLE})",
-        )
+        about = f"where the server needs one (default: ${API_KEY_VARIABLE})"
+        self.add_argument("--api-key", metavar="KEY", help=about)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where to read more."""

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from services.commands.server import Target
 
@@ -22,20 +22,13 @@ class Screen:
         self._is_terminal = sys.stdout.isatty()
         self._part = ""
 
-    def reasoning(self, text: str) -> None:
-        if self._is_terminal:
-            self._enter("reasoning")
-            self._write(text)
-
-    def text(self, text: str) -> None:
-        self._enter("text")
-        self._write(text)
-
-    def call(self, name: str) -> None:
-        self._enter("call")
-        self._write(f"calls {name} " if not self._is_terminal else f"{BOLD}calls {name}{PLAIN} ")
-
-    def arguments(self, text: str) -> None:
+    def show(self, part: Literal["reasoning", "text", "call", "arguments"], text: str) -> None:
+        if part == "reasoning" and not self._is_terminal:
+            return
+        if part != "arguments":
+            self._enter(part)
+        if part == "call":
+            text = f"{BOLD}calls {text}{PLAIN} " if self._is_terminal else f"calls {text} "
         self._write(text)
 
     def end(self, note: str = "") -> None:
@@ -64,8 +57,7 @@ class Screen:
 
     @staticmethod
     def _write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        print(text, end="", flush=True)
 
 
 @dataclass(slots=True)
@@ -140,10 +132,10 @@ def _take(event: dict[str, Any], answer: ChatAnswer, screen: Screen) -> None:
         delta = choice.get("delta") or {}
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            screen.reasoning(reasoning)
+            screen.show("reasoning", reasoning)
         if text := delta.get("content"):
             answer.text += text
-            screen.text(text)
+            screen.show("text", text)
         for piece in delta.get("tool_calls") or []:
             _take_call(piece, answer, screen)
 
@@ -154,10 +146,10 @@ def _take_call(piece: dict[str, Any], answer: ChatAnswer, screen: Screen) -> Non
         name = str(function.get("name") or "")
         call = {"name": name, "arguments": ""}
         answer.calls.append({"id": piece.get("id"), "type": "function", "function": call})
-        screen.call(name)
+        screen.show("call", name)
     arguments = function.get("arguments") or ""
     answer.calls[-1]["function"]["arguments"] += arguments
-    screen.arguments(arguments)
+    screen.show("arguments", arguments)
 
 
 def read_tools(path: str) -> list[dict[str, Any]]:

@@ -26,11 +26,8 @@ INSTALLED_CONFIG = "/etc/slipstream/slipstream.toml"
 def add_health_options(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="its --name, such as compute or compute-0")
     parser.add_argument("--run-dir", metavar="DIR", help="its [links] run_dir")
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help=f"its settings (default: $SLIPSTREAM_CONFIG or {INSTALLED_CONFIG})",
-    )
+    config = f"its settings (default: $SLIPSTREAM_CONFIG or {INSTALLED_CONFIG})"
+    parser.add_argument("--config", metavar="FILE", help=config)
 
 
 def health(options: argparse.Namespace, env: Mapping[str, str]) -> int:
@@ -87,13 +84,8 @@ def add_timeline_options(parser: Parser) -> None:
     add("--url", default="http://127.0.0.1:8000", help="where its API is (default: %(default)s)")
     add("--seconds", type=float, default=5.0, help="how far back (default: %(default)s)")
     parser.add_api_key()
-    add(
-        "-o",
-        "--output",
-        default="trace.json",
-        metavar="FILE",
-        help="where to write it (default: %(default)s)",
-    )
+    output = "where to write it (default: %(default)s)"
+    add("-o", "--output", default="trace.json", metavar="FILE", help=output)
 
 
 def timeline(options: argparse.Namespace, env: Mapping[str, str]) -> int:

@@ -38,14 +38,17 @@ SLIPSTREAM_COMPUTE__MAX_NUM_SEQS=64. An option goes over a variable, and a
 variable over the file.
 """
 
+SEVERAL_GPUS = (
+    "several GPUs for one model are not supported yet; --computes N runs N copies of it, each on a "
+    "GPU of its own"
+)
 # What to use instead of options of vLLM, SGLang and llama.cpp that do not exist here.
 INSTEAD = {
     "--model": "give the model without an option: slipstream serve MODEL",
     "--model-path": "give the model without an option: slipstream serve MODEL",
     "--quantization": "quantised weights are not served yet. A model too large for the memory "
     "may fit in fewer bits a number, --dtype bfloat16, or take a smaller one",
-    "--pipeline-parallel-size": "several GPUs for one model are not supported yet; --computes N "
-    "runs N copies of it, each on a GPU of its own",
+    "--pipeline-parallel-size": SEVERAL_GPUS,
     "--data-parallel-size": "use --computes N: so many copies, each on a GPU of its own",
     "--max-num-batched-tokens": "use --max-prefill-tokens for the prompt tokens of one step",
     "--chunked-prefill-size": "use --max-prefill-tokens for the prompt tokens of one step",
@@ -88,16 +91,12 @@ def _add_general(parser: Parser) -> None:
     group = parser.add_argument_group("where and how")
     add_setting(group, "router.host", metavar="ADDRESS")
     add_setting(group, "router.port", metavar="PORT")
-    add_setting(
-        group,
-        "router.api_keys",
-        "--api-key",
-        action="append",
-        type=api_key,
-        metavar="KEY",
-        help="clients have to send it; may be given several times. It can be seen in the "
-        "machine's list of processes, where SLIPSTREAM_ROUTER__API_KEYS cannot",
+    keys = {"action": "append", "type": api_key, "metavar": "KEY"}
+    about = (
+        "clients have to send it; may be given several times. It can be seen in the machine's list "
+        "of processes, where SLIPSTREAM_ROUTER__API_KEYS cannot"
     )
+    add_setting(group, "router.api_keys", "--api-key", **keys, help=about)
     group.add_argument("--config", metavar="FILE", help="settings as TOML")
     levels = ("debug", "info", "warning", "error")
     add_setting(group, "telemetry.log_level", choices=levels, help="(default: info)")
@@ -106,34 +105,24 @@ def _add_general(parser: Parser) -> None:
 
 def _add_model(parser: Parser) -> None:
     group = parser.add_argument_group("the model and where it runs")
-    add_setting(
-        group, "model.served_name", "--served-model-name", nargs="+", type=str, metavar="NAME"
-    )
+    names = {"nargs": "+", "type": str, "metavar": "NAME"}
+    add_setting(group, "model.served_name", "--served-model-name", **names)
     add_setting(group, "tokenizer.chat_template", type=readable, metavar="FILE")
     for name in ("device", "dtype", "pin", "load_format"):
         add_setting(group, f"compute.{name}")
-    group.add_argument(
-        "--tensor-parallel-size",
-        "-tp",
-        type=one_gpu,
-        metavar="1",
-        help="GPUs for one model: 1, as long as there is no more (see --computes)",
-    )
+    about = "GPUs for one model: 1, as long as there is no more (see --computes)"
+    group.add_argument("--tensor-parallel-size", "-tp", type=one_gpu, metavar="1", help=about)
 
 
 def _add_capacity(parser: Parser) -> None:
     group = parser.add_argument_group("limits and memory")
-    for name, metavar in (
-        ("max_model_len", "TOKENS"),
-        ("max_input_length", "TOKENS"),
-        ("max_output_length", "TOKENS"),
-        ("max_num_seqs", "N"),
-        ("max_prefill_tokens", "TOKENS"),
-        ("max_batched_token_mem", "TOKENS"),
-        ("gpu_memory_utilization", "SHARE"),
-        ("swap_space", "GIB"),
-    ):
-        add_setting(group, f"compute.{name}", metavar=metavar)
+    for name in ("max_model_len", "max_input_length", "max_output_length"):
+        add_setting(group, f"compute.{name}", metavar="TOKENS")
+    add_setting(group, "compute.max_num_seqs", metavar="N")
+    for name in ("max_prefill_tokens", "max_batched_token_mem"):
+        add_setting(group, f"compute.{name}", metavar="TOKENS")
+    add_setting(group, "compute.gpu_memory_utilization", metavar="SHARE")
+    add_setting(group, "compute.swap_space", metavar="GIB")
 
 
 def add_setting(group: Any, setting: str, option: str = "", **more: Any) -> None:
@@ -182,12 +171,8 @@ def readable(text: str) -> str:
 
 
 def one_gpu(text: str) -> int:
-    """Read the number of GPUs for one model, which can only be 1."""
     if text != "1":
-        raise argparse.ArgumentTypeError(
-            "several GPUs for one model are not supported yet; --computes N runs N copies of it, "
-            "each on a GPU of its own"
-        )
+        raise argparse.ArgumentTypeError(SEVERAL_GPUS)
     return 1
 
 

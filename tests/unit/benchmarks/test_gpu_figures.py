@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import asdict
 
 import pytest
 
@@ -13,7 +14,7 @@ from benchmarks.gpu_page import Findings, Row, idle_share, make_page, row_cells
 from benchmarks.gpu_server import open_work
 from benchmarks.gpu_timeline import DeviceTimes
 from services.bench.client import LoadResult, Reply
-from services.bench.figures import Spread, percentile
+from services.bench.figures import Spread
 from services.bench.workloads import BenchRequest
 
 ASKS = [BenchRequest([1000, 1001], 3), BenchRequest([1000], 2)]
@@ -64,11 +65,16 @@ def test_an_answer_that_is_not_as_asked_is_a_problem(replies: list[Reply], said:
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [([], 0.5, 0.0), ([3.0], 0.99, 3.0), ([4.0, 1.0, 2.0], 0.5, 2.0), ([0.0, 1.0], 0.25, 0.25)],
+    ("values", "spread"),
+    [
+        ([], Spread(0.0, 0.0, 0.0, 0.0)),
+        ([3.0], Spread(3.0, 3.0, 3.0, 3.0)),
+        ([4.0, 1.0, 2.5], Spread(2.5, 2.5, 3.7, 3.97)),
+        ([1.0, 0.0], Spread(0.5, 0.5, 0.9, 0.99)),
+    ],
 )
-def test_percentiles(values: list[float], share: float, expected: float) -> None:
-    assert percentile(sorted(values), share) == expected
+def test_percentiles_are_interpolated(values: list[float], spread: Spread) -> None:
+    assert asdict(Spread.of(values)) == pytest.approx(asdict(spread))
 
 
 def figures(tokens_per_s: float, device: DeviceTimes | None = None) -> GpuFigures:
