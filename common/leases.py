@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 LEASE_S = 2.0
 MAX_LAG_S = 0.5
 
-P = TypeVar("P", bound=Hashable)
+
+P = TypeVar("P")
 
 
 class ExpiredLease(NamedTuple, Generic[P]):
@@ -28,7 +28,7 @@ class _Lease:
     stall_after_s: float = 0.0  # 0: nothing is open there, so nothing can stall
 
 
-class Leases(Generic[P]):
+class Leases:
     """The peers that are taken to be alive.
 
     Silence counts only once the inbox was read empty, and not if this process stood still itself:
@@ -38,19 +38,13 @@ class Leases(Generic[P]):
     def __init__(self, lease_s: float = LEASE_S, max_lag_s: float = MAX_LAG_S) -> None:
         self._lease_s = lease_s
         self._max_lag_s = max_lag_s
-        self._leases: dict[P, _Lease] = {}
+        self._leases: dict[str, _Lease] = {}
         self._judged_s: float | None = None
 
-    def __contains__(self, peer: P) -> bool:
+    def __contains__(self, peer: str) -> bool:
         return peer in self._leases
 
-    def __iter__(self) -> Iterator[P]:
-        return iter(tuple(self._leases))
-
-    def __len__(self) -> int:
-        return len(self._leases)
-
-    def grant(self, peer: P, now_s: float, lease_s: float = 0.0) -> None:
+    def grant(self, peer: str, now_s: float, lease_s: float = 0.0) -> None:
         """Begin or renew a peer's lease; `lease_s` sets its length, 0 leaves it as it is."""
         lease = self._leases.get(peer)
         if lease is None:
@@ -60,14 +54,14 @@ class Leases(Generic[P]):
         if lease_s:
             lease.lease_s = lease_s
 
-    def heard(self, peer: P, now_s: float) -> None:
+    def heard(self, peer: str, now_s: float) -> None:
         """Renew the lease of a peer that has one, for any message from it."""
         lease = self._leases.get(peer)
         if lease is not None:
             lease.heard_s = now_s
 
     def report(
-        self, peer: P, progress: int, num_open: int, stall_after_s: float, now_s: float
+        self, peer: str, progress: int, num_open: int, stall_after_s: float, now_s: float
     ) -> None:
         """Note a peer's progress; with work open it must advance within `stall_after_s`."""
         lease = self._leases[peer]
@@ -77,19 +71,20 @@ class Leases(Generic[P]):
             lease.progress = progress
             lease.moved_s = now_s
 
-    def is_live(self, peer: P, now_s: float) -> bool:
+    def is_live(self, peer: str, now_s: float) -> bool:
         lease = self._leases.get(peer)
         return lease is not None and now_s - lease.heard_s <= lease.lease_s
 
-    def forget(self, peer: P) -> None:
+    def forget(self, peer: str) -> None:
         self._leases.pop(peer, None)
 
-    def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[P]]:
+    def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[str]]:
         """Return and forget the peers whose lease has run out; called every tick."""
         lagged = self._judged_s is not None and now_s - self._judged_s >= self._max_lag_s
         self._judged_s = now_s
         if lagged:
-            self.restart(now_s)
+            for lease in self._leases.values():
+                lease.heard_s = lease.moved_s = now_s
         if lagged or not inbox_empty:
             return []
         expired = [
@@ -97,13 +92,9 @@ class Leases(Generic[P]):
             for peer, lease in self._leases.items()
             if (reason := _verdict(lease, now_s)) is not None
         ]
-        for lease in expired:
-            del self._leases[lease.peer]
+        for peer, _ in expired:
+            del self._leases[peer]
         return expired
-
-    def restart(self, now_s: float) -> None:
-        for lease in self._leases.values():
-            lease.heard_s = lease.moved_s = now_s
 
 
 def _verdict(lease: _Lease, now_s: float) -> Literal["dead", "hung"] | None:

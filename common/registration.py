@@ -56,7 +56,7 @@ class Heartbeats:
     def __init__(self, interval_s: float = BEAT_INTERVAL_S, lease_s: float = LEASE_S) -> None:
         self._interval_s = interval_s
         self._lease_s = lease_s
-        self._leases: Leases[str] = Leases(lease_s)
+        self._leases = Leases(lease_s)
         self._routers: dict[str, _Router] = {}  # by endpoint
         self._addresses: dict[str, Address] = {}  # by instance id
         self._succeeded: list[str] = []  # it left, or another router answered in its place

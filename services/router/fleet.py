@@ -64,7 +64,7 @@ class Fleet:
     def __init__(self, placement: Placement, lease_s: float) -> None:
         self._placement = placement
         self._lease_s = lease_s
-        self._leases: Leases[str] = Leases(lease_s)
+        self._leases = Leases(lease_s)
         self._workers: dict[str, RegisteredWorker] = {}  # by instance id
         self._hung: dict[str, int] = {}  # instance id: the progress it stopped at
         self._replaced: dict[str, None] = {}  # instances, in the order of their ends
