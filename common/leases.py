@@ -32,12 +32,11 @@ class Leases:
     """The peers that are taken to be alive.
 
     Silence counts only once the inbox was read empty, and not if this process stood still itself:
-    after a lag of `max_lag_s` between two judgements, all leases start again.
+    after a lag of `MAX_LAG_S` between two judgements, all leases start again.
     """
 
-    def __init__(self, lease_s: float = LEASE_S, max_lag_s: float = MAX_LAG_S) -> None:
+    def __init__(self, lease_s: float = LEASE_S) -> None:
         self._lease_s = lease_s
-        self._max_lag_s = max_lag_s
         self._leases: dict[str, _Lease] = {}
         self._judged_s: float | None = None
 
@@ -80,7 +79,7 @@ class Leases:
 
     def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[str]]:
         """Return and forget the peers whose lease has run out; called every tick."""
-        lagged = self._judged_s is not None and now_s - self._judged_s >= self._max_lag_s
+        lagged = self._judged_s is not None and now_s - self._judged_s >= MAX_LAG_S
         self._judged_s = now_s
         if lagged:
             for lease in self._leases.values():

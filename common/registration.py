@@ -53,10 +53,8 @@ class Heartbeats:
     from its first answer until its lease ends.
     """
 
-    def __init__(self, interval_s: float = BEAT_INTERVAL_S, lease_s: float = LEASE_S) -> None:
-        self._interval_s = interval_s
-        self._lease_s = lease_s
-        self._leases = Leases(lease_s)
+    def __init__(self) -> None:
+        self._leases = Leases()
         self._routers: dict[str, _Router] = {}  # by endpoint
         self._addresses: dict[str, Address] = {}  # by instance id
         self._succeeded: list[str] = []  # it left, or another router answered in its place
@@ -75,7 +73,6 @@ class Heartbeats:
     def drain(self) -> None:
         """Make a heartbeat to every router due at once: they must place nothing here any more."""
         self._drained_from = self._beats + 1
-        self._interval_s = DRAIN_BEAT_INTERVAL_S
         for router in self._routers.values():
             router.sent_s = router.outstanding = None
 
@@ -98,13 +95,13 @@ class Heartbeats:
     def due(self, now_s: float) -> list[Beat]:
         """Return the heartbeats to send now and count them as sent.
 
-        A router gets one every `interval_s`, and none while one is unanswered, unless that one must
-        have been lost.
+        A router gets none while one is unanswered, unless that one must have been lost.
         """
+        interval_s = DRAIN_BEAT_INTERVAL_S if self.draining else BEAT_INTERVAL_S
         beats = []
         for endpoint, router in self._routers.items():
             is_lost = router.outstanding is not None
-            waited_s = self._lease_s if is_lost else self._interval_s
+            waited_s = LEASE_S if is_lost else interval_s
             if router.sent_s is not None and now_s - router.sent_s < waited_s:
                 continue
             self._beats += 1
