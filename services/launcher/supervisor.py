@@ -81,7 +81,7 @@ class Child:
         """Count a death; return the seconds to wait before the process is started again."""
         if now_s - self.started_s >= HEALTHY_AFTER_S:
             self.num_deaths = 0
-        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0**self.num_deaths)
+        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.num_deaths, 10))
         self.num_deaths += 1
         return delay_s
 

@@ -78,6 +78,8 @@ def test_each_death_in_a_row_doubles_the_wait_up_to_half_a_minute() -> None:
         delays.append(child.back_off(start_s + 1.0))
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert child.num_deaths == 9
+    child.num_deaths = 5000  # of a process that crashed all night
+    assert child.back_off(10.0) == 30.0
 
 
 def test_a_healthy_minute_is_a_new_beginning() -> None:
