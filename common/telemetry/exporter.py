@@ -58,7 +58,7 @@ def line_of(row: SpanRow, name: str) -> str:
     fields = " ".join(f"{key}={value}" for key, value in row.attributes.items())
     return (
         f"span {name} {row.name} {(row.end_ns - row.start_ns) / 1e6:.2f} ms "
-        f"trace_id={row.trace_id.hex()} span_id={row.span_id.hex()} {fields}"
+        f"trace_id={row.context[:16].hex()} span_id={row.context[16:].hex()} {fields}"
     ).rstrip()
 
 
@@ -99,17 +99,15 @@ class Collector:
 
 
 def _span(row: SpanRow, resource: Resource) -> ReadableSpan:
-    parent = None
-    if row.parent_id:
-        parent = _context(row.trace_id, row.parent_id, row.flags, row.parent_is_remote)
+    parent = _context(row.parent, row.flags, row.parent_is_remote) if row.parent else None
     return ReadableSpan(
         name=row.name,
-        context=_context(row.trace_id, row.span_id, row.flags),
+        context=_context(row.context, row.flags),
         parent=parent,
         resource=resource,
         attributes=row.attributes,
         events=[Event(name, fields, at_ns) for name, at_ns, fields in row.events],
-        links=[Link(_context(trace, span), fields) for trace, span, fields in row.links],
+        links=[Link(_context(ids), fields) for ids, fields in row.links],
         kind=SpanKind(row.kind),
         status=Status(StatusCode(row.status), row.description or None),
         start_time=row.start_ns,
@@ -118,10 +116,9 @@ def _span(row: SpanRow, resource: Resource) -> ReadableSpan:
     )
 
 
-def _context(trace_id: bytes, span_id: bytes, flags: int = 1, remote: bool = True) -> SpanContext:
-    return SpanContext(
-        int.from_bytes(trace_id, "big"), int.from_bytes(span_id, "big"), remote, TraceFlags(flags)
-    )
+def _context(ids: bytes, flags: int = 1, is_remote: bool = True) -> SpanContext:
+    trace_id, span_id = int.from_bytes(ids[:16], "big"), int.from_bytes(ids[16:], "big")
+    return SpanContext(trace_id, span_id, is_remote, TraceFlags(flags))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.trace import SpanContext
 
 from common.child_main import PipeWriter, pack_frame
 
@@ -28,12 +29,11 @@ PIPE_BYTES = 1 << 20
 
 
 class SpanRow(NamedTuple):
-    """One span as plain values; ids are bytes, as MessagePack ends at 64 bits."""
+    """One span as plain values; a context is the bytes of its trace id and span id."""
 
     name: str
-    trace_id: bytes
-    span_id: bytes
-    parent_id: bytes  # empty for a root
+    context: bytes
+    parent: bytes  # empty for a root
     parent_is_remote: bool
     flags: int
     kind: int
@@ -43,20 +43,18 @@ class SpanRow(NamedTuple):
     description: str
     attributes: dict[str, Any]
     events: list[tuple[str, int, dict[str, Any]]]
-    links: list[tuple[bytes, bytes, dict[str, Any]]]
+    links: list[tuple[bytes, dict[str, Any]]]
 
 
 def row_of(span: ReadableSpan) -> SpanRow:
     """Return what is exported of an ended span."""
-    context, parent = span.context, span.parent
-    assert context is not None
+    assert span.context is not None
     return SpanRow(
         span.name,
-        context.trace_id.to_bytes(16, "big"),
-        context.span_id.to_bytes(8, "big"),
-        b"" if parent is None else parent.span_id.to_bytes(8, "big"),
-        parent is not None and parent.is_remote,
-        int(context.trace_flags),
+        _ids(span.context),
+        b"" if span.parent is None else _ids(span.parent),
+        span.parent is not None and span.parent.is_remote,
+        int(span.context.trace_flags),
         span.kind.value,
         span.start_time or 0,
         span.end_time or 0,
@@ -64,15 +62,12 @@ def row_of(span: ReadableSpan) -> SpanRow:
         span.status.description or "",
         dict(span.attributes or {}),
         [(event.name, event.timestamp, dict(event.attributes or {})) for event in span.events],
-        [
-            (
-                link.context.trace_id.to_bytes(16, "big"),
-                link.context.span_id.to_bytes(8, "big"),
-                dict(link.attributes or {}),
-            )
-            for link in span.links
-        ],
+        [(_ids(link.context), dict(link.attributes or {})) for link in span.links],
     )
+
+
+def _ids(context: SpanContext) -> bytes:
+    return context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
 
 
 class SpanQueue(SpanProcessor):
