@@ -279,10 +279,8 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def child_environment(env: Mapping[str, str], root: str = PACKAGES) -> dict[str, str]:
-    """Return an environment in which a child process imports the packages in `root`.
-
-    The working folder is kept out of Python's path, since it may hold another `common`.
-    """
+    """Return an environment in which a child process imports the packages in `root`."""
+    # Keeps the working folder out of Python's path: it may hold another `common`.
     environment = {**env, "PYTHONSAFEPATH": "1"}
     if os.path.basename(root) not in ("site-packages", "dist-packages"):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))

@@ -51,11 +51,7 @@ class BoundInbox:
 def bind_inbox(
     context: zmq.Context[Any], settings: LinkSettings, name: str, union: Any, keys: Keys | None
 ) -> BoundInbox:
-    """Bind the inbox for the messages of a union as `settings.bind` says.
-
-    Raises `ConfigError` for a place that cannot be bound or must not be without keys, and
-    `InboxTaken` where another process owns it.
-    """
+    """Bind the inbox for the messages of a union; ConfigError, or InboxTaken by another process."""
     endpoint = expand(settings.bind, settings.run_dir, name)
     inbox = _inbox_socket(context, settings, union, keys)
     try:

@@ -117,10 +117,7 @@ def own_host(towards: str) -> str:
 
 
 class Resolver:
-    """Remembers the addresses of names and looks them up again every second, without waiting.
-
-    Must be used on a running loop. A failed look-up leaves the last addresses standing.
-    """
+    """Remembers the addresses of names and looks them up again every second, on a running loop."""
 
     def __init__(self, interval_s: float = RESOLVE_INTERVAL_S) -> None:
         self._interval_s = interval_s
@@ -129,10 +126,7 @@ class Resolver:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def endpoints(self, endpoint: str) -> tuple[str, ...]:
-        """Return the literal endpoints for all addresses of a name; none before the first answer.
-
-        Raises ConfigError if `endpoint` is none.
-        """
+        """Return literal endpoints for all addresses of a name, as far as known; ConfigError."""
         require_inbox(endpoint)
         place = tcp_place(endpoint)
         if place is None or is_literal(place.host):

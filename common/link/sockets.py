@@ -37,11 +37,7 @@ class ZmqTransport:
     """`common.link.transport.Transport` over ZeroMQ; made, used and closed on one running loop."""
 
     def __init__(self, settings: LinkSettings, name: str, union: Any) -> None:
-        """Bind the inbox of the instance `name` for the messages of a union.
-
-        Raises `ConfigError` for settings that cannot work and `InboxTaken` where another process
-        has this inbox.
-        """
+        """Bind the inbox of the instance `name`; raises `ConfigError` or `InboxTaken`."""
         self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger()
         self._settings = settings
@@ -264,12 +260,9 @@ class ZmqTransport:
             self._sweep_soon()
 
     def _idle_s(self, peer: Peer) -> float:
-        """Return how long a link stays open unused.
-
-        A link to an earlier instance closes early, or each restart would cost a socket for minutes.
-        It does not close at once: a late message to that instance would open it again, and the new
-        link would look like the successor of the live one.
-        """
+        # A link to an earlier instance closes early: a restart should not cost a socket for minutes.
+        # Not at once: a late message to that instance would open it again, and the new link would
+        # look like the successor of the live one.
         return self.patience_s if peer.succeeded else _IDLE_S
 
     def _tell_lost(self, peer: Address) -> None:

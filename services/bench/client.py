@@ -169,15 +169,11 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True)
 class OfferedLoad:
-    """Requests, as bytes, and when they are sent.
-
-    Each stream sends one as soon as it is free; or with `arrivals_s`, each request is sent at its
-    time in seconds from the start, however many are open.
-    """
+    """Requests, as bytes; without arrivals, each stream sends one as soon as it is free."""
 
     requests: tuple[bytes, ...]
     num_streams: int
-    arrivals_s: tuple[float, ...] = ()
+    arrivals_s: tuple[float, ...] = ()  # when requests are sent, however many are open
 
 
 class ClientError(Exception):

@@ -258,10 +258,7 @@ def signals_noticed() -> Iterator[None]:
 
 
 def _edited_lines() -> Callable[[], None]:
-    """Let lines be edited and recalled, also from earlier conversations.
-
-    Returns a function that saves them in a file for this user alone.
-    """
+    """Let lines be edited and recalled; returns a function that saves them for this user alone."""
     try:
         import readline
     except ImportError:  # a Python that was built without it

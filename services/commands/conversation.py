@@ -94,11 +94,7 @@ class ChatSession:
         self._tools = tools or []
 
     def ask(self, screen: Screen, *messages: dict[str, Any]) -> ChatAnswer:
-        """Add messages and the model's answer; if that raises ServerError, nothing is added.
-
-        At Ctrl-C the answer ends and its text so far is kept; its calls, which may be cut off, are
-        not.
-        """
+        """Add messages and the model's answer; if that raises ServerError, nothing is added."""
         answer = ChatAnswer()
         began_s = time.monotonic()
         try:
@@ -106,7 +102,7 @@ class ChatSession:
                 for event in events:
                     answer.first_s = answer.first_s or time.monotonic() - began_s
                     _take(event, answer, screen)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the text so far is kept; calls may be cut off
             answer.finish_reason = "interrupted"
             answer.calls.clear()
         answer.whole_s = time.monotonic() - began_s

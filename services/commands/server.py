@@ -203,11 +203,7 @@ def answer_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
-    """Serve a model on a free port while the context lasts; yields the address.
-
-    The server has a session of its own, so that Ctrl-C stops an answer and not the server. It
-    writes its warnings and progress to the same terminal.
-    """
+    """Serve a model on a free port while the context lasts; yields the address."""
     sys.stderr.write(f"starting a server for {Path(model).name} ...\n")
     command = [sys.executable, "-m", "services.cli", "serve", model]
     for number in (signal.SIGTERM, signal.SIGHUP):  # to stop the server too
@@ -218,7 +214,7 @@ def _started(model: str, env: Mapping[str, str]) -> Iterator[str]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         pass_fds=(read_fd,),
-        start_new_session=True,
+        start_new_session=True,  # Ctrl-C stops an answer and not the server
         env={**child_environment(env), LAUNCHER_FD_VARIABLE: str(read_fd)},
         text=True,
     ) as server:

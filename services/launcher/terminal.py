@@ -20,8 +20,7 @@ NARROW = 79  # for a terminal of unknown width
 class Terminal:
     """Writes lines with the name of the process for people, or as they are for machines.
 
-    It is also the stream of the launcher's own log. `complaints` holds, for each process, its last
-    line that begins with `slipstream`: the reason why it cannot start.
+    It is also the stream of the launcher's own log.
     """
 
     def __init__(self, stream: TextIO, for_people: bool, width: int) -> None:
@@ -30,7 +29,7 @@ class Terminal:
         self._width = width
         self._on_terminal = stream.isatty()
         self._has_status = False
-        self.complaints: dict[str, str] = {}
+        self.complaints: dict[str, str] = {}  # why a process cannot start: its `slipstream` line
 
     def isatty(self) -> bool:
         return False  # colours are added here, not by the writer of a line
