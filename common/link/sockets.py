@@ -260,7 +260,7 @@ class ZmqTransport:
             self._sweep_soon()
 
     def _idle_s(self, peer: Peer) -> float:
-        # A link to an earlier instance closes early: a restart should not cost a socket for minutes.
+        # A link to an earlier instance closes early: no restart should cost a socket for minutes.
         # Not at once: a late message to that instance would open it again, and the new link would
         # look like the successor of the live one.
         return self.patience_s if peer.succeeded else _IDLE_S
