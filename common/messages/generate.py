@@ -71,7 +71,6 @@ class Generate:
     pooling: bool = False
 
     def check(self) -> None:
-        """Raise `MalformedMessage` unless the choices are countable."""
         require_choices(self.num_choices, self.first_choice)
 
 

@@ -185,7 +185,6 @@ class AttemptRefused:
     failure: Failure
 
     def check(self) -> None:
-        """Raise `MalformedMessage` unless the choices are countable."""
         require_choices(self.num_choices)
 
 

@@ -159,7 +159,6 @@ class Tokenize:
     pooling: bool = False
 
     def check(self) -> None:
-        """Raise `MalformedMessage` unless the choices are countable."""
         require_choices(self.num_choices, self.first_choice)
 
 

@@ -273,7 +273,6 @@ class TokensGenerated:
         require_rows("scored", {scores.row for scores in self.scored}, num_rows)
 
     def _router(self, router: str) -> int:
-        """Return the number of a router, which is new or known."""
         if router not in self.routers:
             self.routers.append(router)
         return self.routers.index(router)

@@ -78,7 +78,6 @@ class Streams:
         return sum(map(len, self._entries.values()))
 
     def reply_to(self, router: str) -> Address:
-        """Return the inbox of a router that has had a stream here."""
         return self._replies[router]
 
     def take(self, message: TokensGenerated, compute: Address, now_s: float) -> StepOutcome:
@@ -128,7 +127,6 @@ class Streams:
         return orders
 
     def open_counters(self, router: str) -> list[int]:
-        """Counters of this router's attempts that have state here."""
         return list(self._entries.get(router, ()))
 
     def expire(self, now_s: float) -> None:

@@ -95,12 +95,10 @@ class RouterActor:
 
     @property
     def routes(self) -> list[tuple[str, str]]:
-        """Methods and paths of the HTTP API."""
         return self._server.routes
 
     @property
     def ready(self) -> bool:
-        """Whether the router accepts new requests."""
         return self._dispatch.ready
 
     def receive(self, message: Any, sender: Address) -> None:
@@ -152,7 +150,6 @@ class RouterActor:
 
     @property
     def drained(self) -> bool:
-        """Whether the last request has been answered."""
         return self._dispatch.idle
 
     async def stop(self) -> None:

@@ -132,7 +132,6 @@ class Delta:
         self.token_ids.extend(token_ids)
 
     def size(self) -> int:
-        """Estimate the characters in the delta."""
         return len(self.text) + sum(len(part.text) for part in self.parts)
 
     def _take_part(self, part: Part) -> None:
@@ -200,7 +199,6 @@ class UsageTally:
         self._completion += usage.completion_tokens
 
     def total(self) -> Usage:
-        """Return the usage of the response so far."""
         prompts = self._prompts.values()
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
@@ -283,12 +281,10 @@ class AnswerCollector:
 
     @property
     def usage(self) -> Usage:
-        """Tokens used by all choices together."""
         return self._usage.total()
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Why the choices ended, in order."""
         return [output.ended.reason for output in self._choices if output.ended is not None]
 
     def _answer(self, output: _ChoiceParts) -> CompleteAnswer:

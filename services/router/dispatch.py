@@ -67,7 +67,6 @@ class Dispatch:
 
     @property
     def ready(self) -> bool:
-        """Whether the router accepts new requests."""
         return not self.draining and self.fleet.ready
 
     @property
@@ -216,7 +215,6 @@ class Dispatch:
         return found
 
     def place(self, group: Group, service: ServiceName) -> RegisteredWorker:
-        """Choose a worker of a service for one query."""
         return self.fleet.place(group, service, self._clock())
 
     async def _ask(

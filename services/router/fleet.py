@@ -74,11 +74,9 @@ class Fleet:
         return len(self._workers)
 
     def worker(self, instance_id: str) -> RegisteredWorker | None:
-        """Return a registered worker."""
         return self._workers.get(instance_id)
 
     def workers(self) -> Iterable[RegisteredWorker]:
-        """Iterate over all registered workers."""
         return self._workers.values()
 
     def alive(self, message: WorkerAlive, now_s: float) -> list[Address]:

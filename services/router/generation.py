@@ -67,7 +67,6 @@ class Generation:
     async def answer(
         self, http_request: web.Request, context: RequestContext[AnswerFormat], streaming: bool
     ) -> web.StreamResponse:
-        """Answer in one piece or as a stream."""
         return await (self._stream if streaming else self._complete)(http_request, context)
 
     async def collect(self, context: RequestContext[BodyFormat]) -> AnswerCollector:

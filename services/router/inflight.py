@@ -230,7 +230,6 @@ class InflightTable:
         return self._fail_where(lambda attempt: True, failure)
 
     def lose_worker(self, instance_id: str, failure: Failure = WORKER_LOST) -> list[AbortedAttempt]:
-        """Fail the requests that a dead or hung worker was working on."""
         return self._fail_where(lambda attempt: attempt.needs(instance_id), failure)
 
     def listed(self, instance_id: str, counters: Collection[int], now_s: float) -> list[int]:

@@ -33,13 +33,11 @@ def json_string(text: str) -> bytes:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Encode any JSON value compactly."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return (text.translate(_LINE_ENDS) if _has_line_end(text) else text).encode()
 
 
 def event(value: Any) -> bytes:
-    """Render one event."""
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
@@ -49,7 +47,6 @@ def named_event(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def error_event(failure: Failure) -> bytes:
-    """Render the event that ends a stream after a failure."""
     return b"data: " + error_body(failure) + b"\n\n"
 
 

@@ -81,7 +81,6 @@ class _ChoiceBuffer:
         return self.rich
 
     def size(self) -> int:
-        """Estimate the bytes in the buffer."""
         if self.rich is None:
             return len(self.text)
         return self.rich.size() + LOGPROB_BYTES * len(self.rich.logprobs or ())

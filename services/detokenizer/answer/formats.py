@@ -76,7 +76,6 @@ def reasoning_parser(name: str, is_open: bool) -> ReasoningParser | None:
 
 
 def call_ids(name: str) -> CallIds:
-    """Return what makes ids for the calls of this format."""
     known = TOOL_PARSERS.get(name)
     return hex_ids if known is None else known.call_ids
 

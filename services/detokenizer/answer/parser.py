@@ -232,7 +232,6 @@ class PartSink:
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Add to the arguments of the call begun last."""
         self._add("arguments", text)
 
     def finish(self) -> None:
