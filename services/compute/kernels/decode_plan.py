@@ -212,12 +212,7 @@ def _plan_kernel(
 
 
 def plan_decode(
-    inputs: StepInputs,
-    work: DecodeWork,
-    page_tokens: int,
-    num_rows: int,
-    *,
-    pdl: bool = False,
+    inputs: StepInputs, work: DecodeWork, page_tokens: int, num_rows: int, *, pdl: bool = False
 ) -> None:
     """Write the list of items for the step's decode rows, for launches of the same num_rows.
 

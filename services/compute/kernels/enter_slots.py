@@ -33,18 +33,18 @@ _HEADER, _ENTRY = tl.constexpr(HEADER_INTS), tl.constexpr(ENTRY_INTS)
 _SLOT, _COUNTED, _NUM_PROMPT, _NUM_OUTPUT, _NUM_BIAS, _NUM_STOPS, _START = map(tl.constexpr, PLACES)
 
 SHARED_INTS = 1 << 18
-"""Room for the newcomers of one step together: 64 with prompts of 4,000 ids, in 1 MB."""
+"""Room for the new sequences of one step together: 64 with prompts of 4,000 ids, in 1 MB."""
 
 
 def packed_size(max_positions: int) -> int:
-    """Int32 of a buffer that holds any one sequence, and the newcomers of most steps together."""
+    """Int32 of a buffer that holds any one sequence, and the new ones of most steps together."""
     longest = HEADER_INTS + ENTRY_INTS + max_positions + 2 * MAX_BIAS + MAX_STOP_IDS
     return max(longest, SHARED_INTS)
 
 
 class SlotEntry(NamedTuple):
-    """One newcomer. With `counted` what its slot's last owner said is forgotten, and its own prompt
-    and outputs are counted for penalties; ids beyond the vocabulary are passed over."""
+    """One new sequence. With `counted` the counts of its slot start anew, with its own prompt and
+    outputs, for penalties; ids beyond the vocabulary are passed over."""
 
     slot: int
     counted: bool
@@ -53,10 +53,6 @@ class SlotEntry(NamedTuple):
     bias_ids: Int32Array
     bias: Int32Array  # float32 by their bits
     stop_ids: Int32Array
-
-    @property
-    def columns(self) -> tuple[Int32Array, ...]:
-        return self[2:]
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -77,7 +73,7 @@ def pack_entries(entries: Sequence[SlotEntry], out: Int32Array) -> int:
     end = start
     for entry in entries:
         rows.append((entry.slot, entry.counted, *entry.sizes, end, 0))
-        columns += entry.columns
+        columns += entry[2:]
         end += entry.num_ints
     out[:HEADER_INTS] = 0
     out[0] = len(entries)
@@ -98,7 +94,7 @@ _BLOCK = 2048
 
 @triton.jit
 def _forget(packed, said_ptr, V: tl.constexpr, NUM_PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
-    """Zero the counts of slots whose new owners are counted."""
+    """Zero the counts of slots whose new sequences are counted."""
     blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     lanes = tl.arange(0, BLOCK)
     for work in range(tl.program_id(0), tl.load(packed) * blocks, NUM_PROGRAMS):

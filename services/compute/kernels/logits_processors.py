@@ -35,7 +35,7 @@ from services.compute.kernels.step_buffers import NUM_SAMPLES
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 
 SEEN_IN_PROMPT = 1 << 30
-"""Set in the count of an id that the prompt has; the bits below count how often it was said."""
+"""Set in the count of an id that the prompt has; the bits below count how often it was sampled."""
 
 
 class ProcessorTables(NamedTuple):

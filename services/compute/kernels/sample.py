@@ -209,7 +209,7 @@ def sample_tokens(
 
     Its second word is 1 if all logits were finite, 0 if the token means nothing. Rows beyond the
     counted samples, or without a slot, stay as they are. Without `shaped` and `masks` no row may be
-    adjusted or cut; with them, tokens of penalised rows are counted as said. The token of a skipped
+    adjusted or cut; with them, tokens of penalised rows are counted. The token of a skipped
     sample is what comes of its logits without a mask, and goes nowhere else.
     """
     num_samples, vocab_size = logits_SV.shape

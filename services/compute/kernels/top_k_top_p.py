@@ -209,10 +209,7 @@ def _gather(
 
 
 def top_k_top_p(
-    logits_SV: Tensor,
-    rows: SampleRows,
-    scratch: TopKTopPScratch,
-    shaped: ProcessedLogits,
+    logits_SV: Tensor, rows: SampleRows, scratch: TopKTopPScratch, shaped: ProcessedLogits
 ) -> None:
     """Write what rows with cuts keep and their maxima; min_p is left to who draws.
 

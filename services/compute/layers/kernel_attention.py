@@ -1,15 +1,9 @@
-"""Attention of a step by the GPU's kernels: one variant for each kind of step.
-
-Shape legend: T tokens (the bucket), H query heads, K kv heads, D head width, N pages,
-P positions in a page.
-"""
+"""Attention of a step by the GPU's kernels: one variant for each kind of step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
-
-from torch import Tensor
 
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
@@ -27,7 +21,6 @@ class AttentionTables:
     decode: DecodeWork
     prefill: PrefillWork
     page_tokens: int
-    scale: float
     max_rows: int
     pdl: bool  # dependent launch: begin while the kernel before ends
 
@@ -39,7 +32,7 @@ class KernelAttention(Protocol):
         """Divide the step's work, on the device."""
         ...
 
-    def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
+    def attend(self, call: AttentionCall) -> None:
         """Write the outputs of all rows of this kind of step."""
         ...
 
@@ -55,10 +48,9 @@ class DecodeAttention:
         num_rows = min(num_tokens, tables.max_rows)
         plan_decode(tables.inputs, tables.decode, tables.page_tokens, num_rows, pdl=tables.pdl)
 
-    def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
+    def attend(self, call: AttentionCall) -> None:
         tables = self.tables
-        call = AttentionCall(q_THD, kv_pages, out_THD, tables.scale, window)
-        num_rows = min(q_THD.shape[0], tables.max_rows)
+        num_rows = min(len(call.q_THD), tables.max_rows)
         decode_attention(
             call, tables.resident, tables.inputs, tables.decode, num_rows, pdl=tables.pdl
         )
@@ -75,10 +67,9 @@ class PrefillAttention:
         tables = self.tables
         plan_prefill(tables.inputs, tables.prefill, num_tokens, self.all_rows)
 
-    def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
+    def attend(self, call: AttentionCall) -> None:
         tables = self.tables
-        call = AttentionCall(q_THD, kv_pages, out_THD, tables.scale, window)
-        prefill_attention(call, tables.resident, tables.inputs, tables.prefill, len(q_THD))
+        prefill_attention(call, tables.resident, tables.inputs, tables.prefill, len(call.q_THD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +82,6 @@ class MixedAttention:
         for part in self.parts:
             part.plan(num_tokens)
 
-    def attend(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> None:
+    def attend(self, call: AttentionCall) -> None:
         for part in self.parts:
-            part.attend(q_THD, kv_pages, out_THD, window)
+            part.attend(call)

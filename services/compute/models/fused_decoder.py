@@ -21,7 +21,7 @@ from torch import Tensor
 from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up_silu, norm_matvec
 from services.compute.kernels.rms_norm import add_rms_norm
 from services.compute.kernels.rotate_and_store import rotate_and_store
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.products import Product
 from services.compute.layers.rope import angles, inverse_frequencies
@@ -200,4 +200,5 @@ class FusedDecoder:
         )
         heads = (-1, config.num_heads, config.head_dim)
         q_THD = acts.qkv_TC[:, : config.num_heads * config.head_dim].view(heads)
-        attention.attend(q_THD, pages, acts.mixed_TC.view(heads), layer.window)
+        mixed_THD, scale = acts.mixed_TC.view(heads), config.head_dim**-0.5
+        attention.attend(AttentionCall(q_THD, pages, mixed_THD, scale, layer.window))

@@ -113,7 +113,6 @@ class EagerRunner:
     @staticmethod
     @torch.inference_mode()
     def load(path: Path, settings: ComputeSettings) -> EagerRunner:
-        """Load a Hugging Face folder; raises ModelError or ConfigError, which say what to do."""
         loader = ModelLoader.read(path, settings, CPU)
         prepare_cpu(choose_threads(settings, loader.config, loader.dtype))
         make_linear: MakeMap[LinearMap] = PackedLinear if can_pack(loader.dtype, CPU) else Linear

@@ -111,10 +111,8 @@ class ModelLoader:
         return Limits(max_model_len, num_pages, num_host_pages)
 
     def cache(self, num_pages: int, num_host_pages: int = 0) -> PagedCache:
-        config = self.config
-        shape = (
-            config.num_layers, config.num_kv_heads, self.settings.page_tokens, config.head_dim
-        )  # fmt: skip
+        config, page_tokens = self.config, self.settings.page_tokens
+        shape = (config.num_layers, config.num_kv_heads, page_tokens, config.head_dim)
         return PagedCache(shape, num_pages, num_host_pages, self.dtype, self.device)
 
     def spec(

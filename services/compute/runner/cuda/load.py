@@ -43,7 +43,6 @@ class StartLog:
 
 @torch.inference_mode()
 def load_cuda(path: Path, settings: ComputeSettings) -> CudaRunner:
-    """Load a Hugging Face folder; raises ModelError or ConfigError, which say what to do."""
     device = torch.device("cuda", torch.cuda.current_device())
     return load_on(path, settings, device, GraphStream(device))
 

@@ -227,7 +227,6 @@ class StepMachine:
             ),
             prefill=PrefillWork.make(sizes.max_tokens, sizes.max_rows, group, device),
             page_tokens=sizes.page_tokens,
-            scale=config.head_dim**-0.5,
             max_rows=sizes.max_rows,
             pdl=pdl,
         )
