@@ -21,7 +21,6 @@ class AttentionTables:
     decode: DecodeWork
     prefill: PrefillWork
     page_tokens: int
-    max_rows: int
     pdl: bool  # dependent launch: begin while the kernel before ends
 
 
@@ -45,12 +44,12 @@ class DecodeAttention:
 
     def plan(self, num_tokens: int) -> None:
         tables = self.tables
-        num_rows = min(num_tokens, tables.max_rows)
+        num_rows = min(num_tokens, len(tables.inputs.row_slot_R))
         plan_decode(tables.inputs, tables.decode, tables.page_tokens, num_rows, pdl=tables.pdl)
 
     def attend(self, call: AttentionCall) -> None:
         tables = self.tables
-        num_rows = min(len(call.q_THD), tables.max_rows)
+        num_rows = min(len(call.q_THD), len(tables.inputs.row_slot_R))
         decode_attention(
             call, tables.resident, tables.inputs, tables.decode, num_rows, pdl=tables.pdl
         )

@@ -39,18 +39,17 @@ from services.compute.step import (
     MAX_BIAS,
     MAX_STOP_IDS,
     NO_IDS,
+    BoolArray,
     Int32Array,
     SlotDelta,
     StepPlan,
     int32_array,
 )
 
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Slots: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Logprobs: TypeAlias = dict[int, tuple[TokenLogprobs, ...]]
 
 PLAIN_WORDS = 2  # token, and whether its logits were finite
-FULL_WORDS = RESULT_WORDS
 
 
 class Variant(Enum):
@@ -89,7 +88,7 @@ class DeviceSampler:
         self._cuts = TopKTopPScratch.make(max_samples, vocab_size, device)
         self._scores = LogprobScratch.make(max_samples, vocab_size, device)
         self._plain_SW = torch.zeros((max_samples, PLAIN_WORDS), dtype=torch.int32, device=device)
-        self._full_SW = torch.zeros((max_samples, FULL_WORDS), dtype=torch.int32, device=device)
+        self._full_SW = torch.zeros((max_samples, RESULT_WORDS), dtype=torch.int32, device=device)
 
     def place(self, deltas: Sequence[SlotDelta]) -> tuple[Int32Array, list[SlotEntry]]:
         """Give sequences their slots; nothing of earlier sequences stays.
@@ -170,7 +169,7 @@ class DeviceSampler:
         """
         count = len(plan.sample_row)
         scored: Logprobs = {}
-        if result_SW.shape[1] == FULL_WORDS:
+        if result_SW.shape[1] == RESULT_WORDS:
             floats = result_SW.view(np.float32)
             for sample in np.nonzero(result_SW[:count, NUM_SCORED] >= 0)[0].tolist():
                 row = result_SW[sample]

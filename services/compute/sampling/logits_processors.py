@@ -16,10 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.compute.step import Int32Array
+from services.compute.step import Float32Array, Int32Array
 
 Int64Array = npt.NDArray[np.int64]
-Float32Array = npt.NDArray[np.float32]
 
 
 class PenaltyRows:

@@ -64,9 +64,6 @@ def barred_tokens(sampling: SamplingParams) -> int:
     return 0 if sampling.grammar_spec is not None else sampling.min_tokens
 
 
-MAX_INT32 = (1 << 31) - 1
-
-
 def slot_words(delta: SlotDelta, vocab_size: int) -> Int32Array:
     """The row [NUM_WORDS] of a sequence's slot."""
     sampling = delta.sampling
@@ -88,7 +85,7 @@ def slot_words(delta: SlotDelta, vocab_size: int) -> Int32Array:
     floats_W[words.PRESENCE] = sampling.presence_penalty
     floats_W[words.FREQUENCY] = sampling.frequency_penalty
     floats_W[words.REPETITION] = sampling.repetition_penalty
-    words_W[words.MIN_TOKENS] = min(min_tokens, MAX_INT32)
+    words_W[words.MIN_TOKENS] = min(min_tokens, np.iinfo(np.int32).max)
     words_W[words.NUM_LOGPROBS] = min(sampling.num_logprobs, vocab_size, words.MAX_TOP_LOGPROBS)
     words_W[words.NUM_BIAS] = num_bias
     words_W[words.NUM_STOPS] = num_stops

@@ -124,13 +124,13 @@ class StepMachine:
             entries_size(sizes.max_positions), dtype=torch.int32, device=device
         )
         self.sampler = DeviceSampler(config.vocab_size, self.resident, self.inputs)
-        pdl = DEPENDENT_LAUNCH and _has_dependent_launch(device)
+        on_gpu = device.type == "cuda"
+        capability = torch.cuda.get_device_capability(device) if on_gpu else None
+        pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)
         product: Product
         if batch_invariant:
             product = InvariantProduct()
-        elif SKINNY_PRODUCTS and (
-            device.type != "cuda" or skinny_fits(torch.cuda.get_device_capability(device))
-        ):
+        elif SKINNY_PRODUCTS and (capability is None or skinny_fits(capability)):
             work = SkinnyWork.make(_widest_output(decoder), device)
             product = SkinnyProduct(work, pdl)
         else:
@@ -227,7 +227,6 @@ class StepMachine:
             ),
             prefill=PrefillWork.make(sizes.max_tokens, sizes.max_rows, group, device),
             page_tokens=sizes.page_tokens,
-            max_rows=sizes.max_rows,
             pdl=pdl,
         )
         if batch_invariant:  # one arithmetic for every row, whether it is decoded or recomputed
@@ -244,7 +243,3 @@ def _widest_output(decoder: Decoder[Linear]) -> int:
     layer = decoder.layers[0]
     products = (layer.qkv, layer.out, layer.gate_up, layer.down, decoder.head)
     return max(linear.weight_OI.shape[0] for linear in products)
-
-
-def _has_dependent_launch(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
