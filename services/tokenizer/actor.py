@@ -154,8 +154,7 @@ class TokenizerActor(Worker):
             return Failure(413, "prompt_too_large", too_large, field)
         failure = None
         if isinstance(message, Tokenize):
-            vocab_size = message.limits.vocab_size
-            failure = check_rules(message.rules, vocab_size, self._settings.max_structure_bytes)
+            failure = check_rules(message.rules, self._settings.max_structure_bytes)
         return failure or self._requests.refusal(size)
 
     def _done(self, request: PendingRequest, outcome: Outcome) -> None:

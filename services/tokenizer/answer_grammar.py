@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from common.chat_formats import REASONING_FORMATS, ReasoningMarkers
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
-from services.tokenizer.jobs import Refused
+from services.tokenizer.jobs import ReasoningStage, Refused, TemplateFormat
 from services.tokenizer.lark import (
     FREE_TEXT,
     Fragment,
@@ -27,7 +27,6 @@ from services.tokenizer.lark import (
 )
 from services.tokenizer.structures import structure_grammar
 from services.tokenizer.tool_grammars import (
-    Dialect,
     Function,
     call_grammar,
     check_parameters,
@@ -38,20 +37,6 @@ from services.tokenizer.tool_grammars import (
 MAX_CALLS = 32  # of one answer; a model in a loop would make them until its tokens are used up
 _BREAKS = '("\\n" | "\\n\\n")?'  # what models write between their reasoning and the answer
 _NO_THOUGHTS = literal("\n\n")  # templates write an empty reasoning in this way
-
-# Where a prompt leaves the model: inside its reasoning, before it, or behind it.
-ReasoningStage: TypeAlias = Literal["inside", "before", "behind"]
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateFormat:
-    """How a model writes its answer to this prompt; formats are empty where it has none."""
-
-    tool_format: str = ""
-    reasoning_format: str = ""
-    stage: ReasoningStage = "behind"
-    template: str = ""
-    several_calls: bool = True
 
 
 def compose(
@@ -95,9 +80,10 @@ class _AnswerGrammar:
     def _free(self, reasoning: ReasoningGrammar | None) -> Fragment | None:
         """Return the grammar of free text whose calls or reasoning have rules."""
         tools, watched = self.rules.tools, None
-        if tools is not None and self.functions and self.format.tool_format:
-            max_calls = self._max_calls(tools)
-            watched = watched_calls(tools, self.functions, self._dialect, max_calls)
+        if tools is not None and self.format.tool_format:
+            if not tools.parallel or any(function.strict for function in self.functions):
+                max_calls = self._max_calls(tools)
+                watched = watched_calls(self.functions, self.format, self.vocabulary, max_calls)
         if reasoning is None:
             return watched
         bounded = reasoning.before_free_text()
@@ -114,7 +100,7 @@ class _AnswerGrammar:
         if structure is None:
             return None
         fragment = structure_grammar(structure, self.vocabulary)
-        if tools is not None and self.functions and self.format.tool_format:
+        if tools is not None and self.format.tool_format:
             return one_of([self._calls(tools), fragment])
         return fragment
 
@@ -130,23 +116,11 @@ class _AnswerGrammar:
         if tools.choice == "named":
             functions = [function for function in functions if function.name == tools.name]
             max_calls = 1
-            if not functions:
-                message = (
-                    f"tool_choice names the function {tools.name!r}, which is not among the tools"
-                )
-                raise Refused(message, "invalid_value", "tool_choice")
-        if not functions:
-            message = "tool_choice requires a call, but there are no tools"
-            raise Refused(message, field="tool_choice")
         check_parameters(functions)
-        return call_grammar(functions, self._dialect, max_calls)
+        return call_grammar(functions, self.format, self.vocabulary, max_calls)
 
     def _max_calls(self, tools: ToolUse) -> int:
         return MAX_CALLS if tools.parallel and self.format.several_calls else 1
-
-    @property
-    def _dialect(self) -> Dialect:
-        return Dialect(self.format.tool_format, self.vocabulary, self.format.template)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from common.child_main import pack_frame
 from common.link.codec import pack, unpack
@@ -50,6 +50,21 @@ class Job:
         return isinstance(self.prompt, ChatPrompt) or self.rules != OutputRules()
 
 
+# Where a prompt leaves the model: inside its reasoning, before it, or behind it.
+ReasoningStage: TypeAlias = Literal["inside", "before", "behind"]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFormat:
+    """How a model writes its answer to this prompt; formats are empty where it has none."""
+
+    tool_format: str = ""
+    reasoning_format: str = ""
+    stage: ReasoningStage = "behind"
+    template: str = ""
+    several_calls: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswer:
     """What is known of the answer in advance: the rules of its tokens, and its formats.
@@ -92,8 +107,8 @@ def size_of(prompt: PromptSource) -> int:
     """Return the bytes that a prompt takes in memory and on its way to a process."""
     match prompt:
         case ChatPrompt():
-            parts = (prompt.messages_json, prompt.tools_json, prompt.template_kwargs_json)
-            return sum(map(len, parts))
+            kwargs = prompt.template_kwargs_json
+            return len(prompt.messages_json) + len(prompt.tools_json) + len(kwargs)
         case TextPrompt():
             text = prompt.text
             return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -87,15 +87,15 @@ def _rewritten(token: re.Match[str], runs: list[str]) -> str:
     if token["foreign"]:
         raise ValueError(f"{token['foreign']} is not known in the grammar of a tool's input")
     if token["range"]:
-        first, last = (_said(part) for part in re.findall(r'"(?:\\.|[^"\\])+"', token["range"]))
+        first, last = (_unquoted(part) for part in re.findall(r'"(?:\\.|[^"\\])+"', token["range"]))
         if len(first) != 1 or len(last) != 1:
             raise ValueError(f"{token['range']} is no range of characters")
         return _terminal(f"[{re.escape(first)}-{re.escape(last)}]", 0, runs)
     if token["text"]:
-        said = _said(token["text"])
+        text = _unquoted(token["text"])
         if token["insensitive"]:
-            return _terminal(re.escape(said), re.I, runs)
-        return literal(json.dumps(said, ensure_ascii=False)[1:-1])
+            return _terminal(re.escape(text), re.I, runs)
+        return literal(json.dumps(text, ensure_ascii=False)[1:-1])
     if token["regex"]:
         flags = sum(_FLAGS[flag] for flag in set(token["flags"]))
         return _terminal(token["regex"], flags, runs)
@@ -121,12 +121,12 @@ def _without_terminals_of_rules(text: str) -> str:
     return _NAME.sub(lambda name: f"t_{name[0].lower()}" if name[0] in rules else name[0], text)
 
 
-def _said(text: str) -> str:
+def _unquoted(text: str) -> str:
     try:
-        said: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", text))
+        unquoted: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", text))
     except ValueError as error:
         raise ValueError(f"{text} is no string: {error}") from error
-    return said
+    return unquoted
 
 
 def _common(name: str) -> str:

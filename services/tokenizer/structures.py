@@ -63,7 +63,8 @@ def _simple_grammar(structure: Structure, name: str) -> Fragment:
         case "regex":
             return Fragment(name, (f"{name}: /{_regex(structure)}/",))
         case "choice":
-            return Fragment(name, (f"{name}: {_choice(structure)}",))
+            choices = " | ".join(map(literal, json.loads(structure.text)))
+            return Fragment(name, (f"{name}: {choices}",))
         case "grammar":
             return Fragment(f"@{name}", grammars=((name, _lark(structure)),))
     raise AssertionError(structure.kind)
@@ -78,15 +79,6 @@ def _regex(structure: Structure) -> str:
         return "(?:" + regex_to_lark(structure.text, "d").replace("\n", "\\n") + ")"
     except ValueError as error:
         raise _bad(structure, f"this regular expression is not valid: {error}") from error
-
-
-def _choice(structure: Structure) -> str:
-    choices = _parsed(structure, "a list of choices")
-    if not isinstance(choices, list) or not choices:
-        raise _bad(structure, "give at least one choice")
-    if not all(isinstance(choice, str) for choice in choices):
-        raise _bad(structure, "every choice must be a text")
-    return " | ".join(literal(choice) for choice in dict.fromkeys(choices))
 
 
 def _lark(structure: Structure) -> str:

@@ -20,17 +20,14 @@ _FUNCTION, _ARGUMENT = "slipstream_function", "slipstream_argument"
 _NINE = "abcdefghi"
 # Ids as clients have them, shorter and longer than nine characters.
 _OTHER_IDS = ("call_0", "call_0123456789abcdefghijklmnop")
+_PARAMETERS = {
+    "type": "object",
+    "properties": {_ARGUMENT: {"type": "string", "description": "probe"}},
+    "required": [_ARGUMENT],
+}
 _TOOL = {
     "type": "function",
-    "function": {
-        "name": _FUNCTION,
-        "description": "probe",
-        "parameters": {
-            "type": "object",
-            "properties": {_ARGUMENT: {"type": "string", "description": "probe"}},
-            "required": [_ARGUMENT],
-        },
-    },
+    "function": {"name": _FUNCTION, "description": "probe", "parameters": _PARAMETERS},
 }
 _MEDIA = ("image", "video", "audio", "file")
 
@@ -100,8 +97,8 @@ def _calls(template: ChatTemplate, shape: tuple[bool, CallContent], call_ids: li
     arguments_as_text, call_content = shape
     arguments = f'{{"{_ARGUMENT}": "x"}}' if arguments_as_text else {_ARGUMENT: "x"}
     function = {"name": _FUNCTION, "arguments": arguments}
-    made = [{"id": call_id, "type": "function", "function": function} for call_id in call_ids]
-    call: dict[str, Any] = {"role": "assistant", "tool_calls": made}
+    calls = [{"id": call_id, "type": "function", "function": function} for call_id in call_ids]
+    call: dict[str, Any] = {"role": "assistant", "tool_calls": calls}
     if call_content != "absent":
         call["content"] = "" if call_content == "empty" else None
     results = [
@@ -137,19 +134,19 @@ def adapt_messages(messages: list[Any], capabilities: TemplateCapabilities) -> l
 
 def _without_late_system(messages: list[Any]) -> list[Any]:
     """Turn later system messages into user messages, merged with the user's own beside them."""
-    moved: list[Any] = []
+    adapted: list[Any] = []
     was_late = False
     for message in messages:
-        is_late = _role(message) == "system" and any(_role(other) != "system" for other in moved)
+        is_late = _role(message) == "system" and any(_role(other) != "system" for other in adapted)
         if is_late:
             message = {**message, "role": "user"}
-        if moved and (is_late or was_late) and _role(moved[-1]) == _role(message) == "user":
-            both = _parts(moved[-1].get("content")) + _parts(message.get("content"))
-            moved[-1] = {**moved[-1], "content": both}
+        if adapted and (is_late or was_late) and _role(adapted[-1]) == _role(message) == "user":
+            both = _parts(adapted[-1].get("content")) + _parts(message.get("content"))
+            adapted[-1] = {**adapted[-1], "content": both}
         else:
-            moved.append(message)
+            adapted.append(message)
         was_late = is_late
-    return moved
+    return adapted
 
 
 def _role(message: Any) -> Any:

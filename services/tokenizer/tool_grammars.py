@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from common.chat_formats import TOOL_FORMATS, ToolMarkers
-from common.messages.tokenize import ToolInput, ToolUse
-from services.tokenizer.jobs import Refused
+from common.messages.tokenize import ToolInput
+from services.tokenizer.jobs import Refused, TemplateFormat
 from services.tokenizer.lark import (
     Fragment,
     Vocabulary,
@@ -62,34 +62,27 @@ class Function:
 
 
 def functions_of(tools: list[Any], inputs: Iterable[ToolInput] = ()) -> list[Function]:
-    """Read the functions of a request's `tools`; Refused names a tool that has none."""
+    """Read the functions of a request's `tools`, which the router has checked.
+
+    Refused names a tool whose Lark grammar cannot be enforced.
+    """
     grammars = {tool_input.tool: tool_input.lark for tool_input in inputs}
-    return [_function(tool, f"tools[{number}]", grammars) for number, tool in enumerate(tools)]
-
-
-def _function(tool: Any, field: str, grammars: dict[str, str]) -> Function:
-    inner = tool.get("function") if isinstance(tool, dict) else None
-    if isinstance(inner, dict):
-        field = f"{field}.function"
-    else:
-        inner = tool
-    name = inner.get("name") if isinstance(inner, dict) else None
-    if not isinstance(inner, dict) or not isinstance(name, str) or not name:
-        raise Refused("every tool must have a function with a name", "invalid_value", field)
-    field = f"{field}.parameters"
-    parameters = inner.get("parameters")
-    if parameters is None:
-        parameters = {"type": "object", "properties": {}}
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        message = f"the parameters of {name!r} must be a JSON schema of the type object"
-        raise Refused(message, "invalid_value", field)
-    try:
-        input_lark = in_json_string(grammars.get(name, ""))
-    except ValueError as error:
-        message = f"the grammar of the tool {name!r} cannot be enforced: {error}"
-        raise Refused(message, "invalid_grammar", "tools") from error
-    strict = inner.get("strict") is True
-    return Function(name, {"type": "object", **parameters}, strict, field, input_lark)
+    functions = []
+    for number, tool in enumerate(tools):
+        function = tool["function"]
+        name, strict = function["name"], function.get("strict") is True
+        parameters = function.get("parameters")
+        if parameters is None:
+            parameters = {"properties": {}}
+        try:
+            input_lark = in_json_string(grammars.get(name, ""))
+        except ValueError as error:
+            message = f"the grammar of the tool {name!r} cannot be enforced: {error}"
+            raise Refused(message, "invalid_grammar", "tools") from error
+        field = f"tools[{number}].function.parameters"
+        schema = {"type": "object", **parameters}
+        functions.append(Function(name, schema, strict, field, input_lark))
+    return functions
 
 
 def check_parameters(functions: Iterable[Function]) -> None:
@@ -115,19 +108,6 @@ def _complaint(schema_json: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """How one model writes calls: a format's name, the vocabulary and the chat template."""
-
-    tool_format: str
-    vocabulary: Vocabulary
-    template: str
-
-    @property
-    def markers(self) -> ToolMarkers:
-        return TOOL_FORMATS[self.tool_format]
-
-
-@dataclass(frozen=True, slots=True)
 class CallLayout:
     """How a format writes one call, numbered, and the expressions around each call and all."""
 
@@ -139,9 +119,11 @@ class CallLayout:
     end: str = ""
 
 
-def call_grammar(functions: Sequence[Function], dialect: Dialect, max_calls: int) -> Fragment:
+def call_grammar(
+    functions: Sequence[Function], format: TemplateFormat, vocabulary: Vocabulary, max_calls: int
+) -> Fragment:
     """Return the grammar of one to `max_calls` calls, arguments by each function's schema."""
-    layout = _LAYOUTS[dialect.tool_format](dialect)
+    layout = _LAYOUTS[format.tool_format](vocabulary, format.template)
     bodies = one_of([layout.call(number, function) for number, function in enumerate(functions)])
     body = Fragment("call", (f"call: {bodies.expression}", *bodies.rules), bodies.grammars)
     call = in_order(layout.call_begin, body, layout.call_end)
@@ -149,24 +131,23 @@ def call_grammar(functions: Sequence[Function], dialect: Dialect, max_calls: int
 
 
 def watched_calls(
-    tools: ToolUse, functions: Sequence[Function], dialect: Dialect, max_calls: int
+    functions: Sequence[Function], format: TemplateFormat, vocabulary: Vocabulary, max_calls: int
 ) -> Fragment | None:
-    """Return free text whose calls obey the client's rules: strict arguments, or one call at most.
+    """Return free text whose calls obey rules: strict functions' arguments, a number of calls.
 
-    None if there are no such rules, or if the first marker is not a token that free text can be
-    kept from. Functions that are not strict take any object as their arguments.
+    None if the format's first marker is not a token that free text can be kept from. Functions that
+    are not strict take any object as their arguments.
     """
-    begin, vocabulary = dialect.markers.begin, dialect.vocabulary
+    begin = TOOL_FORMATS[format.tool_format].begin
     token_id = vocabulary.token_of(begin) if vocabulary.is_special(begin) else None
-    is_wanted = not tools.parallel or any(function.strict for function in functions)
-    if token_id is None or not is_wanted or dialect.tool_format not in _MARKED:
+    if token_id is None or format.tool_format not in _MARKED:
         return None
     loosened = [
         function if function.strict else replace(function, parameters={"type": "object"})
         for function in functions
     ]
     text = f"{vocabulary.any(without=token_id)}*"
-    calls = in_order(call_grammar(loosened, dialect, max_calls), text)
+    calls = in_order(call_grammar(loosened, format, vocabulary, max_calls), text)
     return in_order(text, repeated(calls, "*" if max_calls > 1 else "?"))
 
 
@@ -191,9 +172,9 @@ def _call_object(number: int, function: Function, arguments_key: str = "argument
     return in_order(literal(head), _arguments(number, function), literal("}"))
 
 
-def _hermes(dialect: Dialect) -> CallLayout:
+def _hermes(vocabulary: Vocabulary, template: str) -> CallLayout:
     """`<tool_call>`, a line with name and arguments, `</tool_call>`; each call on its own."""
-    markers, marker = dialect.markers, dialect.vocabulary.marker
+    markers, marker = TOOL_FORMATS["hermes"], vocabulary.marker
     return CallLayout(
         call=_call_object,
         call_begin=f"{marker(markers.begin)} {literal(chr(10))}",
@@ -202,18 +183,18 @@ def _hermes(dialect: Dialect) -> CallLayout:
     )
 
 
-def _mistral(dialect: Dialect) -> CallLayout:
+def _mistral(vocabulary: Vocabulary, template: str) -> CallLayout:
     """`[TOOL_CALLS] [{"name": …, "arguments": {…}}]`, a JSON array of all calls.
 
     From tokenizer version 11 on `[TOOL_CALLS]name[ARGS]{…}` per call.
     """
-    markers, marker = dialect.markers, dialect.vocabulary.marker
+    markers, marker = TOOL_FORMATS["mistral"], vocabulary.marker
     begin, between = marker(markers.begin), marker(markers.arguments)
-    if markers.arguments not in dialect.template:
+    if markers.arguments not in template:
         # The models write a blank after the token, or none, by the version of their tokenizer.
         begin = f'{begin} (" ")? "["'
         return CallLayout(_call_object, begin, separator=literal(", "), end='"]"')
-    if markers.call_id in dialect.template:
+    if markers.call_id in template:
         between = f"({marker(markers.call_id)} /[0-9A-Za-z]{{9}}/)? {between}"
 
     def call(number: int, function: Function) -> Fragment:
@@ -222,13 +203,13 @@ def _mistral(dialect: Dialect) -> CallLayout:
     return CallLayout(call, call_begin=begin)
 
 
-def _deepseek(dialect: Dialect) -> CallLayout:
+def _deepseek(vocabulary: Vocabulary, template: str) -> CallLayout:
     """All calls between two tokens, each one between two more.
 
     V3 and R1 write the arguments in a fence behind the name, V3.1 and later without the fence.
     """
-    markers, marker = dialect.markers, dialect.vocabulary.marker
-    fenced, between = _FENCE in dialect.template, marker(markers.arguments)
+    markers, marker = TOOL_FORMATS["deepseek"], vocabulary.marker
+    fenced, between = _FENCE in template, marker(markers.arguments)
 
     def call(number: int, function: Function) -> Fragment:
         given = _arguments(number, function)
@@ -247,13 +228,13 @@ def _deepseek(dialect: Dialect) -> CallLayout:
     )
 
 
-def _llama_json(dialect: Dialect) -> CallLayout:
+def _llama_json(vocabulary: Vocabulary, template: str) -> CallLayout:
     """`{"name": …, "parameters": {…}}`, maybe after a token, with `; ` between several.
 
     The whole call is one schema instead of text around the arguments' schema: where an answer may
     also be JSON of another schema, llguidance follows both only if both are schemas.
     """
-    markers, vocabulary = dialect.markers, dialect.vocabulary
+    markers = TOOL_FORMATS["llama_json"]
 
     def call(number: int, function: Function) -> Fragment:
         if function.input_lark:
@@ -298,7 +279,7 @@ def _moved(schema: Any, at: str) -> Any:
     return moved
 
 
-def _llama_pythonic(dialect: Dialect) -> CallLayout:
+def _llama_pythonic(vocabulary: Vocabulary, template: str) -> CallLayout:
     """`[f(a=1), g(b="x")]`: calls as Python writes them, arguments in the order of the schema."""
     return CallLayout(_pythonic_call, literal("["), separator=literal(", "), end=literal("]"))
 
@@ -356,7 +337,7 @@ def _pythonic_value(name: str, schema: Any, shared: dict[str, Any], strict: bool
     return Fragment(f"({' | '.join([*words, name])})" if words else name, (rule,))
 
 
-_LAYOUTS: Final[Mapping[str, Callable[[Dialect], CallLayout]]] = {
+_LAYOUTS: Final[Mapping[str, Callable[[Vocabulary, str], CallLayout]]] = {
     "hermes": _hermes,
     "llama_json": _llama_json,
     "llama_pythonic": _llama_pythonic,

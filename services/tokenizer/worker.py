@@ -71,13 +71,9 @@ class PromptEncoder:
         strs: tuple[str, ...] = ()
         if job.want_strs:
             strs = tuple(self._tokenizer.id_to_token(token_id) or "" for token_id in ids)
-        format = chat.answer_format
-        answer = ExpectedAnswer(
-            grammar_spec=self._grammar_spec(job.rules, chat),
-            tool_format=format.tool_format,
-            reasoning_format=format.reasoning_format,
-            reasoning_open=format.stage == "inside",
-        )
+        grammar_spec, format = self._grammar_spec(job.rules, chat), chat.answer_format
+        is_open = format.stage == "inside"
+        answer = ExpectedAnswer(grammar_spec, format.tool_format, format.reasoning_format, is_open)
         return Outcome(ids, strs, answer=answer)
 
     def _grammar_spec(self, rules: OutputRules, chat: RenderedChat) -> GrammarSpec | None:
@@ -88,12 +84,8 @@ class PromptEncoder:
                 return compose(rules, chat.tools, chat.answer_format, self._vocabulary)
         except (MemoryError, RecursionError) as error:
             field = "tools" if rules.structure is None else rules.structure.field
-            raise Refused(
-                f"{field} is too large or too deep",
-                "invalid_value",
-                field,
-                retiring=isinstance(error, MemoryError),
-            ) from error
+            message, retiring = f"{field} is too large or too deep", isinstance(error, MemoryError)
+            raise Refused(message, "invalid_value", field, retiring=retiring) from error
 
     def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
         limit = self._settings.max_prompt_bytes

@@ -17,7 +17,8 @@ from common.messages.tokenize import OutputRules, ToolInput, ToolUse
 from services.compute.config import ComputeSettings
 from services.router.openai.tools import MAX_TOOLS
 from services.router.responses.tools import CustomInput
-from services.tokenizer.answer_grammar import TemplateFormat, compose
+from services.tokenizer.answer_grammar import compose
+from services.tokenizer.jobs import TemplateFormat
 from tests.cases import num_cases
 from tests.unit.detokenizer.answer.answers import parse
 from tests.unit.tokenizer.walks import Model, model, tool

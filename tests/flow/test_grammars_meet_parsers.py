@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from common.messages.tokenize import OutputRules, Structure, ToolUse
 from services.detokenizer.answer.formats import reasoning_parser, tool_parser
 from services.detokenizer.answer.parser import AnswerParser
-from services.tokenizer.answer_grammar import ReasoningStage, TemplateFormat, compose
+from services.tokenizer.answer_grammar import compose
+from services.tokenizer.jobs import ReasoningStage, TemplateFormat
 from tests.cases import num_cases
 from tests.unit.tokenizer.schema_strategies import SCHEMAS, objects
 from tests.unit.tokenizer.walks import model, tool

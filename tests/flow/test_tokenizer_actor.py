@@ -200,7 +200,7 @@ async def test_a_router_that_answers_keeps_its_requests() -> None:
     assert ring.actor.num_open == 1 and ring.actor.ready
 
 
-async def test_a_router_that_takes_no_mail_loses_its_requests() -> None:
+async def test_a_router_that_accepts_no_messages_loses_its_requests() -> None:
     ring = await Ring().start()
     ring.send(request(1), request(2))
     ring.actor.peer_lost(address("router"))
@@ -268,11 +268,11 @@ async def test_the_log_names_the_request_whose_process_died_or_whose_answer_was_
         ring.exchange.max_message_bytes = 10
         ring.processes.started[1].die()
         ring.pass_time(0.0)
-    told = [line for line in lines if "attempt" in line]
-    assert [line["event"] for line in told] == ["tokenizer process ended"] * 2 + [
+    lines = [line for line in lines if "attempt" in line]
+    assert [line["event"] for line in lines] == ["tokenizer process ended"] * 2 + [
         "message not sent"
     ]
-    for line in told:
+    for line in lines:
         assert line["attempt"] == f"{ring.router.address.instance_id[:8]}:4"
         assert line["trace_id"] == PARENT[3:35]
 

@@ -1,4 +1,4 @@
-"""A tokenizer's actor over the in-memory link, between a router and a compute that keep mail."""
+"""A tokenizer's actor over the in-memory link, between doubles of a router and a compute."""
 
 from __future__ import annotations
 

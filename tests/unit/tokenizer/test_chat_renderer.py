@@ -11,9 +11,8 @@ import pytest
 from common.errors import ModelError
 from common.messages.tokenize import ChatPrompt
 from common.tokenizer_folder import read_folder
-from services.tokenizer.answer_grammar import ReasoningStage
 from services.tokenizer.chat_renderer import ChatRenderer
-from services.tokenizer.jobs import EncoderSettings
+from services.tokenizer.jobs import EncoderSettings, ReasoningStage
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"

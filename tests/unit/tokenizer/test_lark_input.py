@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.messages.tokenize import OutputRules, ToolInput, ToolUse
-from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.jobs import Refused
+from services.tokenizer.answer_grammar import compose
+from services.tokenizer.jobs import Refused, TemplateFormat
 from services.tokenizer.lark_input import in_json_string
 from services.tokenizer.tool_grammars import functions_of
 from tests.cases import num_cases

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from common.chat_formats import REASONING_FORMATS
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure
-from services.tokenizer.answer_grammar import ReasoningStage, TemplateFormat, compose, stage_of
+from services.tokenizer.answer_grammar import compose, stage_of
+from services.tokenizer.jobs import ReasoningStage, TemplateFormat
 from tests.unit.tokenizer.walks import Model, model
 
 DIGITS = Structure("regex", "[0-9]+", "structured_outputs.regex")

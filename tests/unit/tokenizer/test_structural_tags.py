@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, Structure, ToolUse
-from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.jobs import Refused
+from services.tokenizer.answer_grammar import compose
+from services.tokenizer.jobs import Refused, TemplateFormat
 from tests.cases import num_cases
 from tests.unit.tokenizer.walks import model, tool
 

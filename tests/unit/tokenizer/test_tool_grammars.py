@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
-from services.tokenizer.answer_grammar import TemplateFormat, compose
-from services.tokenizer.jobs import Refused
+from services.tokenizer.answer_grammar import compose
+from services.tokenizer.jobs import Refused, TemplateFormat
 from tests.cases import num_cases
 from tests.unit.tokenizer.schema_strategies import SCHEMAS, objects
 from tests.unit.tokenizer.walks import Model, model, tool
@@ -172,16 +172,6 @@ def test_keywords_that_cannot_be_enforced_matter_to_strict_tools_only() -> None:
     [
         (ToolUse("required"), TOOLS, "", "tool_choice"),
         (ToolUse("named", "now"), TOOLS, "", "tool_choice"),
-        (ToolUse("named", "gone"), TOOLS, "hermes", "tool_choice"),
-        (ToolUse("required"), [], "hermes", "tool_choice"),
-        (ToolUse("auto"), [{"type": "function"}], "hermes", "tools[0]"),
-        (ToolUse("auto"), [NOW, {"function": {"name": ""}}], "hermes", "tools[1].function"),
-        (
-            ToolUse("auto"),
-            [tool("f", {"type": "array"})],
-            "hermes",
-            "tools[0].function.parameters",
-        ),
         (
             ToolUse("required"),
             [tool("f", {"properties": {"a": {"type": "fish"}}})],

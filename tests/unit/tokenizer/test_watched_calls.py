@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from common.chat_formats import TOOL_FORMATS
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import OutputRules, ToolUse
-from services.tokenizer.answer_grammar import TemplateFormat, compose
+from services.tokenizer.answer_grammar import compose
+from services.tokenizer.jobs import TemplateFormat
 from tests.cases import num_cases
 from tests.unit.tokenizer.walks import model
 from tests.unit.tokenizer.written_calls import (
