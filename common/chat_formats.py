@@ -1,7 +1,7 @@
-"""How chat models write tool calls and reasoning: the formats by name, their markers, their signs.
+"""How chat models write tool calls and reasoning: each format's name and markers.
 
-One table for both sides: the tokenizer composes grammars of it, the detokenizer parses by it.
-Which format a model speaks is read off its chat template.
+The tokenizer writes grammars and the detokenizer parses answers from the same table. The chat
+template shows which format a model uses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ReasoningFormatName: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ToolMarkers:
-    """What stands around tool calls in one format; what a format does not have is empty.
+    """The markers of tool calls in one format; those that a format lacks are empty.
 
     `begin` and `end` enclose all calls of an answer (`per_call`: each one of them). `call_begin`
     and `call_end` enclose one call inside of that. `separator` stands between two calls, whitespace
@@ -118,7 +118,7 @@ REASONING_FORMATS: Final[Mapping[str, ReasoningMarkers]] = {
 
 # Formats that share <tool_call> with Hermes, but write no JSON inside (Qwen3-Coder, GLM 4.5).
 _NOT_HERMES = ("<function=", "<arg_key>", "<parameter=")
-# What the model is told, `[func_name1(…`, or the name of a call with a bracket put behind it.
+# The instruction to the model, `[func_name1(…`, or the name of a call with a bracket put behind it.
 _PYTHONIC = re.compile(r"""\[func(?:tion)?_?(?:name)?_?1?\(|\.name\s*[+~]\s*["']\(""")
 # A call with its arguments as JSON under "parameters", in quotes of either kind.
 _LLAMA_JSON = re.compile(r"""\\?["']parameters\\?["']\s*:\s""")
@@ -161,9 +161,9 @@ def reasoning_format_of(template: str) -> str:
 
 
 def opens_reasoning(template: str) -> bool:
-    """Tell whether a template's prompts open the reasoning themselves, where any is wanted.
+    """Return whether the template's prompts open the reasoning themselves when it is wanted.
 
-    Such a model never opens it: a prompt that ends before it asks for an answer without any.
+    Such a model never opens it: a prompt without the opening tag asks for an answer without any.
     """
     return _OPENED.search(template) is not None
 

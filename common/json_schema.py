@@ -1,6 +1,6 @@
 """The keywords of JSON Schema that no grammar enforces.
 
-llguidance refuses them, or ignores them when it is told to be lenient.
+llguidance refuses them, or ignores them in its lenient mode.
 """
 
 from __future__ import annotations

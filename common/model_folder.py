@@ -1,4 +1,4 @@
-"""A model's folder: where it is, and what its files say before anything is loaded.
+"""A model's folder: where it is, and what can be read from it before anything is loaded.
 
 All workers describe a folder with the same function, so that the same files give the same model
 revision on every host. It reads only JSON and file sizes: no torch, no tokenizer.
@@ -33,7 +33,7 @@ _HASHED_FILES = (
 )
 _REVISION_DIGITS = 16
 
-# What a model may set for requests that leave it out, within the bounds for requests.
+# The defaults that a model may set for sampling, within the bounds that hold for requests.
 _SAMPLING_DEFAULTS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda value: 0 <= value <= 1e6, "a number from 0 to a million"),
     "top_p": (lambda value: 0 < value <= 1, "a number above 0, at most 1"),

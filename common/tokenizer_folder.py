@@ -22,11 +22,11 @@ _ADDED_TOKEN_FIELDS = ("single_word", "lstrip", "rstrip", "normalized", "special
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFolder:
-    """What one folder says.
+    """The tokenizer settings of one model folder.
 
     `special_tokens` are the named ones ("bos_token": "<s>"), as chat templates see them.
     `added_tokens` are to be in the vocabulary even if tokenizer.json does not list them.
-    `templates` holds chat templates by name; it is empty for a model that was not made to chat.
+    `templates` holds chat templates by name; it is empty for a model without any.
     """
 
     path: Path
@@ -71,7 +71,7 @@ def load_tokenizer(folder: TokenizerFolder) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{file} cannot be loaded: {error}") from error
-    # What a folder may ask for here is meant for training batches and would cut or pad prompts.
+    # Truncation and padding are meant for training batches; they would cut or pad prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     known = {str(token.content) for token in tokenizer.get_added_tokens_decoder().values()}

@@ -1,4 +1,4 @@
-"""Composes everything that a client demands of an answer's tokens into one `GrammarSpec`.
+"""Composes all constraints that a request puts on its answer into one `GrammarSpec`.
 
 Runs in a process of the pool, within its limits. Grammars are only written here; compute compiles
 them, with limits of its own.

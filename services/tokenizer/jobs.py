@@ -16,7 +16,7 @@ from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, PromptS
 class Refused(Exception):
     """A request that cannot be served; without a field it blames the prompt's.
 
-    `retiring` says that this process should end after it.
+    `retiring` means that this process should end after it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Refused(Exception):
 class Job:
     """A prompt to tokenize, as of Unix time `now_s`; `want_strs` asks for the tokens' texts.
 
-    `rules` are the client's demands on the answer's tokens.
+    `rules` are the constraints on the answer.
     """
 
     prompt: PromptSource
@@ -46,7 +46,7 @@ class Job:
 
     @property
     def is_confined(self) -> bool:
-        """Whether it runs foreign code: a template, or a client's schema or grammar."""
+        """Whether it runs untrusted code: a template, or a client's schema or grammar."""
         return isinstance(self.prompt, ChatPrompt) or self.rules != OutputRules()
 
 
@@ -67,9 +67,9 @@ class TemplateFormat:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswer:
-    """What is known of the answer in advance: the rules of its tokens, and its formats.
+    """What is known about the answer in advance: its grammar, and the formats to parse it by.
 
-    `reasoning_open` says that the prompt ends inside the reasoning.
+    `reasoning_open` means that the prompt ends inside the reasoning.
     """
 
     grammar_spec: GrammarSpec | None = None
@@ -80,7 +80,7 @@ class ExpectedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a job; `retiring` says that the process ends after it."""
+    """The result of a job; `retiring` means that the process ends after it."""
 
     ids: Int32s
     strs: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The pool: which job goes to which process, and what becomes of a job whose process dies.
+"""The pool: assigns jobs to processes and decides what happens to a job whose process dies.
 
 Each process has one job at a time, so that killing it hurts that job alone. Everything is on the
 loop and nothing waits; processes report through callbacks.

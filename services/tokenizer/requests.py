@@ -1,4 +1,4 @@
-"""Open requests: their table, the limits that they have to keep, and the `Generate` they become.
+"""Open requests: their table, their limits, and the `Generate` messages made from them.
 
 Pure decisions: nothing is sent here.
 """

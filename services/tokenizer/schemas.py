@@ -1,4 +1,4 @@
-"""Adapts clients' JSON schemas to llguidance without changing their meaning."""
+"""Adapts clients' JSON schemas to llguidance without changing what they mean."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _lark(structure: Structure) -> str:
         return _from_gbnf(structure.text)
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # the converter raises what it likes
+    except Exception as error:  # the converter can raise anything
         raise _bad(structure, f"this grammar is not valid GBNF or EBNF: {error}") from error
 
 

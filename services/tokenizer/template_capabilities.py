@@ -121,7 +121,7 @@ def _rendered(template: ChatTemplate, conversation: Conversation) -> str:
         return template.render(conversation, 0.0)
     except MemoryError:
         raise
-    except Exception:  # a template raises what it likes
+    except Exception:  # a template can raise anything
         return ""
 
 
@@ -217,7 +217,7 @@ def _arguments(function: dict[str, Any], capabilities: TemplateCapabilities) -> 
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
     except ValueError:
-        return arguments  # what the model wrote was no JSON; the template gets it as it is
+        return arguments  # the model wrote no JSON; the template gets its text
     return parsed if isinstance(parsed, dict) else arguments
 
 

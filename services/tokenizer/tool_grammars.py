@@ -109,7 +109,10 @@ def _complaint(schema_json: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:
-    """How a format writes one call, numbered, and the expressions around each call and all."""
+    """How a format writes calls: the grammar of one, and what stands around each and around all.
+
+    `call` takes the function's number, which makes the names of rules unique.
+    """
 
     call: Callable[[int, Function], Fragment]
     begin: str = ""
@@ -122,7 +125,7 @@ class CallLayout:
 def call_grammar(
     functions: Sequence[Function], format: TemplateFormat, vocabulary: Vocabulary, max_calls: int
 ) -> Fragment:
-    """Return the grammar of one to `max_calls` calls, arguments by each function's schema."""
+    """Return the grammar of one to `max_calls` calls, their arguments valid by the schemas."""
     layout = _LAYOUTS[format.tool_format](vocabulary, format.template)
     bodies = one_of([layout.call(number, function) for number, function in enumerate(functions)])
     body = Fragment("call", (f"call: {bodies.expression}", *bodies.rules), bodies.grammars)
@@ -133,10 +136,10 @@ def call_grammar(
 def watched_calls(
     functions: Sequence[Function], format: TemplateFormat, vocabulary: Vocabulary, max_calls: int
 ) -> Fragment | None:
-    """Return free text whose calls obey rules: strict functions' arguments, a number of calls.
+    """Return the grammar of free text with calls in it; at most one if `max_calls` is 1.
 
-    None if the format's first marker is not a token that free text can be kept from. Functions that
-    are not strict take any object as their arguments.
+    The arguments of strict functions match their schemas, those of others are any object. None if
+    the format's first marker is not a token that free text can be kept from.
     """
     begin = TOOL_FORMATS[format.tool_format].begin
     token_id = vocabulary.token_of(begin) if vocabulary.is_special(begin) else None
