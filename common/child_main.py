@@ -15,12 +15,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import msgpack
 
 HEADER = struct.Struct("<I")
+MAX_FRAME_BYTES = 1 << 30
+CHUNK_BYTES = 1 << 16
 
 _STATM = Path("/proc/self/statm")
 _PR_SET_PDEATHSIG = 1
@@ -35,14 +38,32 @@ def pack_frame(value: Any) -> bytes:
     return framed(msgpack.packb(value))
 
 
-def read_frames(stream: BinaryIO) -> Iterator[bytes]:
-    """Read frames, blocking, until the stream ends, be it in the middle of one."""
-    while len(header := stream.read(HEADER.size)) == HEADER.size:
-        (size,) = HEADER.unpack(header)
-        payload = stream.read(size)
-        if len(payload) < size:
-            return
-        yield payload
+class FrameReader:
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take bytes and yield the frames that are complete; ValueError for one too large."""
+        buffer = self._data
+        buffer += data
+        while len(buffer) >= HEADER.size:
+            (size,) = HEADER.unpack_from(buffer)
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes")
+            end = HEADER.size + size
+            if len(buffer) < end:
+                return
+            with memoryview(buffer) as view:
+                payload = bytes(view[HEADER.size : end])
+            del buffer[:end]
+            yield payload
+
+
+def read_frames(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Read frames, blocking, until `read` returns nothing, be it in the middle of one."""
+    reader = FrameReader()
+    while data := read(CHUNK_BYTES):
+        yield from reader.feed(data)
 
 
 class PipeWriter:
@@ -92,7 +113,7 @@ def serve(work: Callable[[Iterator[bytes], FrameWriter], int]) -> NoReturn:
     reports = os.dup(1)
     os.dup2(2, 1)  # what a library prints goes to standard error
     try:
-        status = work(read_frames(sys.stdin.buffer), FrameWriter(reports))
+        status = work(read_frames(partial(os.read, 0)), FrameWriter(reports))
     except (BrokenPipeError, KeyboardInterrupt):
         status = 0  # the parent is gone
     os._exit(status)  # dropping a large vocabulary object by object would take 0.1 s

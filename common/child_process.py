@@ -14,45 +14,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import msgpack
 
-from common.child_main import HEADER, PipeWriter
+from common.child_main import CHUNK_BYTES, FrameReader, PipeWriter
 from common.config import child_environment
 
-MAX_FRAME_BYTES = 1 << 30
 MAX_UNSENT_BYTES = 64 << 20  # that a child may leave in its pipe before it counts as hung
 BACKOFF_S = (0.1, 5.0)  # before a restart: the first one, and the longest
 
-_CHUNK_BYTES = 1 << 16
 
 Received: TypeAlias = Callable[[bytes], None]
 Exited: TypeAlias = Callable[[int], None]
 """Called once when a process has ended, with its status: negative is the signal that ended it."""
-
-
-class FrameReader:
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take bytes and yield the frames that are complete; ValueError for one too large."""
-        buffer = self._data
-        buffer += data
-        while len(buffer) >= HEADER.size:
-            (size,) = HEADER.unpack_from(buffer)
-            if size > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {size} bytes")
-            end = HEADER.size + size
-            if len(buffer) < end:
-                return
-            with memoryview(buffer) as view:
-                payload = bytes(view[HEADER.size : end])
-            del buffer[:end]
-            yield payload
 
 
 class ChildProcess(Protocol):
@@ -140,7 +117,7 @@ class PipedChild:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._stdout.fileno(), _CHUNK_BYTES)
+            data = os.read(self._stdout.fileno(), CHUNK_BYTES)
         except BlockingIOError:
             return
         except OSError:

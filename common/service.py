@@ -16,16 +16,8 @@ from typing import Any, Protocol, TypeVar
 import structlog
 import uvloop
 
+from common import errors
 from common.config import ServiceConfig, Settings, load
-from common.errors import (
-    EXIT_CONFIG,
-    EXIT_FATAL,
-    EXIT_SIGNALLED,
-    ConfigError,
-    FatalError,
-    InboxTaken,
-    ModelError,
-)
 from common.link.transport import Transport
 from common.messages.address import Address
 from common.run_dir import ReadinessFile, private_run_dir
@@ -104,7 +96,7 @@ class _Life:
         self._starting: asyncio.Task[None] | None = None
         self._draining = False
         self._urgent = 0  # the second signal's number
-        self._fatal: FatalError | None = None
+        self._fatal: errors.FatalError | None = None
 
     async def run(self, make_transport: Callable[[], Transport]) -> int:
         loop = asyncio.get_running_loop()
@@ -124,8 +116,8 @@ class _Life:
             self._readiness_file.remove()
             await self._stop(transport)
         if self._fatal is not None:
-            return EXIT_FATAL
-        return EXIT_SIGNALLED + self._urgent if self._urgent else 0
+            return errors.EXIT_FATAL
+        return errors.EXIT_SIGNALLED + self._urgent if self._urgent else 0
 
     async def _start(self, transport: Transport) -> bool:
         """Start the actor; returns False if a signal or a fatal error came first."""
@@ -137,7 +129,7 @@ class _Life:
             if not self._draining:
                 raise
             return False
-        except FatalError as error:
+        except errors.FatalError as error:
             self._die(error)
             return False
         finally:
@@ -194,7 +186,7 @@ class _Life:
     def _receive(self, message: object, sender: Address) -> None:
         try:
             self._actor.receive(message, sender)
-        except FatalError as error:
+        except errors.FatalError as error:
             self._die(error)
         except Exception as error:
             tag = getattr(message, "TAG", type(message).__name__)
@@ -203,14 +195,14 @@ class _Life:
     def _guarded(self, what: str, call: Callable[..., None], *arguments: object) -> None:
         try:
             call(*arguments)
-        except FatalError as error:
+        except errors.FatalError as error:
             self._die(error)
         except Exception as error:
             self._log.error(f"{what} failed", exc_info=error)
 
     def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
-        if isinstance(error, FatalError):
+        if isinstance(error, errors.FatalError):
             self._die(error)
             return
         self._log.error(
@@ -219,7 +211,7 @@ class _Life:
             exc_info=error if isinstance(error, BaseException) else None,
         )
 
-    def _die(self, error: FatalError) -> None:
+    def _die(self, error: errors.FatalError) -> None:
         self._log.critical("fatal", error=str(error), exc_info=error.__cause__ or None)
         self._fatal = error
         self._wake.set()
@@ -265,9 +257,9 @@ def service_main(
         with private_run_dir(config.links.run_dir) as run_dir:
             links = config.links.model_copy(update={"run_dir": run_dir})
             return _run(replace(config, links=links), inbox, make)
-    except (ConfigError, ModelError, InboxTaken) as error:
+    except (errors.ConfigError, errors.ModelError, errors.InboxTaken) as error:
         sys.stderr.write(f"slipstream {service}: {error}\n")
-        return EXIT_FATAL if isinstance(error, InboxTaken) else EXIT_CONFIG
+        return errors.EXIT_FATAL if isinstance(error, errors.InboxTaken) else errors.EXIT_CONFIG
 
 
 def _run(config: ServiceConfig[S], inbox: Any, make: Callable[[ServiceConfig[S]], Actor]) -> int:

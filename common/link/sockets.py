@@ -105,8 +105,6 @@ class ZmqTransport:
         self._loop.add_reader(self._inbox_fd, self._drain)
         self._drain_soon()
 
-    # --- the inbox
-
     def _drain_soon(self) -> None:
         if self._drain_handle is None and not self._closed:
             self._drain_handle = self._loop.call_soon(self._drain)
@@ -154,8 +152,6 @@ class ZmqTransport:
             if len(frames) <= MAX_FRAMES:  # one too many makes it malformed; the rest is read off
                 frames.append(frame)
         return frames
-
-    # --- the links
 
     def send(self, to: Address, message: Any) -> None:
         """Send as `Transport.send` does; a peer that no link can be opened to counts as lost."""
@@ -276,8 +272,6 @@ class ZmqTransport:
             self._stats.num_dropped += len(link.outbox)
             self._stats.num_merged += link.outbox.num_merged
             link.socket.close(0)
-
-    # --- the end
 
     async def close(self, linger_s: float) -> None:
         if self._closed:

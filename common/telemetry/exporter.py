@@ -8,12 +8,14 @@ collector, RESOURCE the service's attributes as JSON. It may wait and retry: not
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
 import msgpack
@@ -37,7 +39,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # it ends when its input does
     target, resource = sys.argv[1], json.loads(sys.argv[2])
     collector = None if target == "console" else Collector(target)
-    for frame in read_frames(sys.stdin.buffer):
+    for frame in read_frames(partial(os.read, 0)):
         rows = [SpanRow(*row) for row in msgpack.unpackb(frame)]
         if collector is None:
             name = resource.get("service.instance.id", "?")

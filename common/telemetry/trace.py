@@ -50,8 +50,7 @@ class _Process:
     queue: SpanQueue | None = None
 
 
-_off: Tracer = NoOpTracer()
-_process = _Process(_off)
+_process = _Process(NoOpTracer())
 
 
 def configure(name: str, service: str, settings: TelemetrySettings) -> None:
@@ -123,7 +122,7 @@ def flush() -> None:
 def shutdown(timeout_s: float = 2.0) -> None:
     """Hand the waiting spans to the exporter and end it, within this time."""
     queue = _process.queue
-    _process.tracer, _process.queue = _off, None
+    _process.tracer, _process.queue = NoOpTracer(), None
     if queue is not None:
         queue.close(timeout_s)
         if queue.num_dropped:

@@ -273,7 +273,7 @@ def _fork() -> tuple[FrameWriter, Iterator[bytes] | None]:
     die_with_parent()
     if os.getppid() != first:
         os._exit(0)
-    return FrameWriter(-1), read_frames(os.fdopen(reading, "rb"))
+    return FrameWriter(-1), read_frames(partial(os.read, reading))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,19 @@ from typing import Any
 import msgpack
 import pytest
 
-from common.child_main import HEADER, FrameWriter, PipeWriter, pack_frame, read_frames
+from common.child_main import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    FrameReader,
+    FrameWriter,
+    PipeWriter,
+    pack_frame,
+    read_frames,
+)
 from common.child_process import (
     BACKOFF_S,
-    MAX_FRAME_BYTES,
     ChildExit,
     Exited,
-    FrameReader,
     Received,
     RestartingChild,
 )
@@ -44,7 +50,7 @@ def test_a_frame_beyond_all_bounds_is_an_error() -> None:
 def test_a_child_reads_frames_up_to_the_last_whole_one(num_missing: int) -> None:
     stream = b"".join(map(pack_frame, VALUES[:2]))
     values = list(
-        map(msgpack.unpackb, read_frames(io.BytesIO(stream[: len(stream) - num_missing])))
+        map(msgpack.unpackb, read_frames(io.BytesIO(stream[: len(stream) - num_missing]).read))
     )
     assert values == VALUES[: 1 if num_missing else 2]
 
@@ -71,7 +77,7 @@ def test_a_child_says_that_it_is_ready_or_why_not() -> None:
     writer.broken("no tokenizer.json")
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
-        reports = list(map(msgpack.unpackb, read_frames(stream)))
+        reports = list(map(msgpack.unpackb, read_frames(stream.read)))
     assert reports == [["ready"], ["broken", "no tokenizer.json"]]
 
 
