@@ -202,7 +202,8 @@ async def test_a_completion_without_max_tokens_asks_for_sixteen_or_what_fits(
 
 async def test_completion_logprobs_have_the_old_shape() -> None:
     def token(index: int) -> TokenLogprob:
-        chosen = Candidate(index, "Hello"[index * 3 :][:3], b"abc"[: 3 - index], -0.5)
+        text = "Hello"[index * 3 :][:3]
+        chosen = Candidate(index, text, text.encode(), -0.5)
         return TokenLogprob(chosen, (chosen,))
 
     async with running_router() as ring:

@@ -177,8 +177,10 @@ def _prompt_logprobs(
     first: int, target_P: Int32Array, scores: RowScores, start: int
 ) -> PromptLogprobs:
     """Put each target before its most likely rivals; scores before `start` are left out."""
-    ids_PC = np.column_stack((target_P, scores.top_ids[start:]))
-    values_PC = np.column_stack((scores.logprobs[start:], scores.top_logprobs[start:]))
+    columns = (target_P[:, None], scores.top_ids[start:])
+    ids_PC = np.concatenate(columns, axis=1, dtype=np.int32)
+    scored = (scores.logprobs[start:, None], scores.top_logprobs[start:])
+    values_PC = np.concatenate(scored, axis=1, dtype=np.float32)
     logprobs = Logprobs(
         uint32s((ids_PC.shape[1],)) * len(target_P),
         array("I", scores.ranks[start:].tobytes()),
