@@ -29,8 +29,8 @@ from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
 from services.compute.scheduler.policies import DecodeFirst
-from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.state import SchedulerSettings
 
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 128

@@ -32,8 +32,8 @@ from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, pack, packed_size
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.scheduler.policies import DecodeFirst
-from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.state import SchedulerSettings
 
 VOCAB_SIZE = 1 << 17
 MAX_PROMPT = 1 << 17

@@ -1,4 +1,4 @@
-"""How long the scheduler takes a step: plan, commit and the mail of it, without any device.
+"""How long the scheduler takes a step: plan, commit and its messages, without any device.
 
     python -m benchmarks.scheduler [--markdown FILE]
 
@@ -24,11 +24,11 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
-from services.compute.egress import pack_outputs
+from services.compute.actor import pack_outputs
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.scheduler.policies import DecodeFirst
-from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import StepPlan, StepResult
 
 PAGE_TOKENS = 16
@@ -95,7 +95,7 @@ class Stopwatch:
         self._in_flight: deque[StepPlan] = deque()
         self.plan_ms: list[float] = []
         self.commit_ms: list[float] = []
-        self.mail_ms: list[float] = []
+        self.send_ms: list[float] = []
 
     def step(self) -> None:
         """Plan one ahead, commit the one before."""
@@ -113,24 +113,24 @@ class Stopwatch:
         self._scheduler.commit(oldest, result, 0.0)
         committed = clock()
         pack_outputs(oldest.step_id, self._scheduler.drain_outputs())
-        mailed = clock()
+        sent = clock()
         self.plan_ms.append((planned - began) * 1e3)
         self.commit_ms.append((committed - began_commit) * 1e3)
-        self.mail_ms.append((mailed - committed) * 1e3)
+        self.send_ms.append((sent - committed) * 1e3)
 
     def forget(self) -> None:
         """Start measuring afresh."""
-        self.plan_ms, self.commit_ms, self.mail_ms = [], [], []
+        self.plan_ms, self.commit_ms, self.send_ms = [], [], []
 
     def row(self, name: str, num_sequences: int) -> str:
         """One line of the table: medians; of all three together also mean and p99."""
-        parts = zip(self.plan_ms, self.commit_ms, self.mail_ms, strict=True)
+        parts = zip(self.plan_ms, self.commit_ms, self.send_ms, strict=True)
         together = list(map(sum, parts))
         p99 = statistics.quantiles(together, n=100)[98]
         return (
             f"| {name} | {num_sequences} | {statistics.median(self.plan_ms):.3f} "
             f"| {statistics.median(self.commit_ms):.3f} "
-            f"| {statistics.median(self.mail_ms):.3f} "
+            f"| {statistics.median(self.send_ms):.3f} "
             f"| **{statistics.median(together):.3f}** "
             f"| {statistics.mean(together):.3f} | {p99:.3f} |"
         )
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
     lines = [
-        "| workload | sequences | plan ms | commit ms | mail ms | together ms | mean | p99 |",
+        "| workload | sequences | plan ms | commit ms | send ms | together ms | mean | p99 |",
         "|---|---|---|---|---|---|---|---|",
     ]
     gc.disable()  # as the compute service does once it is ready

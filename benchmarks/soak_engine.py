@@ -15,8 +15,8 @@ from common.messages.generate import Generate
 from services.compute.config import ComputeSettings
 from services.compute.device import ModelDevice
 from services.compute.engine import Engine, warm_up
-from services.compute.scheduler.outputs import sequence_outputs
-from services.compute.scheduler.protocol import SchedulerStats, SequenceOutput
+from services.compute.scheduler.outputs import SequenceOutput, sequence_outputs
+from services.compute.scheduler.scheduler import SchedulerStats
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
 

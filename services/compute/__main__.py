@@ -14,7 +14,6 @@ from services.compute.device import ModelDevice
 
 
 def make(config: ServiceConfig[ComputeSettings]) -> ComputeActor:
-    """Put the actor together; ModelError when the model folder cannot be found."""
     device = ModelDevice(config.model, config.own)
     return ComputeActor(config.own, device, Registration("compute", config.links.routers))
 

@@ -7,47 +7,44 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
 import structlog
+from opentelemetry.trace import Span
 
 from common.errors import FatalError, LinkError
 from common.link.transport import Transport
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, Load, ModelCard, RouterAlive
-from common.messages.failure import Failure
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.queries import Inspection, InspectionQuery, TimelineQuery
+from common.messages.tokens import TokensGenerated
 from common.registration import Registration, Worker, WorkerState
-from common.telemetry import log
+from common.telemetry import log, trace
 from common.telemetry.span_ring import timeline_part
 from services.compute.config import ComputeSettings
-from services.compute.egress import GenerateSpans, pack_outputs
 from services.compute.engine import Engine, warm_up
-from services.compute.grammar.manager import GrammarManager, spawn_mask_worker
-from services.compute.grammar.messages import GrammarSettings
+from services.compute.grammar.manager import DRAINING, GrammarManager, spawn_mask_worker
+from services.compute.grammar.protocol import GrammarSettings
 from services.compute.grammar_queue import GrammarQueue
-from services.compute.runner.protocol import Runner, RunnerSpec
-from services.compute.scheduler.outputs import attempt_of, never_started
-from services.compute.scheduler.protocol import Output
+from services.compute.runner.protocol import Runner
+from services.compute.scheduler.outputs import (
+    Output,
+    SequenceOutput,
+    StepTokens,
+    attempt_of,
+    never_started,
+)
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step_loop import StepLoop
 
-DRAINING = Failure(503, "draining", "This replica is shutting down.", retryable=True)
-
 
 class Device(Protocol):
-    """Loads what the actor runs: done in `start`, so that a broken model is a clear error."""
+    """Loads what the actor runs; `start` calls it, so that a broken model is a clear error."""
 
-    def load(self) -> tuple[Runner, Scheduler, ModelCard]:
-        """Load the model and make its runner, scheduler and card; ModelError if it cannot be."""
-        ...
-
-    def grammar_settings(self, spec: RunnerSpec) -> GrammarSettings:
-        """What the process is told that makes the masks of structured requests."""
-        ...
+    def load(self) -> tuple[Runner, Scheduler, ModelCard, GrammarSettings]: ...
 
 
 class ComputeActor(Worker):
@@ -74,18 +71,14 @@ class ComputeActor(Worker):
         """Load the model, warm up and start the step loop; ModelError for a folder that is bad."""
         began_s = self._clock()
         self._transport = transport
-        self._runner, self._scheduler, card = self._device.load()
+        self._runner, self._scheduler, card, grammar_settings = self._device.load()
         spec = self._runner.spec()
-        grammar_settings = self._device.grammar_settings(spec)
         self._grammars = GrammarManager(
-            grammar_settings, spawn_mask_worker, self._wake, self._clock
+            grammar_settings, spawn_mask_worker, lambda: self._steps.wake(), self._clock
         )
+        max_waiting = self._settings.max_waiting
         self._queue = GrammarQueue(
-            self._scheduler,
-            self._grammars,
-            self._settings.max_waiting,
-            self._queue_moved,
-            self._clock,
+            self._scheduler, self._grammars, max_waiting, self._queue_moved, self._clock
         )
         self._engine = Engine(
             self._scheduler,
@@ -98,12 +91,11 @@ class ComputeActor(Worker):
         if self._settings.warmup:
             warm_up(self._engine, self._scheduler)
         loaded_s = self._clock()
-        kv_tokens = spec.num_pages * spec.kv_groups[0].page_tokens
         self._log.info(
             "model loaded",
             model=card.name,
             seconds=round(loaded_s - began_s, 2),
-            kv_tokens=kv_tokens,
+            kv_tokens=spec.num_pages * spec.kv_groups[0].page_tokens,
             max_model_len=spec.max_model_len,
             max_num_seqs=spec.max_num_seqs,
         )
@@ -121,7 +113,6 @@ class ComputeActor(Worker):
         self._take_core()
 
     def receive(self, message: ComputeInbox, sender: Address) -> None:
-        """Handle one message; any message of a router renews its lease."""
         now_s = self._clock()
         self._registration.heard(sender, now_s)
         match message:
@@ -133,7 +124,8 @@ class ComputeActor(Worker):
                 self._registration.answered(message, now_s)
                 return
             case TimelineQuery():
-                self._show_timeline(message, now_s)
+                tracks = self._engine.records.tracks(now_s - message.seconds)
+                self._transport.send(message.reply, timeline_part(message, self._clock, tracks))
                 return
             case InspectionQuery():
                 report = {"pages_freed": self._scheduler.flush_prefix_cache()}
@@ -150,7 +142,6 @@ class ComputeActor(Worker):
         self._steps.wake()
 
     def tick(self, now_s: float) -> None:
-        """Send heartbeats, and end the attempts of routers whose lease ran out."""
         self._grammars.tick(now_s)
         self.beat(now_s)
 
@@ -179,10 +170,8 @@ class ComputeActor(Worker):
 
     @property
     def num_open(self) -> int:
-        """Sequences with state here."""
         stats = self._scheduler.stats()
-        in_scheduler = stats.num_running + stats.num_waiting + stats.num_swapped
-        return in_scheduler + len(self._queue)
+        return stats.num_running + stats.num_waiting + stats.num_swapped + len(self._queue)
 
     async def stop(self) -> None:
         """Commit what is in flight, end the rest as moved, and release the device."""
@@ -198,21 +187,18 @@ class ComputeActor(Worker):
             self._queue.end_all(lambda request: True, "moved", self._clock())
             self._send(self._scheduler.drain_outputs())
         # Else the routers must see a death, not an orderly move: it may be a request's doing.
-        stats = self._engine.stats
-        seconds = {
-            name: round(value, 4) for name, value in asdict(stats).items() if name[-2:] == "_s"
-        }
-        self._log.info("engine stopped", steps=stats.num_steps, **seconds)
+        stats = asdict(self._engine.stats)
+        seconds = {name: round(value, 4) for name, value in stats.items() if name[-2:] == "_s"}
+        self._log.info("engine stopped", steps=stats["num_steps"], **seconds)
         self._grammars.close()
         self._runner.close()
         gc.enable()
 
     def _take_core(self) -> None:
-        """Move this thread, and no other of the process, to the core that is kept for it.
+        """Move this thread alone to the core that is kept for it.
 
-        It comes last: a thread starts where the one is that makes it, so what ZeroMQ, torch and
-        CUDA have made by now stays on the cores of all. Where the device is the CPU, its threads
-        must not be parted.
+        A thread inherits its cores: those of ZeroMQ, torch and CUDA have started by now and stay
+        on all cores. Where the device is the CPU, its threads must not be separated.
         """
         core = self._settings.core
         if core < 0 or not self._runner.spec().overlaps or not hasattr(os, "sched_setaffinity"):
@@ -233,11 +219,7 @@ class ComputeActor(Worker):
         self._spans.begin(message, now_s)
         self._queue.add_request(message, now_s)
 
-    def _wake(self) -> None:
-        self._steps.wake()
-
     def _queue_moved(self, outputs: Sequence[Output]) -> None:
-        """Send what ended in the grammar queue, and let the loop see what left it."""
         if outputs:
             self._send(outputs)
         self._steps.wake()
@@ -253,10 +235,6 @@ class ComputeActor(Worker):
                     "tokens not sent", to=detokenizer.endpoint, error=str(error)
                 )
 
-    def _show_timeline(self, query: TimelineQuery, now_s: float) -> None:
-        tracks = self._engine.records.tracks(now_s - query.seconds)
-        self._transport.send(query.reply, timeline_part(query, self._clock, tracks))
-
     def drop_router(self, router: str, now_s: float) -> None:
         for counter in self._queue.open_attempts(router):
             self._queue.abort(AttemptId(router, counter), now_s)
@@ -268,10 +246,84 @@ class ComputeActor(Worker):
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         """Take the process down with the loop: without it nothing is served here."""
         error = None if task.cancelled() else task.exception()
-        if error is None:
+        if error is not None:
+            fatal = FatalError("the step loop ended")
+            fatal.__cause__ = error
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": str(fatal), "exception": fatal}
+            )
+
+
+def pack_outputs(step_id: int, outputs: Iterable[Output]) -> list[tuple[Address, TokensGenerated]]:
+    messages: dict[Address, TokensGenerated] = {}
+    for item in outputs:
+        message = messages.get(item.detokenizer)
+        if message is None:
+            message = messages[item.detokenizer] = TokensGenerated(step_id)
+        match item:
+            case StepTokens():
+                message.extend(
+                    item.router,
+                    item.counter_S.data.cast("B"),
+                    item.index_S.data.cast("B"),
+                    item.token_S.data.cast("B"),
+                )
+            case SequenceOutput():
+                _add(message, item)
+    return list(messages.items())
+
+
+def _add(message: TokensGenerated, output: SequenceOutput) -> None:
+    message.add(
+        output.attempt,
+        output.first_index,
+        output.token_ids,
+        output.logprobs,
+        output.header if output.opened else None,
+        (output.prompt_tokens, output.cached_tokens, output.queued_s),
+    )
+    for scores in output.scored:
+        message.score(scores)
+    if output.ending is not None:
+        message.end(output.header, output.ending)
+
+
+class GenerateSpans:
+    """One `generate` span for each open choice of a request that is traced."""
+
+    def __init__(self) -> None:
+        self._open: dict[AttemptId, tuple[Span, float]] = {}
+
+    def begin(self, request: Generate, now_s: float) -> None:
+        if not request.traceparent:
             return
-        fatal = FatalError("the step loop ended")
-        fatal.__cause__ = error
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": "the step loop ended", "exception": fatal}
-        )
+        parent = trace.context_from(request.traceparent)
+        for choice in range(request.num_choices):
+            span = trace.tracer().start_span("generate", parent)
+            if not span.is_recording():
+                return
+            attempt = attempt_of(request, choice)
+            span.set_attribute(trace.ATTEMPT, f"{attempt.router}:{attempt.counter}")
+            span.set_attribute(trace.STAGE, "compute")
+            self._open[attempt] = (span, now_s)
+
+    def note(self, outputs: Iterable[Output], now_s: float) -> None:
+        """Take what happened to sequences: a first token, an end."""
+        if not self._open:
+            return
+        for output in outputs:
+            if isinstance(output, SequenceOutput) and output.attempt in self._open:
+                self._note(output, now_s)
+
+    def _note(self, output: SequenceOutput, now_s: float) -> None:
+        span, began_s = self._open[output.attempt]
+        if output.opened:
+            span.set_attribute(trace.TIME_TO_FIRST_TOKEN, now_s - began_s)
+        ending = output.ending
+        if ending is not None:
+            del self._open[output.attempt]
+            span.set_attribute(trace.RESPONSE_FINISH_REASONS, [ending.reason])
+            span.set_attribute(trace.USAGE_INPUT_TOKENS, ending.usage.prompt_tokens)
+            span.set_attribute(trace.USAGE_CACHED_TOKENS, ending.usage.cached_tokens)
+            span.set_attribute(trace.USAGE_OUTPUT_TOKENS, ending.usage.completion_tokens)
+            span.end()

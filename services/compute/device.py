@@ -1,4 +1,4 @@
-"""Puts a device's parts together: the runner, the scheduler in front of it, the model's card."""
+"""Puts a device's parts together: the runner, its scheduler, the model's card."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from common.errors import ConfigError
 from common.messages.control import ModelCard
 from common.model_folder import describe, locate, read_matryoshka, sampling_defaults
 from services.compute.config import ComputeSettings
-from services.compute.grammar.messages import GrammarSettings
+from services.compute.grammar.protocol import GrammarSettings
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.runner.registry import load_runner
 from services.compute.scheduler.policies import make_policy
-from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.state import SchedulerSettings
 
 KEPT_PART = 256
 """The mask worker's memory over the text of kept grammars, which take 0.4 of it when compiled."""
@@ -30,30 +30,23 @@ class ModelDevice:
         self._settings = settings
         self._folder: Path = locate(model.path, model.revision)
 
-    def load(self) -> tuple[Runner, Scheduler, ModelCard]:
+    def load(self) -> tuple[Runner, Scheduler, ModelCard, GrammarSettings]:
         """Load the weights and size everything; ModelError or ConfigError if that cannot be."""
         defaults = sampling_defaults(self._folder)  # first: the weights may take minutes
         matryoshka = read_matryoshka(self._folder)
-        runner = load_runner(self._folder, self._settings)
+        settings = self._settings
+        runner = load_runner(self._folder, settings)
         spec = runner.spec()
-        scheduler = Scheduler(
-            spec,
-            scheduler_settings(self._settings, spec),
-            make_policy(self._settings.schedule, self._settings.static_batch_window_s),
-        )
-        card = model_card(self._folder, self._model, self._settings, spec)
+        policy = make_policy(settings.schedule, settings.static_batch_window_s)
+        scheduler = Scheduler(spec, scheduler_settings(settings, spec), policy)
+        card = model_card(self._folder, self._model, settings, spec)
         card = replace(card, sampling_defaults=defaults, matryoshka=matryoshka)
-        return runner, scheduler, card
-
-    def grammar_settings(self, spec: RunnerSpec) -> GrammarSettings:
-        """What the process is told that makes the masks."""
-        return grammar_settings(self._folder, self._settings, spec)
+        return runner, scheduler, card, grammar_settings(self._folder, settings, spec)
 
 
 def grammar_settings(
     folder: Path | str, settings: ComputeSettings, spec: RunnerSpec
 ) -> GrammarSettings:
-    """Resolve what the process is told that makes the masks of structured requests."""
     return GrammarSettings(
         folder=str(folder),
         vocab_size=spec.vocab_size,
@@ -69,7 +62,7 @@ def grammar_settings(
 
 
 def _cores_beside(core: int) -> tuple[int, ...]:
-    """The cores of this process but for the one that its thread keeps; none where it is unknown."""
+    """The cores of this process without the one that its thread keeps; empty if unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return ()
     cores = os.sched_getaffinity(0)
@@ -90,8 +83,6 @@ def scheduler_settings(settings: ComputeSettings, spec: RunnerSpec) -> Scheduler
 def model_card(
     folder: Path, model: ModelSettings, settings: ComputeSettings, spec: RunnerSpec
 ) -> ModelCard:
-    """Describe the served model with the lengths that this replica really has."""
-    card = describe(folder, model.served_name)
     longest = spec.max_model_len - 1  # one token of room for the other side
     for name in ("max_input_length", "max_output_length"):
         if getattr(settings, name) > longest:
@@ -99,13 +90,11 @@ def model_card(
                 f"[compute] {name} is {getattr(settings, name)}; at most {longest} fit into a "
                 f"max_model_len of {spec.max_model_len}"
             )
-    return ModelCard(
-        name=card.name,
-        revision=card.revision,
+    return replace(
+        describe(folder, model.served_name),
         vocab_size=spec.vocab_size,
         max_model_len=spec.max_model_len,
         max_input_length=settings.max_input_length or longest,
         max_output_length=settings.max_output_length or longest,
         pooling=spec.pooling,
-        aliases=card.aliases,
     )

@@ -1,7 +1,4 @@
-"""The engine: plans a step ahead of the device, takes the result of the step before, commits it.
-
-It knows the scheduler and the runner, but neither messages nor text.
-"""
+"""The engine: plans a step ahead of the device, collects the step before and commits it."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
+import numpy as np
+
 from common.errors import FatalError
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
@@ -18,11 +17,10 @@ from common.messages.control import StepReport
 from common.messages.failure import Failure
 from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
-from services.compute.grammar.masks import MaskSource
-from services.compute.masking import Masking
+from services.compute.grammar.protocol import MaskSource
 from services.compute.runner.protocol import Runner, SlotErrors
 from services.compute.scheduler.scheduler import Scheduler
-from services.compute.step import StepPlan
+from services.compute.step import BoolArray, StepPlan, TokenMasks
 from services.compute.step_times import StepRecords, StepTimer, step_kind
 
 BROKEN_STEP = Failure(500, "engine_step_failed", "The model's step failed; see the server's log.")
@@ -36,8 +34,7 @@ MASK_PATIENCE_S = 0.005  # masks of JSON take 64 rows 0.5 ms
 
 @dataclass(slots=True)
 class EngineStats:
-    """What the loop did, in steps and host seconds; `device_idle_s` counts gaps between steps
-    while there was work."""
+    """What the loop did; `device_idle_s` counts gaps between steps while there was work."""
 
     num_steps: int = 0
     num_prefill_tokens: int = 0
@@ -92,10 +89,7 @@ class Engine:
         self._mask_source = mask_source
         self._masking = None if mask_source is None else Masking(scheduler, mask_source)
         self._in_flight: deque[_Launched] = deque()
-        self._timer = StepTimer()
-        self._device_end_s = 0.0
-        self.stats = EngineStats()
-        self.records = StepRecords()
+        self.forget()
 
     @property
     def num_in_flight(self) -> int:
@@ -103,7 +97,6 @@ class Engine:
 
     @property
     def has_room(self) -> bool:
-        """Whether another step may be launched before the oldest is taken."""
         in_flight = self._in_flight
         return len(in_flight) <= self._depth and not (in_flight and in_flight[-1].masked)
 
@@ -119,7 +112,6 @@ class Engine:
         return self._timer.launch_at_s(newest.kind, newest.launched_s) - self._clock()
 
     def result_delay_s(self) -> float:
-        """How long until the oldest step's result is expected."""
         if not self._in_flight:
             return 0.0
         oldest = self._in_flight[0]
@@ -171,22 +163,20 @@ class Engine:
             return self._runner.forward(plan.without_settings(errors.by_slot))
 
     def mask_delay_s(self) -> float:
-        """How long the sampling that waits for masks can wait without the device running dry.
-
-        A device that does not overlap is dry already, but to compute a row again costs it more:
-        it waits a little, but not for a sequence whose mask before was late.
-        """
+        """How long the sampling that waits for masks can wait without the device running dry."""
         step = self._in_flight[0]
+        # A device that does not overlap is dry already, but computing a row again costs it more:
+        # it waits a little, though not for a sequence whose last mask was late.
         if not self._runner.spec().overlaps and self._masking is not None:
             patience_s = MASK_PATIENCE_S if self._masking.may_come_soon(step.plan) else 0.0
             return step.launched_s + patience_s - self._clock()
         return self._timer.launch_at_s(step.kind, step.launched_s) - self._clock()
 
     def sample(self, late: bool, force: bool = False) -> bool:
-        """Launch the sampling that waits for masks, if they are there or it is time to go without.
+        """Launch the sampling that waits for masks; False if it goes on waiting for them.
 
-        `late` says that it is; with `force` it is launched in any case. Samples without a mask are
-        skipped. False if it waits on: when it is late, until something happens.
+        Samples without a mask are skipped. `late` says that the device would soon be idle; with
+        `force` nothing is waited for.
         """
         step, masking = self._in_flight[0], self._masking
         began_s = self._clock()
@@ -235,9 +225,12 @@ class Engine:
         self._scheduler.commit(oldest.plan, result, waited_s)
         committed_s = self._clock()
         self.records.taken(oldest.record, began_s, waited_s, committed_s)
-        self._count(oldest.plan)
-        self.stats.wait_s += waited_s - began_s
-        self.stats.commit_s += committed_s - waited_s
+        stats, plan = self.stats, oldest.plan
+        stats.num_steps += 1
+        stats.num_prefill_tokens += plan.num_tokens - plan.num_decode_rows
+        stats.num_samples += len(plan.sample_row)
+        stats.wait_s += waited_s - began_s
+        stats.commit_s += committed_s - waited_s
         self._learn(oldest, result.device_start_s, result.device_end_s, waited_s)
         return True
 
@@ -245,10 +238,7 @@ class Engine:
         return self._clock()
 
     def sent(self, began_s: float, slept_s: float) -> None:
-        """Note that the outputs of the step taken last were sent, from then until now.
-
-        `slept_s` is how long the loop slept since it sent those before.
-        """
+        """Note when the last step's outputs were sent, and how long the loop slept before."""
         self.records.sent(began_s, self._clock(), slept_s)
 
     def report(self, now_s: float) -> StepReport:
@@ -263,7 +253,7 @@ class Engine:
         )
 
     def forget(self) -> None:
-        """Start the statistics again, after the warm-up."""
+        """Begin the statistics, or begin them anew after the warm-up."""
         self.stats = EngineStats()
         self.records = StepRecords()
         self._timer = StepTimer()
@@ -274,16 +264,10 @@ class Engine:
         self._device_end_s = 0.0
         self.records.rested()
 
-    def _count(self, plan: StepPlan) -> None:
-        self.stats.num_steps += 1
-        self.stats.num_prefill_tokens += plan.num_tokens - plan.num_decode_rows
-        self.stats.num_samples += len(plan.sample_row)
-
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         self._on_step_error(error, self._scheduler.fail_step(plan, BROKEN_STEP, self._clock()))
 
     def _learn(self, step: _Launched, start_s: float, end_s: float, seen_s: float) -> None:
-        """Account for the device's time, as it tells it or as the host saw it."""
         if isnan(end_s):
             self._timer.ended(step.kind, step.launched_s, seen_s, step.sampled_s)
             return
@@ -314,3 +298,58 @@ def warm_up(engine: Engine, scheduler: Scheduler) -> None:
     scheduler.end_all(lambda request: True, "aborted", 0.0)
     scheduler.drain_outputs()  # for no client
     engine.forget()
+
+
+class Masking:
+    """Waits for masks as long as that delays no other sequence.
+
+    A sample whose mask is late is rescheduled if another sequence runs or could join. Else the
+    device just waits.
+    """
+
+    def __init__(self, scheduler: Scheduler, mask_source: MaskSource) -> None:
+        self._scheduler = scheduler
+        self._mask_source = mask_source
+        self._late: dict[int, tuple[int, int]] = {}  # slot: owner's epoch, index of a late mask
+
+    def masks(self, plan: StepPlan, late: bool, force: bool = False) -> TokenMasks | None:
+        """Return the masks to sample the plan with, or None to go on waiting (`Engine.sample`)."""
+        ready, failures = self._mask_source.look(plan)
+        if failures:
+            self._scheduler.fail_samples(plan, failures)
+        samples = np.array(plan.structured, dtype=np.int32)
+        missing: list[int] = samples[~ready].tolist()
+        if missing and not force:
+            waiting = self._scheduler.live_samples(plan, missing)
+            if waiting and not (late and self._concerns_others(len(waiting))):
+                return None
+        if missing:
+            self._scheduler.reschedule(plan, missing)
+        if missing or self._late:
+            self._remember(plan, ready)
+        return TokenMasks(samples[ready], self._mask_source.bits_GW(plan, ready), tuple(missing))
+
+    def may_come_soon(self, plan: StepPlan) -> bool:
+        """Whether a mask is missing that is not of a sequence whose last one was late, too."""
+        missing = ~self._mask_source.look(plan).ready
+        return any(self._late.get(s, (0, 0))[0] != e for s, e, _ in _whose(plan, missing))
+
+    def _remember(self, plan: StepPlan, ready: BoolArray) -> None:
+        for slot, epoch, index in _whose(plan, ~ready):
+            self._late[slot] = epoch, index
+        for slot, epoch, index in _whose(plan, ready) if self._late else ():
+            if self._late.get(slot, (epoch, index)) < (epoch, index):  # this one was in time
+                del self._late[slot]
+
+    def _concerns_others(self, num_late: int) -> bool:
+        stats = self._scheduler.stats()
+        can_join = stats.num_waiting + stats.num_swapped > 0 and stats.num_running < stats.num_slots
+        return can_join or stats.num_running > num_late
+
+
+def _whose(plan: StepPlan, chosen_G: BoolArray) -> list[tuple[int, int, int]]:
+    """Slot, epoch and output index of some of a plan's structured samples."""
+    samples = np.array(plan.structured, dtype=np.intp)[chosen_G]
+    rows = plan.sample_row[samples]
+    columns = plan.row_slot[rows], plan.row_epoch[rows], plan.sample_index[samples]
+    return list(zip(*(column.tolist() for column in columns), strict=True))

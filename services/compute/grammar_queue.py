@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from common.messages.address import AttemptId
+from common.messages.arrays import MAX_CHOICES
 from common.messages.failure import EndReason, Failure
 from common.messages.generate import Generate
 from common.messages.sampling import GrammarSpec
 from services.compute.grammar.manager import GrammarManager
-from services.compute.scheduler.intake import MAX_CHOICES
-from services.compute.scheduler.outputs import attempt_of, never_started
-from services.compute.scheduler.protocol import Output
+from services.compute.scheduler.outputs import Output, attempt_of, never_started
 from services.compute.scheduler.scheduler import Scheduler
 
 
@@ -27,9 +26,9 @@ class _Waiting:
 class GrammarQueue:
     """Passes requests to the scheduler, structured ones when their grammars are ready.
 
-    Aborts, ends and questions about open attempts have to pass here, too: each choice gets exactly
-    one terminal, here or there. `on_outputs` is given the terminals of requests that end here; it
-    is also called, without any, when a request has gone on to the scheduler.
+    Aborts and queries of open attempts pass here, too: each choice gets exactly one terminal, here
+    or there. `on_outputs` gets the terminals of requests that end here, and an empty list when a
+    request has gone on to the scheduler.
     """
 
     def __init__(
@@ -51,19 +50,16 @@ class GrammarQueue:
         return len(self._waiting)
 
     def add_request(self, request: Generate, now_s: float) -> None:
-        """Pass a request to the scheduler, at once or when its grammar has been prepared."""
         grammar_spec = request.sampling.grammar_spec
         if grammar_spec is None or request.pooling or not 1 <= request.num_choices <= MAX_CHOICES:
             self._scheduler.add_request(request, now_s)
             return
-        open_choices = {
-            i for i in range(request.num_choices) if self._is_open(attempt_of(request, i))
-        }
+        choices = enumerate(attempt_of(request, i) for i in range(request.num_choices))
+        open_choices = {i for i, a in choices if a in self._waiting or self._scheduler.is_open(a)}
         for part in _without(request, open_choices):
             self._prepare(part, grammar_spec)
 
     def abort(self, attempt: AttemptId, now_s: float) -> None:
-        """End one attempt, here or in the scheduler."""
         entry = self._waiting.get(attempt)
         if entry is None:
             self._scheduler.abort(attempt, now_s)
@@ -71,17 +67,12 @@ class GrammarQueue:
             self._end([entry], "aborted")
 
     def end_all(self, matches: Callable[[Generate], bool], reason: EndReason, now_s: float) -> None:
-        """End every attempt of the requests that match, here and in the scheduler."""
         self._end([e for e in self._waiting.values() if matches(e[0].request)], reason)
         self._scheduler.end_all(matches, reason, now_s)
 
     def open_attempts(self, router: str) -> list[int]:
-        """Counters of a router's attempts, here and in the scheduler."""
         here = [attempt.counter for attempt in self._waiting if attempt.router == router]
         return here + self._scheduler.open_attempts(router)
-
-    def _is_open(self, attempt: AttemptId) -> bool:
-        return attempt in self._waiting or self._scheduler.is_open(attempt)
 
     def _prepare(self, request: Generate, grammar_spec: GrammarSpec) -> None:
         entry, choices = _Waiting(request, self._clock()), range(request.num_choices)

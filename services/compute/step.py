@@ -25,7 +25,6 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 def int32_array(values: Sequence[int]) -> Int32Array:
-    """Pack integers; an array of them is taken as it is."""
     return np.asarray(values, dtype=np.int32)
 
 
@@ -36,28 +35,24 @@ DEVICE_TOKEN = -1
 
 MAX_SCORED_TOKENS = 512
 """Most tokens of one step's rows whose prompts are scored. Each takes a row of logits and up to 20
-candidates: 170 bytes in the result and in the mail, so 90 KB a step, which the host unpacks while
-the next step runs. By arithmetic an 8B model on an H200 takes 13 ms for so many prompt tokens and 1
-ms more to score them: what runs beside a scored prompt waits hardly longer than beside another."""
-
+candidates: 170 bytes in the result and the message, 90 KB a step. By arithmetic an 8B model on an
+H200 takes 13 ms for so many prompt tokens and 1 ms more to score them."""
 
 MAX_BIAS = 1024
 """Most ids of one sequence's `logit_bias`: what routers let in."""
 
 MAX_STOP_IDS = 1024
-"""Most ids that end one sequence: routers let in 512, and the model's own come on top. A power of
-two."""
+"""Most ids that end one sequence, a power of two: routers let in 512, beside the model's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotDelta:
     """A sequence takes a slot: its sampling settings become resident on the device.
 
-    `stop_ids` are the ids that end the sequence (EOS unless ignored, stop tokens); they are masked
-    while the output index is below `sampling.min_tokens`. `prompt_ids` and `output_ids` are filled
-    only where a penalty needs them; `output_ids` holds what was produced before this slot was
-    taken (a retry, a preemption), also for a slot with a `grammar_spec`. `choice` goes into the
-    noise beside the seed.
+    `stop_ids` end the sequence (EOS unless ignored, stop tokens); they are masked while the output
+    index is below `sampling.min_tokens`. `prompt_ids` and `output_ids` (produced before: a retry, a
+    preemption) are there only where a penalty needs them, or a `grammar_spec` the outputs. `choice`
+    goes into the noise beside the seed.
     """
 
     slot: int
@@ -69,7 +64,6 @@ class SlotDelta:
     output_ids: Int32Array = field(default_factory=lambda: NO_IDS)
 
     def without_settings(self) -> SlotDelta:
-        """The same owner, with settings that need no memory and no work."""
         plain = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
         return SlotDelta(self.slot, self.epoch, plain, choice=0, stop_ids=())
 
@@ -144,7 +138,6 @@ class StepPlan:
         return len(self.tokens)
 
     def without_settings(self, slots: Container[int]) -> StepPlan:
-        """The same step for some of the slots that it describes without their settings."""
         deltas = (d.without_settings() if d.slot in slots else d for d in self.slots)
         return replace(self, slots=tuple(deltas))
 
@@ -174,11 +167,10 @@ class RowScores:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the device says of a step: sample s produced tokens[s, :n_valid[s]].
+    """A step's result: sample s produced tokens[s, :n_valid[s]]; skipped ones mean nothing.
 
     A sample whose logits were not finite has nonfinite[s] set and no valid token. The device times
-    are on the host's monotonic clock, NaN where the device does not tell them. A skipped sample's
-    token means nothing.
+    are on the host's monotonic clock, NaN where unknown.
     """
 
     step_id: int

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable
 
 from services.compute.engine import Engine
-from services.compute.scheduler.protocol import Output
+from services.compute.scheduler.outputs import Output
 from services.compute.scheduler.scheduler import Scheduler
 
 TIMER_S = 0.0015  # libuv's timers count in milliseconds; what is nearer than this is not slept for
@@ -30,12 +30,11 @@ class StepLoop:
         self._sleeper: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """End the sleep: something came, such as a request, an abort or a mask."""
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
     def close(self) -> None:
-        """Make `run` return after the turn that it is in."""
+        """Make `run` return after its turn."""
         self._closing = True
         self.wake()
 
@@ -62,10 +61,12 @@ class StepLoop:
             elif self._engine.waits_for_masks():
                 continue
             elif launched or not await self._sleep_until_near(self._engine.result_delay_s()):
-                await self._collect(launched)
+                if launched:  # what comes while the device works is for the next plan
+                    await self._sleep_until_near(self._engine.result_delay_s(), wakeable=False)
+                self._engine.collect(force=True)
+                self._deliver(of_step=True)
 
     async def _sample(self) -> None:
-        """Launch the sampling of a structured step, unless its masks are still to be waited for."""
         delay_s = self._engine.mask_delay_s()
         if self._engine.sample(late=delay_s <= 0.0):
             return
@@ -73,12 +74,6 @@ class StepLoop:
             await self._sleep_until_near(delay_s)
         else:
             await self._sleep(MASK_WAIT_S)  # what it waits for wakes it
-
-    async def _collect(self, launched: bool) -> None:
-        if launched:  # what comes while the device works is for the next plan
-            await self._sleep_until_near(self._engine.result_delay_s(), wakeable=False)
-        self._engine.collect(force=True)
-        self._deliver(of_step=True)
 
     def _deliver(self, of_step: bool = False) -> None:
         outputs = self._scheduler.drain_outputs()
@@ -120,7 +115,6 @@ class StepLoop:
         return woken
 
     def _collect_garbage(self) -> None:
-        """Make up for the automatic collection, which is off."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._collected_s > COLLECT_INTERVAL_S:
             self._collected_s = now_s

@@ -22,16 +22,12 @@ MARGIN_S = 0.0003  # beside the host's slow time; a timer of the loop overshoots
 _LAUNCH = ("step_id", "decode_rows", "prefill_tokens", "samples", "rested")
 _TIMES = ("plan_s", "launch_s", "launched_s", "wait_s", "commit_s", "committed_s")
 _REST = ("send_s", "sent_s", "slept_s", "device_start_s", "device_end_s")
-_NAMES = _LAUNCH + _TIMES + _REST
-_PLACE = {name: place for place, name in enumerate(_NAMES)}
-_ROW_BYTES = 8 * len(_NAMES)
-_LAUNCHED = struct.Struct("8d")
+_RECORD = np.dtype([(name, np.float64) for name in _LAUNCH + _TIMES + _REST])
+_ROW_BYTES = _RECORD.itemsize
 _UNKNOWN = struct.pack("8d", *[nan] * 8)
-_TAKEN = struct.Struct("3d")
-_SENT = struct.Struct("3d")
-_DEVICE = struct.Struct("2d")
+_LAUNCHED, _TAKEN, _SENT, _DEVICE = (struct.Struct(f"{size}d") for size in (8, 3, 3, 2))
 _TAKEN_AT, _SENT_AT, _DEVICE_AT = (
-    8 * _PLACE[name] for name in ("wait_s", "send_s", "device_start_s")
+    8 * (_RECORD.names or ()).index(name) for name in ("wait_s", "send_s", "device_start_s")
 )
 _HOST_PHASES = {  # name: column of its begin, column of its end
     "plan": ("plan_s", "launch_s"),
@@ -40,42 +36,24 @@ _HOST_PHASES = {  # name: column of its begin, column of its end
     "commit": ("commit_s", "committed_s"),
     "send": ("send_s", "sent_s"),
 }
+_SIZED = ("plan", "step")  # tracks that show the sizes of steps
 
 Column: TypeAlias = npt.NDArray[np.float64]
-
-
-class Rows:
-    """A copy of some records: [N, names]."""
-
-    def __init__(self, table_NC: Column) -> None:
-        self._table_NC = table_NC
-
-    def __getitem__(self, name: str) -> Column:
-        return self._table_NC[:, _PLACE[name]]
-
-    def since(self, name: str, time_s: float) -> Rows:
-        return Rows(self._table_NC[self[name] >= time_s])
-
-    def column(self, name: str) -> array[float]:
-        """Return a column as messages have it."""
-        return array("d", self[name].tobytes())
+Records: TypeAlias = npt.NDArray[np.void]  # of _RECORD: rows["plan_s"] is a column
 
 
 class StepRecords:
     """The last steps, oldest first, on the host's monotonic clock; NaN is what is not known (yet).
 
-    Noting a step costs one to two microseconds (a row of doubles, written in four pieces); what is
-    made of the rows is made when it is asked for, never by a step.
-
-    The engine notes what it did; the loop around it what it sent and slept. `rested` is 1 for a
-    step that came after a time without work: the gap before it is not idle time. `slept_s` is how
-    long the loop slept since the send before, since the host had nothing to do.
+    Noting a step costs one to two microseconds (a row of doubles, written in four pieces); rows are
+    evaluated on demand, never by a step. `rested` is 1 for a step after a time without work: the
+    gap before it is not idle time. `slept_s` is how long the loop slept since the last send.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._data = bytearray(_UNKNOWN * (2 * capacity))
-        self._table = np.frombuffer(self._data).reshape(capacity, len(_NAMES))
+        self._table = np.frombuffer(self._data, _RECORD)
         self._num_launched = 0
         self._last_taken = -1
         self._rested = True
@@ -84,7 +62,6 @@ class StepRecords:
         self._looked_at_s = -TIMES_INTERVAL_S
 
     def rested(self) -> None:
-        """Note that there was nothing to do before the next step."""
         self._rested = True
 
     def launched(self, plan: StepPlan, began_s: float, planned_s: float, launched_s: float) -> int:
@@ -102,7 +79,6 @@ class StepRecords:
         return number
 
     def taken(self, number: int, began_s: float, waited_s: float, committed_s: float) -> None:
-        """Note that a step's result was waited for and committed."""
         at = number % self._capacity * _ROW_BYTES + _TAKEN_AT
         _TAKEN.pack_into(self._data, at, began_s, waited_s, committed_s)
         self._last_taken = number
@@ -112,44 +88,37 @@ class StepRecords:
         _DEVICE.pack_into(self._data, at, start_s, end_s)
 
     def sent(self, began_s: float, sent_s: float, slept_s: float) -> None:
-        """Note when the outputs of the step taken last were sent."""
         if self._last_taken >= 0:
             at = self._last_taken % self._capacity * _ROW_BYTES + _SENT_AT
             _SENT.pack_into(self._data, at, began_s, sent_s, slept_s)
             self._last_taken = -1
 
-    def last(self, count: int) -> Rows:
+    def last(self, count: int) -> Records:
         first = max(0, self._num_launched - min(count, self._capacity))
-        return Rows(self._table[np.arange(first, self._num_launched) % self._capacity])
+        return self._table[np.arange(first, self._num_launched) % self._capacity]
 
     def times(self, now_s: float) -> tuple[tuple[str, float, float], ...]:
-        """Return (name, median, 99th percentile) in seconds of phases, host cycle and device.
+        """Return (name, median, 99th percentile) of phases, host cycle and device, in seconds.
 
-        They are over the last steps and at most half a second old. `host` is the host's cycle: from
-        the end of one send to the end of the next, less what it waited or slept in between.
+        `host` is the cycle from the end of one send to the end of the next, less what the host
+        waited or slept in between. The values are at most half a second old.
         """
         self._look(now_s)
         return self._times
 
     def device_idle_ratio(self, now_s: float) -> float | None:
-        """Return the share of the device's time between steps while there was work, if known."""
         self._look(now_s)
         return self._idle_ratio
 
     def tracks(self, since_s: float) -> tuple[Track, ...]:
-        """Return the phases and the device's steps from then on, to be drawn."""
-        rows = self.last(self._capacity).since("plan_s", since_s)
-        args = [TrackArg(name, rows.column(name)) for name in _LAUNCH if name != "rested"]
-        spans = [("host", name, *columns) for name, columns in _HOST_PHASES.items()]
+        rows = self.last(self._capacity)
+        rows = rows[rows["plan_s"] >= since_s]
+        columns = {name: array("d", rows[name].tobytes()) for name in _RECORD.fields or ()}
+        args = tuple(TrackArg(name, columns[name]) for name in _LAUNCH if name != "rested")
+        spans = [("host", name, *places) for name, places in _HOST_PHASES.items()]
         spans.append(("device", "step", "device_start_s", "device_end_s"))
         return tuple(
-            Track(
-                lane,
-                name,
-                rows.column(begin),
-                rows.column(end),
-                tuple(args if name in ("plan", "step") else args[:1]),
-            )
+            Track(lane, name, columns[begin], columns[end], args[: 4 if name in _SIZED else 1])
             for lane, name, begin, end in spans
         )
 
@@ -166,16 +135,14 @@ class StepRecords:
         self._idle_ratio = _idle_ratio(rows)
 
 
-def _host_cycles(rows: Rows) -> Column:
-    """Return what the host itself took from send to send; NaN after a rest."""
+def _host_cycles(rows: Records) -> Column:
     cycles = rows["sent_s"][1:] - rows["sent_s"][:-1]
     waited = rows["commit_s"] - rows["wait_s"] + rows["slept_s"]
     busy: Column = cycles - waited[1:]
     return np.where(rows["rested"][1:] > 0, nan, busy)
 
 
-def _idle_ratio(rows: Rows) -> float | None:
-    """Return gaps / (gaps + steps) of the device, without the gaps of rests."""
+def _idle_ratio(rows: Records) -> float | None:
     start_s, end_s = rows["device_start_s"], rows["device_end_s"]
     gaps = np.where(rows["rested"][1:] > 0, 0.0, start_s[1:] - end_s[:-1])
     idle_s = float(np.nansum(np.maximum(gaps, 0.0)))
@@ -184,7 +151,6 @@ def _idle_ratio(rows: Rows) -> float | None:
 
 
 def _percentiles(seconds: Column) -> tuple[float, float]:
-    """Return the median and the 99th percentile (nearest rank) of what is known."""
     known = np.sort(seconds[~np.isnan(seconds)])
     if not len(known):
         return nan, nan
@@ -193,12 +159,11 @@ def _percentiles(seconds: Column) -> tuple[float, float]:
 
 
 class StepTimer:
-    """Predicts the end of the running step and how long the host needs before it: the next step is
-    planned as late as the device allows, so that new requests still get on it.
+    """Predicts when the running step ends and how long the host needs to plan the next: as late as
+    the device allows, so that new requests still get on it.
 
-    Durations are learned per kind of step, a kind being the powers of two next to its numbers of
-    decode rows and prefill tokens. A kind not seen yet is predicted to take no time, so that the
-    next step is launched at once.
+    Durations are learned per kind of step (`step_kind`). A kind not seen yet is predicted to take
+    no time, so that the next step is launched at once.
     """
 
     def __init__(self) -> None:
@@ -207,19 +172,17 @@ class StepTimer:
         self._last_end_s = 0.0
 
     def end_s(self, kind: tuple[int, int], launched_s: float) -> float:
-        """Return when a step of this kind that was launched then is expected to end."""
         return max(launched_s, self._last_end_s) + self._duration_s.get(kind, 0.0)
 
     def launch_at_s(self, kind: tuple[int, int], launched_s: float) -> float:
-        """Return when to plan the step after one of this kind that was launched then."""
         return self.end_s(kind, launched_s) - self._host_s - MARGIN_S
 
     def ended(
         self, kind: tuple[int, int], launched_s: float, end_s: float, sampled_s: float | None = None
     ) -> None:
-        """Learn from a step that ended then (or was seen to have ended, which is no earlier).
+        """Learn from a step that ended (or was seen to have ended) at `end_s`.
 
-        `sampled_s` is when its sampling was launched, where that came after the forward pass.
+        `sampled_s` is when its sampling was launched, if later than the forward pass.
         """
         began_s = max(launched_s, self._last_end_s)
         self._last_end_s = end_s
@@ -247,5 +210,4 @@ class StepTimer:
 
 
 def step_kind(num_decode_rows: int, num_prefill_tokens: int) -> tuple[int, int]:
-    """Class a step by the bit lengths of its two sizes."""
     return num_decode_rows.bit_length(), num_prefill_tokens.bit_length()

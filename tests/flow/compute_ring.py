@@ -21,7 +21,7 @@ from common.registration import Registration
 from services.compute.actor import ComputeActor
 from services.compute.config import ComputeSettings
 from services.compute.device import grammar_settings, scheduler_settings
-from services.compute.grammar.messages import GrammarSettings
+from services.compute.grammar.protocol import GrammarSettings
 from services.compute.runner.protocol import KVGroup, Runner, RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner
 from services.compute.scheduler.policies import make_policy
@@ -59,11 +59,9 @@ class SimDevice:
         self._settings = settings
         self._folder = folder
 
-    def load(self) -> tuple[Runner, Scheduler, ModelCard]:
-        return self.runner, self.scheduler, CARD
-
-    def grammar_settings(self, spec: RunnerSpec) -> GrammarSettings:
-        return grammar_settings(self._folder, self._settings, spec)
+    def load(self) -> tuple[Runner, Scheduler, ModelCard, GrammarSettings]:
+        settings = grammar_settings(self._folder, self._settings, self.runner.spec())
+        return self.runner, self.scheduler, CARD, settings
 
 
 class FaultyRunner:

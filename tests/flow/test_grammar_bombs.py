@@ -84,7 +84,7 @@ async def test_a_bomb_has_one_end_and_hurts_nobody_else(tmp_path: Path, name: st
         if ended.failure is not None:
             assert ended.failure.code in ("invalid_grammar", "grammar_failed")
             assert len(ended.failure.message) < 600
-        assert ring.actor._grammars.num_restarts == 0
+        assert ring.actor._grammars._worker.num_restarts == 0
 
 
 async def test_a_grammar_that_takes_all_memory_is_refused(tmp_path: Path) -> None:

@@ -217,14 +217,14 @@ async def test_a_grammar_that_does_not_compile_is_refused_and_the_field_named(
     tmp_path: Path,
 ) -> None:
     async with structured_ring(tmp_path) as ring:
-        for counter, (grammar, told) in enumerate(BAD_GRAMMARS.items(), 1):
+        for counter, (grammar, reason) in enumerate(BAD_GRAMMARS.items(), 1):
             attempt = ring.ask(counter, **structured(grammar, field="structured_outputs"))
             await all_ended(ring, [attempt])
             failure = failure_of(ring, attempt)
             assert ring.endings(attempt) == ["refused"]
             assert (failure.status, failure.code) == (400, "invalid_grammar")
             assert failure.field == "structured_outputs"
-            assert told in failure.message
+            assert reason in failure.message
             assert "<state>" not in failure.message and len(failure.message) < 600
 
 

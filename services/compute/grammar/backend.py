@@ -1,19 +1,23 @@
-"""The grammar backend, llguidance: compiles grammars for one tokenizer and keeps the last used."""
+"""The grammar backend, llguidance: compiled grammars, and a matcher for each sequence."""
 
 from __future__ import annotations
 
 import re
 import threading
+from array import array
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from services.compute.grammar.masks import mask_words
-from services.compute.grammar.messages import GrammarSettings
+from services.compute.grammar.protocol import GrammarSettings, StartSequence, mask_words
+from services.compute.step import Int32Array
 
 MAX_ERROR_CHARACTERS = 400
+REPLAYED_TOKENS = 16
 UNSATISFIABLE = "no text of this model's tokens can satisfy it"
 
 _EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
@@ -29,10 +33,10 @@ class TokenRefused(Exception):
 
 
 class GrammarBackend:
-    """Compiles grammars and copies them for each sequence.
+    """Compiles grammars for one tokenizer, keeps the last used, and copies them for each sequence.
 
-    A kept grammar has made its first mask already, so that copies begin with a lexer that knows
-    the vocabulary (1.3 ms the first time, 10 us afterwards, 128k tokens).
+    A kept grammar has made its first mask already, so that the lexers of copies know the vocabulary
+    (1.3 ms the first time, 10 us afterwards, 128k tokens).
     """
 
     def __init__(self, settings: GrammarSettings) -> None:
@@ -51,7 +55,6 @@ class GrammarBackend:
         self._lock = threading.Lock()
 
     def kept(self, grammar: str) -> LLMatcher | None:
-        """Return a copy of this grammar if it is kept."""
         with self._lock:
             matcher = self._kept.get(grammar)
             if matcher is None:
@@ -93,10 +96,9 @@ class GrammarBackend:
 def parser_limits() -> LLParserLimits:
     """Bound what one grammar and one mask may cost; beyond that only its request fails.
 
-    Most are llguidance's own: an object of 500 optional properties comes to 2,007 items in a row,
-    and the worst grammar found (`s: s s | s s s | "a"`) takes 0.7 s for its last mask within 2,000.
-    A fifth of the default number of lexer states is allowed, 1 to 2 kB each: 50 to 100 MB for one
-    sequence.
+    Most are llguidance's own. The worst grammar found (`s: s s | s s s | "a"`) takes 0.7 s for its
+    last mask within 2,000 items in a row. A fifth of the default number of lexer states is allowed,
+    1 to 2 kB each: 50 to 100 MB for one sequence.
     """
     return LLParserLimits(
         max_items_in_row=2_000,
@@ -110,14 +112,152 @@ def parser_limits() -> LLParserLimits:
 
 
 def error_of(grammar: LLMatcher) -> str:
-    """Word llguidance's error for the grammar's author, short and without its internal state.
-
-    Most grammars are composed of what clients sent, so an excerpt shows lines that they never saw.
-    """
+    """Word llguidance's error for the grammar's author, short and without its internal state."""
     text: str = grammar.get_error().partition("\n<")[0]
+    # Most grammars are composed from a request: an excerpt shows lines that its author never saw.
     text = _OUR_PLACE.sub("", _EXCERPT.sub("", text)).strip()
     if len(text) > MAX_ERROR_CHARACTERS:
         text = text[:MAX_ERROR_CHARACTERS] + " …"
     if text == "NoExtensionBias":  # llguidance's name for a grammar that nothing goes on with
         return UNSATISFIABLE
     return text or "the grammar cannot be followed any further"
+
+
+def bits_of(ids: Iterable[int], vocab_size: int) -> Int32Array:
+    """Return a mask [W] with the bits of these tokens; ids beyond the vocabulary are left out."""
+    there = np.zeros(32 * mask_words(vocab_size), dtype=np.uint8)
+    at = np.fromiter(ids, dtype=np.int64)
+    there[at[(at >= 0) & (at < vocab_size)]] = 1
+    return np.packbits(there, bitorder="little").view(np.int32)
+
+
+class TokenRules:
+    """The rules of one sequence that need no grammar: allowed ids, banned sequences, its ends."""
+
+    __slots__ = (
+        *("_banned_after", "_ends", "_eos", "_ignored", "_longest", "_may", "_min_tokens"),
+        "_tail",
+    )
+
+    def __init__(self, start: StartSequence, everything_W: Int32Array) -> None:
+        grammar_spec = start.grammar_spec
+        allowed, banned = grammar_spec.allowed_token_ids, grammar_spec.banned_sequences
+        vocab_size = 32 * len(everything_W)
+        may = bits_of(allowed, vocab_size) & everything_W if allowed else everything_W
+        single = bits_of((sequence[0] for sequence in banned if len(sequence) == 1), vocab_size)
+        self._may: Int32Array | None = may & ~single if allowed or single.any() else None
+        self._eos = bits_of(start.eos_ids, vocab_size) & everything_W
+        self._ends = self._eos | bits_of(start.stop_ids, vocab_size) & everything_W
+        self._ignored = self._eos if start.ignore_eos else None
+        self._min_tokens = start.min_tokens
+        # Of the longer ones, by the token before their last.
+        self._banned_after: dict[int, list[tuple[int, ...]]] = {}
+        for sequence in banned:
+            if len(sequence) > 1 and 0 <= sequence[-1] < vocab_size:
+                self._banned_after.setdefault(sequence[-2], []).append(sequence)
+        self._longest = max((len(sequence) for sequence in banned), default=1) - 1
+        self._tail: list[int] = []
+        self.follow(start.output_ids)
+
+    def follow(self, tokens: Iterable[int]) -> None:
+        if self._banned_after:
+            self._tail = [*self._tail, *tokens][-self._longest :]
+
+    def apply(self, mask_W: Int32Array, accepting: bool, index: int) -> None:
+        """Narrow a mask, and let the text end where the grammar accepts.
+
+        A client's stop token may also come where the grammar takes it for text, which it then cuts.
+        What `min_tokens` and `ignore_eos` hold back may come where nothing else may.
+        """
+        if self._may is not None:
+            mask_W &= self._may
+        if self._tail:
+            self._ban(mask_W)
+        if accepting:
+            mask_W |= self._ends
+        else:
+            mask_W &= ~self._eos
+        held_back = self._ends if index < self._min_tokens else self._ignored
+        if held_back is not None:
+            others = mask_W & ~held_back
+            if others.any():
+                mask_W[:] = others
+
+    def _ban(self, mask_W: Int32Array) -> None:
+        tail = tuple(self._tail)
+        for sequence in self._banned_after.get(tail[-1], ()):
+            before = sequence[:-1]
+            if tail[-len(before) :] == before:
+                mask_W.view(np.uint32)[sequence[-1] // 32] &= ~np.uint32(1 << sequence[-1] % 32)
+
+
+class SequenceMatcher:
+    """Makes the masks of one sequence, token by token."""
+
+    __slots__ = ("_everything_W", "_grammar", "_outputs", "_start", "_rules", "_stop_ids")
+
+    def __init__(
+        self, start: StartSequence, grammar: LLMatcher | None, everything_W: Int32Array
+    ) -> None:
+        self._start = start
+        self._outputs = array("i", start.output_ids)
+        self._grammar = grammar
+        self._everything_W = everything_W
+        self._rules = TokenRules(start, everything_W)
+        self._stop_ids = frozenset((*start.eos_ids, *start.stop_ids))
+
+    @property
+    def start(self) -> StartSequence:
+        """The order with which another matcher would continue from here."""
+        return replace(self._start, output_ids=tuple(self._outputs))
+
+    @property
+    def index(self) -> int:
+        return len(self._outputs)
+
+    def owns(self, slot: int, epoch: int) -> bool:
+        return self._start.slot == slot and self._start.epoch == epoch
+
+    def replay(self) -> Iterator[None]:
+        """Advance the grammar by the outputs produced before, in steps."""
+        tokens, grammar = self._start.output_ids, self._grammar
+        if grammar is None:
+            return
+        for start in range(0, len(tokens), REPLAYED_TOKENS):
+            if not grammar.consume_tokens(list(tokens[start : start + REPLAYED_TOKENS])):
+                raise _refusal(grammar)
+            yield
+
+    def consume(self, index: int, token: int) -> bool:
+        """Accept the token sampled as output `index`; False if no mask is needed after it."""
+        outputs = self._outputs
+        if index != len(outputs):
+            raise TokenRefused(f"output {index} came where output {len(outputs)} was due")
+        outputs.append(token)
+        if token in self._stop_ids or len(outputs) >= self._start.max_tokens:
+            return False
+        if self._grammar is not None and not self._grammar.consume_token(token):
+            raise _refusal(self._grammar)
+        self._rules.follow((token,))
+        return True
+
+    def fill(self, mask_W: Int32Array) -> None:
+        """Write the mask of the next token; GrammarError if no token is allowed."""
+        grammar, accepting = self._grammar, True
+        if grammar is None:
+            np.copyto(mask_W, self._everything_W)
+        else:
+            grammar.unsafe_compute_mask_ptr(mask_W.ctypes.data, mask_W.nbytes)
+            if grammar.is_error():
+                raise GrammarError(error_of(grammar))
+            accepting = grammar.is_accepting()
+        self._rules.apply(mask_W, accepting, len(self._outputs))
+        if not mask_W.any():
+            raise GrammarError("no token of this model is allowed here")
+
+
+def _refusal(grammar: LLMatcher) -> Exception:
+    """Tell a token that does not fit from a grammar that became too expensive."""
+    message = error_of(grammar)
+    refused = "doesn't satisfy the grammar" in message
+    return TokenRefused(message) if refused else GrammarError(message)

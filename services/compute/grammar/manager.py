@@ -1,9 +1,11 @@
-"""Compute's side of grammars: orders to the mask worker, its reports, a new one when it ends."""
+"""Compute's side of structured outputs: grammars to compile, orders to the mask worker."""
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import structlog
@@ -18,13 +20,13 @@ from common.child_process import (
 )
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
-from services.compute.grammar.compile_queue import CompileQueue, Done
-from services.compute.grammar.masks import MaskMemory, MaskStatus
-from services.compute.grammar.messages import (
+from services.compute.grammar.protocol import (
     AcceptTokens,
     CompileGrammar,
     GrammarCompiled,
     GrammarSettings,
+    MaskMemory,
+    MaskStatus,
     MasksWritten,
     Order,
     SequenceFailed,
@@ -34,9 +36,16 @@ from services.compute.grammar.messages import (
 from services.compute.grammar.sequences import StructuredSequences
 from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult
 
+DRAINING = Failure(503, "draining", "This replica is shutting down.", retryable=True)
+
 MAX_FAILED_STARTS = 4  # in a row; then nothing waits for another one
 RETRY_S = 30.0  # until that one is started all the same
 START_TIMEOUT_S = 120.0  # for what takes seconds where there is a processor for it
+MAX_DEATHS = 2  # one may be an accident
+PASSING_FACTOR = 4  # a known grammar may have to wait for one that is being compiled
+
+Done = Callable[[Failure | None], None]
+"""Called once: with None when the grammar can be used, or with the reason why it cannot be."""
 
 SpawnWorker: TypeAlias = Callable[[GrammarSettings, MaskMemory, Received, Exited], ChildProcess]
 
@@ -50,8 +59,119 @@ def spawn_mask_worker(
     return PipedChild(module, arguments, received, exited, pass_fds=memory.fds)
 
 
+@dataclass(slots=True)
+class _Compilation:
+    number: int
+    grammar_spec: GrammarSpec
+    done: Done | None
+    sent_s: float | None = None
+    num_deaths: int = 0
+
+
+class CompileQueue:
+    """Has grammars compiled one at a time, so that it is clear which one the worker dies of.
+
+    Grammars that were compiled before do no harm: they are sent at once, since the worker may have
+    dropped them. An empty grammar (lists of tokens) needs nothing but a worker.
+    """
+
+    def __init__(self, timeout_s: float, max_known: int) -> None:
+        self._timeout_s = timeout_s
+        self._max_known = max_known
+        self._entries: dict[int, _Compilation] = {}
+        self._running: _Compilation | None = None
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, grammar_spec: GrammarSpec, done: Done) -> int:
+        """Return a number to cancel it by."""
+        self._last_number += 1
+        self._entries[self._last_number] = _Compilation(self._last_number, grammar_spec, done)
+        return self._last_number
+
+    def cancel(self, number: int) -> None:
+        """Do not call this one's `done`; a compilation that has begun goes on."""
+        entry = self._entries.get(number)
+        if entry is None:
+            return
+        entry.done = None
+        if entry.sent_s is None:
+            del self._entries[number]
+
+    def next(self, now_s: float) -> list[tuple[int, str]]:
+        """Return number and text of the grammars to send to the worker now."""
+        due = []
+        for entry in list(self._entries.values()):
+            grammar = entry.grammar_spec.grammar
+            is_known = grammar in self._known
+            if not grammar:
+                self._end(entry, None)
+            elif entry.sent_s is None and (is_known or self._running is None):
+                if not is_known:
+                    self._running = entry
+                entry.sent_s = now_s
+                due.append((entry.number, grammar))
+        return due
+
+    def finished(self, number: int, error: str) -> None:
+        """Take the worker's answer; a grammar without an error can be used."""
+        entry = self._entries.get(number)
+        if entry is None:
+            return
+        if error:
+            self._refuse(entry, "invalid_grammar", f"cannot be used: {error}")
+            return
+        self._known[entry.grammar_spec.grammar] = None
+        self._known.move_to_end(entry.grammar_spec.grammar)
+        if len(self._known) > self._max_known:
+            self._known.popitem(last=False)
+        self._end(entry, None)
+
+    def overdue(self, now_s: float) -> bool:
+        """Refuse grammars that take too long; True if there are any: the worker must be killed."""
+        overdue = False
+        for entry in list(self._entries.values()):
+            factor = 1 if entry is self._running else PASSING_FACTOR
+            if entry.sent_s is not None and now_s - entry.sent_s >= factor * self._timeout_s:
+                overdue = True
+                message = f"takes over {self._timeout_s:g} s to compile; make it smaller or simpler"
+                self._refuse(entry, "grammar_timeout", message)
+        return overdue
+
+    def worker_died(self) -> None:
+        """Queue everything again, except a grammar that was being compiled at two deaths."""
+        running, self._running = self._running, None
+        for entry in list(self._entries.values()):
+            entry.sent_s = None
+            if entry.done is None:
+                del self._entries[entry.number]
+        if running is not None and running.number in self._entries:
+            running.num_deaths += 1
+            if running.num_deaths >= MAX_DEATHS:
+                message = "cannot be used: its compiler dies of it; make it smaller or less deep"
+                self._refuse(running, "invalid_grammar", message)
+
+    def fail_all(self, failure: Failure) -> None:
+        for entry in list(self._entries.values()):
+            self._end(entry, failure)
+
+    def _refuse(self, entry: _Compilation, code: str, message: str) -> None:
+        field = entry.grammar_spec.field
+        self._end(entry, Failure(400, code, f"The grammar of {field} {message}.", field))
+
+    def _end(self, entry: _Compilation, failure: Failure | None) -> None:
+        del self._entries[entry.number]
+        if entry is self._running:
+            self._running = None
+        if entry.done is not None:
+            entry.done(failure)
+
+
 class GrammarManager:
-    """A `MaskSource` whose masks a process makes that can be killed; it lives on the event loop.
+    """A `MaskSource` whose masks a killable process makes; it lives on the event loop.
 
     `notify` is called when masks have come or sequences have failed.
     """
@@ -76,29 +196,18 @@ class GrammarManager:
             START_TIMEOUT_S,
         )
         self._broken: Failure | None = None
-        # Requests without a grammar wait for the process alone; their numbers are negative.
-        self._waiting: dict[int, Done | None] = {}
         self._log = structlog.get_logger()
 
-    @property
-    def num_restarts(self) -> int:
-        return self._worker.num_restarts
-
     def start(self) -> None:
-        """Start the process; requests that come before it is ready wait."""
         self._worker.start()
 
     def close(self) -> None:
-        """End the process; requests that wait for a grammar are not answered."""
-        self._broken = Failure(503, "draining", "This replica is shutting down.", retryable=True)
+        self._broken = DRAINING
         self._worker.close()
         self._memory.close()
 
     def prepare(self, grammar_spec: GrammarSpec, done: Done) -> int:
-        """Make masks of this grammar possible; `done` is called once, perhaps at once.
-
-        Returns a number to cancel it by.
-        """
+        """Compile a grammar and call `done` once, maybe at once; returns a number to cancel by."""
         grammar = grammar_spec.grammar
         size = len(grammar) if grammar.isascii() else len(grammar.encode("utf-8", "replace"))
         if self._broken is not None:
@@ -109,29 +218,17 @@ class GrammarManager:
                 f"{self._settings.max_grammar_bytes} are taken."
             )
             done(Failure(400, "grammar_too_large", message, grammar_spec.field))
-        elif grammar:
+        else:
             self._worker.start()
             number = self._queue.add(grammar_spec, done)
             self._send_grammars()
             return number
-        elif self._worker.is_ready:
-            done(None)
-        else:
-            self._worker.start()
-            number = -1 - len(self._waiting)
-            self._waiting[number] = done
-            return number
         return 0
 
     def cancel(self, number: int) -> None:
-        """Do not call the `done` of this number."""
-        if number < 0:
-            self._waiting[number] = None
-        else:
-            self._queue.cancel(number)
+        self._queue.cancel(number)
 
     def place(self, deltas: Sequence[SlotDelta]) -> None:
-        """Sequences take slots; have the first masks of those with a grammar made."""
         for order in self._sequences.place(deltas, self._clock()):
             if self._broken is not None:
                 self._sequences.fail(order.slot, order.epoch, self._broken.message, 500)
@@ -139,17 +236,14 @@ class GrammarManager:
                 self._send(order)
 
     def advance(self, plan: StepPlan, result: StepResult, skipped: frozenset[int]) -> None:
-        """Take the tokens drawn by a plan's structured samples; have the next masks made."""
         rows_R4 = self._sequences.advance(plan, result, skipped, self._clock())
         if len(rows_R4):
             self._send(AcceptTokens(rows_R4))
 
     def look(self, plan: StepPlan) -> MaskStatus:
-        """Say which of the masks that a plan needs are there."""
         return self._sequences.look(plan)
 
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
-        """Copy the masks of those of the plan's structured samples that are ready."""
         return self._sequences.bits_GW(plan, ready)
 
     def tick(self, now_s: float) -> None:
@@ -167,7 +261,6 @@ class GrammarManager:
         for order in self._sequences.all(now_s):
             self._send(order)
         self._send_grammars()
-        self._answer_waiting(None)
 
     def child_broken(self, child: RestartingChild, why: str) -> None:
         child.give_up()  # a new process could not load either
@@ -211,11 +304,4 @@ class GrammarManager:
         self._broken = Failure(500, "guide_failed", text)
         self._queue.fail_all(self._broken)
         self._sequences.fail_all(message)
-        self._answer_waiting(self._broken)
         self._notify()
-
-    def _answer_waiting(self, failure: Failure | None) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for done in waiting.values():
-            if done is not None:
-                done(failure)

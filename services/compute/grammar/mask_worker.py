@@ -1,8 +1,7 @@
 """The mask worker: `python -m services.compute.grammar.mask_worker SETTINGS MEMORY_FDS`.
 
-It takes orders from the engine's process, so that no request waits for another one's grammar, and
-writes masks to the memory that both share. It is two processes: the second one, forked once the
-tokenizer is loaded, makes the masks that are slow.
+It takes orders from the engine's process and writes masks to the memory that both share. It is two
+processes: the second one, forked once the tokenizer is loaded, makes the masks that are slow.
 """
 
 from __future__ import annotations
@@ -20,21 +19,28 @@ from time import thread_time
 import numpy as np
 
 from common.child_main import FrameWriter, die_with_parent, limit_memory, read_frames, serve
-from services.compute.grammar.backend import GrammarBackend, GrammarError, TokenRefused
-from services.compute.grammar.masks import MaskMemory, mask_words, stamp
-from services.compute.grammar.matcher import SequenceMatcher, bits_of
-from services.compute.grammar.messages import (
+from services.compute.grammar.backend import (
+    GrammarBackend,
+    GrammarError,
+    SequenceMatcher,
+    TokenRefused,
+    bits_of,
+)
+from services.compute.grammar.protocol import (
     AcceptTokens,
     CompileGrammar,
     GrammarCompiled,
     GrammarSettings,
+    MaskMemory,
     MasksWritten,
     Order,
     Report,
     SequenceFailed,
     StartSequence,
+    mask_words,
     pack_order,
     pack_report,
+    stamp,
     unpack_order,
 )
 
@@ -81,7 +87,6 @@ class MaskWorker:
         self._compiling = ThreadPoolExecutor(1, "grammars")
 
     def take(self, order: Order) -> None:
-        """Carry out one order, or have the compiling thread do it."""
         match order:
             case AcceptTokens():
                 self._advance(order.rows_R4.tolist(), _MASKS)
@@ -118,7 +123,6 @@ class MaskWorker:
             self._start(start, _MASKS)
 
     def _start(self, start: StartSequence, thread: int) -> None:
-        """Make the first mask of a sequence in its slot."""
         self._make(start.slot, start.epoch, thread, partial(self._replay, start))
         self._report(MasksWritten())
         # After a restart the engine may already have used this mask and sent the next token.
@@ -161,7 +165,7 @@ class MaskWorker:
             self._hand_over(AcceptTokens(np.array(gone, dtype=np.int32)))
 
     def _comes_early(self, row: list[int]) -> bool:
-        """Keep a token of a sequence that is still being started until it has started."""
+        """Keep a token of a sequence until it has started."""
         slot, epoch = row[0], row[1]
         with self._lock:
             early = self._starting.get(slot)
@@ -208,7 +212,6 @@ class MaskWorker:
         return True
 
     def _let_go(self, start: StartSequence) -> None:
-        """Hand a sequence over to the other process."""
         with self._lock:
             if self._hand_over is None or self._epochs.get(start.slot) != start.epoch:
                 return
@@ -255,10 +258,9 @@ def work(orders: Iterator[bytes], owner: FrameWriter) -> int:
 
 
 def _fork() -> tuple[FrameWriter, Iterator[bytes] | None]:
-    """Fork this process, with all that it has loaded; neither lives without the other.
+    """Fork this process, which has no threads yet; neither lives without the other.
 
-    Returns the pipe to the second process and, in that process, its orders. There are no threads
-    yet.
+    Returns the pipe to the second process and, in that process, its orders.
     """
     reading, writing = os.pipe()
     first = os.getpid()

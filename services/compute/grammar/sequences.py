@@ -9,8 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.messages.failure import Failure
-from services.compute.grammar.masks import Int64Array, MaskMemory, MaskStatus, stamp
-from services.compute.grammar.messages import StartSequence
+from services.compute.grammar.protocol import (
+    Int64Array,
+    MaskMemory,
+    MaskStatus,
+    StartSequence,
+    stamp,
+)
 from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult
 
 MAX_DEATHS = 3  # of the worker while it made one sequence's mask; it may have been killed
@@ -58,7 +63,7 @@ class StructuredSequences:
             yield _order(sequence)
 
     def all(self, now_s: float) -> Iterator[StartSequence]:
-        """Yield the orders for all sequences again, for a new worker."""
+        """Yield the orders for all sequences again, to a new worker."""
         for sequence in self._sequences.values():
             sequence.since_s = now_s
             yield _order(sequence)
@@ -87,7 +92,6 @@ class StructuredSequences:
         return rows_R4
 
     def look(self, plan: StepPlan) -> MaskStatus:
-        """Say which of the masks that a plan needs are there."""
         self._take_names()
         slot_G, stamp_G = _wanted(plan)
         stamps_PN = self._stamps_PN
@@ -102,7 +106,6 @@ class StructuredSequences:
         return MaskStatus(ready, failures)
 
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
-        """Copy the masks of those of the plan's structured samples that are ready."""
         slot_G, stamp_G = _wanted(plan)
         slot_G, stamp_G = slot_G[ready], stamp_G[ready]
         plane_G = (self._stamps_PN[0, slot_G] != stamp_G).astype(np.intp)
@@ -110,7 +113,7 @@ class StructuredSequences:
         return bits_GW
 
     def fail(self, slot: int, epoch: int, message: str, status: int = 400) -> None:
-        """End a sequence that gets no further mask; the failure goes to its client."""
+        """Forget a sequence that gets no further mask; `look` has its failure from now on."""
         sequence = self._sequences.get(slot)
         if sequence is None or sequence.delta.epoch != epoch:
             return
@@ -121,7 +124,6 @@ class StructuredSequences:
         self._failures[slot, epoch] = Failure(status, "grammar_failed", text, field)
 
     def fail_all(self, message: str) -> None:
-        """End every sequence: there will be no masks."""
         for slot, sequence in list(self._sequences.items()):
             self.fail(slot, sequence.delta.epoch, message, 500)
 
@@ -129,7 +131,7 @@ class StructuredSequences:
         """Fail the sequences whose mask takes too long; True if the worker is stuck and must die.
 
         Only a sequence that is being worked on is at fault; one that waits behind others has the
-        time of MAX_TURNS masks of the slowest kind. Call it often: it measures from call to call.
+        time of MAX_TURNS slowest masks. It measures from call to call.
         """
         worked_on = [(slot, self._sequences[slot].stamp) for slot in self._worked_on()]
         self._seen_s = {work: self._seen_s.get(work, now_s) for work in worked_on}
@@ -149,10 +151,7 @@ class StructuredSequences:
         return bool(stuck) or is_idle
 
     def worker_died(self) -> None:
-        """Count the death against the sequences that were being worked on, and drop all masks.
-
-        The next worker writes all of them again, in the same places.
-        """
+        """Count the death against the sequences that were being worked on, and drop all masks."""
         for slot in self._worked_on():
             self._blame(slot, "the process that makes its masks dies of it", 400)
         self._memory.thread_stamps[:] = 0
@@ -168,14 +167,12 @@ class StructuredSequences:
             self.fail(slot, sequence.delta.epoch, message, status)
 
     def _take_names(self) -> None:
-        """Learn which masks have been written."""
         rows_R4 = self._memory.named()
         if len(rows_R4):
             slot_R, plane_R, epoch_R, index_R = rows_R4.T
             self._stamps_PN[plane_R, slot_R] = epoch_R.astype(np.int64) << 32 | index_R
 
     def _waiting(self, until_s: float) -> dict[int, _Sequence]:
-        """Return the sequences that have waited for a mask since then, by slot."""
         self._take_names()
         return {
             slot: sequence
@@ -184,7 +181,6 @@ class StructuredSequences:
         }
 
     def _worked_on(self) -> list[int]:
-        """Return the slots whose masks are being made."""
         stamps: Sequence[int] = self._memory.thread_stamps.tolist()
         slots: Sequence[int] = self._memory.thread_slots.tolist()
         return [
@@ -195,7 +191,6 @@ class StructuredSequences:
 
 
 def _wanted(plan: StepPlan) -> tuple[Int32Array, Int64Array]:
-    """Return slot and stamp of the masks that a plan needs."""
     structured = list(plan.structured)
     row_G = plan.sample_row[structured]
     epoch_G = plan.row_epoch[row_G].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Commit: what a step's result means for the sequences that were in it, and how they end."""
+"""Commit: what a step's result means for the sequences that were in it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from common.messages.arrays import uint32s
-from common.messages.failure import Ending, EndReason, Failure
+from common.messages.failure import Ending, Failure
 from common.messages.logprobs import Logprobs, PromptLogprobs
 from common.messages.tokens import TokenLogprobs
-from services.compute.scheduler.sequence import LaunchedStep, Sequence, Status
+from services.compute.scheduler.sequence import LaunchedStep, Sequence
 from services.compute.scheduler.state import SchedulerState
 from services.compute.step import Int32Array, RowScores, StepResult
 
@@ -20,64 +20,22 @@ NONFINITE = Failure(
 )
 
 
-class Endings:
-    """Ends sequences wherever they are.
+class Committer:
+    """Takes results in the order of the steps.
 
-    Pages are free at once, also those that a step in flight still writes to: one stream orders
-    all writes, so the next owner's come later. What that step samples is discarded by commit.
+    Rows of a sequence that ended meanwhile are passed over: so the token after a late EOS or an
+    abort is discarded, and no other ever is.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-
-    def end(self, sequence: Sequence, reason: EndReason, failure: Failure | None = None) -> None:
-        """End a sequence without a new token."""
-        ending = Ending(reason, sequence.usage(), failure=failure)
-        self._state.outputs.add(sequence, ending=ending)
-        self.retire(sequence)
-
-    def retire(self, sequence: Sequence) -> None:
-        """Give back slot, pages and place in the queue; the terminal is among the outputs."""
-        state = self._state
-        match sequence.status:
-            case Status.RUNNING:
-                state.running.leave(sequence)
-            case Status.PARKED:
-                state.forks.leave(sequence)
-            case Status.WAITING:
-                state.waiting.remove(sequence)
-            case Status.SWAPPED:
-                state.waiting.remove(sequence)
-                state.transfers.drop(sequence.host_pages)
-                sequence.host_pages = array("i")
-            case Status.ENDED:
-                raise RuntimeError(f"{sequence.attempt} ends twice")
-        sequence.table.release()
-        sequence.status = Status.ENDED
-        sequence.live = False
-        state.attempts.remove(sequence)
-        state.forks.succeed(sequence)
-
-
-class Committer:
-    """Takes results in the order of the steps.
-
-    The rows of a sequence that ended meanwhile are passed over: that is how the token after a
-    late EOS or an abort is discarded. No other token ever is; skipped samples have none.
-    """
-
-    def __init__(self, state: SchedulerState, endings: Endings) -> None:
-        self._running = state.running
-        self._outputs = state.outputs
-        self._endings = endings
         self.generated_tokens_total = 0
 
     def commit(self, step: LaunchedStep, result: StepResult) -> None:
         """Append the step's tokens, end the sequences that stop at theirs, publish full pages."""
         for chunk in step.chunks:
-            # A sampled row's last position is counted with its token, as in decode rows. With no
-            # other there is nothing to count here; and if skipped, its sequence may have been
-            # preempted since, and have other pages or none.
+            # A sampled row's last position is counted with its token, as in decode rows. If that
+            # is all, and it was skipped, its sequence may have been preempted since.
             computed = chunk.stop - chunk.samples
             if computed > chunk.start and chunk.sequence.live:
                 chunk.sequence.num_computed_tokens = computed
@@ -104,14 +62,14 @@ class Committer:
             if len(outputs) == sequence.check_at or token in sequence.stop_ids:
                 if self._check(sequence, token, result.logprobs.get(sample, ())):
                     reported.append(sample)
-        routes = self._running.routes
-        self._outputs.extend(
-            routes.sort(step.slot_S(), step.plan.sample_index, token_S, reported + discarded)
+        routes = self._state.running.routes
+        self._state.outputs += routes.sort(
+            step.slot_S(), step.plan.sample_index, token_S, reported + discarded
         )
         self.generated_tokens_total += len(tokens) - len(discarded)
 
     def _check(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]) -> bool:
-        """Do what not every token needs: end, publish pages, hand on logprobs, open the stream.
+        """Do what few tokens need: end, publish pages, hand on logprobs, open the stream.
 
         Returns whether the token has an output of its own; one that only fills a page has none.
         """
@@ -120,17 +78,16 @@ class Committer:
         ending = sequence.ending()
         reports = ending is not None or not sequence.opened or sequence.params.num_logprobs >= 0
         if reports:
-            self._outputs.add(sequence, (token,), logprobs, ending)
+            self._state.report(sequence, (token,), logprobs, ending)
         if ending is not None:
-            self._endings.retire(sequence)
+            self._state.retire(sequence)
             return True
         sequence.set_check()
         if table.num_sent < len(table.pages):
-            self._running.dirty_tables.append(sequence)
+            self._state.running.dirty_tables.append(sequence)
         return reports
 
     def _take_prompt_results(self, step: LaunchedStep, result: StepResult) -> None:
-        """Hand on the scores of prompts; an embedding ends its sequence."""
         first_row = step.plan.num_rows - len(step.chunks)
         for score in step.plan.scores:
             chunk = step.chunks[score.row - first_row]
@@ -145,8 +102,8 @@ class Committer:
                 self._fail_nonfinite(sequence)
                 continue
             ending = Ending("stop", sequence.usage(), embedding=embedding_E.tobytes())
-            self._outputs.add(sequence, ending=ending)
-            self._endings.retire(sequence)
+            self._state.report(sequence, ending=ending)
+            self._state.retire(sequence)
 
     def _take_scores(self, sequence: Sequence, start: int, scores: RowScores) -> None:
         """Hand on scores, but not again those that were computed before a preemption, too."""
@@ -157,10 +114,10 @@ class Committer:
         first = start + old
         sequence.num_scored = start + len(scores.logprobs)
         targets = sequence.params.prompt_T[first + 1 : sequence.num_scored + 1]
-        self._outputs.add(sequence, scored=(_prompt_logprobs(first + 1, targets, scores, old),))
+        scored = _prompt_logprobs(first + 1, targets, scores, old)
+        self._state.report(sequence, scored=(scored,))
 
     def _fail_invalid(self, step: LaunchedStep, result: StepResult) -> None:
-        """Fail the sequences without a valid token, each alone."""
         valid = (result.n_valid > 0) & ~result.nonfinite
         valid[list(step.skipped)] = True
         for sequence, is_valid in zip(step.samples, valid.tolist(), strict=True):
@@ -170,7 +127,7 @@ class Committer:
     def _fail_nonfinite(self, sequence: Sequence) -> None:
         # The page that caused it must not be found again, so its path leaves the tree.
         sequence.table.distrust()
-        self._endings.end(sequence, "failed", NONFINITE)
+        self._state.end(sequence, "failed", NONFINITE)
 
 
 def _prompt_logprobs(

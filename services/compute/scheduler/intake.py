@@ -9,19 +9,27 @@ from itertools import chain
 import numpy as np
 
 from common.messages.address import AttemptId
+from common.messages.arrays import MAX_CHOICES
 from common.messages.failure import Failure
 from common.messages.generate import Generate
-from services.compute.kv.memory import PageTable
+from services.compute.kv import PageTable
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.outputs import attempt_of, never_started
-from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.sequence import Sequence, SequenceParams
-from services.compute.scheduler.state import SchedulerState
+from services.compute.scheduler.state import SchedulerSettings, SchedulerState
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 
 MAX_PROMPT_LOGPROBS = 20  # of a token; what routers let in
-MAX_CHOICES = 1024  # far above what routers let in; it only bounds the work of a refusal
 MAX_BANNED_TOKENS = 16_384
+
+NO_EMBEDDINGS = (
+    "This model makes no embeddings: its folder does not say how (modules.json of "
+    "sentence-transformers). Ask an embedding model."
+)
+EMBEDDINGS_ONLY = (
+    "This model makes embeddings only: it has no head to generate text with. Use "
+    "/v1/embeddings, or ask another model."
+)
 
 
 class Intake:
@@ -40,7 +48,6 @@ class Intake:
         self._num_arrived = 0
 
     def add_request(self, request: Generate, now_s: float) -> None:
-        """Queue a request, or report why not."""
         state = self._state
         choices = self._new_choices(request, now_s)
         if not choices:
@@ -55,7 +62,7 @@ class Intake:
         ending = sequences[0].ending()
         if ending is not None:  # of this retry's first try, only the terminal was lost
             for sequence in sequences:
-                state.outputs.add(sequence, ending=ending)
+                state.report(sequence, ending=ending)
             return
         leader, *followers = sequences
         for sequence in sequences:
@@ -64,7 +71,7 @@ class Intake:
         state.forks.park(leader, followers)
 
     def _new_choices(self, request: Generate, now_s: float) -> dict[int, AttemptId]:
-        """The choices to begin, without those that run already or were aborted before."""
+        """The choices that neither run already nor were aborted before, by number."""
         attempts = self._state.attempts
         choices: dict[int, AttemptId] = {}
         for index in range(min(max(request.num_choices, 1), MAX_CHOICES)):
@@ -80,13 +87,10 @@ class Intake:
     def _make_sequences(
         self, request: Generate, choices: dict[int, AttemptId], now_s: float
     ) -> list[Sequence]:
-        """Make the sequences of these choices (number within the request: attempt).
-
-        Without a prefix cache every request has a namespace of its own in the prefix tree, where
-        only its own choices and its own resumption after a preemption find its pages.
-        """
         params = SequenceParams(request, self._spec.eos_token_ids, self._spec.pooling, now_s)
         salt = request.cache_salt
+        # Without a prefix cache only the request's own choices, and itself after a preemption, find
+        # its pages.
         namespace: Hashable = salt if self._prefix_cache else (salt, request.attempt)
         sequences = []
         for index, attempt in choices.items():
@@ -101,23 +105,18 @@ class Intake:
         num_waiting = self._state.num_waiting
         if not num_waiting or num_waiting + request.num_choices <= self._max_waiting:
             return None
-        return Failure(
-            503,
-            "overloaded",
+        message = (
             f"{num_waiting} sequences wait here and the limit is {self._max_waiting}. "
-            "Try again later.",
-            retryable=True,
+            "Try again later."
         )
+        return Failure(503, "overloaded", message, retryable=True)
 
 
 def refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
-    """Say why this request can never run here, or None.
-
-    What clients can get wrong, router and tokenizer have refused in better words. What remains is
-    what only compute knows, and a check that they did.
-    """
+    """Say why this request can never run here: what only compute knows, and one check of others."""
     if not (spec.pooling if request.pooling else spec.generates):
-        return _unsupported(request.pooling)
+        message = NO_EMBEDDINGS if request.pooling else EMBEDDINGS_ONLY
+        return Failure(400, "unsupported_model", message, "model")
     wrong = _out_of_bounds(request, spec)
     if wrong:
         return Failure(500, "internal_error", f"A request came to compute with a wrong {wrong}.")
@@ -147,7 +146,6 @@ def _out_of_bounds(request: Generate, spec: RunnerSpec) -> str:
 
 
 def _token_ids(request: Generate) -> Iterator[tuple[str, bytes | array[int] | tuple[int, ...]]]:
-    """Every token id of a request, by field."""
     sampling = request.sampling
     yield "prompt", request.prompt_ids
     yield "output_ids", request.output_ids
@@ -164,18 +162,15 @@ def _grammar_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
         return None
     num_banned = sum(map(len, grammar_spec.banned_sequences))
     if num_banned > MAX_BANNED_TOKENS:
-        return _bad(
-            "bad_words_too_long",
-            f"bad_words come to {num_banned} tokens; at most {MAX_BANNED_TOKENS} are taken.",
-            "bad_words",
-        )
+        message = f"bad_words come to {num_banned} tokens; at most {MAX_BANNED_TOKENS} are taken."
+        return Failure(400, "bad_words_too_long", message, "bad_words")
     if grammar_spec.grammar and not spec.eos_token_ids and not request.sampling.stop_token_ids:
-        return _bad(
-            "grammar_unsupported",
-            f"This model names no token that ends a text, so that {grammar_spec.field} cannot be "
-            "satisfied. Give stop_token_ids.",
-            grammar_spec.field,
+        field = grammar_spec.field
+        message = (
+            f"This model names no token that ends a text, so that {field} cannot be satisfied. "
+            "Give stop_token_ids."
         )
+        return Failure(400, "grammar_unsupported", message, field)
     return None
 
 
@@ -185,13 +180,11 @@ def _length_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
     capacity = spec.num_pages * spec.kv_groups[0].page_tokens
     if request.pooling:
         longest = min(spec.max_model_len, capacity)
-        if num_prompt <= longest:
-            return None
-        return _bad(
-            "context_length_exceeded",
-            f"The input has {num_prompt} tokens, and this replica takes {longest}. Shorten it.",
-            "input",
+        message = (
+            f"The input has {num_prompt} tokens, and this replica takes {longest}. Shorten it."
         )
+        too_long = Failure(400, "context_length_exceeded", message, "input")
+        return too_long if num_prompt > longest else None
     total = num_prompt + max_tokens
     if total > spec.max_model_len:
         longest, room = spec.max_model_len - 1, f"this model takes {spec.max_model_len}"
@@ -205,20 +198,5 @@ def _length_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
         f"but {room}. Shorten one of them."
     )
     if num_prompt <= longest:  # the prompt is at fault where even one token more would not fit
-        return _bad("context_length_exceeded", message, "max_tokens")
+        return Failure(400, "context_length_exceeded", message, "max_tokens")
     return Failure(400, "context_length_exceeded", message, "prompt", False, num_prompt, longest)
-
-
-def _unsupported(pooling: bool) -> Failure:
-    message = (
-        "This model makes no embeddings: its folder does not say how (modules.json of "
-        "sentence-transformers). Ask an embedding model."
-        if pooling
-        else "This model makes embeddings only: it has no head to generate text with. Use "
-        "/v1/embeddings, or ask another model."
-    )
-    return _bad("unsupported_model", message, "model")
-
-
-def _bad(code: str, message: str, field: str) -> Failure:
-    return Failure(400, code, message, field)

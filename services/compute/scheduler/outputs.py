@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,57 +15,49 @@ from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.generate import Generate
 from common.messages.logprobs import PromptLogprobs
 from common.messages.tokens import TokenLogprobs
-from services.compute.scheduler.protocol import Output, SequenceOutput, StepTokens
 from services.compute.scheduler.sequence import Sequence
 from services.compute.step import Int32Array
 
 _NOWHERE = -1
 
 
-class OutputLog:
-    """Outputs of each attempt in the order in which they became certain."""
+@dataclass(slots=True)  # not frozen: that would take 0.72 us to make, not 0.15; never change one
+class SequenceOutput:
+    """New tokens of one sequence, its end, or both.
 
-    def __init__(self) -> None:
-        self._outputs: list[Output] = []
+    `opened` marks the attempt's first output; only there and with `ending` the header is read.
+    `first_index` continues where the output before ended (len(output_ids) at the start).
+    """
 
-    def drain(self) -> list[Output]:
-        """Hand over what has gathered."""
-        drained = self._outputs
-        self._outputs = []
-        return drained
+    attempt: AttemptId
+    detokenizer: Address
+    header: bytes
+    first_index: int
+    token_ids: tuple[int, ...]
+    num_logprobs: int = -1
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    opened: bool = False
+    ending: Ending | None = None
+    prompt_tokens: int = 0  # with `opened`
+    cached_tokens: int = 0  # with `opened`
+    scored: tuple[PromptLogprobs, ...] = ()
+    queued_s: float | None = None  # with `opened`
 
-    def extend(self, outputs: Iterable[Output]) -> None:
-        """Take outputs that are complete already."""
-        self._outputs += outputs
 
-    def add(
-        self,
-        sequence: Sequence,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        ending: Ending | None = None,
-        scored: tuple[PromptLogprobs, ...] = (),
-    ) -> None:
-        """Report a sequence's last tokens, its end, or scores of its prompt."""
-        params = sequence.params
-        self._outputs.append(
-            SequenceOutput(
-                sequence.attempt,
-                params.detokenizer,
-                params.header,
-                len(sequence.outputs) - len(token_ids),
-                token_ids,
-                params.num_logprobs,
-                logprobs,
-                not sequence.opened,
-                ending,
-                sequence.prompt_len,
-                sequence.cached_tokens,
-                scored,
-                sequence.queued_s,
-            )
-        )
-        sequence.opened = True
+class StepTokens(NamedTuple):
+    """One more token, and nothing else, of each of many sequences: 0.1 ms less at 256 of them.
+
+    Sequence s is attempt (`router`, counter_S[s]); its token is output number index_S[s].
+    """
+
+    detokenizer: Address
+    router: str
+    counter_S: npt.NDArray[np.int64]
+    index_S: Int32Array
+    token_S: Int32Array
+
+
+Output: TypeAlias = SequenceOutput | StepTokens
 
 
 def attempt_of(request: Generate, choice: int) -> AttemptId:
@@ -113,8 +106,7 @@ class _Group(NamedTuple):
 class OutputRoutes:
     """Sorts a step's tokens by detokenizer and router, from arrays that are kept by slot.
 
-    While the samples are those of the step before, as they are most of the time, and no slot has
-    changed hands since, they are not even sorted again: alone a sequence costs 2 us less so.
+    While the samples are those of the step before, as in most steps, they are not sorted again.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -128,7 +120,6 @@ class OutputRoutes:
         return len(self._numbers)
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence has taken its slot."""
         slot, attempt = sequence.slot, sequence.attempt
         self._number_of[slot] = self._number(sequence.params.detokenizer, attempt.router)
         self._counter_of[slot] = attempt.counter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
 
@@ -14,58 +15,49 @@ from services.compute.step import (
     Int32Array,
     PoolRow,
     ScoreRow,
-    SlotDelta,
     StepPlan,
     int32_array,
 )
 
 _LONG_AGO = -1  # a step whose result was committed long ago
+_NO_DELTAS: dict[str, Any] = {"page_slot": NO_IDS, "page_index": NO_IDS, "page_id": NO_IDS}
 
 
-class _Deltas:
-    """What changes on the device before the step's forward pass."""
-
-    __slots__ = ("page_id", "page_index", "page_slot", "slots", "swap_in", "swap_out")
-
-    def __init__(self, state: SchedulerState, chunks: list[Chunk]) -> None:
-        running = state.running
-        self.slots: tuple[SlotDelta, ...] = ()
-        self.page_slot = self.page_index = self.page_id = NO_IDS
-        self.swap_out, self.swap_in = state.transfers.take()
-        if running.new_owners:
-            self.slots = tuple(s.slot_delta() for s in running.new_owners if s.slot >= 0)
-            running.new_owners = []
-        if running.dirty_tables or chunks:
-            self._take_tables([*running.dirty_tables, *(chunk.sequence for chunk in chunks)])
-            running.dirty_tables = []
-
-    def _take_tables(self, sequences: list[Sequence]) -> None:
-        """Entries for what is scheduled by now: those of a long prompt go with its chunks."""
-        # Arrays: 6,250 entries of a known prompt in lists take 0.4 ms.
-        slots, indices, pages = array("i"), array("i"), array("i")
-        for sequence in sequences:
-            table = sequence.table
-            sent, end = table.num_sent, -(-sequence.num_scheduled_tokens // sequence.page_tokens)
-            if end <= sent or sequence.slot < 0:
-                continue
-            slots += array("i", (sequence.slot,)) * (end - sent)
-            if end - sent == 1:
-                indices.append(sent)
-            else:
-                indices.frombytes(np.arange(sent, end, dtype=np.int32).tobytes())
-            pages += table.pages[sent:end]
-            table.num_sent = end
-        self.page_slot = np.frombuffer(slots, dtype=np.int32)
-        self.page_index = np.frombuffer(indices, dtype=np.int32)
-        self.page_id = np.frombuffer(pages, dtype=np.int32)
+def _take_deltas(state: SchedulerState, chunks: list[Chunk]) -> dict[str, Any]:
+    """What changes on the device before the step's forward pass, as fields of the plan."""
+    running, deltas = state.running, _NO_DELTAS.copy()
+    deltas["swap_out"], deltas["swap_in"] = state.transfers.take()
+    if running.new_owners:
+        deltas["slots"] = tuple(s.slot_delta() for s in running.new_owners if s.slot >= 0)
+        running.new_owners = []
+    if not running.dirty_tables and not chunks:
+        return deltas
+    # What is scheduled by now: the entries of a long prompt go with its chunks. In arrays: 6,250
+    # entries of a known prompt in lists take 0.4 ms.
+    slots, indices, pages = array("i"), array("i"), array("i")
+    for sequence in (*running.dirty_tables, *(chunk.sequence for chunk in chunks)):
+        table = sequence.table
+        sent, end = table.num_sent, -(-sequence.num_scheduled_tokens // sequence.page_tokens)
+        if end <= sent or sequence.slot < 0:
+            continue
+        slots += array("i", (sequence.slot,)) * (end - sent)
+        if end - sent == 1:
+            indices.append(sent)
+        else:
+            indices.frombytes(np.arange(sent, end, dtype=np.int32).tobytes())
+        pages += table.pages[sent:end]
+        table.num_sent = end
+    running.dirty_tables = []
+    for name, entries in (("page_slot", slots), ("page_index", indices), ("page_id", pages)):
+        deltas[name] = np.frombuffer(entries, dtype=np.int32)
+    return deltas
 
 
 class _DecodeColumns:
-    """Packs decode rows from arrays that are kept by slot, so that a step costs a few gathers
-    instead of a walk over its sequences.
+    """Packs decode rows by a few gathers from arrays that are kept by slot.
 
-    While the rows are the same list as in the step before, as they are most of the time, even
-    their slots need no packing. Arrays may be shared by several plans: they are never written to.
+    While the rows are the same list as in the step before, as in most steps, even their slots need
+    no packing. Several plans may share an array: none is ever written to.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -149,11 +141,12 @@ class Packer:
         Decode rows come first, then chunks; a chunk of one last token is a decode row like any
         other.
         """
-        deltas = _Deltas(self._state, draft.chunks)
+        deltas = _take_deltas(self._state, draft.chunks)
         columns = self._columns
         columns.advance(draft.decodes, step_id, oldest_in_flight)
         if not draft.chunks:
-            return LaunchedStep(_decode_plan(step_id, columns, deltas), draft.decodes, [], draft)
+            plan = _decode_plan(step_id, columns, deltas)
+            return LaunchedStep(plan, draft.decodes, [], draft.published)
         single = [c for c in draft.chunks if c.samples and c.stop - c.start == 1]
         longer = [c for c in draft.chunks if not c.samples or c.stop - c.start > 1]
         chunks = [*single, *longer]
@@ -161,15 +154,15 @@ class Packer:
         for chunk in sampled:
             columns.begin(chunk.sequence, step_id)
         plan = _mixed_plan(step_id, columns, deltas, chunks, len(single))
-        return LaunchedStep(plan, [*draft.decodes, *(c.sequence for c in sampled)], chunks, draft)
+        samples = [*draft.decodes, *(c.sequence for c in sampled)]
+        return LaunchedStep(plan, samples, chunks, draft.published)
 
     def reschedule(self, sequence: Sequence) -> None:
-        """A row of the plan made last draws nothing: the next plan is to have it again."""
         sequence.reschedule()
         self._columns.reschedule(sequence)
 
 
-def _decode_plan(step_id: int, columns: _DecodeColumns, deltas: _Deltas) -> StepPlan:
+def _decode_plan(step_id: int, columns: _DecodeColumns, deltas: dict[str, Any]) -> StepPlan:
     return StepPlan(
         step_id=step_id,
         num_decode_rows=len(columns.slot),
@@ -181,18 +174,17 @@ def _decode_plan(step_id: int, columns: _DecodeColumns, deltas: _Deltas) -> Step
         tokens=columns.tokens,
         sample_row=columns.row,
         sample_index=columns.index,
-        page_slot=deltas.page_slot,
-        page_index=deltas.page_index,
-        page_id=deltas.page_id,
-        slots=deltas.slots,
-        swap_out=deltas.swap_out,
-        swap_in=deltas.swap_in,
         structured=columns.structured,
+        **deltas,
     )
 
 
 def _mixed_plan(
-    step_id: int, columns: _DecodeColumns, deltas: _Deltas, chunks: list[Chunk], num_single: int
+    step_id: int,
+    columns: _DecodeColumns,
+    deltas: dict[str, Any],
+    chunks: list[Chunk],
+    num_single: int,
 ) -> StepPlan:
     """`num_single` chunks, the first ones, are of one token that samples."""
     num_decodes = len(columns.slot)
@@ -203,7 +195,8 @@ def _mixed_plan(
     )
     q_start = _joined(columns.start, [c.start for c in chunks])
     q_len = _joined(columns.one, [c.stop - c.start for c in chunks])
-    tokens = (c.sequence.ids_T(c.start, c.stop) for c in chunks)
+    tokens = [columns.tokens] if num_decodes else []
+    tokens += [c.sequence.ids_T(c.start, c.stop) for c in chunks]
     return StepPlan(
         step_id=step_id,
         num_decode_rows=num_decodes + num_single,
@@ -212,27 +205,22 @@ def _mixed_plan(
         q_start=q_start,
         q_len=q_len,
         pos_upper=q_start + q_len,
-        tokens=np.concatenate((columns.tokens, *tokens)),
+        tokens=np.concatenate(tokens) if len(tokens) > 1 else tokens[0],
         sample_row=_joined(columns.row, sample_row),
         sample_index=_joined(columns.index, [c.stop - c.sequence.prompt_len for c in sampled]),
-        page_slot=deltas.page_slot,
-        page_index=deltas.page_index,
-        page_id=deltas.page_id,
-        slots=deltas.slots,
-        swap_out=deltas.swap_out,
-        swap_in=deltas.swap_in,
         structured=columns.structured + structured,
         scores=_score_rows(chunks, num_decodes),
         pools=_pool_rows(chunks, num_decodes),
+        **deltas,
     )
 
 
 def _joined(decodes: Int32Array, chunks: list[int]) -> Int32Array:
-    return np.concatenate((decodes, int32_array(chunks)))
+    values = int32_array(chunks)
+    return np.concatenate((decodes, values)) if len(decodes) else values
 
 
 def _score_rows(chunks: list[Chunk], first_row: int) -> tuple[ScoreRow, ...]:
-    """Those of the chunks that have positions to score; `first_row` is the first one's."""
     rows = []
     for row, (sequence, start, stop, _) in enumerate(chunks, first_row):
         if sequence.has_to_score(start) and stop > sequence.num_scored:
@@ -242,7 +230,6 @@ def _score_rows(chunks: list[Chunk], first_row: int) -> tuple[ScoreRow, ...]:
 
 
 def _pool_rows(chunks: list[Chunk], first_row: int) -> tuple[PoolRow, ...]:
-    """Those of the chunks whose hidden states go into embeddings."""
     return tuple(
         PoolRow(row, chunk.stop == chunk.sequence.prompt_len)
         for row, chunk in enumerate(chunks, first_row)

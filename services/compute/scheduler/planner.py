@@ -4,144 +4,40 @@ from __future__ import annotations
 
 from array import array
 
-from services.compute.kv.prefix import Node
-from services.compute.scheduler.protocol import Quota
+from services.compute.kv import Node
+from services.compute.scheduler.policies import Quota
 from services.compute.scheduler.sequence import Chunk, Draft, Sequence, Status
 from services.compute.scheduler.state import SchedulerState, by_order
 from services.compute.step import StepPlan
 
 
-class Admission:
-    """Lets the first in the queue run when its prompt fits; nothing overtakes it.
+class Planner:
+    """Fills one step within a quota.
 
-    Pages for all known tokens are taken at once, so a prefill in chunks never starves half way;
-    pages for generated tokens come one by one. While others run, one page in four of them stays
-    free, which is what they will need within the next four steps or so: without it the new
-    sequence is soon the youngest when pages run out, and its prefill is lost.
+    The first in the waiting queue runs when its prompt fits; nothing overtakes it. It takes pages
+    for all its known tokens at once, so a prefill in chunks never starves half way; pages for
+    generated tokens come one by one.
+
+    When pages run out, the row that needs one is held, and so is the youngest sequence while it
+    has rows in flight; a step later nothing of it is in flight, and it is preempted if the page is
+    still missing. Until then nothing is admitted. The oldest sequence can take everything from
+    the others, and alone it fits (intake checked that), so there is always progress.
     """
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, max_tokens: int, max_scored_tokens: int) -> None:
         self._state = state
+        self._running = state.running
+        self._waiting = state.waiting
+        self._max_tokens = max_tokens
+        self._max_scored_tokens = max_scored_tokens
+        self._held: set[Sequence] = set()
+        self._short_of_pages = False
         self._head: Sequence | None = None  # the first in the queue, if it did not fit
         self._head_nodes: list[Node] = []  # its pages that the prefix tree has
         self.num_started_total = 0
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
-
-    def admit(self, sequence: Sequence, now_s: float) -> bool:
-        """Give the first in the queue its pages and a slot; False if it has to wait."""
-        state, memory = self._state, self._state.memory
-        nodes = self._look_up(sequence)
-        num_missing = memory.pages_for(sequence.num_tokens) - len(nodes)
-        room = memory.num_available - len(state.running) // 4
-        if num_missing > room - memory.tree.num_idle(nodes):
-            return False
-        self._head = None
-        state.waiting.remove(sequence)
-        sequence.table.adopt(nodes)
-        if not sequence.table.grow(sequence.num_tokens):
-            raise RuntimeError("pages counted as available could not be taken")
-        num_cached = len(nodes) * memory.page_tokens
-        self._swap_in(sequence, len(nodes))
-        sequence.restart(max(sequence.num_computed_tokens, num_cached))
-        if not sequence.has_run:
-            sequence.queued_s = now_s - sequence.params.arrived_at_s
-            sequence.cached_tokens = min(num_cached, sequence.prompt_len)
-            self.num_started_total += 1
-            self.prompt_tokens_total += sequence.prompt_len
-            self.cached_tokens_total += sequence.cached_tokens
-        state.running.enter(sequence)
-        return True
-
-    def _look_up(self, sequence: Sequence) -> list[Node]:
-        """The pages of a sequence that the tree has. While it stays the first in the queue they
-        are looked up once, and then only what has come and gone since."""
-        nodes = self._head_nodes if sequence is self._head else None
-        max_pages = sequence.num_reusable // self._state.memory.page_tokens
-        self._head = sequence
-        self._head_nodes = sequence.table.find(sequence.page_keys, max_pages, nodes)
-        return self._head_nodes
-
-    def _swap_in(self, sequence: Sequence, num_shared: int) -> None:
-        """Bring back from the host what the tree did not have."""
-        host_pages = sequence.host_pages
-        if not host_pages:
-            return
-        wanted = host_pages[num_shared:]
-        pages = sequence.table.pages
-        self._state.transfers.swap_in(wanted, pages[num_shared : num_shared + len(wanted)])
-        self._state.transfers.spend(host_pages)
-        sequence.host_pages = array("i")
-
-
-class Preemption:
-    """Takes the pages of a running sequence without losing any of its tokens.
-
-    It is swapped out while there is swap space for all of it, else it recomputes. Only sequences
-    without a row in flight are preempted, so that every token they have sampled is known. Full
-    pages stay in the prefix tree until they are needed, so that a recompute often finds part of
-    its work done.
-    """
-
-    def __init__(self, state: SchedulerState) -> None:
-        self._state = state
-        self.num_total = 0
-
-    def preempt(self, victim: Sequence, step_id: int) -> None:
-        """Free the victim's device pages and queue it again; `step_id` is the next plan's."""
-        if victim.in_flight:
-            raise RuntimeError(f"{victim.attempt} has a row in flight")
-        state = self._state
-        num_pages = state.memory.pages_for(victim.num_computed_tokens)
-        host_pages = state.memory.host.take(num_pages) if victim.can_swap else None
-        if host_pages:
-            state.transfers.swap_out(victim.table.pages[:num_pages], host_pages)
-            victim.host_pages = host_pages
-            victim.swap_step = step_id
-            victim.status = Status.SWAPPED
-        else:
-            victim.restart(0)
-            victim.status = Status.WAITING
-        victim.table.release()
-        state.running.leave(victim)
-        state.waiting.add(victim)
-        self.num_total += 1
-
-    def distrust_swaps(self, plan: StepPlan) -> None:
-        """The step that should have swapped pages out or in broke: their sequences recompute."""
-        for sequence in self._state.waiting:
-            if sequence.status is Status.SWAPPED and sequence.swap_step == plan.step_id:
-                self._state.transfers.drop(sequence.host_pages)
-                sequence.host_pages = array("i")
-                sequence.restart(0)
-                sequence.status = Status.WAITING
-        targets = {page for _, page in plan.swap_in}
-        for sequence in self._state.running if targets else ():
-            table = sequence.table
-            # One that is in flight has a row in a later step, which came after the swap.
-            if not sequence.in_flight and not targets.isdisjoint(table.pages[len(table.nodes) :]):
-                sequence.restart(len(table.nodes) * sequence.page_tokens)
-
-
-class Planner:
-    """Fills one step within a quota.
-
-    When pages run out, the row that needs one is held, and so is the youngest sequence while it
-    has rows in flight; a step later nothing of it is in flight, and it is preempted if the page is
-    still missing. Until then nothing is admitted. The oldest sequence can take everything from
-    the others, and alone it fits (intake saw to that), so there is always progress.
-    """
-
-    def __init__(self, state: SchedulerState, max_tokens: int, max_scored_tokens: int) -> None:
-        self._running = state.running
-        self._waiting = state.waiting
-        self._forks = state.forks
-        self._max_tokens = max_tokens
-        self._max_scored_tokens = max_scored_tokens
-        self._held: set[Sequence] = set()
-        self._short_of_pages = False
-        self.admission = Admission(state)
-        self.preemption = Preemption(state)
+        self.preemptions_total = 0
 
     def draft(self, quotas: tuple[Quota, ...], step_id: int, now_s: float) -> Draft:
         """Draft the next step by the first quota that yields any row; its rows count as scheduled.
@@ -159,12 +55,26 @@ class Planner:
                 budget -= len(draft.decodes)
             budget = min(budget, quota.prefill_tokens)
             if budget > 0:
-                budget = self._continue_prefills(draft, budget)
-                self._admit(draft, budget, quota.new_sequences, now_s)
+                self._add_chunks(draft, budget, quota.new_sequences, now_s)
             if draft:
                 break
         self._schedule(draft)
         return draft
+
+    def recompute_swapped(self, broken: StepPlan) -> None:
+        """A step broke that should have swapped pages out or in: their sequences recompute."""
+        for sequence in self._waiting:
+            if sequence.status is Status.SWAPPED and sequence.swap_step == broken.step_id:
+                self._state.transfers.drop(sequence.host_pages)
+                sequence.host_pages = array("i")
+                sequence.restart(0)
+                sequence.status = Status.WAITING
+        targets = {page for _, page in broken.swap_in}
+        for sequence in self._running if targets else ():
+            table = sequence.table
+            # One that is in flight has a row in a later step, which came after the swap.
+            if not sequence.in_flight and not targets.isdisjoint(table.pages[len(table.nodes) :]):
+                sequence.restart(len(table.nodes) * sequence.page_tokens)
 
     def _decode_rows(self, step_id: int) -> list[Sequence]:
         """All decoding sequences that have, or get, a place for their next token."""
@@ -193,32 +103,89 @@ class Planner:
                 self._held.add(victim)
                 self._held.add(sequence)
                 return
-            self.preemption.preempt(victim, step_id)
+            self._preempt(victim, step_id)
         sequence.set_replan()
         self._running.dirty_tables.append(sequence)
 
-    def _continue_prefills(self, draft: Draft, budget: int) -> int:
-        """Give chunks to those that run already; return what is left of the budget."""
+    def _preempt(self, victim: Sequence, step_id: int) -> None:
+        """Free the victim's device pages and queue it again; `step_id` is the next plan's.
+
+        It has no row in flight, so every token that it sampled is known. It is swapped out while
+        there is swap space for all of it, else it recomputes; its full pages stay in the prefix
+        tree until they are needed, so that often part of the work is found done.
+        """
+        state = self._state
+        num_pages = state.memory.pages_for(victim.num_computed_tokens)
+        host_pages = state.memory.host.take(num_pages) if victim.can_swap else None
+        if host_pages:
+            state.transfers.swap_out(victim.table.pages[:num_pages], host_pages)
+            victim.host_pages = host_pages
+            victim.swap_step = step_id
+            victim.status = Status.SWAPPED
+        else:
+            victim.restart(0)
+            victim.status = Status.WAITING
+        victim.table.release()
+        state.running.leave(victim)
+        state.waiting.add(victim)
+        self.preemptions_total += 1
+
+    def _add_chunks(self, draft: Draft, budget: int, num_new: int, now_s: float) -> None:
+        """Continue prefills, then start sequences, up to so many tokens and new sequences."""
         for sequence in self._running.prefilling:
             if budget <= 0:
-                break
+                return
             if sequence not in self._held:
                 budget -= self._add_chunk(draft, sequence, budget)
-        return budget
-
-    def _admit(self, draft: Draft, budget: int, num_new: int, now_s: float) -> None:
-        """Admit from the waiting queue while there are budget, slots and pages."""
         if self._short_of_pages:
             return
         while budget > 0 and self._running.has_free_slot:
-            sequence = self._waiting.first(allow_new=num_new > 0)
-            if sequence is None:
-                return
-            is_new = not sequence.has_run
-            if not self.admission.admit(sequence, now_s):
+            first = self._waiting.first(allow_new=num_new > 0)
+            is_new = first is not None and not first.has_run
+            if first is None or not self._start(first, now_s):
                 return
             num_new -= is_new
-            budget -= self._add_chunk(draft, sequence, budget)
+            budget -= self._add_chunk(draft, first, budget)
+
+    def _start(self, sequence: Sequence, now_s: float) -> bool:
+        """Give the first in the queue its pages and a slot; False if it has to wait."""
+        state, memory = self._state, self._state.memory
+        # While it stays the first, only what has come and gone since is looked up.
+        nodes = self._head_nodes if sequence is self._head else None
+        max_pages = sequence.num_reusable // memory.page_tokens
+        nodes = sequence.table.find(sequence.page_keys, max_pages, nodes)
+        self._head, self._head_nodes = sequence, nodes
+        num_missing = memory.pages_for(sequence.num_tokens) - len(nodes)
+        # One page in four running sequences stays free: they need it within four steps or so.
+        # Without it the new sequence is soon the youngest when pages run out, its prefill lost.
+        room = memory.num_available - len(state.running) // 4
+        if num_missing > room - memory.tree.num_idle(nodes):
+            return False
+        self._head = None
+        state.waiting.remove(sequence)
+        sequence.table.adopt(nodes)
+        if not sequence.table.grow(sequence.num_tokens):
+            raise RuntimeError("pages counted as available could not be taken")
+        num_cached = len(nodes) * memory.page_tokens
+        if sequence.host_pages:
+            self._swap_in(sequence, len(nodes))
+        sequence.restart(max(sequence.num_computed_tokens, num_cached))
+        if not sequence.has_run:
+            sequence.queued_s = now_s - sequence.params.arrived_at_s
+            sequence.cached_tokens = min(num_cached, sequence.prompt_len)
+            self.num_started_total += 1
+            self.prompt_tokens_total += sequence.prompt_len
+            self.cached_tokens_total += sequence.cached_tokens
+        state.running.enter(sequence)
+        return True
+
+    def _swap_in(self, sequence: Sequence, num_shared: int) -> None:
+        transfers, host_pages = self._state.transfers, sequence.host_pages
+        wanted = host_pages[num_shared:]
+        pages = sequence.table.pages[num_shared : num_shared + len(wanted)]
+        transfers.swap_in(wanted, pages)
+        transfers.spend(host_pages)
+        sequence.host_pages = array("i")
 
     def _add_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
         """Add as many known tokens of a sequence as the budget allows; return their number."""
@@ -232,26 +199,24 @@ class Planner:
         draft.num_scored += scored * (stop - start)
         samples = stop == num_tokens and not sequence.params.pools
         draft.chunks.append(Chunk(sequence, start, stop, samples))
-        self._share(draft, draft.chunks[-1])
+        if self._waiting or sequence.followers:  # else that can pass beside the step
+            self._publish(draft, draft.chunks[-1])
         return stop - start
 
-    def _share(self, draft: Draft, chunk: Chunk) -> None:
+    def _publish(self, draft: Draft, chunk: Chunk) -> None:
         """Let later sequences find the pages that a chunk fills, already in this step.
 
         A structured sample may be skipped and its position computed again: its page is not shared
         before that is known.
         """
         sequence = chunk.sequence
-        if not (self._waiting or sequence.followers):
-            return  # nothing comes next: 512 pages take 0.25 ms, which can pass beside the step
         num_certain = chunk.stop - (chunk.samples and sequence.params.structured)
         nodes = sequence.table.publish(sequence.page_keys, num_certain, launched=False)
         draft.published += [(sequence, node) for node in nodes]
         if sequence.followers and chunk.stop >= sequence.prompt_len:
-            self._forks.release(sequence)
+            self._state.forks.release(sequence)
 
     def _schedule(self, draft: Draft) -> None:
-        """Count the drafted rows as scheduled."""
         for sequence in draft.decodes:
             sequence.num_scheduled_tokens += 1
         if not draft.chunks:

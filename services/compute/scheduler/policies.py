@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from services.compute.scheduler.protocol import ANY_NUMBER, BatchView, Quota, SchedulingPolicy
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 PolicyName = Literal["decode_first", "prefill_first", "static_batch"]
+
+
+ANY_NUMBER = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """What a policy may know. Resumable sequences have run before and were preempted."""
+
+    num_running: int
+    num_new: int
+    num_resumable: int
+    num_started_total: int
+    max_num_seqs: int
+    max_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Room of one kind of step: decode rows or not, prompt tokens, new sequences that may start.
+
+    Preempted sequences may resume whenever there are prompt tokens to spend.
+    """
+
+    decode: bool
+    prefill_tokens: int
+    new_sequences: int
+
+
+class SchedulingPolicy(Protocol):
+    """Decides how much of which work the next step may hold."""
+
+    def quotas(self, view: BatchView, now_s: float) -> tuple[Quota, ...]:
+        """Return what the next step may hold: the first of these that yields any row is taken."""
+        ...
+
+    def wake_at_s(self) -> float | None:
+        """Return when the answer may change by the passing of time alone."""
+        ...
 
 
 class DecodeFirst:
@@ -66,7 +104,6 @@ class StaticBatch:
         return self._wake_at_s
 
     def _close(self, view: BatchView, now_s: float) -> int:
-        """Close the batch if it is time to; return how many are in it."""
         since_s = self._gathering_since_s
         self._full_at = view.num_started_total
         if since_s is None:

@@ -4,35 +4,46 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 
 from common.messages.address import AttemptId
 from common.messages.failure import EndReason, Failure
 from common.messages.generate import Generate
-from services.compute.kv.memory import KVMemory
-from services.compute.kv.prefix import Node
+from services.compute.kv import KVMemory, Node
 from services.compute.runner.protocol import RunnerSpec
-from services.compute.scheduler.commit import Committer, Endings
+from services.compute.scheduler.commit import Committer
 from services.compute.scheduler.intake import Intake
+from services.compute.scheduler.outputs import Output
 from services.compute.scheduler.packing import Packer
 from services.compute.scheduler.planner import Planner
-from services.compute.scheduler.protocol import (
-    BatchView,
-    Output,
-    SchedulerSettings,
-    SchedulerStats,
-    SchedulingPolicy,
-)
+from services.compute.scheduler.policies import BatchView, SchedulingPolicy
 from services.compute.scheduler.sequence import LaunchedStep, Sequence, Status
-from services.compute.scheduler.state import SchedulerState
+from services.compute.scheduler.state import SchedulerSettings, SchedulerState
 from services.compute.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counts for heartbeats and metrics."""
+
+    num_waiting: int
+    num_running: int
+    num_swapped: int
+    num_slots: int  # most that can run
+    pages_total: int
+    pages_free: int  # never used or evictable at once
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    generated_tokens_total: int
+    preemptions_total: int
 
 
 class Scheduler:
     """Synchronous and pure, given the clock; `policy` says which work goes first.
 
-    The engine calls `plan` for step n+1 before `commit` of step n; a plan may be committed only in
-    the order planned. Outputs, of aborts and refusals too, wait here until `drain_outputs`. This
-    class holds the parts together and the queue of steps in flight; each rule lives in a part.
+    The engine calls `plan` for step n+1 before `commit` of step n; plans are committed in order.
+    Outputs, of aborts and refusals too, wait here until `drain_outputs`. This class has the steps
+    in flight; the rules are in its parts.
     """
 
     def __init__(
@@ -48,26 +59,21 @@ class Scheduler:
         self._intake = Intake(state, spec, settings)
         self._planner = Planner(state, spec.max_step_tokens, settings.max_scored_tokens)
         self._packer = Packer(state, num_slots)
-        self._endings = Endings(state)
-        self._committer = Committer(state, self._endings)
+        self._committer = Committer(state)
         self._in_flight: deque[LaunchedStep] = deque()
         self._unpublished: LaunchedStep | None = None
         self._next_step_id = 0
 
     def add_request(self, request: Generate, now_s: float) -> None:
-        """Queue a request; what can never run is reported as refused."""
         self._intake.add_request(request, now_s)
 
     def abort(self, attempt: AttemptId, now_s: float) -> bool:
-        """End one attempt; one that is not open is refused should it still come.
-
-        Its pages are free before the next plan.
-        """
+        """End one attempt; one that is not open is refused should it still come."""
         sequence = self._state.attempts.get(attempt)
         if sequence is None:
             self._state.attempts.bury(attempt, now_s)
             return False
-        self._endings.end(sequence, "aborted")
+        self._state.end(sequence, "aborted")
         return True
 
     def plan(self, now_s: float) -> StepPlan | None:
@@ -99,15 +105,11 @@ class Scheduler:
         self._committer.commit(step, result)
 
     def live_samples(self, plan: StepPlan, samples: Iterable[int]) -> list[int]:
-        """Those of a launched step's samples whose sequences have not ended meanwhile."""
         sequences = self._step(plan).samples
         return [sample for sample in samples if sequences[sample].live]
 
     def reschedule(self, plan: StepPlan, samples: Iterable[int]) -> None:
-        """Skip samples of the step planned last: they draw nothing and are planned again.
-
-        All steps before it must be committed; ValueError if it is not the only one in flight.
-        """
+        """Skip samples of the only step in flight: they draw nothing and are planned again."""
         step = self._step(plan)
         if len(self._in_flight) > 1:
             raise ValueError(f"step {plan.step_id} is not the only one in flight")
@@ -118,25 +120,21 @@ class Scheduler:
         step.skipped = step.skipped.union(samples)
 
     def fail_samples(self, plan: StepPlan, failures: Mapping[int, Failure]) -> None:
-        """End the sequences of some samples of a launched step, each with its failure."""
         sequences = self._step(plan).samples
         for sample, failure in failures.items():
             if sequences[sample].live:
-                self._endings.end(sequences[sample], "failed", failure)
+                self._state.end(sequences[sample], "failed", failure)
 
     def fail_slots(self, slots: Container[int], failure: Failure) -> dict[AttemptId, str]:
         """End the owners of slots whose settings the device could not take.
 
-        Their rows of the step planned last are computed all the same: others may read the pages
-        that those fill. Returns the attempts that it ended, with the traceparent of each.
+        Their rows are computed all the same, since others may read the pages that those fill.
+        Returns the attempts that it ended, with the traceparent of each.
         """
         return self._fail([s for s in self._state.running if s.slot in slots], failure)
 
     def fail_step(self, plan: StepPlan, failure: Failure, now_s: float) -> dict[AttemptId, str]:
-        """The step broke: end every sequence that was in it, and any that read its pages.
-
-        Returns the attempts that it ended, with the traceparent of each.
-        """
+        """The step broke: end the sequences in it and those that read its pages; return them."""
         step = self._step(plan)
         if step is self._unpublished:
             self._unpublished = None
@@ -145,24 +143,24 @@ class Scheduler:
         running = self._state.running
         readers = [s for s in running if not doubtful.isdisjoint(s.table.nodes[-1:])]
         ended = self._fail([*step.sequences(), *readers], failure)
-        self._planner.preemption.distrust_swaps(plan)
+        self._planner.recompute_swapped(plan)
         running.resend(plan.slots)
         return ended
 
     def end_all(self, matches: Callable[[Generate], bool], reason: EndReason, now_s: float) -> None:
         for sequence in list(self._state.attempts):
             if matches(sequence.params.request):
-                self._endings.end(sequence, reason)
+                self._state.end(sequence, reason)
 
     def drain_outputs(self) -> list[Output]:
-        """Hand over the outputs since the last call; those of one attempt are in order."""
-        return self._state.outputs.drain()
+        """Take the outputs since the last call; those of one attempt are in order."""
+        drained, self._state.outputs = self._state.outputs, []
+        return drained
 
     def is_open(self, attempt: AttemptId) -> bool:
         return self._state.attempts.get(attempt) is not None
 
     def open_attempts(self, router: str) -> list[int]:
-        """Counters of this router's attempts that have state here."""
         return self._state.attempts.counters(router)
 
     def has_work(self) -> bool:
@@ -173,7 +171,6 @@ class Scheduler:
         return self._policy.wake_at_s()
 
     def stats(self) -> SchedulerStats:
-        """Counts for heartbeats and metrics."""
         state, planner = self._state, self._planner
         num_swapped = sum(s.status is Status.SWAPPED for s in state.waiting)
         return SchedulerStats(
@@ -183,26 +180,24 @@ class Scheduler:
             num_slots=self._max_num_seqs,
             pages_total=state.memory.device.num_pages,
             pages_free=state.memory.num_available,
-            prompt_tokens_total=planner.admission.prompt_tokens_total,
-            cached_tokens_total=planner.admission.cached_tokens_total,
+            prompt_tokens_total=planner.prompt_tokens_total,
+            cached_tokens_total=planner.cached_tokens_total,
             generated_tokens_total=self._committer.generated_tokens_total,
-            preemptions_total=planner.preemption.num_total,
+            preemptions_total=planner.preemptions_total,
         )
 
     def flush_prefix_cache(self) -> int:
-        """Forget every shared page that no sequence holds; return how many there were."""
         return self._state.memory.tree.flush()
 
     def _step(self, plan: StepPlan) -> LaunchedStep:
         return next(step for step in self._in_flight if step.plan.step_id == plan.step_id)
 
     def _fail(self, sequences: Iterable[Sequence], failure: Failure) -> dict[AttemptId, str]:
-        """End those that have not ended yet; returns their attempts."""
         ended = {}
         for sequence in sequences:
             if sequence.live:
                 ended[sequence.attempt] = sequence.params.request.traceparent
-                self._endings.end(sequence, "failed", failure)
+                self._state.end(sequence, "failed", failure)
         return ended
 
     def _view(self) -> BatchView:
@@ -211,7 +206,7 @@ class Scheduler:
             num_running=len(state.running.sequences),
             num_new=len(waiting) - waiting.num_resumable + state.forks.num_parked,
             num_resumable=waiting.num_resumable,
-            num_started_total=self._planner.admission.num_started_total,
+            num_started_total=self._planner.num_started_total,
             max_num_seqs=self._max_num_seqs,
             max_prefill_tokens=self._max_prefill_tokens,
         )
@@ -233,10 +228,7 @@ class Scheduler:
                 self._publish(step, sequence, chunk.stop - (sequence in skipped))
 
     def _distrust(self, broken: LaunchedStep) -> set[Node]:
-        """Make unfindable what the sequences of a broken step published in it or since.
-
-        Returns those of the pages, and of all below them, that sequences hold.
-        """
+        """Hide what the sequences of a broken step published in it or since; return held nodes."""
         involved = set(broken.sequences())
         return {
             held

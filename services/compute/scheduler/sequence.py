@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 from typing import NamedTuple
@@ -13,8 +14,7 @@ import numpy as np
 from common.messages.address import AttemptId
 from common.messages.failure import Ending, Usage
 from common.messages.generate import Generate
-from services.compute.kv.memory import PageTable
-from services.compute.kv.prefix import Node
+from services.compute.kv import Node, PageTable
 from services.compute.step import NO_IDS, Int32Array, SlotDelta, StepPlan
 
 
@@ -41,8 +41,7 @@ class SequenceParams:
         sampling = request.sampling
         self.request = request
         self.arrived_at_s = arrived_at_s
-        # The bytes name pages in the prefix tree; `prompt_T` is the same memory. Of 100,000 ids a
-        # tuple takes 2 ms to make, as long to look through, and 1.5 to pack again.
+        # The bytes name pages in the prefix tree; `prompt_T` is the same memory.
         self.prompt = request.prompt_ids
         self.prompt_T: Int32Array = np.frombuffer(self.prompt, dtype=np.int32)
         self.sampling = sampling
@@ -62,10 +61,9 @@ class Sequence:
     """One attempt. Three counts of positions say where it stands.
 
     `num_tokens`: tokens whose ids the host has. `num_scheduled_tokens`: positions that are on the
-    device or on their way. `num_computed_tokens`: positions whose step has a result. The token
-    after position p is sampled by the step that reaches the end of what is known, so
-    `num_scheduled_tokens >= num_tokens` means that `num_scheduled_tokens - num_tokens + 1` samples
-    are in flight, and the next input is on the device.
+    device or on their way. `num_computed_tokens`: positions whose step has a result. The step that
+    reaches the end of what is known samples, so if `num_scheduled_tokens >= num_tokens`, their
+    difference plus one is the number of samples in flight, and the next input is on the device.
     """
 
     __slots__ = (
@@ -86,8 +84,7 @@ class Sequence:
     ) -> None:
         self.attempt = attempt
         self.params = params
-        # Packed: a page's worth is one copy, where a list costs a cache miss for each of its
-        # integers (2.4 us a page against 0.3).
+        # Packed, a page is one copy; in a list each integer is a cache miss (2.4 us, not 0.3).
         self.outputs = array("i", params.request.output_ids.tobytes())
         self.choice = choice
         self.table = table
@@ -120,7 +117,6 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose ids the host has."""
         return self.prompt_len + len(self.outputs)
 
     @property
@@ -129,22 +125,17 @@ class Sequence:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step without a result has a row of this sequence."""
         return self.num_scheduled_tokens != self.num_computed_tokens
 
     @property
     def num_reusable(self) -> int:
-        """Positions that need not be computed where their pages are known.
-
-        Scores and sums of hidden states come of computing.
-        """
-        if self.params.pools_all:
+        """Positions that need not be computed where their pages are known."""
+        if self.params.pools_all:  # a sum needs every hidden state
             return 0
         return self.num_scored if self.has_to_score(0) else self.num_tokens - 1
 
     @property
     def can_swap(self) -> bool:
-        """Whether its pages are all that it has on the device."""
         return not self.params.pools_all
 
     def has_to_score(self, start: int) -> bool:
@@ -153,7 +144,6 @@ class Sequence:
 
     @property
     def is_fully_scheduled(self) -> bool:
-        """Whether the last token that may be generated is known or on its way."""
         return self.num_scheduled_tokens >= self.token_limit - 1
 
     def set_replan(self) -> None:
@@ -161,7 +151,7 @@ class Sequence:
         self.replan_at = min(len(self.table.pages) * self.page_tokens, self.token_limit - 1)
 
     def set_check(self) -> None:
-        """Let commit look again at every token with logprobs, at a full page, at the last token."""
+        """Let commit check tokens with logprobs, those that fill a page, and the last one."""
         num_outputs = len(self.outputs)
         if self.params.num_logprobs >= 0:
             self.check_at = num_outputs + 1
@@ -173,22 +163,20 @@ class Sequence:
         self.check_at = min(next_boundary + 1 - prompt_len, self.params.sampling.max_tokens)
 
     def reschedule(self) -> None:
-        """The last scheduled position draws nothing after all; it will be scheduled again.
+        """The last scheduled position draws nothing after all, and is scheduled again.
 
-        Every draw before it must be known, so that its token is, too.
+        All samples before it must have results, so that its input is known.
         """
         if self.num_scheduled_tokens != self.num_tokens:
-            raise RuntimeError(f"{self.attempt} has draws that are not known")
+            raise RuntimeError(f"{self.attempt} has samples without results")
         self.num_scheduled_tokens -= 1
 
     def restart(self, num_computed_tokens: int) -> None:
-        """Go on from this many computed positions; nothing of the sequence is in flight."""
         self.num_scheduled_tokens = num_computed_tokens
         self.num_computed_tokens = num_computed_tokens
 
     def page_keys(self, first: int, last: int) -> Iterable[bytes]:
-        """The keys of a range of full pages. A prompt may have thousands: those are sliced here,
-        in half the time of as many calls."""
+        # A prompt may have thousands: sliced here they take half the time of as many calls.
         prompt, key_bytes = self.params.prompt, 4 * self.page_tokens
         num_packed = min(last, self.prompt_len // self.page_tokens)
         if first >= num_packed:
@@ -198,7 +186,6 @@ class Sequence:
         return chain(sliced, map(self.page_key, range(num_packed, last)))
 
     def page_key(self, index: int) -> bytes:
-        """The tokens of one full page, as the prefix tree names them."""
         page_tokens = self.page_tokens
         start, stop = index * page_tokens, (index + 1) * page_tokens
         prompt = self.params.prompt
@@ -208,7 +195,6 @@ class Sequence:
         return prompt[4 * start :] + outputs if start < self.prompt_len else outputs
 
     def ids_T(self, start: int, stop: int) -> Int32Array:
-        """The known ids of these positions."""
         ids_T = self.params.prompt_T[start:stop]
         if stop <= self.prompt_len:
             return ids_T
@@ -219,7 +205,6 @@ class Sequence:
         return self.outputs[first : stop - self.prompt_len].tobytes()
 
     def slot_delta(self) -> SlotDelta:
-        """What the device has to know of the sequence in its new slot."""
         sampling = self.params.sampling
         repetition = sampling.repetition_penalty != 1.0
         counted = repetition or sampling.presence_penalty or sampling.frequency_penalty
@@ -236,22 +221,18 @@ class Sequence:
         )
 
     def ending(self) -> Ending | None:
-        """How the sequence ends with the last of its outputs, if it does.
-
-        The runner masks stop ids below `min_tokens`, so one that was sampled always counts.
-        """
+        """How the sequence ends with the last of its outputs, if it does."""
         if self.params.pools:
             return None
         sampling = self.params.sampling
         last = self.outputs[-1] if self.outputs else -1
-        if last in self.stop_ids:
+        if last in self.stop_ids:  # the runner masks these below `min_tokens`
             return Ending("stop", self.usage(), None if last in self.params.eos_token_ids else last)
         if len(self.outputs) >= sampling.max_tokens:
             return Ending("length", self.usage())
         return None
 
     def usage(self) -> Usage:
-        """Tokens used so far, counted from the request's start."""
         return Usage(self.prompt_len, self.cached_tokens, len(self.outputs))
 
 
@@ -264,22 +245,21 @@ class Chunk(NamedTuple):
     samples: bool
 
 
+@dataclass(slots=True, eq=False)
 class Draft:
-    """What the next step computes. `decodes` may be a list that others share: never change it."""
+    """What the next step computes."""
 
-    __slots__ = ("chunks", "decodes", "num_scored", "published")
-
-    def __init__(self) -> None:
-        self.num_scored = 0  # tokens of rows whose prompts are scored
-        self.decodes: list[Sequence] = []
-        self.chunks: list[Chunk] = []
-        # Pages that the chunks fill and that are in the prefix tree already.
-        self.published: list[tuple[Sequence, Node]] = []
+    decodes: list[Sequence] = field(default_factory=list)  # may be shared: never change it
+    chunks: list[Chunk] = field(default_factory=list)
+    num_scored: int = 0  # tokens of rows whose prompts are scored
+    # Pages that the chunks fill and that are in the prefix tree already.
+    published: list[tuple[Sequence, Node]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
 
 
+@dataclass(slots=True, eq=False)
 class LaunchedStep:
     """A plan that is with the runner: sample s of its result belongs to `samples[s]`.
 
@@ -287,23 +267,15 @@ class LaunchedStep:
     that entered the prefix tree on the step's account, before it had a result.
     """
 
-    __slots__ = ("chunks", "plan", "published", "samples", "skipped")
-
-    def __init__(
-        self, plan: StepPlan, samples: list[Sequence], chunks: list[Chunk], draft: Draft
-    ) -> None:
-        self.plan = plan
-        self.samples = samples
-        self.chunks = chunks
-        self.skipped: frozenset[int] = frozenset()
-        self.published = draft.published
+    plan: StepPlan
+    samples: list[Sequence]
+    chunks: list[Chunk]
+    published: list[tuple[Sequence, Node]]
+    skipped: frozenset[int] = frozenset()
 
     def slot_S(self) -> Int32Array:
-        """The slot of each sample."""
-        plan = self.plan
-        if len(plan.sample_row) == plan.num_rows:  # every row has one
-            return plan.row_slot
-        return plan.row_slot[plan.sample_row]
+        slot_R, row_S = self.plan.row_slot, self.plan.sample_row
+        return slot_R if len(row_S) == len(slot_R) else slot_R[row_S]
 
     def sequences(self) -> list[Sequence]:
         """Every sequence that has a row in the step, once."""

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
+from pydantic import Field
+
+from common.config import Settings
 from common.messages.address import AttemptId
-from services.compute.kv.memory import KVMemory, PagePool
-from services.compute.scheduler.outputs import OutputLog, OutputRoutes
-from services.compute.scheduler.protocol import SchedulerSettings
+from common.messages.failure import Ending, EndReason, Failure
+from common.messages.logprobs import PromptLogprobs
+from common.messages.tokens import TokenLogprobs
+from services.compute.kv import KVMemory, PagePool
+from services.compute.scheduler.outputs import Output, OutputRoutes, SequenceOutput
 from services.compute.scheduler.sequence import Sequence, Status
-from services.compute.step import SlotDelta
+from services.compute.step import MAX_SCORED_TOKENS, SlotDelta
 
 PagePairs = tuple[tuple[int, int], ...]
 
 by_order = attrgetter("order")
 
 
-class OpenAttempts:
-    """Every sequence that has not had its terminal yet, by router, and tombstones.
+class SchedulerSettings(Settings):
+    """Limits of one scheduler, resolved from the service's settings and the runner's spec."""
 
-    A tombstone remembers for a while an attempt that was aborted before it arrived.
-    """
+    max_num_seqs: int = Field(default=256, ge=1)  # sequences running at once
+    max_waiting: int = Field(default=1024, ge=1)  # sequences queued before refusing
+    max_prefill_tokens: int = Field(default=8192, ge=1)  # prompt tokens per step
+    prefix_cache: bool = True  # share pages between requests; forks of one request always do
+    # prompt tokens per step with logprobs
+    max_scored_tokens: int = Field(default=MAX_SCORED_TOKENS, ge=1, le=MAX_SCORED_TOKENS)
+    in_flight_steps: int = Field(default=1, ge=0)  # steps without a result when one is planned
+    tombstone_s: float = Field(default=60.0, ge=0.0)  # how long an early abort is remembered
+    max_tombstones: int = Field(default=16384, ge=1)
+
+
+class OpenAttempts:
+    """Sequences without a terminal, by router; tombstones of attempts aborted before they came."""
 
     def __init__(self, tombstone_s: float, max_tombstones: int) -> None:
         self._tombstone_s = tombstone_s
@@ -46,7 +63,6 @@ class OpenAttempts:
         self._by_router.setdefault(attempt.router, {})[attempt.counter] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Close an attempt; a router without any is forgotten."""
         attempt = sequence.attempt
         sequences = self._by_router[attempt.router]
         del sequences[attempt.counter]
@@ -57,7 +73,6 @@ class OpenAttempts:
         return list(self._by_router.get(router, ()))
 
     def bury(self, attempt: AttemptId, now_s: float) -> None:
-        """Refuse this attempt from now on, should it come."""
         self._forget_old_tombstones(now_s)
         self._tombstones[attempt] = now_s
         self._tombstones.move_to_end(attempt)
@@ -65,7 +80,6 @@ class OpenAttempts:
             self._tombstones.popitem(last=False)
 
     def is_buried(self, attempt: AttemptId, now_s: float) -> bool:
-        """Whether this attempt was aborted before it came."""
         self._forget_old_tombstones(now_s)
         return attempt in self._tombstones
 
@@ -81,9 +95,8 @@ class OpenAttempts:
 class WaitingQueue:
     """Sequences that wait to run, for the first time or again after a preemption.
 
-    A lower priority number goes first (as in vLLM), then the earlier arrival; a preempted sequence
-    comes back to that place. A plain sorted list: with the thousand entries that `max_waiting`
-    allows, an insertion costs about a microsecond.
+    A lower priority number goes first (as in vLLM), then the earlier arrival. In a sorted list of
+    a thousand entries (`max_waiting`) an insertion takes about a microsecond.
     """
 
     def __init__(self) -> None:
@@ -101,7 +114,6 @@ class WaitingQueue:
         self.num_resumable += sequence.has_run
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it stands; it must be here."""
         at = bisect_left(self._entries, sequence.order)
         if at == len(self._entries) or self._entries[at][2] is not sequence:
             raise RuntimeError(f"{sequence.attempt} does not wait")
@@ -109,7 +121,7 @@ class WaitingQueue:
         self.num_resumable -= sequence.has_run
 
     def first(self, allow_new: bool) -> Sequence | None:
-        """The next one to run; without new ones, the next of those that have run before."""
+        """The next one to run; with `allow_new` unset, of those that have run before."""
         if allow_new:
             return self._entries[0][2] if self._entries else None
         if not self.num_resumable:
@@ -118,11 +130,10 @@ class WaitingQueue:
 
 
 class Forks:
-    """Choices of one request of which only the first, the leader, computes the prompt.
+    """Choices of one request, of which only the first, the leader, computes the prompt.
 
-    The others are parked until a plan has the end of the leader's prompt and its pages are
-    published. Then they queue, perhaps for the same plan, find all full pages in the prefix tree
-    and compute the partial last one for themselves.
+    The others are parked until a plan has the end of the leader's prompt. Then they queue, perhaps
+    for the same plan, find all full pages in the prefix tree and compute the partial last one.
     """
 
     def __init__(self, waiting: WaitingQueue) -> None:
@@ -143,7 +154,6 @@ class Forks:
         leader.followers = []
 
     def leave(self, follower: Sequence) -> None:
-        """A parked sequence ended."""
         leader = follower.leader
         if leader is not None:
             leader.followers.remove(follower)
@@ -171,9 +181,8 @@ class Forks:
 class RunningBatch:
     """Sequences with a slot. Lists handed out are never changed afterwards, only replaced.
 
-    A slot's epoch grows whenever a plan describes it, so that a row says of which owner it is.
-    `dirty_tables` have page-table entries that the device does not know, `new_owners` a slot that
-    it does not know.
+    A slot's epoch grows whenever a plan describes it, so that a row names its owner. The device
+    does not know the slots of `new_owners`, nor all page-table entries of `dirty_tables`.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -212,7 +221,6 @@ class RunningBatch:
         return self._prefilling
 
     def enter(self, sequence: Sequence) -> None:
-        """Give a sequence a slot; its page table is filled already."""
         if self._stale:
             self._settle()
         sequence.slot = self._free_slots.pop()
@@ -227,14 +235,13 @@ class RunningBatch:
         self.dirty_tables.append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Take the slot back; steps in flight may still have rows of it."""
         del self.sequences[sequence]
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         self._stale = True
 
     def begin_decoding(self, sequences: list[Sequence]) -> None:
-        """The last known tokens of these are scheduled: from now on they go token by token."""
+        """All known tokens of these are scheduled: from now on they go token by token."""
         begun = set(sequences)
         self._prefilling = [s for s in self.prefilling if s not in begun]
         self._decoding = [*self._decoding, *sequences]
@@ -244,12 +251,10 @@ class RunningBatch:
         self._decoding = [s for s in self.decoding if s not in sequences]
 
     def youngest(self) -> Sequence:
-        """The one to be preempted first: of the lowest priority, the latest to arrive."""
         return max(self.sequences, key=by_order)
 
     def resend(self, missed: Iterable[SlotDelta]) -> None:
-        """The device may have missed changes: send all page tables again, and the settings of
-        those of these slots' owners that still run."""
+        """A plan may have been lost: send all page tables again, and its settings of slots."""
         for sequence in self.sequences:
             sequence.table.num_sent = 0
         self.dirty_tables = list(self.sequences)
@@ -260,7 +265,6 @@ class RunningBatch:
                 self._describe(sequence)
 
     def _describe(self, sequence: Sequence) -> None:
-        """Let the next plan tell the device whose the slot is."""
         slot = sequence.slot
         self._epochs[slot] += 1
         sequence.epoch = self._epochs[slot]
@@ -277,9 +281,8 @@ class RunningBatch:
 class Transfers:
     """Swaps that the next plan carries; the device does them before its forward pass.
 
-    So a device page that is swapped out may be given away at once: its next owner writes to it in
-    that plan's forward pass or later. A host page that is swapped in is free only after the plan,
-    whose swap-outs come first.
+    So a device page that is swapped out may be given away at once: its next owner writes to it
+    later. A host page that is swapped in is free only after the plan, whose swap-outs come first.
     """
 
     def __init__(self, host: PagePool) -> None:
@@ -295,11 +298,10 @@ class Transfers:
         self._into_device.extend(zip(host_pages, device_pages, strict=True))
 
     def spend(self, host_pages: Iterable[int]) -> None:
-        """Free these host pages once the next plan is made."""
         self._spent.extend(host_pages)
 
     def drop(self, host_pages: Iterable[int]) -> None:
-        """Free host pages that will not be read: copies to them that still wait are cancelled."""
+        """Free host pages that will not be read, and cancel the copies to them."""
         if self._out_to_host:
             dropped = set(host_pages)
             self._out_to_host = [pair for pair in self._out_to_host if pair[1] not in dropped]
@@ -307,7 +309,6 @@ class Transfers:
             self._host.give_back(page)
 
     def take(self) -> tuple[PagePairs, PagePairs]:
-        """Hand over (swap_out, swap_in) for the plan being made."""
         if not self._out_to_host and not self._spent:
             return (), ()
         taken = tuple(self._out_to_host), tuple(self._into_device)
@@ -320,7 +321,7 @@ class Transfers:
 
 
 class SchedulerState:
-    """Where every sequence is, and what each part of the scheduler changes."""
+    """Where every sequence is, what each part of the scheduler changes, and how sequences end."""
 
     def __init__(self, memory: KVMemory, settings: SchedulerSettings, num_slots: int) -> None:
         self.memory = memory
@@ -329,8 +330,67 @@ class SchedulerState:
         self.forks = Forks(self.waiting)
         self.running = RunningBatch(num_slots)
         self.transfers = Transfers(memory.host)
-        self.outputs = OutputLog()
+        self.outputs: list[Output] = []  # those of one attempt are in order
 
     @property
     def num_waiting(self) -> int:
         return len(self.waiting) + self.forks.num_parked
+
+    def report(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        ending: Ending | None = None,
+        scored: tuple[PromptLogprobs, ...] = (),
+    ) -> None:
+        """Report a sequence's last tokens, its end, or scores of its prompt."""
+        params = sequence.params
+        self.outputs.append(
+            SequenceOutput(
+                sequence.attempt,
+                params.detokenizer,
+                params.header,
+                len(sequence.outputs) - len(token_ids),
+                token_ids,
+                params.num_logprobs,
+                logprobs,
+                not sequence.opened,
+                ending,
+                sequence.prompt_len,
+                sequence.cached_tokens,
+                scored,
+                sequence.queued_s,
+            )
+        )
+        sequence.opened = True
+
+    def end(self, sequence: Sequence, reason: EndReason, failure: Failure | None = None) -> None:
+        """End a sequence, wherever it is, without a new token."""
+        self.report(sequence, ending=Ending(reason, sequence.usage(), failure=failure))
+        self.retire(sequence)
+
+    def retire(self, sequence: Sequence) -> None:
+        """Give back slot, pages and place in the queue; the terminal is among the outputs.
+
+        Pages are free at once, also those that a step in flight still writes to: one stream orders
+        all writes, so the next owner's come later. What that step samples is discarded by commit.
+        """
+        match sequence.status:
+            case Status.RUNNING:
+                self.running.leave(sequence)
+            case Status.PARKED:
+                self.forks.leave(sequence)
+            case Status.WAITING:
+                self.waiting.remove(sequence)
+            case Status.SWAPPED:
+                self.waiting.remove(sequence)
+                self.transfers.drop(sequence.host_pages)
+                sequence.host_pages = array("i")
+            case Status.ENDED:
+                raise RuntimeError(f"{sequence.attempt} ends twice")
+        sequence.table.release()
+        sequence.status = Status.ENDED
+        sequence.live = False
+        self.attempts.remove(sequence)
+        self.forks.succeed(sequence)

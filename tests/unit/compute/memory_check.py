@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from services.compute.kv.memory import KVMemory, PageTable
-from services.compute.kv.prefix import Node
+from services.compute.kv import KVMemory, Node, PageTable, PrefixTree
 from services.compute.scheduler.scheduler import Scheduler
+
+
+def findable_nodes(tree: PrefixTree) -> Iterator[Node]:
+    """Walk over all findable nodes, parents first."""
+    below = [node for root in tree._roots.values() for node in root.children.values()]
+    while below:
+        node = below.pop()
+        yield node
+        below.extend(node.children.values())
 
 
 def check_memory(memory: KVMemory, tables: Iterable[PageTable]) -> None:
@@ -22,7 +30,7 @@ def check_memory(memory: KVMemory, tables: Iterable[PageTable]) -> None:
             holders[id(node)] += 1
             held[id(node)] = node
         owners.update(table.pages[len(table.nodes) :])
-    findable = {id(node): node for node in memory.tree.nodes()}
+    findable = {id(node): node for node in findable_nodes(memory.tree)}
     nodes = {**findable, **held}
     owners.update(node.page for node in nodes.values())
     assert all(count == 1 for count in owners.values()), "a page has two owners"

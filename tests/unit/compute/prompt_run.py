@@ -17,13 +17,10 @@ from common.messages.failure import Ending
 from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import Runner
-from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.outputs import SequenceOutput, sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst
-from services.compute.scheduler.protocol import (
-    SchedulerSettings,
-    SequenceOutput,
-)
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import Float32Array
 from tests.unit.compute.generate_requests import generate_request
 

@@ -13,14 +13,10 @@ from common.messages.generate import Generate
 from common.messages.logprobs import PromptLogprobs
 from common.messages.sampling import SamplingParams
 from services.compute.runner.protocol import RunnerSpec
-from services.compute.scheduler.outputs import sequence_outputs
-from services.compute.scheduler.policies import DecodeFirst
-from services.compute.scheduler.protocol import (
-    SchedulerSettings,
-    SchedulingPolicy,
-    SequenceOutput,
-)
+from services.compute.scheduler.outputs import SequenceOutput, sequence_outputs
+from services.compute.scheduler.policies import DecodeFirst, SchedulingPolicy
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import StepPlan, StepResult
 from tests.unit.compute.fake_device import (
     FakeDevice,

@@ -22,7 +22,7 @@ def _device(folder: Path, generation_config: str) -> ModelDevice:
 
 
 def test_the_card_has_the_models_sampling_settings(tmp_path: Path) -> None:
-    _, _, card = _device(tmp_path, '{"top_k": 20, "temperature": 0.6}').load()
+    _, _, card, _ = _device(tmp_path, '{"top_k": 20, "temperature": 0.6}').load()
     assert card.sampling_defaults == (("temperature", 0.6), ("top_k", 20.0))
     assert (card.max_model_len, card.max_output_length) == (64, 63)
 

@@ -7,9 +7,13 @@ import numpy as np
 from common.messages.address import Address, AttemptId
 from common.messages.failure import Ending, Usage
 from common.messages.tokens import StreamOpened, TokenLogprobs, TokenRow
-from services.compute.egress import pack_outputs
-from services.compute.scheduler.outputs import sequence_outputs
-from services.compute.scheduler.protocol import Output, SequenceOutput, StepTokens
+from services.compute.actor import pack_outputs
+from services.compute.scheduler.outputs import (
+    Output,
+    SequenceOutput,
+    StepTokens,
+    sequence_outputs,
+)
 
 ONE, OTHER = Address("inproc://one", "1"), Address("inproc://other", "2")
 

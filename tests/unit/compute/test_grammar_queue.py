@@ -11,10 +11,10 @@ from common.messages.failure import Failure
 from common.messages.generate import Generate
 from common.messages.sampling import GrammarSpec
 from services.compute.grammar_queue import GrammarQueue
-from services.compute.scheduler.outputs import sequence_outputs
+from services.compute.scheduler.outputs import Output, SequenceOutput, sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst
-from services.compute.scheduler.protocol import Output, SchedulerSettings, SequenceOutput
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import ROUTER, make_request
 
@@ -27,20 +27,20 @@ class Desk:
     def __init__(self, max_held: int = 8) -> None:
         self.scheduler = Scheduler(make_spec(), SchedulerSettings(), DecodeFirst())
         self.events: list[SequenceOutput] = []
-        self.asked: dict[int, Callable[[Failure | None], None]] = {}
-        self.num_told = 0
+        self.compilations: dict[int, Callable[[Failure | None], None]] = {}
+        self.num_calls = 0
         self.queue = GrammarQueue(self.scheduler, self, max_held, self._tell, lambda: 0.0)
 
     def prepare(self, grammar_spec: GrammarSpec, done: Callable[[Failure | None], None]) -> int:
-        number = len(self.asked) + 1
-        self.asked[number] = done
+        number = len(self.compilations) + 1
+        self.compilations[number] = done
         return number
 
     def cancel(self, number: int) -> None:
-        self.asked.pop(number, None)
+        self.compilations.pop(number, None)
 
     def _tell(self, news: list[Output]) -> None:
-        self.num_told += 1
+        self.num_calls += 1
         self.events += sequence_outputs(news)
 
     def add(self, counter: int, **more: object) -> None:
@@ -65,8 +65,8 @@ class Desk:
         return ends
 
     def ready(self, failure: Failure | None = None) -> None:
-        (number,) = self.asked
-        self.asked.pop(number)(failure)
+        (number,) = self.compilations
+        self.compilations.pop(number)(failure)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def desk() -> Desk:
 def test_requests_without_guidance_pass(desk: Desk) -> None:
     desk.add(1)
     assert desk.scheduler.open_attempts(ROUTER) == [1]
-    assert desk.asked == {}
+    assert desk.compilations == {}
 
 
 def test_a_structured_request_goes_on_when_its_grammar_is_ready(desk: Desk) -> None:
@@ -89,7 +89,7 @@ def test_a_structured_request_goes_on_when_its_grammar_is_ready(desk: Desk) -> N
     desk.ready()
     assert len(desk.queue) == 0
     assert desk.scheduler.open_attempts(ROUTER) == [1, 2]
-    assert desk.num_told == 1
+    assert desk.num_calls == 1
 
 
 def test_a_bad_grammar_refuses_every_choice(desk: Desk) -> None:
@@ -115,9 +115,9 @@ def test_an_abort_ends_one_choice_and_the_others_go_on_as_they_were(desk: Desk) 
 def test_who_aborts_all_of_a_request_is_not_prepared_for(desk: Desk) -> None:
     desk.hold(1, num_choices=2)
     desk.abort(1)
-    assert desk.asked
+    assert desk.compilations
     desk.abort(2)
-    assert desk.asked == {}
+    assert desk.compilations == {}
     assert desk.ends == {1: "aborted", 2: "aborted"}
 
 
@@ -175,4 +175,4 @@ def test_beyond_its_bound_it_refuses_for_now() -> None:
 def test_an_absurd_number_of_choices_is_for_the_door_to_refuse(desk: Desk) -> None:
     desk.hold(1, num_choices=10**6)
     assert len(desk.queue) == 0
-    assert desk.asked == {}
+    assert desk.compilations == {}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.messages.sampling import GrammarSpec, SamplingParams
-from services.compute.grammar.messages import StartSequence
+from services.compute.grammar.protocol import StartSequence
 from services.compute.step import SlotDelta, StepPlan, StepResult
 
 GRAMMAR_SPEC = GrammarSpec("start: /a*/", field="tools")

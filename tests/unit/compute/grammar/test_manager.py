@@ -17,18 +17,19 @@ from services.compute.grammar.manager import (
     START_TIMEOUT_S,
     GrammarManager,
 )
-from services.compute.grammar.masks import MaskMemory, stamp
-from services.compute.grammar.messages import (
+from services.compute.grammar.protocol import (
     AcceptTokens,
     CompileGrammar,
     GrammarCompiled,
     GrammarSettings,
+    MaskMemory,
     MasksWritten,
     Order,
     Report,
     SequenceFailed,
     StartSequence,
     pack_report,
+    stamp,
     unpack_order,
 )
 from tests.unit.compute.grammar.structured_plans import make_delta, make_plan, make_result
@@ -74,7 +75,7 @@ class Desk:
         self.spawn_errors: list[OSError] = []
         self.now_s = 0.0
         self.num_notified = 0
-        self.told: list[Failure | None] = []
+        self.answers: list[Failure | None] = []
         settings = GrammarSettings(
             folder="", vocab_size=64, eos_token_ids=(2,), num_slots=4, max_grammar_bytes=100
         )
@@ -92,7 +93,7 @@ class Desk:
         self.num_notified += 1
 
     def prepare(self, grammar: str) -> int:
-        return self.manager.prepare(GrammarSpec(grammar, field="tools"), self.told.append)
+        return self.manager.prepare(GrammarSpec(grammar, field="tools"), self.answers.append)
 
     @property
     def process(self) -> Listener:
@@ -110,12 +111,12 @@ def test_what_comes_before_the_worker_is_ready_waits(desk: Desk) -> None:
     desk.manager.start()
     desk.prepare("start: /a/")
     desk.prepare("")
-    assert desk.process.orders == [] and desk.told == []
+    assert desk.process.orders == [] and desk.answers == []
     desk.process.ready()
-    assert desk.told == [None]  # without a grammar there is nothing more to wait for
+    assert desk.answers == [None]  # without a grammar there is nothing more to wait for
     assert desk.process.orders == [CompileGrammar(1, "start: /a/")]
     desk.process.report(GrammarCompiled(1))
-    assert desk.told == [None, None]
+    assert desk.answers == [None, None]
 
 
 def test_the_first_that_needs_a_worker_starts_it(desk: Desk) -> None:
@@ -125,12 +126,12 @@ def test_the_first_that_needs_a_worker_starts_it(desk: Desk) -> None:
     assert len(desk.processes) == 1
 
 
-def test_a_refused_grammar_is_told_with_its_field(desk: Desk) -> None:
+def test_a_refused_grammar_names_its_field(desk: Desk) -> None:
     desk.manager.start()
     desk.process.ready()
     desk.prepare("start: b")
     desk.process.report(GrammarCompiled(1, "unknown name"))
-    (failure,) = desk.told
+    (failure,) = desk.answers
     assert failure is not None
     assert (failure.status, failure.code, failure.field) == (400, "invalid_grammar", "tools")
     assert "unknown name" in failure.message
@@ -140,20 +141,20 @@ def test_a_grammar_beyond_the_limit_never_reaches_the_worker(desk: Desk) -> None
     desk.manager.start()
     desk.process.ready()
     desk.prepare("ä" * 51)
-    (failure,) = desk.told
+    (failure,) = desk.answers
     assert failure is not None and failure.code == "grammar_too_large"
     assert desk.process.orders == []
 
 
-def test_who_has_gone_is_not_told(desk: Desk) -> None:
+def test_a_cancelled_request_gets_no_answer(desk: Desk) -> None:
     desk.manager.start()
     for number in (desk.prepare("start: /a/"), desk.prepare("")):
         desk.manager.cancel(number)
     desk.process.ready()
-    assert desk.told == []
+    assert desk.answers == []
 
 
-def test_a_new_worker_is_told_all_that_the_old_one_knew(desk: Desk) -> None:
+def test_a_new_worker_gets_all_that_the_old_one_had(desk: Desk) -> None:
     desk.manager.start()
     desk.process.ready()
     desk.manager.place([make_delta(0), make_delta(1)])
@@ -197,7 +198,7 @@ def test_a_worker_that_is_stuck_in_a_grammar_is_killed(desk: Desk) -> None:
     assert not desk.process.killed
     desk.manager.tick(5.0)
     assert desk.process.killed
-    (failure,) = desk.told
+    (failure,) = desk.answers
     assert failure is not None and failure.code == "grammar_timeout"
 
 
@@ -219,7 +220,7 @@ def test_a_worker_that_starts_slowly_is_given_time_but_not_any(desk: Desk) -> No
     desk.manager.start()
     desk.prepare("start: /a/")
     desk.manager.tick(100.0)
-    assert not desk.process.killed and desk.told == []
+    assert not desk.process.killed and desk.answers == []
     desk.manager.tick(START_TIMEOUT_S)
     assert desk.process.killed
 
@@ -235,9 +236,9 @@ def test_a_worker_that_never_comes_up_is_given_up(desk: Desk) -> None:
         assert len(desk.processes) == deaths, "it waits a little"
         desk.now_s += 10.0
         desk.manager.tick(desk.now_s)
-    assert [failure and failure.code for failure in desk.told] == ["guide_failed"] * 2
+    assert [failure and failure.code for failure in desk.answers] == ["guide_failed"] * 2
     desk.prepare("start: /b/")
-    assert len(desk.told) == 3
+    assert len(desk.answers) == 3
     assert len(desk.processes) == MAX_FAILED_STARTS
 
 
@@ -254,13 +255,13 @@ def test_a_worker_that_was_given_up_is_tried_again_later(desk: Desk) -> None:
     desk.process.ready()
     desk.prepare("start: /b/")
     desk.process.report(GrammarCompiled(1))
-    assert [failure and failure.code for failure in desk.told] == ["guide_failed", None]
+    assert [failure and failure.code for failure in desk.answers] == ["guide_failed", None]
 
 
 def test_a_worker_that_cannot_be_started_now_is_started_later(desk: Desk) -> None:
     desk.spawn_errors = [OSError("too many open files")] * 2
     desk.prepare("start: /a/")
-    assert desk.processes == [] and desk.told == []
+    assert desk.processes == [] and desk.answers == []
     for _ in range(2):
         desk.now_s += 1.0
         desk.manager.tick(desk.now_s)
@@ -274,7 +275,7 @@ def test_a_worker_that_cannot_load_says_why(desk: Desk) -> None:
     desk.prepare("start: /a/")
     desk.process.cannot_load("the tokenizer is damaged")
     desk.process.exit(1)
-    (failure,) = desk.told
+    (failure,) = desk.answers
     assert failure is not None and "the tokenizer is damaged" in failure.message
     assert list(desk.manager.look(make_plan((0, 1, 0))).failures) == [0]
     desk.now_s += 100.0

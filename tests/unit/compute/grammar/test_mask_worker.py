@@ -10,10 +10,10 @@ import pytest
 from common.messages.sampling import GrammarSpec
 from services.compute.grammar.backend import GrammarBackend
 from services.compute.grammar.mask_worker import MaskWorker
-from services.compute.grammar.masks import MaskMemory
-from services.compute.grammar.messages import (
+from services.compute.grammar.protocol import (
     AcceptTokens,
     GrammarSettings,
+    MaskMemory,
     MasksWritten,
     Report,
     SequenceFailed,

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from common.messages.sampling import GrammarSpec
-from services.compute.grammar.backend import GrammarBackend
-from services.compute.grammar.masks import mask_words
-from services.compute.grammar.matcher import GrammarError, SequenceMatcher, TokenRefused, bits_of
-from services.compute.grammar.messages import GrammarSettings
+from services.compute.grammar.backend import (
+    GrammarBackend,
+    GrammarError,
+    SequenceMatcher,
+    TokenRefused,
+    bits_of,
+)
+from services.compute.grammar.protocol import GrammarSettings, mask_words
 from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
 from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
 
@@ -184,7 +188,7 @@ def test_a_grammar_that_no_text_satisfies_is_refused(backend: GrammarBackend) ->
 
 
 @pytest.mark.parametrize(
-    ("grammar", "told"),
+    ("grammar", "message"),
     [
         ('start: x\nx: %json {"not": {}}\n', 'Unimplemented keys: ["not"]'),
         ("start: x\nx: /a\\b/\n", 'invalid regex "a\\\\b" (in regex): lookarounds'),
@@ -192,10 +196,10 @@ def test_a_grammar_that_no_text_satisfies_is_refused(backend: GrammarBackend) ->
         ("start: start\n", "no text of this model's tokens can satisfy it"),
     ],
 )
-def test_what_is_wrong_is_told_without_lines_that_the_client_never_wrote(
-    backend: GrammarBackend, grammar: str, told: str
+def test_an_error_has_no_lines_that_the_client_never_wrote(
+    backend: GrammarBackend, grammar: str, message: str
 ) -> None:
     with pytest.raises(GrammarError) as caught:
         backend.compile(grammar)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
     assert " | start" not in str(caught.value)

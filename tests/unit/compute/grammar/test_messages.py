@@ -8,7 +8,7 @@ import pytest
 
 from common.child_main import HEADER
 from common.messages.sampling import GrammarSpec
-from services.compute.grammar.messages import (
+from services.compute.grammar.protocol import (
     AcceptTokens,
     CompileGrammar,
     GrammarCompiled,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.compute.grammar.masks import MaskMemory, stamp
+from services.compute.grammar.protocol import MaskMemory, stamp
 from services.compute.grammar.sequences import StructuredSequences
 from tests.unit.compute.grammar.structured_plans import (
     GRAMMAR_SPEC,
@@ -115,7 +115,7 @@ def test_the_mask_of_a_former_owner_or_another_token_is_none(
     assert sequences.look(make_plan((0, 2, 0), (1, 1, 4))).ready.tolist() == [False, False]
 
 
-def test_tokens_are_told_but_for_void_samples(sequences: StructuredSequences) -> None:
+def test_tokens_go_on_except_those_of_skipped_samples(sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(slot) for slot in range(3)], 0.0))
     plan = make_plan((0, 1, 0), (3, 1, 5), (1, 1, 0), (2, 1, 0), structured=(0, 2, 3))
     rows = sequences.advance(plan, make_result(11, 12, 13, 14), frozenset([2]), 1.0)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.sampling import GrammarSpec
-from services.compute.grammar.matcher import TokenRules, bits_of
-from services.compute.grammar.messages import StartSequence
+from services.compute.grammar.backend import TokenRules, bits_of
+from services.compute.grammar.protocol import StartSequence
 from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
 
 VOCAB_SIZE = 70  # not a multiple of 32

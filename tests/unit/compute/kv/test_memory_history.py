@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from services.compute.kv.memory import KVMemory, PageTable
+from services.compute.kv import KVMemory, PageTable
 from tests.cases import num_cases
 from tests.unit.compute.memory_check import check_memory
 

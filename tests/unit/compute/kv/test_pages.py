@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from services.compute.kv.memory import PagePool
+from services.compute.kv import PagePool
 
 
 def test_pages_are_handed_out_once_until_they_come_back() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from services.compute.kv.memory import KVMemory, PageTable
+from services.compute.kv import KVMemory, PageTable
 from tests.unit.compute.memory_check import check_memory
 
 PAGE_TOKENS = 2
@@ -87,22 +87,22 @@ def test_before_the_launch_a_page_that_another_has_published_is_left_as_it_is() 
 def test_a_search_goes_on_from_where_the_last_one_ended() -> None:
     memory = KVMemory(8, 0, PAGE_TOKENS)
     first = written(memory, "abcd")
-    key, asked = key_of("abcdefgh"), []
+    key, looked_up = key_of("abcdefgh"), []
 
     def counting_key(index: int) -> bytes:
-        asked.append(index)
+        looked_up.append(index)
         return key(index)
 
     searching = PageTable(memory, "")
     nodes = searching.find(keys_of(counting_key), 4)
-    assert (len(nodes), asked) == (2, [0, 1, 2])
+    assert (len(nodes), looked_up) == (2, [0, 1, 2])
     longer = written(memory, "abcdef")
     nodes = searching.find(keys_of(counting_key), 4, nodes)
-    assert ([node.page for node in nodes], asked) == (list(longer.pages), [0, 1, 2, 2, 3])
+    assert ([node.page for node in nodes], looked_up) == (list(longer.pages), [0, 1, 2, 2, 3])
     longer.release()
     memory.tree.flush()
     nodes = searching.find(keys_of(counting_key), 4, nodes)
-    assert ([node.page for node in nodes], asked[5:]) == (list(first.pages), [2])
+    assert ([node.page for node in nodes], looked_up[5:]) == (list(first.pages), [2])
 
 
 def test_a_page_computed_twice_is_kept_once() -> None:

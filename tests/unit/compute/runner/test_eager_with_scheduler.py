@@ -15,8 +15,8 @@ from services.compute.config import ComputeSettings
 from services.compute.runner.eager import EagerRunner
 from services.compute.scheduler.outputs import sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst
-from services.compute.scheduler.protocol import SchedulerSettings
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.generate_requests import generate_request
 from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 

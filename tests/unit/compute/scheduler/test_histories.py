@@ -28,7 +28,7 @@ from common.messages.failure import Failure
 from common.messages.generate import Generate
 from common.messages.sampling import GrammarSpec
 from services.compute.scheduler.policies import PolicyName, make_policy
-from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import StepPlan
 from tests.cases import num_cases
 from tests.unit.compute.fake_device import generate, make_spec

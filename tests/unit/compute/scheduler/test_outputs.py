@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.address import Address, AttemptId
-from services.compute.kv.memory import KVMemory, PageTable
+from services.compute.kv import KVMemory, PageTable
 from services.compute.scheduler.outputs import OutputRoutes
 from services.compute.scheduler.sequence import Sequence, SequenceParams
 from services.compute.step import Int32Array
@@ -27,15 +27,15 @@ def make_sequence(slot: int, attempt: AttemptId, detokenizer: Address) -> Sequen
     return sequence
 
 
-Told = list[tuple[tuple[Address, AttemptId], int, int]]
+Routed = list[tuple[tuple[Address, AttemptId], int, int]]
 
 
-def sort(routes: OutputRoutes, slot_S: Int32Array, told: list[int]) -> Told:
+def sort(routes: OutputRoutes, slot_S: Int32Array, apart: list[int]) -> Routed:
     """Sort made-up tokens and say of each where it goes, its index and its id."""
     return sorted(
         (
             ((item.detokenizer, AttemptId(item.router, counter)), index, token)
-            for item in routes.sort(slot_S, slot_S + 10, slot_S + 20, told)
+            for item in routes.sort(slot_S, slot_S + 10, slot_S + 20, apart)
             for counter, index, token in zip(*item[2:], strict=True)
         ),
         key=repr,
@@ -59,9 +59,11 @@ def test_every_token_finds_the_attempt_that_has_the_slot_now(
         routes.enter(make_sequence(slot, owner[1], owner[0]))
         taken = [slot for slot in wanted if slot in owners]
         slot_S = arrays.setdefault(tuple(taken), np.array(taken, dtype=np.int32))
-        for told in ({}, {}, apart, {}):
-            expected = [(owners[slot], slot + 10, slot + 20) for slot in taken if slot not in told]
-            samples = [sample for sample, slot in enumerate(taken) if slot in told]
+        for reported in ({}, {}, apart, {}):
+            expected = [
+                (owners[slot], slot + 10, slot + 20) for slot in taken if slot not in reported
+            ]
+            samples = [sample for sample, slot in enumerate(taken) if slot in reported]
             assert sort(routes, slot_S, samples) == sorted(expected, key=repr)
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from services.compute.scheduler.policies import DecodeFirst, PrefillFirst, StaticBatch, make_policy
-from services.compute.scheduler.protocol import BatchView, Quota, SchedulerSettings
+from services.compute.scheduler.policies import (
+    BatchView,
+    DecodeFirst,
+    PrefillFirst,
+    Quota,
+    StaticBatch,
+    make_policy,
+)
+from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.kv.memory import PagePool
-from services.compute.scheduler.protocol import SchedulerSettings
-from services.compute.scheduler.state import Transfers
+from services.compute.kv import PagePool
+from services.compute.scheduler.state import SchedulerSettings, Transfers
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request

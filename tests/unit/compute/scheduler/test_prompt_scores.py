@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import MAX_SCORED_TOKENS
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request

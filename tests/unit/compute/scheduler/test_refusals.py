@@ -9,7 +9,7 @@ import pytest
 from common.messages.failure import Failure
 from common.messages.generate import Generate
 from common.messages.sampling import GrammarSpec
-from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import MAX_STOP_IDS
 from tests.unit.compute.fake_device import EOS, make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request

@@ -8,9 +8,10 @@ import pytest
 
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
-from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import DEVICE_TOKEN, StepPlan
 from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.memory_check import findable_nodes
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 ALL = frozenset(range(99))
@@ -86,10 +87,10 @@ def test_a_page_that_is_written_again_is_not_shared() -> None:
     loop.add(make_request(0, prompt=tuple(range(2, 10)), **STRUCTURED))  # two pages
     launch(loop, skipped=ALL)
     launch(loop, skipped=ALL)
-    assert len(list(loop.scheduler._state.memory.tree.nodes())) == 1
+    assert len(list(findable_nodes(loop.scheduler._state.memory.tree))) == 1
     launch(loop)
     launch(loop)
-    assert len(list(loop.scheduler._state.memory.tree.nodes())) == 2
+    assert len(list(findable_nodes(loop.scheduler._state.memory.tree))) == 2
     loop.run()
     loop.check_finished()
 

@@ -6,7 +6,7 @@ import pytest
 
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
-from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import StepPlan
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.memory_check import check_scheduler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.scheduler.protocol import SchedulerSettings, SequenceOutput, StepTokens
+from services.compute.scheduler.outputs import SequenceOutput, StepTokens
+from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import DEVICE_TOKEN
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request

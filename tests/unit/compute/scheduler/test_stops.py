@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.scheduler.protocol import SchedulerSettings
+from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import EOS, generate, make_spec
-from tests.unit.compute.memory_check import check_scheduler
+from tests.unit.compute.memory_check import check_scheduler, findable_nodes
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 PROMPT = (2, 3, 4, 5, 6)
@@ -91,7 +91,7 @@ def test_pages_with_discarded_tokens_are_never_shared() -> None:
     seed = seed_that_stops(EOS, 2, 2)
     loop.add(make_request(0, PROMPT, 40, seed=seed, ignore_eos=False))
     loop.run()
-    shared = list(loop.scheduler._state.memory.tree.nodes())
+    shared = list(findable_nodes(loop.scheduler._state.memory.tree))
     assert len(shared) == 1
     check_scheduler(loop.scheduler)
 
