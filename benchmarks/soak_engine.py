@@ -53,7 +53,7 @@ class EngineSoak:
 
     def __init__(self, folder: Path, mix: Mix, settings: ComputeSettings) -> None:
         self._mix = mix
-        self._runner, self._scheduler, _ = ModelDevice(
+        self._runner, self._scheduler, *_ = ModelDevice(
             ModelSettings(path=str(folder)), settings
         ).load()
         self._engine = Engine(
