@@ -67,7 +67,9 @@ export class Answer {
     if (reasoning) this.reasoning += reasoning;
     for (const call of calls) this.#call(call);
     if (content) this.#content(content);
-    if (reasoning || calls.length) this.waiting = []; // they were not tokens of the answer's text
+    if (calls.length) this.waiting = []; // they were not tokens of the answer's text
+    // Nor are those of the reasoning; a chunk that ends it may bring the first of the text as well.
+    else if (reasoning) this.waiting = splitByTokens(reasoning, this.waiting).rest;
     if (reasoning || content || calls.length) this.#arrived(now, Boolean(reasoning));
     if (choice.finish_reason) this.finish = String(choice.finish_reason);
   }

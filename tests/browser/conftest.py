@@ -28,10 +28,15 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-f
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests of this folder on the session's loop."""
+    """Run all tests of this folder on the session's loop; leave a page before its server ends."""
     for item in items:
-        if item.nodeid.startswith("tests/browser/"):
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+        if not item.nodeid.startswith("tests/browser/"):
+            continue
+        item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+        names = getattr(item, "fixturenames", [])
+        if "scripted" in names and "visit" in names:  # what is set up first ends last
+            names.remove("scripted")
+            names.insert(names.index("visit"), "scripted")
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,18 @@ test("tokens that end the reasoning are none of the text after it", () => {
   assert.deepEqual(answer.pieces.map(({ text, tokens }) => [text, tokens.map(({ token }) => token)]), [["Yes", ["Yes"]], ["!", ["!"]]]);
 });
 
+test("tokens of the text that come with the end of the reasoning are kept for it", () => {
+  const answer = new Answer("m", 0);
+  const tokens = ["h", "m", "</think>", "\n\n", "4", "2"].map(scored);
+  answer.take(chunk({ reasoning: "hm" }, { logprobs: { content: tokens } }), 1);
+  answer.take(chunk({ content: "42" }), 2);
+  const pieces = answer.pieces.map(({ text, tokens }) => [text, tokens.map(({ token }) => token)]);
+  assert.deepEqual(pieces, [
+    ["4", ["4"]],
+    ["2", ["2"]],
+  ]);
+});
+
 test("reasoning is asked for only where it was chosen, and only as the form has it", () => {
   const settings = new Settings();
   const effort = (chosen) => {
