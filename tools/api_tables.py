@@ -12,7 +12,13 @@ import re
 from pathlib import Path
 
 from services.router.openapi.components import MODELS
-from services.router.request_model import IGNORED_FIELDS, WITHOUT_EFFECT, RequestModel
+from services.router.request_model import (
+    IGNORED,
+    IGNORED_FIELDS,
+    WARNED,
+    WITHOUT_EFFECT,
+    RequestModel,
+)
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "api"
 WITH_WARNINGS = ("ChatRequest", "CompletionRequest", "EmbeddingsRequest", "ResponsesRequest")
@@ -22,25 +28,25 @@ TABLE = re.compile(r"(<!-- fields: (\w+) -->\n).*?(<!-- end of fields -->)", re.
 def table(models: tuple[type[RequestModel], ...], warns: bool = True) -> str:
     """Make the table of a request that has one form or several.
 
-    A field without a description stands in the row of the field before it; fields that the request
-    refuses have none. With `warns` the endpoint knows the fields that it ignores, and the table has
-    them.
+    Fields of one description share a row; fields that the request refuses have none. With `warns`
+    the endpoint knows the fields that it ignores, and the table ends with them.
     """
-    rows: list[tuple[list[str], str]] = []
+    rows: dict[str, list[str]] = {}
     seen: set[str] = set()
     for model in models:
         for name, field in model.model_fields.items():
             if name in seen or name in model.refused or field.annotation is type(None):
                 continue
             seen.add(name)
-            if field.description is not None:
-                rows.append(([], field.description))
-            rows[-1][0].append(name)
+            description = " ".join((field.description or "").split())
+            rows.setdefault(description, []).append(name)
     if warns:
-        rows.append((sorted(IGNORED_FIELDS - seen), "accepted, without effect"))
-        rows.append((list(WITHOUT_EFFECT), "accepted, without effect and with a warning"))
+        rows[IGNORED] = [*rows.pop(IGNORED, []), *sorted(IGNORED_FIELDS - seen)]
+        rows[WARNED] = [*rows.pop(WARNED, []), *WITHOUT_EFFECT]
     lines = ["| Field | What it does |", "| --- | --- |"]
-    lines += [f"| {', '.join(f'`{name}`' for name in names)} | {what} |" for names, what in rows]
+    lines += [
+        f"| {', '.join(f'`{name}`' for name in names)} | {what} |" for what, names in rows.items()
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -27,16 +27,16 @@ from services.router.generation import Generation, RequestContext, response_head
 from services.router.json_schema import NULL
 from services.router.middleware import WARNINGS
 from services.router.openai.messages import Messages
-from services.router.openai.sampling import TRUNCATION, ModelName, Priority
+from services.router.openai.sampling import TRUNCATION, CacheSalt, ModelName, Priority
 from services.router.openai.template import (
+    NoSpecialTokens,
     TemplateKwargs,
     chat_prompt,
-    check_special,
     pack_variables,
 )
 from services.router.openai.tools import Tools
 from services.router.prompts import MAX_INT32, prompts_schema, read_prompts
-from services.router.request_model import UNSUPPORTED_FIELDS, OpenAIModel, RefusedFields
+from services.router.request_model import IGNORED, UNSUPPORTED_FIELDS, OpenAIModel, RefusedFields
 from services.router.request_warnings import Warnings
 
 MAX_INPUTS: Final = 2048  # OpenAI's
@@ -76,40 +76,37 @@ class EmbeddingFields(OpenAIModel):
     }
 
     model: ModelName = None
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="numbers, or the bytes of little-endian float32"
-    )
-    dimensions: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_DIMENSIONS,
-        description="the model's own number, or fewer if its embeddings allow that",
-    )
+    encoding_format: Literal["float", "base64"] | None = None
+    """`float` for numbers, or `base64` of the bytes of little-endian float32"""
+    dimensions: int | None = Field(None, ge=1, le=MAX_DIMENSIONS)
+    """the model's own number, or fewer if its embeddings allow that"""
     truncate_prompt_tokens: Annotated[
         int | None, Field(ge=-1, le=MAX_INT32), AfterValidator(_check_truncation), TRUNCATION
-    ] = Field(
-        None,
-        description="cut inputs to so many tokens, from that side; -1 means the model's limit",
-    )
+    ] = None
+    """cut longer inputs to this many tokens; -1 means as many as the model takes"""
     truncation_side: Literal["left", "right"] | None = None
+    """the side on which `truncate_prompt_tokens` cuts inputs, by default `right`"""
     priority: Priority = None
-    cache_salt: str | None = Field(None, max_length=256)
-    request_id: str | None = Field(None, description="returned as the header `X-Request-Id`")
+    cache_salt: CacheSalt = None
+    request_id: str | None = None
+    """1 to 128 letters, digits or `._:-`; returned as `X-Request-Id`, unless the request has that
+    header"""
     rid: str | None = None
-    user: str | None = Field(None, description="accepted, without effect")
-    add_generation_prompt: bool | None = Field(
-        None, description="with `messages`: how the template is applied"
-    )
+    """another name for `request_id`, which comes first"""
+    user: str | None = Field(None, description=IGNORED)
+    add_generation_prompt: bool | None = None
+    """with `messages`: whether the template begins the assistant's turn"""
     continue_final_message: bool | None = None
+    """with `messages`: whether the last message stays open, without the end of its turn"""
 
 
 class InputFields(EmbeddingFields):
     """A request with `input`."""
 
     chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool | None = Field(
-        None, description="whether special tokens are added to texts"
-    )
+    """with `messages`: variables of the chat template"""
+    add_special_tokens: bool | None = None
+    """whether the tokenizer adds its special tokens to texts, as it does by default"""
     input: Annotated[
         Any,  # a tuple of PromptSource, whose arrays pydantic does not know
         PlainValidator(_read_inputs),
@@ -125,14 +122,12 @@ class InputFields(EmbeddingFields):
 class MessagesFields(EmbeddingFields):
     """A request with one input in the form of a chat, as vLLM takes it."""
 
-    messages: Messages = Field(
-        description="instead of `input`: a conversation, rendered by the chat template"
-    )
+    messages: Messages
+    """instead of `input`: a conversation, rendered by the chat template"""
     input: Annotated[None, PlainValidator(_refuse_input), WithJsonSchema(NULL)] = None
     chat_template_kwargs: TemplateKwargs = None
-    add_special_tokens: Annotated[
-        bool | None, AfterValidator(check_special), WithJsonSchema({"enum": [None, False]})
-    ] = None
+    """variables of the chat template, as far as the server lets requests set them"""
+    add_special_tokens: NoSpecialTokens = None
 
     @property
     def prompts(self) -> tuple[PromptSource, ...]:

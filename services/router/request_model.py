@@ -22,7 +22,10 @@ from services.router.errors import (
 from services.router.request_warnings import Warnings
 
 MAX_LISTED_ERRORS = 3
+IGNORED = "accepted, without effect"  # the description of such a field
+WARNED = f"{IGNORED} and with a warning"
 
+_LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")
 _LENGTH = re.compile(r"^(?:List|Dictionary|String) should have")
 
 
@@ -140,10 +143,13 @@ UNSUPPORTED_FIELDS: Mapping[str, RefusedFields] = {
 class RequestModel(BaseModel):
     """The body of a request; a field that is null counts as not given, as with OpenAI.
 
-    Rules stand beside the fields, as validators that raise `bad_field`.
+    Rules stand beside the fields, as validators that raise `bad_field`. The string below a field,
+    or its `description`, is its row in docs/api and its description in the OpenAPI document.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     refused: ClassVar[Mapping[str, RefusedFields]] = {}
 
@@ -179,6 +185,9 @@ class RequestModel(BaseModel):
         schema = handler.resolve_ref_schema(handler(core_schema))
         refused = {name: each.json_schema for name, each in cls.refused.items()}
         schema["properties"].update(refused)
+        for field in schema["properties"].values():
+            if "description" in field:  # its links lead to pages of docs/api
+                field["description"] = _LINK.sub(r"\1", " ".join(field["description"].split()))
         return schema
 
 

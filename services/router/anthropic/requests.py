@@ -45,7 +45,7 @@ from services.router.request_fields import (
     tool_name_in,
     unsupported_type,
 )
-from services.router.request_model import RequestModel
+from services.router.request_model import IGNORED, WARNED, RequestModel
 from services.router.request_warnings import Warnings
 
 SCHEMA: Final = "input_schema"
@@ -91,36 +91,31 @@ class PromptFields(RequestModel):
     """The fields that make the prompt: those of `/v1/messages/count_tokens`."""
 
     model: str = Field(min_length=1, max_length=512, description="one of `/v1/models`")
-    messages: Annotated[Any, WithJsonSchema(array(_MESSAGE, minItems=1, maxItems=MAX_MESSAGES))] = (
-        Field(description="turns of user, assistant and system; a text, or blocks")
-    )
-    system: Annotated[Any, WithJsonSchema(nullable(_BLOCKS))] = Field(
-        None, description="the system prompt; a text, or blocks"
-    )
-    tools: Annotated[Any, WithJsonSchema(nullable(array(OBJECT, maxItems=MAX_TOOLS)))] = Field(
-        None, description="[tools](tools.md)"
-    )
+    messages: Annotated[Any, WithJsonSchema(array(_MESSAGE, minItems=1, maxItems=MAX_MESSAGES))]
+    """turns of user, assistant and system; a text, or blocks"""
+    system: Annotated[Any, WithJsonSchema(nullable(_BLOCKS))] = None
+    """the system prompt; a text, or blocks"""
+    tools: Annotated[Any, WithJsonSchema(nullable(array(OBJECT, maxItems=MAX_TOOLS)))] = None
+    """[tools](tools.md) that the answer may call"""
     tool_choice: Annotated[Any, WithJsonSchema(nullable(OBJECT))] = None
-    thinking: Thinking | None = Field(
-        None, description="[reasoning](tools.md#reasoning), which is off unless it is requested"
-    )
-    output_config: OutputConfig | None = Field(
-        None, description="`effort`, and a `format`: [answers that must parse](structured.md)"
-    )
-    output_format: OutputFormat | None = Field(
-        None, description="the older place of `output_config.format`"
-    )
-    container: Any = Field(None, description="accepted, without effect and with a warning")
-    context_management: Any = None
-    mcp_servers: Any = None
-    betas: Any = Field(None, description="accepted, without effect")
-    cache_control: Any = None
-    diagnostics: Any = None
-    inference_geo: Any = None
-    service_tier: Any = None
-    speed: Any = None
-    user_profile_id: Any = None
-    workspace_id: Any = None
+    """whether the answer may, must or must not call a [tool](tools.md), and which one"""
+    thinking: Thinking | None = None
+    """[reasoning](tools.md#reasoning), which is off unless it is requested"""
+    output_config: OutputConfig | None = None
+    """`effort`, and a `format` that [the answer must match](structured.md)"""
+    output_format: OutputFormat | None = None
+    """the older place of `output_config.format`"""
+    container: Any = Field(None, description=WARNED)
+    context_management: Any = Field(None, description=WARNED)
+    mcp_servers: Any = Field(None, description=WARNED)
+    betas: Any = Field(None, description=IGNORED)
+    cache_control: Any = Field(None, description=IGNORED)
+    diagnostics: Any = Field(None, description=IGNORED)
+    inference_geo: Any = Field(None, description=IGNORED)
+    service_tier: Any = Field(None, description=IGNORED)
+    speed: Any = Field(None, description=IGNORED)
+    user_profile_id: Any = Field(None, description=IGNORED)
+    workspace_id: Any = Field(None, description=IGNORED)
 
     @property
     def thinks(self) -> bool:
@@ -158,29 +153,26 @@ class PromptFields(RequestModel):
 class MessageFields(PromptFields):
     """The fields of `/v1/messages`."""
 
-    max_tokens: int = Field(
-        ge=1, le=MAX_INT32, description="the most tokens to generate; else what fits"
-    )
-    stream: bool | None = Field(None, description="events instead of one body")
-    temperature: float | None = Field(
-        None,
-        ge=0.0,
-        le=1.0,
-        description="how to sample, by default as the model's generation config says",
-    )
+    max_tokens: int = Field(ge=1, le=MAX_INT32)
+    """the most tokens to generate, or as many as fit if that is less"""
+    stream: bool | None = None
+    """events instead of one body"""
+    temperature: float | None = Field(None, ge=0.0, le=1.0)
+    """how random the choice of tokens is, from 0 to 1; by default the model's own"""
     top_p: float | None = Field(None, gt=0.0, le=1.0)
+    """sample among the likeliest tokens of this total probability; by default the model's own"""
     top_k: int | None = Field(None, ge=0, le=MAX_INT32)
-    seed: int | None = Field(
-        None, ge=-(1 << 63), le=SEED_MASK, description="the same seed gives the same random numbers"
-    )
+    """sample among this many of the likeliest, 0 for all; by default the model's own"""
+    seed: int | None = Field(None, ge=-(1 << 63), le=SEED_MASK)
+    """the same seed gives the same random numbers"""
     stop_sequences: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
             Field(max_length=MAX_STOPS),
         ]
         | None
-    ) = Field(None, description=f"up to {MAX_STOPS} texts")
-    metadata: Metadata | None = Field(None, description="accepted, without effect")
+    ) = Field(None, description=f"up to {MAX_STOPS} texts that end the answer")
+    metadata: Metadata | None = Field(None, description=IGNORED)
 
     @property
     def thinking_budget(self) -> int:

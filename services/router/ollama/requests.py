@@ -15,7 +15,7 @@ from services.router.json_body import dump
 from services.router.json_schema import OBJECT, either, nullable, one_of
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.sampling import ALL_LOGPROBS, MAX_TOP_LOGPROBS
+from services.router.openai.sampling import TopLogprobs
 from services.router.request_model import RefusedFields, RequestModel
 from services.router.request_warnings import Warnings
 
@@ -54,22 +54,24 @@ class _Fields(RequestModel):
     """The fields that both requests have."""
 
     model: str = Field(min_length=1, max_length=512, description="one of `/api/tags`")
-    stream: bool | None = Field(None, description="lines of new text, which is the default")
+    stream: bool | None = None
+    """lines of new text, which is the default, or false for one object"""
     format: Annotated[
         dict[str, Any] | None,
         PlainValidator(read_format),
         WithJsonSchema(nullable(either(one_of("", "json"), OBJECT))),
-    ] = Field(None, description="`json`, or a JSON schema that the answer must match")
+    ] = None
+    """`json`, or a JSON schema that the answer must match"""
     options: dict[str, Any] | None = Field(
         None,
         description=", ".join(f"`{name}`" for name in ("num_predict", *OPTIONS))
         + "; options that configure how a model runs are ignored",
     )
-    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
-        None, description="true, false, `low`, `medium`, `high` or `max`"
-    )
-    logprobs: bool | None = Field(None, description="log-probabilities of the answer's tokens")
-    top_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    """whether to reason, or how much: true, false, `low`, `medium`, `high` or `max`"""
+    logprobs: bool | None = None
+    """log probabilities of the answer's tokens"""
+    top_logprobs: TopLogprobs = None
 
     @property
     def streaming(self) -> bool:
@@ -85,12 +87,11 @@ class _Fields(RequestModel):
 class OllamaChatFields(_Fields):
     """A request of `/api/chat`; without messages it only loads the model."""
 
-    messages: list[Any] | None = Field(
-        None,
-        description="as in [chat](chat.md), with `tool_calls`, `tool_name` and `thinking`; a "
-        "result belongs to the first call of its tool without a result",
-    )
-    tools: list[Any] | None = Field(None, description="[tools](tools.md)")
+    messages: list[Any] | None = None
+    """as in [chat](chat.md), with `tool_calls`, `tool_name` and `thinking`; a result belongs to the
+    first call of its tool without a result"""
+    tools: list[Any] | None = None
+    """[tools](tools.md) that the answer may call"""
 
 
 class GenerateFields(_Fields):
@@ -102,16 +103,19 @@ class GenerateFields(_Fields):
         "template": RefusedFields(("",), "the template is the model's own"),
     }
 
-    prompt: str | None = Field(None, description="the user's message, or with `raw` all of it")
-    system: str | None = Field(None, description="the system message")
-    raw: bool | None = Field(None, description="the prompt bypasses the chat template")
+    prompt: str | None = None
+    """the user's message, or with `raw` the whole text that the model continues"""
+    system: str | None = None
+    """the system message; with `raw` it has no effect"""
+    raw: bool | None = None
+    """the prompt bypasses the chat template"""
 
 
 class ShowFields(RequestModel):
     """A request of `/api/show`; `name` is the older field."""
 
-    model: str = Field("", max_length=512)
-    name: str = Field("", max_length=512)
+    model: str = Field("", max_length=512, description="one of `/api/tags`")
+    name: str = Field("", max_length=512, description="the older name of `model`")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import Field
 
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import ChatPrompt, StreamSettings
@@ -19,9 +19,8 @@ from services.router.openai.chunks import AnswerOptions
 from services.router.openai.messages import Messages, final_words
 from services.router.openai.rules import make_rules, with_schema
 from services.router.openai.sampling import (
-    ALL_LOGPROBS,
-    MAX_TOP_LOGPROBS,
     SamplingFields,
+    TopLogprobs,
     num_candidates,
     warn_of_all,
 )
@@ -29,9 +28,9 @@ from services.router.openai.structure import StructureFields
 from services.router.openai.template import (
     Documents,
     Effort,
+    NoSpecialTokens,
     TemplateKwargs,
     chat_prompt,
-    check_special,
     pack_variables,
 )
 from services.router.openai.tools import (
@@ -52,38 +51,43 @@ from services.router.request_warnings import Warnings
 class ConversationFields(OpenAIModel):
     """The fields of chat requests other than sampling, which `/tokenize` takes, too."""
 
-    messages: Messages = Field(
-        description="roles system, developer, user, assistant, tool; content as text or as parts "
-        "of the types `text`, `input_text` and `output_text`; arguments of calls as JSON text or "
-        "as an object"
-    )
-    tools: ChatTools = Field([], description="[tools](tools.md)")
+    messages: Messages
+    """roles system, developer, user, assistant, tool, function; content as text, or as parts of the
+    types `text`, `input_text`, `output_text`, `refusal`; arguments as JSON text or as an object"""
+    tools: ChatTools = []
+    """[tools](tools.md) that the answer may call"""
     tool_choice: Choosing = ToolChoice()
+    """whether the answer may, must or must not call a [tool](tools.md), and which one"""
     parallel_tool_calls: bool | None = None
+    """false for one [call](tools.md) at most"""
     functions: Functions = []
+    """the older form of `tools`"""
     function_call: FunctionCall = None
-    reasoning_effort: Effort | None = Field(None, description="[reasoning](tools.md#reasoning)")
+    """the older form of `tool_choice`"""
+    reasoning_effort: Effort | None = None
+    """how much to [reason](tools.md#reasoning), if the template reads that"""
     thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_INT32)
+    """the most tokens of [reasoning](tools.md#reasoning); -1 for no limit"""
     include_reasoning: bool | None = None
+    """false leaves the [reasoning](tools.md#reasoning) out of the answer"""
     separate_reasoning: bool | None = None
-    add_generation_prompt: bool | None = Field(None, description="how the template is applied")
+    """false leaves the [reasoning](tools.md#reasoning) in the text of the answer"""
+    add_generation_prompt: bool | None = None
+    """whether the template begins the assistant's turn; not with `continue_final_message`"""
     continue_final_message: bool | None = None
+    """whether the answer continues the last message instead of following it"""
     chat_template_kwargs: TemplateKwargs = None
+    """variables of the chat template, as far as the server lets requests set them"""
     documents: Documents = None
-    max_completion_tokens: int | None = Field(
-        None, ge=1, le=MAX_INT32, description="another name for `max_tokens`"
-    )
-    logprobs: bool | None = Field(
-        None,
-        description=f"log probabilities of each token and up to {MAX_TOP_LOGPROBS} others; "
-        f"-1 means {MAX_TOP_LOGPROBS}",
-    )
-    top_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)
-    echo: bool | None = Field(
-        None,
-        description="begin the answer with the last message, if that is the assistant's; with "
-        "`logprobs` it has `prompt_logprobs`, too",
-    )
+    """documents for a chat template that reads them"""
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    """another name for `max_tokens`"""
+    logprobs: bool | None = None
+    """whether the answer has the log probability of each token"""
+    top_logprobs: TopLogprobs = None
+    echo: bool | None = None
+    """begin the answer with the last message, if that is the assistant's; with `logprobs` it has
+    `prompt_logprobs`, too"""
 
     @property
     def offered_tools(self) -> Tools:
@@ -111,9 +115,7 @@ class ChatFields(StructureFields, SamplingFields, ConversationFields):
         "prompt": RefusedFields(why="use messages, or /v1/completions"),
     }
 
-    add_special_tokens: Annotated[
-        bool | None, AfterValidator(check_special), WithJsonSchema({"enum": [None, False]})
-    ] = Field(None, description="only false: the template writes them")
+    add_special_tokens: NoSpecialTokens = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ from services.router.openai.chunks import AnswerOptions
 from services.router.openai.completion_format import CompletionFormat, Echo
 from services.router.openai.rules import make_rules
 from services.router.openai.sampling import (
-    ALL_LOGPROBS,
     MAX_TOP_LOGPROBS,
+    NumLogprobs,
     SamplingFields,
     num_candidates,
     warn_of_all,
@@ -92,16 +92,13 @@ class CompletionFields(StructureFields, SamplingFields):
         description=f"the most tokens to generate, {USUAL_MAX_TOKENS} by default; 0 "
         "with `echo` alone",
     )
-    logprobs: int | None = Field(
+    logprobs: NumLogprobs = Field(
         None,
-        ge=ALL_LOGPROBS,
-        le=MAX_TOP_LOGPROBS,
-        description="log probabilities of each token and so many others; -1 means "
-        f"{MAX_TOP_LOGPROBS}",
+        description="log probabilities of each token and of this many of the most likely, up to "
+        f"{MAX_TOP_LOGPROBS}; -1 means {MAX_TOP_LOGPROBS}",
     )
-    echo: bool | None = Field(
-        None, description="repeat the prompt before the answer; with `logprobs` it is scored"
-    )
+    echo: bool | None = None
+    """repeat the prompt before the answer; with `logprobs` it is scored"""
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:

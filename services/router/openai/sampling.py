@@ -43,17 +43,23 @@ MAX_TEMPERATURE = 1e6  # OpenAI's own limit is 2; here every token is as likely 
 SEED_MASK = (1 << 63) - 1
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
-ModelName = Annotated[
-    str | None,
-    Field(max_length=512, description="one of `/v1/models`; may be left out if only one is served"),
-]
+WHICH_MODEL = "one of `/v1/models`; may be left out if only one is served"
+ModelName = Annotated[str | None, Field(max_length=512, description=WHICH_MODEL)]
 Priority = Annotated[
     int | None,
+    Field(ge=-MAX_INT32, le=MAX_INT32, description="requests with a lower number go first"),
+]
+NumLogprobs = Annotated[int | None, Field(ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)]
+TopLogprobs = Annotated[
+    NumLogprobs,
     Field(
-        ge=-MAX_INT32,
-        le=MAX_INT32,
-        description="which request goes first (lower is earlier); which ones share prompt pages",
+        description="how many of the most likely tokens `logprobs` has at each place, up to "
+        f"{MAX_TOP_LOGPROBS}; -1 means {MAX_TOP_LOGPROBS}"
     ),
+]
+CacheSalt = Annotated[
+    str | None,
+    Field(max_length=256, description="share cached prefixes only with requests of the same salt"),
 ]
 TRUNCATION = WithJsonSchema(nullable(either({"const": -1}, {**TOKEN_ID, "minimum": 1})))
 _STOP = {**NOT_EMPTY, "maxLength": MAX_STOP_CHARACTERS}
@@ -150,44 +156,36 @@ NO_STREAM_OPTIONS = StreamOptions()
 
 
 class SamplingFields(OpenAIModel):
-    """Fields of several APIs about sampling and the text of the answer.
-
-    A field without a description stands in the documentation beside the one before it.
-    """
+    """Fields of several APIs about sampling and the text of the answer."""
 
     model: ModelName = None
-    max_tokens: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_INT32,
-        description="the most tokens to generate, by default as many as fit; a larger number is "
-        "lowered to that, with a [warning](errors.md#warnings)",
-    )
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    """the most tokens to generate, by default as many as fit; a larger number is lowered to that,
+    with a [warning](errors.md#warnings)"""
     n: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_CHOICES,
-        description=f"the number of answers to a prompt, up to {MAX_CHOICES}; they share its "
-        "pages, so that only a page that it leaves half full is computed again",
+        None, ge=1, le=MAX_CHOICES, description=f"answers to each prompt, up to {MAX_CHOICES}"
     )
-    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES, description="the same number as `n`")
-    stream: bool | None = Field(None, description="[events](chat.md#streaming) instead of one body")
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    """the same number as `n`"""
+    stream: bool | None = None
+    """[events](chat.md#streaming) instead of one body"""
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(
-        None,
-        ge=0.0,
-        le=MAX_TEMPERATURE,
-        description="how to sample, by default as the model's generation config says; a "
-        "temperature may be up to a million",
-    )
+    """with `stream`: `include_usage` for a last chunk with the usage, `continuous_usage_stats` for
+    the usage so far on every chunk"""
+    temperature: float | None = Field(None, ge=0.0, le=MAX_TEMPERATURE)
+    """how random the choice of tokens is, from 0 to a million; by default the model's own"""
     top_p: float | None = Field(None, gt=0.0, le=1.0)
+    """sample among the likeliest tokens of this total probability; by default the model's own"""
     top_k: int | None = Field(None, ge=-1, le=MAX_INT32)
+    """sample among this many of the likeliest, 0 or -1 for all; by default the model's own"""
     min_p: float | None = Field(None, ge=0.0, le=1.0)
-    presence_penalty: float | None = Field(
-        None, ge=-2.0, le=2.0, description="which tokens become more or less likely"
-    )
+    """drop tokens below this share of the top token's probability; by default the model's own"""
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    """subtracted from the logits of the tokens that the answer already has"""
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    """subtracted from the logit of a token once for each time that the answer has it"""
     repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
+    """above 1 makes tokens of prompt and answer less likely; by default the model's own"""
     logit_bias: Annotated[
         dict[str, Any] | None,
         Field(max_length=MAX_LOGIT_BIAS),
@@ -203,78 +201,78 @@ class SamplingFields(OpenAIModel):
             )
         ),
     ] = None
-    seed: int | None = Field(
-        None, ge=-(1 << 63), le=SEED_MASK, description="the same seed gives the same random numbers"
-    )
+    """added to the logits of tokens, by their ids"""
+    seed: int | None = Field(None, ge=-(1 << 63), le=SEED_MASK)
+    """the same seed gives the same random numbers"""
     stop: Annotated[
         tuple[str, ...],
         PlainValidator(read_stops),
         WithJsonSchema(nullable(either(_STOP, array(_STOP, maxItems=MAX_STOPS)))),
     ] = Field(
         (),
-        description=f"one string or up to {MAX_STOPS}, of {MAX_ALL_STOP_CHARACTERS:,} characters "
-        "together; `include_stop_str_in_output` keeps the one that matched",
+        description=f"where the answer ends: one string or up to {MAX_STOPS}, of "
+        f"{MAX_ALL_STOP_CHARACTERS:,} characters together",
     )
     include_stop_str_in_output: bool | None = None
+    """whether the answer keeps the `stop` that ended it; by default it does not"""
     stop_token_ids: Annotated[
         list[int] | None,
         Field(max_length=MAX_STOP_TOKEN_IDS),
         AfterValidator(partial(_check_ids, "stop_token_ids")),
         WithJsonSchema(nullable(array(TOKEN_ID, maxItems=MAX_STOP_TOKEN_IDS))),
-    ] = Field(None, description=f"other conditions for the end; up to {MAX_STOP_TOKEN_IDS} ids")
+    ] = Field(None, description=f"up to {MAX_STOP_TOKEN_IDS} tokens that end the answer")
     ignore_eos: bool | None = None
+    """whether the answer goes on after the model's own end of a text"""
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
+    """the least tokens to generate before anything but a complete structure may end the answer"""
     allowed_token_ids: Annotated[
         list[int] | None,
         Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS),
         AfterValidator(partial(_check_ids, "allowed_token_ids")),
         WithJsonSchema(nullable(array(TOKEN_ID, minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS))),
-    ] = Field(
-        None,
-        description="the only tokens that may be sampled; words that must not appear (as the "
-        "tokenizer splits them, with and without a leading space)",
-    )
+    ] = None
+    """the only tokens that may be sampled, besides those that end the answer"""
     bad_words: Annotated[
         tuple[str, ...],
         PlainValidator(read_bad_words),
         WithJsonSchema(nullable(array(_BAD_WORD, maxItems=MAX_BAD_WORDS))),
     ] = ()
-    prompt_logprobs: int | None = Field(
+    """words that must not appear, as the tokenizer splits them, with and without a leading space"""
+    prompt_logprobs: NumLogprobs = Field(
         None,
-        ge=ALL_LOGPROBS,
-        le=MAX_TOP_LOGPROBS,
-        description="log probabilities of the prompt's tokens (not while streaming), with up to "
-        f"{MAX_TOP_LOGPROBS} others each; -1 means {MAX_TOP_LOGPROBS}",
+        description="log probabilities of the prompt's tokens and of this many of the most likely, "
+        f"up to {MAX_TOP_LOGPROBS}, not while streaming; -1 means {MAX_TOP_LOGPROBS}",
     )
-    return_token_ids: bool | None = Field(
-        None, description="show the ids of prompt and answer; ids instead of texts in logprobs"
-    )
+    return_token_ids: bool | None = None
+    """whether to show the token ids of the prompt and the answer"""
     return_tokens_as_token_ids: bool | None = None
+    """whether log probabilities name tokens as `token_id:5` instead of their texts"""
     truncate_prompt_tokens: Annotated[
         int | None,
         Field(ge=-1, le=MAX_INT32),
         AfterValidator(_check_truncation),
         TRUNCATION,
-    ] = Field(
-        None,
-        description="cut the prompt to so many tokens, from that side; -1 means the model's limit",
-    )
+    ] = None
+    """cut a longer prompt to this many tokens; -1 means as many as leave room for the answer"""
     truncation_side: Literal["left", "right"] | None = None
-    skip_special_tokens: bool | None = Field(None, description="whether special tokens are shown")
-    add_special_tokens: bool | None = Field(None, description="whether special tokens are added")
+    """the side on which `truncate_prompt_tokens` cuts the prompt, by default `left`"""
+    skip_special_tokens: bool | None = None
+    """whether special tokens are left out of the answer's text, as they are by default"""
+    add_special_tokens: bool | None = None
+    """whether the tokenizer adds its special tokens to a text, as it does by default"""
     spaces_between_special_tokens: Annotated[
         bool | None,
         AfterValidator(_check_spaces),
         WithJsonSchema({"enum": [True, None]}),
-    ] = Field(None, description="only true, the default")
+    ] = None
+    """only true, the default"""
     priority: Priority = None
-    cache_salt: str | None = Field(None, max_length=256)
-    request_id: str | None = Field(
-        None,
-        description="returned as the header `X-Request-Id` and at the end of the answer's `id`; "
-        "ignored if it is no valid header value",
-    )
+    cache_salt: CacheSalt = None
+    request_id: str | None = None
+    """1 to 128 letters, digits or `._:-`; returned as `X-Request-Id`, unless the request has that
+    header, and at the end of the answer's `id`"""
     rid: str | None = None
+    """another name for `request_id`, which comes first"""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, WithJsonSchema
 
 from common.messages.tokenize import Structure, StructureKind
 from services.router.errors import bad_field, shown, unsupported
@@ -227,27 +227,32 @@ class StructureFields(OpenAIModel):
         Structure | None,
         _reader(read_response_format),
         WithJsonSchema(nullable(_RESPONSE_FORMAT)),
-    ] = Field(None, description="[answers that must parse](structured.md)")
+    ] = None
+    """JSON, a JSON schema or tags that [the answer must match](structured.md)"""
     structured_outputs: Annotated[
         Structure | None,
         _reader(_structured_outputs),
         WithJsonSchema(nullable(_STRUCTURED)),
     ] = None
+    """what [the answer must match](structured.md), in vLLM's form"""
     json_schema: Annotated[  # SGLang's, as are the others below
         Structure | None,
         _reader(lambda value: schema_structure(value, "json_schema")),
         WithJsonSchema(nullable(_SCHEMA)),
     ] = None
+    """a JSON schema that the answer must match"""
     regex: Annotated[
         Structure | None,
         _reader(lambda value: _text("regex", value, "regex")),
         WithJsonSchema(nullable(NOT_EMPTY)),
     ] = None
+    """a regular expression that the whole answer must match"""
     ebnf: Annotated[
         Structure | None,
         _reader(lambda value: _text("grammar", value, "ebnf")),
         WithJsonSchema(nullable(NOT_EMPTY)),
     ] = None
+    """a grammar in GBNF or Lark that the answer must match"""
 
     @property
     def structure(self) -> Structure | None:

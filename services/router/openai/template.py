@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
 from common.messages.tokenize import ChatPrompt
 from services.router.errors import bad_field, shown, unsupported
@@ -115,6 +115,12 @@ TemplateKwargs = Annotated[
     dict[str, Any] | None,
     PlainValidator(read_kwargs),
     WithJsonSchema(nullable({**OBJECT, "maxProperties": MAX_VARIABLES})),
+]
+NoSpecialTokens = Annotated[
+    bool | None,
+    AfterValidator(check_special),
+    WithJsonSchema({"enum": [None, False]}),
+    Field(description="only false: the template writes them"),
 ]
 Documents = Annotated[
     list[Any] | None,

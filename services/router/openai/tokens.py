@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -14,9 +13,10 @@ from services.router.endpoint import Endpoint, query
 from services.router.errors import bad_field
 from services.router.json_schema import array
 from services.router.openai.chat import ConversationFields
+from services.router.openai.sampling import WHICH_MODEL, NumLogprobs
 from services.router.prompts import MAX_INT32, TOKEN_ID, check_ids
 from services.router.request_fields import check_type
-from services.router.request_model import OpenAIModel, RefusedFields, RequestModel
+from services.router.request_model import OpenAIModel, RequestModel
 
 
 def _read_ids(ids: list[Any]) -> list[int]:
@@ -25,18 +25,21 @@ def _read_ids(ids: list[Any]) -> list[int]:
     return ids
 
 
+_CHECKED = "checked, without effect"
+_Model = Annotated[str | None, Field(description=WHICH_MODEL)]
+_Strings = Annotated[bool | None, Field(description="answer with the tokens' names, too")]
+
+
 class TokenizeTextFields(OpenAIModel):
     """A `/tokenize` request with a `prompt`."""
 
-    model: str | None = Field(
-        None, description="one of `/v1/models`; may be left out if only one is served"
-    )
-    prompt: str = Field(description="a text")
+    model: _Model = None
+    prompt: str
+    """a text"""
     messages: None = None
-    add_special_tokens: bool | None = Field(
-        None, description="whether special tokens are added to the prompt"
-    )
-    return_token_strs: bool | None = Field(None, description="the texts of the tokens, too")
+    add_special_tokens: bool | None = None
+    """whether the tokenizer adds its special tokens to the prompt, as it does by default"""
+    return_token_strs: _Strings = None
 
     @property
     def source(self) -> PromptSource:
@@ -47,15 +50,18 @@ class TokenizeChatFields(ConversationFields):
     """A `/tokenize` request with `messages` and the other fields of a conversation."""
 
     # Fields about the answer of a chat.
-    max_completion_tokens: int | None = Field(
-        None, ge=1, le=MAX_INT32, description="checked, without effect"
-    )
-    logprobs: bool | None = None
-    echo: bool | None = None
-    model: str | None = None
+    parallel_tool_calls: bool | None = Field(None, description=_CHECKED)
+    thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_INT32, description=_CHECKED)
+    include_reasoning: bool | None = Field(None, description=_CHECKED)
+    separate_reasoning: bool | None = Field(None, description=_CHECKED)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32, description=_CHECKED)
+    logprobs: bool | None = Field(None, description=_CHECKED)
+    top_logprobs: NumLogprobs = Field(None, description=_CHECKED)
+    echo: bool | None = Field(None, description=_CHECKED)
+    model: _Model = None
     prompt: None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    add_special_tokens: bool | None = Field(None, description=_CHECKED)
+    return_token_strs: _Strings = None
 
     @property
     def source(self) -> PromptSource:
@@ -65,14 +71,9 @@ class TokenizeChatFields(ConversationFields):
 class DetokenizeFields(RequestModel):
     """A `/detokenize` request."""
 
-    refused: ClassVar[Mapping[str, RefusedFields]] = {}
-
-    model: str | None = Field(
-        None, description="one of `/v1/models`; may be left out if only one is served"
-    )
-    tokens: Annotated[list[int], PlainValidator(_read_ids), WithJsonSchema(array(TOKEN_ID))] = (
-        Field(description="token ids")
-    )
+    model: _Model = None
+    tokens: Annotated[list[int], PlainValidator(_read_ids), WithJsonSchema(array(TOKEN_ID))]
+    """token ids"""
 
 
 async def _tokenize(

@@ -14,13 +14,13 @@ from services.router.errors import bad_field, shown
 from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
 from services.router.json_schema import OBJECT, STRING, array, either, nullable, one_of
 from services.router.openai.rules import make_rules, with_schema
-from services.router.openai.sampling import MAX_TOP_LOGPROBS, SamplingFields
+from services.router.openai.sampling import MAX_TOP_LOGPROBS, SamplingFields, StreamOptions
 from services.router.openai.structure import named_schema
 from services.router.openai.template import thinking_kwargs
 from services.router.openai.tools import MAX_TOOLS
 from services.router.prompts import MAX_INT32
 from services.router.request_fields import UNSUPPORTED
-from services.router.request_model import UNSUPPORTED_FIELDS, RefusedFields, RequestModel
+from services.router.request_model import IGNORED, UNSUPPORTED_FIELDS, RefusedFields, RequestModel
 from services.router.request_warnings import Warnings
 from services.router.responses.input_items import pack_input, read_input
 from services.router.responses.store import FORGETFUL, STORE_OFF, History
@@ -43,7 +43,7 @@ REFUSED: Final[Mapping[str, RefusedFields]] = {
     "return_token_ids": RefusedFields((False,), "/v1/chat/completions has them"),
     "return_tokens_as_token_ids": RefusedFields((False,), "/v1/chat/completions has them"),
 }
-IGNORED: Final = "accepted, without effect"
+REPEATED: Final = "repeated in the response, without effect"
 _MODES: Final = one_of("none", "auto", "required")
 PLAIN: Final = {"type": "text"}
 FORMAT_FIELDS: Final = ("type", "name", "description", "schema", "strict")
@@ -86,55 +86,56 @@ class ResponsesFields(SamplingFields):
 
     refused: ClassVar[Mapping[str, RefusedFields]] = {**UNSUPPORTED_FIELDS, **REFUSED}
 
-    input: Annotated[Any, WithJsonSchema(either(STRING, array(OBJECT, minItems=1)))] = Field(
-        description="a text, or an array of items"
-    )
-    instructions: str | None = Field(None, description="the system message")
-    max_output_tokens: int | None = Field(
-        None, ge=1, le=MAX_INT32, description="the most tokens to generate; else what fits"
-    )
-    tools: Annotated[Any, WithJsonSchema(nullable(array(OBJECT, maxItems=MAX_TOOLS)))] = Field(
-        None, description="[tools](#tools)"
-    )
+    input: Annotated[Any, WithJsonSchema(either(STRING, array(OBJECT, minItems=1)))]
+    """a text, or an array of items"""
+    instructions: str | None = None
+    """the system message"""
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
+    """the most tokens to generate, by default as many as fit"""
+    tools: Annotated[Any, WithJsonSchema(nullable(array(OBJECT, maxItems=MAX_TOOLS)))] = None
+    """[tools](#tools) that the answer may call"""
     tool_choice: Annotated[Any, WithJsonSchema(nullable(either(_MODES, OBJECT)))] = None
+    """whether the answer may, must or must not call a [tool](#tools), and which one"""
     parallel_tool_calls: bool | None = None
+    """false for one [call](#tools) at most"""
     max_tool_calls: int | None = Field(None, ge=1, description=IGNORED)  # no tools run here
-    text: TextConfig | None = Field(
-        None, description="`format`: [answers that must parse](structured.md)"
-    )
-    reasoning: Reasoning | None = Field(
-        None, description="`effort`: [reasoning](tools.md#reasoning); summaries are not written"
-    )
+    text: TextConfig | None = None
+    """a `format` that [the answer must match](structured.md); `verbosity` has no effect"""
+    reasoning: Reasoning | None = None
+    """the `effort` of [reasoning](tools.md#reasoning); summaries are not written"""
     include: Annotated[list[str] | None, Field(max_length=32), AfterValidator(_check_include)] = (
         Field(None, description=f"`{LOGPROBS}`; the others are of items that no response has")
     )
-    top_logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_TOP_LOGPROBS,
-        description=f"the probability of each token, and of up to {MAX_TOP_LOGPROBS} others",
-    )
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="`auto` cuts off the beginning of a prompt that is too long"
-    )
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    """log probabilities of each token and of this many of the most likely, up to 20"""
+    truncation: Literal["auto", "disabled"] | None = None
+    """`auto` cuts off the beginning of a prompt that is too long"""
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
             Field(max_length=16),
         ]
         | None
-    ) = Field(None, description="repeated in the response, without effect")
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    background: bool | None = Field(None, description="[in the background](#in-the-background)")
-    store: bool | None = Field(None, description="[conversations](#conversations)")
+    ) = Field(None, description=REPEATED)
+    user: str | None = Field(None, description=REPEATED)
+    safety_identifier: str | None = Field(None, description=REPEATED)
+    prompt_cache_key: str | None = Field(None, description=REPEATED)
+    background: bool | None = None
+    """answer at once and generate [in the background](#in-the-background)"""
+    store: bool | None = None
+    """whether the response is [stored](#conversations), as it is by default"""
     previous_response_id: str | None = Field(None, max_length=256)
+    """a stored response whose [conversation](#conversations) continues"""
     service_tier: str | None = Field(None, description=IGNORED)
-    client_metadata: Any = None  # of Codex, for the operator
+    client_metadata: Any = Field(None, description=IGNORED)  # of Codex, for the operator
     truncation_side: Literal["left", "right"] | None = Field(None, description=IGNORED)
     add_special_tokens: bool | None = Field(None, description=IGNORED)
-    request_id: str | None = Field(None, description="returned as the header `X-Request-Id`")
+    stream: bool | None = None
+    """events instead of one body"""
+    stream_options: StreamOptions | None = Field(None, description=f"{IGNORED}; only with `stream`")
+    request_id: str | None = None
+    """1 to 128 letters, digits or `._:-`; returned as `X-Request-Id`, unless the request has that
+    header"""
 
     @model_validator(mode="before")
     @classmethod
