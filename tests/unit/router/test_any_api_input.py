@@ -17,10 +17,19 @@ from services.router.anthropic_errors import anthropic_error
 from services.router.embeddings import InputFields, MessagesFields, parse_embedding
 from services.router.errors import ApiError, error_body
 from services.router.json_body import parse
+from services.router.ollama.requests import (
+    GenerateFields,
+    OllamaChatFields,
+    OllamaRequest,
+    parse_chat_request,
+    parse_generate_request,
+)
+from services.router.openai.tokens import TokenizeChatFields, parse_tokenize
 from services.router.request_model import REMOVED_FIELDS
 from services.router.request_warnings import Warnings
 from services.router.responses.requests import ResponsesFields, parse_input, parse_response
 from services.router.sse import json_bytes
+from tests.unit.router.tokenizer_contract import check_prompt, check_request
 
 MESSAGE_FIELDS = frozenset(MessageFields.model_fields)
 RESPONSE_FIELDS = frozenset(ResponsesFields.model_fields) | ResponsesFields.refused.keys()
@@ -80,7 +89,8 @@ def check(
 
 
 def can_be_sent(prompt: PromptSource) -> None:
-    """What was accepted must fit the wire and come back from it."""
+    """What was accepted must be what the tokenizer reads, fit the wire and come back from it."""
+    check_prompt(prompt)
     message = TokenizeQuery(AttemptId("x.1", 0), HERE, prompt)
     codec = Codec(TokenizerInbox)
     assert codec.decode(codec.encode(message, HERE, HERE)).message == message
@@ -91,6 +101,7 @@ def test_any_response_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
         parsed = parse_response(body, Warnings())
         json_bytes(parsed.echo(parsed.generate))
+        check_request(parsed.generate)
         return (*parsed.generate.prompts, parse_input(body, Warnings())[1])
 
     check(read, body, {"model": "demo", "input": "Hi"})
@@ -100,6 +111,7 @@ def test_any_response_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
 def test_any_message_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
     def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
         parsed = parse_message(body, Warnings())
+        check_request(parsed.generate)
         return (*parsed.generate.prompts, parse_prompt(body, Warnings())[1])
 
     messages = [{"role": "user", "content": "Hi"}]
@@ -112,6 +124,36 @@ def test_any_embedding_body_is_a_request_or_a_400(body: dict[str, Any]) -> None:
         return parse_embedding(body, Warnings()).generate.prompts
 
     check(read, body, {"model": "demo", "input": "Hi"})
+
+
+@given(bodies(frozenset(TokenizeChatFields.model_fields)))
+def test_any_body_to_tokenize_is_a_request_or_a_400(body: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    check(lambda body: (parse_tokenize(body).source,), body, {"messages": messages})
+
+
+def prompts_of(request: OllamaRequest) -> tuple[PromptSource, ...]:
+    """Return the prompts of a request, of which one that only loads the model has none."""
+    if request.generate is None:
+        return ()
+    check_request(request.generate)
+    return request.generate.prompts
+
+
+@given(bodies(frozenset(OllamaChatFields.model_fields)))
+def test_any_ollama_chat_is_a_request_or_a_400(body: dict[str, Any]) -> None:
+    def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
+        return prompts_of(parse_chat_request(body, Warnings()))
+
+    check(read, body, {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]})
+
+
+@given(bodies(frozenset(GenerateFields.model_fields)))
+def test_any_ollama_prompt_is_a_request_or_a_400(body: dict[str, Any]) -> None:
+    def read(body: dict[str, Any]) -> tuple[PromptSource, ...]:
+        return prompts_of(parse_generate_request(body, Warnings()))
+
+    check(read, body, {"model": "demo", "prompt": "Hi"})
 
 
 @given(st.lists(values, max_size=4))

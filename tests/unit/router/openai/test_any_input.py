@@ -19,6 +19,7 @@ from services.router.openai.chat import ChatFields, parse_chat
 from services.router.openai.completions import CompletionFields, parse_completion
 from services.router.request_model import RequestModel
 from services.router.request_warnings import Warnings
+from tests.unit.router.tokenizer_contract import check_request
 
 HERE = Address("mem://x", "x.1")
 
@@ -91,6 +92,7 @@ def _check(parse_request: Any, body: dict[str, Any], sound: dict[str, Any]) -> N
             assert error.failure.field
             assert len(error_body(error.failure)) < 4000
         else:
+            check_request(request)
             _can_be_sent(request)
 
 
