@@ -26,7 +26,6 @@ from common.config import child_environment
 MAX_UNSENT_BYTES = 64 << 20  # that a child may leave in its pipe before it counts as hung
 BACKOFF_S = (0.1, 5.0)  # before a restart: the first one, and the longest
 
-
 Received: TypeAlias = Callable[[bytes], None]
 Exited: TypeAlias = Callable[[int], None]
 """Called once when a process has ended, with its status: negative is the signal that ended it."""

@@ -1,7 +1,7 @@
 """Settings: one TOML file and the environment, read once into frozen models.
 
 The file overrides the defaults in the code, the environment (`SLIPSTREAM_<TABLE>__<FIELD>`) the
-file, and the caller's overrides both. This module knows no service: each keeps its settings beside
+file, and the launcher's options both. This module knows no service: each keeps its settings beside
 its code and passes their type to `load`.
 """
 
@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_origin
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -27,9 +26,7 @@ CONFIG_VARIABLE = "SLIPSTREAM_CONFIG"  # path of the file, if no other is given
 LAUNCHER_FD_VARIABLE = "SLIPSTREAM_LAUNCHER_FD"  # a pipe that closes when the launcher ends
 LISTEN_FD_VARIABLE = "SLIPSTREAM_LISTEN_FD"  # the listening HTTP socket, for routers
 _NO_SETTINGS = (CONFIG_VARIABLE, LAUNCHER_FD_VARIABLE, LISTEN_FD_VARIABLE, "SLIPSTREAM_API_KEY")
-SHARED_TABLES = ("model", "links", "telemetry")
 SERVICE_TABLES = ("router", "tokenizer", "compute", "detokenizer")
-TABLES = SHARED_TABLES + SERVICE_TABLES
 MAX_NUM_SEQS = 1 << 16  # more than any device holds: a typing error
 MAX_STEP_TOKENS = 1 << 22
 DEMO_MODEL = "models/demo"
@@ -39,15 +36,23 @@ Tables: TypeAlias = dict[str, dict[str, Any]]
 """Values as written, by table and field."""
 
 
+class RenamedSetting(NamedTuple):
+    """A setting that was given by its old name, and what to write instead."""
+
+    setting: str
+    new_name: str
+    removed_in: str  # the release that no longer accepts the old name
+
+
 class Settings(BaseModel):
     """A frozen table of settings; unknown keys are errors.
 
-    A field that is a tuple may be given as one string with commas. `RENAMED` maps the names that
-    settings had in the last release to those of today: they are accepted with a warning.
+    A field that is a tuple may be given as one string with commas. `RENAMED` maps old names, which
+    are accepted with a warning, to the new name and the release that no longer accepts the old one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    RENAMED: ClassVar[Mapping[str, str]] = {}
+    RENAMED: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -105,8 +110,6 @@ class LinkSettings(Settings):
 
 
 class TelemetrySettings(Settings):
-    """The `[telemetry]` table."""
-
     log_level: str = Field("info", description="debug, info, warning, error or critical")
     log_format: str = Field(
         "auto", description="console, json, or auto: console on a terminal and json in a pipe"
@@ -117,6 +120,12 @@ class TelemetrySettings(Settings):
     )
 
 
+SHARED_SETTINGS: Mapping[str, type[Settings]] = {
+    "model": ModelSettings,
+    "links": LinkSettings,
+    "telemetry": TelemetrySettings,
+}
+TABLES = (*SHARED_SETTINGS, *SERVICE_TABLES)
 S = TypeVar("S", bound=Settings)
 
 
@@ -135,6 +144,7 @@ class ServiceConfig(Generic[S]):
     links: LinkSettings
     telemetry: TelemetrySettings
     own: S
+    renamed: Sequence[RenamedSetting] = ()
     listen_fd: int | None = None
     launcher_fd: int | None = None
 
@@ -145,10 +155,9 @@ def load(
     path: str | Path | None,
     env: Mapping[str, str],
     name: str = "",
-    overrides: Tables | None = None,
 ) -> ServiceConfig[S]:
     """Read the settings of one service; ConfigError names all mistakes."""
-    written = WrittenSettings(path, env, overrides)
+    written = WrittenSettings({**SHARED_SETTINGS, service: settings_type}, path, env)
     config = ServiceConfig(
         service=service,
         name=name or service,
@@ -156,6 +165,7 @@ def load(
         links=written.validated(LinkSettings, "links"),
         telemetry=written.validated(TelemetrySettings, "telemetry"),
         own=written.validated(settings_type, service),
+        renamed=written.renamed,
         listen_fd=inherited_fd(env, LISTEN_FD_VARIABLE),
         launcher_fd=inherited_fd(env, LAUNCHER_FD_VARIABLE),
     )
@@ -164,14 +174,19 @@ def load(
 
 
 class WrittenSettings:
-    """The values of file, environment and overrides, later over earlier, and where each stands."""
+    """The values of file, environment and overrides by today's names, and where each stands."""
 
     def __init__(
-        self, path: str | Path | None, env: Mapping[str, str], overrides: Tables | None = None
+        self,
+        types: Mapping[str, type[Settings]],
+        path: str | Path | None,
+        env: Mapping[str, str],
+        overrides: Tables | None = None,
     ) -> None:
         path = path or env.get(CONFIG_VARIABLE)
         self.tables: Tables = {}
-        self._written: list[tuple[str, str, Any, str]] = []  # table, field, value and place
+        self.renamed: list[RenamedSetting] = []
+        self._places: dict[tuple[str, str], str] = {}  # by table and field
         self._complaints: list[str] = []
         sources = {
             f"{path}: ": read_file(path) if path else {},
@@ -180,28 +195,25 @@ class WrittenSettings:
         }
         for prefix, tables in sources.items():
             for table, values in tables.items():
-                self.tables.setdefault(table, {}).update(values)
+                new_names = types[table].RENAMED if table in types else {}
                 for field, value in values.items():
-                    variable = f"{ENV_PREFIX}{table}__{field}".upper()
-                    place = f"{prefix}[{table}] {field}" if prefix else variable
-                    self._written.append((table, field, value, place))
+                    place = _place(prefix, table, field)
+                    name, removed_in = new_names.get(field, (field, ""))
+                    if removed_in:
+                        new_place = _place(prefix, table, name)
+                        self.renamed.append(RenamedSetting(place, new_place, removed_in))
+                    if name == field or name not in values:
+                        self.tables.setdefault(table, {})[name] = value
+                        self._places[table, name] = place
 
     def validated(self, kind: type[S], table: str) -> S:
         """Return the settings of one table; the mistakes in it are for `check` to raise."""
-        values: dict[str, Any] = {}
-        places: dict[str, str] = {}
-        for _, field, value, place in (entry for entry in self._written if entry[0] == table):
-            name = kind.RENAMED.get(field, field)
-            values[name], places[name] = value, place
-            if name != field:
-                message = f"{place}: this setting is called {name} now"
-                warnings.warn(message, FutureWarning, stacklevel=3)
         try:
-            return kind.model_validate(values)
+            return kind.model_validate(self.tables.get(table, {}))
         except ValidationError as error:
             for problem in error.errors(include_url=False, include_context=False):
                 field = str(problem["loc"][0]) if problem["loc"] else ""
-                place = places.get(field, f"[{table}] {field}".rstrip())
+                place = self._places.get((table, field), f"[{table}] {field}".rstrip())
                 complaint = complaint_about(problem)
                 if problem["type"] == "extra_forbidden":
                     complaint = f"no such setting{_near(field, kind.model_fields)}"
@@ -212,6 +224,10 @@ class WrittenSettings:
         """Raise ConfigError for all mistakes in the validated tables."""
         if self._complaints:
             raise ConfigError("\n".join(self._complaints))
+
+
+def _place(prefix: str, table: str, field: str) -> str:
+    return f"{prefix}[{table}] {field}" if prefix else f"{ENV_PREFIX}{table}__{field}".upper()
 
 
 def read_file(path: str | Path) -> Tables:

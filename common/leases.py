@@ -8,7 +8,6 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 LEASE_S = 2.0
 MAX_LAG_S = 0.5
 
-
 P = TypeVar("P")
 
 

@@ -206,11 +206,6 @@ class Pooling:
     kind: PoolingKind
     normalize: bool
 
-    @property
-    def needs_every_position(self) -> bool:
-        """Whether a cached prefix is of no use."""
-        return self.kind != "last"
-
 
 def read_pooling(folder: Path) -> Pooling | None:
     """Read how the model makes embeddings, in sentence-transformers' files; None if it makes none.

@@ -254,6 +254,7 @@ def service_main(
     try:
         config = load(settings_type, service, arguments.config, os.environ, arguments.name)
         log.configure(config.name, service, config.telemetry)
+        log.warn_of_renamed(config.renamed)
         with private_run_dir(config.links.run_dir) as run_dir:
             links = config.links.model_copy(update={"run_dir": run_dir})
             return _run(replace(config, links=links), inbox, make)

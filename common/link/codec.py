@@ -61,14 +61,7 @@ class Codec:
         cls: Any = type(message)
         tag, write = _writer(cls)
         fields = write(message, parts)
-        head = (
-            PROTOCOL_VERSION,
-            to.instance_id,
-            sender.endpoint,
-            sender.instance_id,
-            tag,
-            *fields,
-        )
+        head = (PROTOCOL_VERSION, to.instance_id, sender.endpoint, sender.instance_id, tag, *fields)
         parts = [part for part in parts if part]
         return [_packed(head), b"".join(parts)] if parts else [_packed(head)]
 
@@ -120,8 +113,7 @@ def _shapes() -> Shapes:
 @cache
 def _writer(cls: Any) -> tuple[str, Any]:
     write, _ = _shapes().record(cls, _FIRST_FIELD)
-    tag: str = cls.TAG
-    return tag, write
+    return str(cls.TAG), write
 
 
 def _packed(value: Any) -> bytes:
@@ -134,12 +126,6 @@ def _packed(value: Any) -> bytes:
 
 def _unpacked(data: bytes) -> Any:
     try:
-        return msgpack.unpackb(
-            data,
-            raw=False,
-            max_array_len=_MAX_ITEMS,
-            max_map_len=0,
-            max_ext_len=0,
-        )
+        return msgpack.unpackb(data, max_array_len=_MAX_ITEMS, max_map_len=0, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"no MessagePack: {type(error).__name__} {error!s:.80}") from None

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-from common.config import TelemetrySettings
+from common.config import RenamedSetting, TelemetrySettings
 from common.errors import ConfigError
 from common.messages.address import AttemptId
 
@@ -83,6 +83,11 @@ def configure(
 def describe_process(**fields: str) -> None:
     """Add fields, such as the instance id, to every JSON line of this process from now on."""
     _process.update(fields)
+
+
+def warn_of_renamed(settings: Iterable[RenamedSetting]) -> None:
+    for setting in settings:
+        structlog.get_logger().warning("deprecated setting; use its new name", **setting._asdict())
 
 
 def for_request(request_id: str, traceparent: str = "") -> FilteringBoundLogger:

@@ -30,7 +30,6 @@ from common.errors import ConfigError
 if TYPE_CHECKING:
     from common.telemetry.spans import SpanQueue
 
-
 # Attributes by OpenTelemetry's GenAI conventions, which are still in development, and our own.
 RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"

@@ -16,7 +16,9 @@ class ComputeSettings(Settings):
     Where 0 makes no sense, it means "chosen from the model and the device".
     """
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"guide_at_startup": "grammar_at_startup"}
+    RENAMED: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "guide_at_startup": ("grammar_at_startup", "0.2.0")
+    }
 
     device: Literal["auto", "cpu", "cuda", "sim"] = Field(
         "auto",

@@ -50,6 +50,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     terminal = Terminal(sys.stderr, log_format == "console", width)
     telemetry = plan.telemetry.model_copy(update={"log_format": log_format})
     log.configure("launcher", "launcher", telemetry, terminal)
+    log.warn_of_renamed(plan.renamed)
     with contextlib.ExitStack() as stack:
         front = Front(plan.value("router", "host"), _port(plan))
         stack.callback(front.close)

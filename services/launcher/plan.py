@@ -16,8 +16,9 @@ from common.config import (
     ENV_PREFIX,
     PACKAGES,
     SERVICE_TABLES,
-    LinkSettings,
+    SHARED_SETTINGS,
     ModelSettings,
+    RenamedSetting,
     Settings,
     Tables,
     TelemetrySettings,
@@ -32,9 +33,7 @@ from services.tokenizer.config import TokenizerSettings
 
 # Only the types: a service checks its own table and reports what is wrong in it.
 SETTINGS: Mapping[str, type[Settings]] = {
-    "model": ModelSettings,
-    "links": LinkSettings,
-    "telemetry": TelemetrySettings,
+    **SHARED_SETTINGS,
     "router": RouterSettings,
     "tokenizer": TokenizerSettings,
     "compute": ComputeSettings,
@@ -52,8 +51,6 @@ def _count(about: str) -> Any:
 
 
 class Counts(Settings):
-    """How many processes of each service run."""
-
     tokenizer: int = _count("turn prompts into tokens")
     compute: int = _count("run the model; on a machine with several GPUs each takes one, in turn")
     detokenizer: int = _count("turn tokens into text")
@@ -71,6 +68,7 @@ class Plan:
     counts: Counts
     model: ModelSettings
     telemetry: TelemetrySettings
+    renamed: Sequence[RenamedSetting] = ()
 
     def value(self, table: str, field: str) -> str:
         default = SETTINGS[table].model_fields[field].default
@@ -92,12 +90,13 @@ class Plan:
 
 def make_plan(config: str | None, env: Mapping[str, str], options: Tables, counts: Counts) -> Plan:
     """Merge the settings of file, environment and options; ConfigError for the shared tables."""
-    written = WrittenSettings(config, env, options)
+    written = WrittenSettings(SETTINGS, config, env, options)
     plan = Plan(
         written.tables,
         counts,
         written.validated(ModelSettings, "model"),
         written.validated(TelemetrySettings, "telemetry"),
+        written.renamed,
     )
     written.check()
     return plan

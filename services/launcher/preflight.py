@@ -40,8 +40,6 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory and devices."""
-
     host_bytes: int
     fast_bf16: bool
     gpus: tuple[Gpu, ...] = ()  # those that may be used, as far as they are known

@@ -198,6 +198,18 @@ def test_on_a_terminal_lines_are_for_people(sim_folder: Path) -> None:
         assert terminal.wait() == 0
 
 
+def test_a_setting_under_its_old_name_is_one_entry_in_the_log_of_several_processes(
+    sim_folder: Path,
+) -> None:
+    old_name = {"compute.guide_at_startup": False}
+    with Stack(sim_folder, "--device", "sim", "--computes", "2", settings=old_name) as stack:
+        (entry,) = stack.logged("deprecated setting; use its new name")
+        assert [json.loads(line) for line in stack.log().splitlines()]  # and nothing but entries
+    assert entry["setting"] == "SLIPSTREAM_COMPUTE__GUIDE_AT_STARTUP"
+    assert entry["new_name"] == "SLIPSTREAM_COMPUTE__GRAMMAR_AT_STARTUP"
+    assert (entry["level"], entry["removed_in"]) == ("warning", "0.2.0")
+
+
 def test_it_serves_from_a_folder_that_holds_another_common_package(
     sim_folder: Path, tmp_path: Path
 ) -> None:

@@ -118,7 +118,6 @@ PLAN_WARPS = 8
 
 _NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
 _SIZE_CLASSES = tl.constexpr(8)
-_LOG2_SIZE_CLASSES = tl.constexpr(3)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from common.config import (
     ServiceConfig,
     Settings,
     TelemetrySettings,
+    WrittenSettings,
     load,
 )
 from common.errors import ConfigError
@@ -23,7 +24,7 @@ class RouterLike(Settings):
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    RENAMED: ClassVar[Mapping[str, str]] = {"listen_port": "port"}
+    RENAMED: ClassVar[Mapping[str, tuple[str, str]]] = {"listen_port": ("port", "9.0.0")}
 
 
 def load_router(
@@ -55,14 +56,36 @@ def test_a_service_reads_the_shared_tables_and_its_own(tmp_path: Path) -> None:
     assert config.links.routers == ("ipc://a", "ipc://b")
 
 
-def test_a_setting_under_its_old_name_is_taken_with_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(FutureWarning, match=r"\[router\] listen_port: .* called port now"):
-        config = load_router(tmp_path, "[router]\nlisten_port = 9000\n")
+def test_a_setting_under_its_old_name_counts_and_is_reported_with_its_new_name(
+    tmp_path: Path,
+) -> None:
+    config = load_router(tmp_path, "[router]\nlisten_port = 9000\n")
+    place = f"{tmp_path}/slipstream.toml: [router]"
     assert config.own.port == 9000
+    assert list(config.renamed) == [(f"{place} listen_port", f"{place} port", "9.0.0")]
     env = {"SLIPSTREAM_ROUTER__LISTEN_PORT": "9001"}
-    with pytest.warns(FutureWarning, match="SLIPSTREAM_ROUTER__LISTEN_PORT: "):
-        config = load_router(tmp_path, "[router]\nport = 9000\n", env)
+    config = load_router(tmp_path, "[router]\nport = 9000\n", env)
     assert config.own.port == 9001
+    (renamed,) = config.renamed
+    assert renamed.setting == "SLIPSTREAM_ROUTER__LISTEN_PORT"
+    assert renamed.new_name == "SLIPSTREAM_ROUTER__PORT"
+
+
+def test_a_later_source_counts_whichever_of_its_names_a_setting_has(tmp_path: Path) -> None:
+    env = {"SLIPSTREAM_ROUTER__PORT": "9001"}
+    assert load_router(tmp_path, "[router]\nlisten_port = 9000\n", env).own.port == 9001
+
+
+@pytest.mark.parametrize("lines", ["port = 1\nlisten_port = 2", "listen_port = 2\nport = 1"])
+def test_in_one_place_the_new_name_counts(tmp_path: Path, lines: str) -> None:
+    config = load_router(tmp_path, f"[router]\n{lines}\n")
+    assert config.own.port == 1
+    assert len(config.renamed) == 1
+
+
+def test_a_bad_value_is_named_where_it_stands_under_the_old_name(tmp_path: Path) -> None:
+    said = complaint(tmp_path, env={"SLIPSTREAM_ROUTER__LISTEN_PORT": "many"})
+    assert said.startswith("SLIPSTREAM_ROUTER__LISTEN_PORT: should be a valid integer")
 
 
 def test_the_environment_goes_over_the_file_and_an_override_over_both(tmp_path: Path) -> None:
@@ -70,8 +93,8 @@ def test_the_environment_goes_over_the_file_and_an_override_over_both(tmp_path: 
     path.write_text('[router]\nport = 1\nhost = "file"\n')
     env = {"SLIPSTREAM_ROUTER__PORT": "2", "HOME": "/nowhere"}
     assert load(RouterLike, "router", path, env).own == RouterLike(host="file", port=2)
-    config = load(RouterLike, "router", path, env, overrides={"router": {"port": 3}})
-    assert config.own.port == 3
+    written = WrittenSettings({"router": RouterLike}, path, env, {"router": {"port": 3}})
+    assert written.validated(RouterLike, "router").port == 3
 
 
 def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:

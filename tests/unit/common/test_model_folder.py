@@ -204,7 +204,6 @@ def test_the_kind_is_read_and_whether_lengths_become_one(
     assert read_pooling(write(tmp_path, config, "Pooling")) == Pooling(kind, False)
     both = read_pooling(write(tmp_path, config, "Pooling", "Normalize"))
     assert both == Pooling(kind, True)
-    assert both.needs_every_position is (kind != "last")
 
 
 @pytest.mark.parametrize(

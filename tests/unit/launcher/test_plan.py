@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from common.config import TABLES, ModelSettings, Tables
 from common.errors import ConfigError
 from services.launcher.plan import (
+    SETTINGS,
     Counts,
     Plan,
     environment_of,
@@ -21,6 +22,8 @@ from services.launcher.plan import (
     tables_of_run,
     toml_text,
 )
+
+ROOT = Path(__file__).resolve().parents[3]
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 plain: st.SearchStrategy[Any] = (
@@ -48,6 +51,25 @@ def test_an_option_goes_over_the_environment_and_that_over_the_file(tmp_path: Pa
     env = {"SLIPSTREAM_ROUTER__HOST": "env", "SLIPSTREAM_ROUTER__PORT": "2"}
     plan = plan_of({"router": {"port": 3}}, env=env, config=str(path))
     assert plan.tables["router"] == {"host": "env", "port": 3, "grace_s": 2}
+
+
+def test_services_get_a_setting_under_its_new_name_and_the_launcher_reports_the_old_one() -> None:
+    plan = plan_of(env={"SLIPSTREAM_COMPUTE__GUIDE_AT_STARTUP": "false"})
+    assert plan.tables["compute"] == {"grammar_at_startup": "false"}
+    assert [renamed.setting for renamed in plan.renamed] == ["SLIPSTREAM_COMPUTE__GUIDE_AT_STARTUP"]
+
+
+def test_an_old_name_stands_for_a_setting_and_goes_in_the_release_that_was_promised() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for settings in SETTINGS.values():
+        for old, (new, removed_in) in settings.RENAMED.items():
+            assert old not in settings.model_fields
+            assert new in settings.model_fields
+            assert release(project["version"]) < release(removed_in)
+
+
+def release(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
 
 
 def test_a_mistake_in_a_shared_table_is_named_before_anything_starts() -> None:
