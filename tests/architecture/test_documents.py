@@ -9,20 +9,52 @@ from pathlib import Path
 from tools.diagrams import DIAGRAMS, IMAGES
 
 ROOT = Path(__file__).resolve().parents[2]
+CODE = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"^[\w./-]+\.(?:py|sh|mjs|js|toml|yaml|yml)$")
+RUN = re.compile(r"python3? -m ((?:benchmarks|common|deploy|examples|models|services|tools)[\w.]*)")
+MAKE = re.compile(r"(?:`|^ *)make ([a-z][a-z-]*)", re.MULTILINE)
+RECORDS = ("CHANGELOG.md", "benchmarks/results/")  # these tell what was
+# A user's own files, and a placeholder.
+NOT_OURS = {"my.toml", "compose.override.yaml", "training/skills/NOUN.py"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MAX_README_LINES = 150
+TOP = {path.name for path in ROOT.iterdir() if path.is_dir()}
+
+
+def tracked(*patterns: str) -> list[str]:
+    command = ["git", "ls-files", "-z", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
 
 
 def documents() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "*.md", ":!tests/unit"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [ROOT / name for name in tracked("*.md", ":!tests/unit")]
+
+
+def current_documents() -> list[Path]:
+    return [path for path in documents() if not str(path.relative_to(ROOT)).startswith(RECORDS)]
+
+
+def missing_files(document: Path, files: list[str]) -> list[str]:
+    """Return the files that a document names in code and that are not there.
+
+    A README names the files below its own folder, other documents those of the whole tree.
+    """
+    folder = document.parent.relative_to(ROOT)
+    is_readme = document.name == "README.md" and document.parent.parent == ROOT / "services"
+    inside = f"{folder}/" if is_readme else ""
+    missing = []
+    for name in CODE.findall(document.read_text()):
+        is_path = "/" in name and name.partition("/")[0] in TOP and " " not in name
+        if not (is_path or FILE.match(name)) or name in NOT_OURS:
+            continue
+        is_there = (ROOT / name).exists() or (document.parent / name).exists()
+        if not is_there and not any(
+            file.startswith(inside) and file.endswith(f"/{name}") for file in files
+        ):
+            missing.append(f"{document.relative_to(ROOT)}: {name}")
+    return missing
 
 
 def anchor_of(heading: str) -> str:
@@ -50,6 +82,26 @@ def test_no_link_between_documents_leads_nowhere() -> None:
         if leads_nowhere(document, target)
     ]
     assert broken == []
+
+
+def test_every_file_that_a_document_names_is_there() -> None:
+    files = tracked()
+    named = [name for document in current_documents() for name in missing_files(document, files)]
+    assert named == []
+
+
+def test_every_command_that_a_document_names_is_there() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    missing = []
+    for document in current_documents():
+        text = document.read_text()
+        name = document.relative_to(ROOT)
+        missing += [f"{name}: make {goal}" for goal in MAKE.findall(text) if goal not in targets]
+        for module in RUN.findall(text):
+            path = ROOT / module.rstrip(".").replace(".", "/")
+            if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists()):
+                missing.append(f"{name}: python -m {module}")
+    assert missing == []
 
 
 def test_the_diagrams_are_those_of_their_script() -> None:

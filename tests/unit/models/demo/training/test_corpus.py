@@ -35,7 +35,7 @@ from models.demo.training.skills import (
 from models.demo.training.tokenizer import BOS, END, MARKERS
 from models.demo.training.wording import CLOSERS, LEAD_INS, Wordings
 
-FOLDER = Path(__file__).resolve().parents[3] / "models" / "demo"
+FOLDER = Path(__file__).resolve().parents[5] / "models" / "demo"
 MAX_BYTES = 12_000_000
 NAMES = [skill.NAME for skill in SKILLS]
 

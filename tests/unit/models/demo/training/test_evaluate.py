@@ -29,7 +29,7 @@ TOOLS = tuple(
     }
     for name, parameter in FUNCTIONS.items()
 )
-FOLDER = Path(__file__).resolve().parents[3] / "models" / "demo"
+FOLDER = Path(__file__).resolve().parents[5] / "models" / "demo"
 
 
 @pytest.fixture(scope="module")

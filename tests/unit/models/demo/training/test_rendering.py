@@ -17,7 +17,7 @@ from models.demo.training.corpus import conversations
 from models.demo.training.rendering import END_THINK
 from models.demo.training.tokenizer import encode
 
-FOLDER = Path(__file__).resolve().parents[3] / "models" / "demo"
+FOLDER = Path(__file__).resolve().parents[5] / "models" / "demo"
 TOOL = {
     "type": "function",
     "function": {
