@@ -15,7 +15,14 @@ from services.compute.kernels.slot_words import VOID_MASK, mask_words
 from services.compute.runner.cuda.staging import pack_masks
 from services.compute.sampling.device_sampler import DeviceSampler, Variant
 from services.compute.sampling.sampler import Sampler
-from services.compute.step import MAX_BIAS, SlotDelta, StepPlan, TokenMasks, int32_array
+from services.compute.step import (
+    DEVICE_TOKEN,
+    MAX_BIAS,
+    SlotDelta,
+    StepPlan,
+    TokenMasks,
+    int32_array,
+)
 from tests.kernels.sampling_step import (
     NUM_SLOTS,
     SamplingStep,
@@ -25,6 +32,7 @@ from tests.kernels.sampling_step import (
     random_logits,
     random_settings,
 )
+from tests.unit.compute.step_plans import decode_plan
 from tests.unit.compute.token_masks import GRAMMAR_SPEC, bits_of
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)
@@ -39,23 +47,8 @@ def sampler_of(step: SamplingStep, device: torch.device, vocab_size: int) -> Dev
 
 
 def plan_of(slots: list[int], indices: list[int]) -> StepPlan:
-    rows = np.arange(len(slots), dtype=np.int32)
-    none = np.zeros(0, dtype=np.int32)
-    return StepPlan(
-        step_id=1,
-        num_decode_rows=len(slots),
-        row_slot=np.array(slots, dtype=np.int32),
-        row_epoch=rows * 0,
-        q_start=rows,
-        q_len=rows * 0 + 1,
-        pos_upper=rows + 1,
-        tokens=rows * 0 - 1,
-        sample_row=rows,
-        sample_index=np.array(indices, dtype=np.int32),
-        page_slot=none,
-        page_index=none,
-        page_id=none,
-    )
+    rows = ((slot, 0, index) for slot, index in zip(slots, indices, strict=True))
+    return decode_plan(*rows, tokens=int32_array([DEVICE_TOKEN] * len(slots)))
 
 
 @pytest.mark.parametrize(("seed", "vocab_size"), [(0, 1003), (1, 5003), (2, 777)])

@@ -1,12 +1,35 @@
-"""Random step plans, as a scheduler could make them."""
+"""Step plans: of a few decode rows, and random ones as a scheduler could make them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
+from services.compute.step import DEVICE_TOKEN, NO_IDS, Int32Array, StepPlan, int32_array
+
+
+def decode_plan(*rows: tuple[int, int, int], **changes: Any) -> StepPlan:
+    """A step that decodes and samples these rows, each a slot, its epoch and an output index."""
+    slots, epochs, indices = (int32_array(column) for column in zip(*rows, strict=True))
+    numbers = np.arange(len(rows), dtype=np.int32)
+    plan = StepPlan(
+        step_id=1,
+        num_decode_rows=len(rows),
+        row_slot=slots,
+        row_epoch=epochs,
+        q_start=numbers,
+        q_len=np.ones_like(numbers),
+        pos_upper=numbers + 1,
+        tokens=numbers,
+        sample_row=numbers,
+        sample_index=indices,
+        page_slot=NO_IDS,
+        page_index=NO_IDS,
+        page_id=NO_IDS,
+    )
+    return replace(plan, **changes)
 
 
 @dataclass(frozen=True, slots=True)

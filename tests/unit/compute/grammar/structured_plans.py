@@ -9,13 +9,10 @@ import numpy as np
 
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.grammar.protocol import StartSequence
-from services.compute.step import SlotDelta, StepPlan, StepResult
+from services.compute.step import SlotDelta, StepPlan, StepResult, int32_array
+from tests.unit.compute.step_plans import decode_plan
 
 GRAMMAR_SPEC = GrammarSpec("start: /a*/", field="tools")
-
-
-def int32s(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.array(values, dtype=np.int32)
 
 
 def make_delta(slot: int, epoch: int = 1, **changes: Any) -> SlotDelta:
@@ -23,31 +20,13 @@ def make_delta(slot: int, epoch: int = 1, **changes: Any) -> SlotDelta:
     sampling = SamplingParams(
         max_tokens=10, seed=1, grammar_spec=changes.pop("grammar_spec", GRAMMAR_SPEC)
     )
-    output_ids = int32s(changes.pop("output_ids", ()))
+    output_ids = int32_array(changes.pop("output_ids", ()))
     return SlotDelta(slot, epoch, sampling, 0, (2,), output_ids=output_ids, **changes)
 
 
-def make_plan(*rows: tuple[int, int, int], structured: Sequence[int] | None = None) -> StepPlan:
-    """A decode step of these rows: slot, epoch and output index; all structured, unless told."""
-    slots, epochs, indices = (int32s(column) for column in zip(*rows, strict=True))
-    numbers = int32s(range(len(rows)))
-    none = int32s([])
-    return StepPlan(
-        step_id=1,
-        num_decode_rows=len(rows),
-        row_slot=slots,
-        row_epoch=epochs,
-        q_start=numbers,
-        q_len=np.ones_like(numbers),
-        pos_upper=numbers + 1,
-        tokens=numbers,
-        sample_row=numbers,
-        sample_index=indices,
-        page_slot=none,
-        page_index=none,
-        page_id=none,
-        structured=tuple(range(len(rows)) if structured is None else structured),
-    )
+def structured_plan(*rows: tuple[int, int, int], structured: Sequence[int] = ()) -> StepPlan:
+    """A decode step of these rows: slot, epoch and output index; without numbers all structured."""
+    return decode_plan(*rows, structured=tuple(structured or range(len(rows))))
 
 
 def make_result(*tokens: int) -> StepResult:
@@ -55,7 +34,7 @@ def make_result(*tokens: int) -> StepResult:
     count = len(tokens)
     return StepResult(
         1,
-        int32s(tokens).reshape(count, 1),
+        int32_array(tokens).reshape(count, 1),
         np.ones(count, dtype=np.int32),
         np.zeros(count, dtype=np.bool_),
     )

@@ -32,7 +32,7 @@ from services.compute.grammar.protocol import (
     stamp,
     unpack_order,
 )
-from tests.unit.compute.grammar.structured_plans import make_delta, make_plan, make_result
+from tests.unit.compute.grammar.structured_plans import make_delta, make_result, structured_plan
 
 
 class Listener:
@@ -159,7 +159,7 @@ def test_a_new_worker_gets_all_that_the_old_one_had(desk: Desk) -> None:
     desk.process.ready()
     desk.manager.place([make_delta(0), make_delta(1)])
     desk.process.make(0, 1, 0)
-    plan = make_plan((0, 1, 0))
+    plan = structured_plan((0, 1, 0))
     desk.manager.advance(plan, make_result(7), frozenset())
     desk.prepare("start: /a/")
     assert [type(order) for order in desk.process.orders] == [
@@ -182,7 +182,7 @@ def test_masks_and_failures_are_notified(desk: Desk) -> None:
     desk.manager.start()
     desk.process.ready()
     desk.manager.place([make_delta(0), make_delta(1)])
-    plan = make_plan((0, 1, 0), (1, 1, 0))
+    plan = structured_plan((0, 1, 0), (1, 1, 0))
     desk.process.make(0, 1, 0)
     assert desk.manager.look(plan).ready.tolist() == [True, False]
     desk.process.report(SequenceFailed(1, 1, "too many states"))
@@ -213,7 +213,7 @@ def test_a_worker_that_is_stuck_in_a_mask_is_killed(desk: Desk) -> None:
     assert not desk.process.killed
     desk.manager.tick(20.0)
     assert desk.process.killed
-    assert list(desk.manager.look(make_plan((0, 1, 0))).failures) == [0]
+    assert list(desk.manager.look(structured_plan((0, 1, 0))).failures) == [0]
 
 
 def test_a_worker_that_starts_slowly_is_given_time_but_not_any(desk: Desk) -> None:
@@ -277,7 +277,7 @@ def test_a_worker_that_cannot_load_says_why(desk: Desk) -> None:
     desk.process.exit(1)
     (failure,) = desk.answers
     assert failure is not None and "the tokenizer is damaged" in failure.message
-    assert list(desk.manager.look(make_plan((0, 1, 0))).failures) == [0]
+    assert list(desk.manager.look(structured_plan((0, 1, 0))).failures) == [0]
     desk.now_s += 100.0
     desk.manager.tick(desk.now_s)
     assert len(desk.processes) == 1

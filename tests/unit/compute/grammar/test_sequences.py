@@ -12,8 +12,8 @@ from services.compute.grammar.sequences import StructuredSequences
 from tests.unit.compute.grammar.structured_plans import (
     GRAMMAR_SPEC,
     make_delta,
-    make_plan,
     make_result,
+    structured_plan,
 )
 
 NOTHING: frozenset[int] = frozenset()
@@ -62,7 +62,7 @@ def test_a_mask_is_there_when_it_has_been_named_on_either_plane(
     sequences: StructuredSequences, masks: Masks
 ) -> None:
     list(sequences.place([make_delta(slot) for slot in range(3)], 0.0))
-    plan = make_plan((0, 1, 0), (1, 1, 0), (2, 1, 0))
+    plan = structured_plan((0, 1, 0), (1, 1, 0), (2, 1, 0))
     assert sequences.look(plan).ready.tolist() == [False] * 3
     masks.make(0, 1, 0, bits=5)
     masks.make(2, 1, 0, bits=6, plane=1)
@@ -78,7 +78,7 @@ def test_a_torn_mask_is_refused_until_it_is_named(
 ) -> None:
     """As a processor that reorders writes may show it: its last words before the first."""
     list(sequences.place([make_delta(0)], 0.0))
-    first, second = make_plan((0, 1, 0)), make_plan((0, 1, 1))
+    first, second = structured_plan((0, 1, 0)), structured_plan((0, 1, 1))
     masks.make(0, 1, 0, bits=5)
     sequences.advance(first, make_result(9), NOTHING, 1.0)
     memory.masks_PNW[0, 0, 1] = 6
@@ -95,7 +95,7 @@ def test_the_masks_of_a_worker_that_died_are_made_again(
 ) -> None:
     """The next one writes them in the same places, so they are not whole all the time."""
     list(sequences.place([make_delta(0)], 0.0))
-    plan = make_plan((0, 1, 0))
+    plan = structured_plan((0, 1, 0))
     masks.make(0, 1, 0)
     assert sequences.look(plan).ready.tolist() == [True]
     masks.make(0, 1, 0)  # named, and not looked at any more
@@ -112,12 +112,12 @@ def test_the_mask_of_a_former_owner_or_another_token_is_none(
     list(sequences.place([make_delta(0, epoch=2), make_delta(1)], 0.0))
     masks.make(0, 1, 0)
     masks.make(1, 1, 3)
-    assert sequences.look(make_plan((0, 2, 0), (1, 1, 4))).ready.tolist() == [False, False]
+    assert sequences.look(structured_plan((0, 2, 0), (1, 1, 4))).ready.tolist() == [False, False]
 
 
 def test_tokens_go_on_except_those_of_skipped_samples(sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(slot) for slot in range(3)], 0.0))
-    plan = make_plan((0, 1, 0), (3, 1, 5), (1, 1, 0), (2, 1, 0), structured=(0, 2, 3))
+    plan = structured_plan((0, 1, 0), (3, 1, 5), (1, 1, 0), (2, 1, 0), structured=(0, 2, 3))
     rows = sequences.advance(plan, make_result(11, 12, 13, 14), frozenset([2]), 1.0)
     assert rows.tolist() == [[0, 1, 0, 11], [2, 1, 0, 14]]
     assert [order.output_ids for order in sequences.all(2.0)] == [(11,), (), (14,)]
@@ -126,7 +126,7 @@ def test_tokens_go_on_except_those_of_skipped_samples(sequences: StructuredSeque
 
 def test_who_has_ended_is_not_placed_again(sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(0), make_delta(1, output_ids=(5,) * 9)], 0.0))
-    sequences.advance(make_plan((0, 1, 0), (1, 1, 9)), make_result(2, 7), NOTHING, 1.0)
+    sequences.advance(structured_plan((0, 1, 0), (1, 1, 9)), make_result(2, 7), NOTHING, 1.0)
     assert list(sequences.all(2.0)) == []
     assert len(sequences) == 0
 
@@ -134,7 +134,7 @@ def test_who_has_ended_is_not_placed_again(sequences: StructuredSequences) -> No
 def test_a_token_of_a_former_owner_is_not_the_new_ones(sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(0, epoch=1)], 0.0))
     list(sequences.place([make_delta(0, epoch=2)], 0.0))
-    sequences.advance(make_plan((0, 1, 0)), make_result(9), NOTHING, 1.0)
+    sequences.advance(structured_plan((0, 1, 0)), make_result(9), NOTHING, 1.0)
     (order,) = sequences.all(2.0)
     assert (order.epoch, order.output_ids) == (2, ())
 
@@ -146,12 +146,12 @@ def test_a_failure_is_found_at_the_sample_until_the_slot_is_taken(
     sequences.fail(1, 1, "no token is allowed")
     sequences.fail(1, 1, "twice")
     sequences.fail(0, 9, "another owner's")
-    failures = sequences.look(make_plan((0, 1, 0), (1, 1, 0))).failures
+    failures = sequences.look(structured_plan((0, 1, 0), (1, 1, 0))).failures
     assert list(failures) == [1]
     assert (failures[1].status, failures[1].code) == (400, "grammar_failed")
     assert "no token is allowed" in failures[1].message and "tools" in failures[1].message
     list(sequences.place([make_delta(1, epoch=2)], 1.0))
-    assert sequences.look(make_plan((0, 1, 0), (1, 2, 0))).failures == {}
+    assert sequences.look(structured_plan((0, 1, 0), (1, 2, 0))).failures == {}
 
 
 def work_on(memory: MaskMemory, slot: int, lane: int = 0, epoch: int = 1) -> None:
@@ -167,7 +167,7 @@ def test_whose_mask_takes_too_long_fails_and_not_who_waits_behind(
     assert sequences.overdue(1.0) is False
     assert sequences.overdue(10.9) is False
     assert sequences.overdue(11.0) is True
-    plan = make_plan((0, 1, 0), (1, 1, 0), (2, 1, 0))
+    plan = structured_plan((0, 1, 0), (1, 1, 0), (2, 1, 0))
     assert list(sequences.look(plan).failures) == [1]
     sequences.worker_died()
     assert [order.slot for order in sequences.all(12.0)] == [0, 2]
@@ -177,7 +177,7 @@ def test_who_comes_late_in_a_long_line_is_not_to_blame(
     memory: MaskMemory, sequences: StructuredSequences, masks: Masks
 ) -> None:
     list(sequences.place([make_delta(slot) for slot in range(4)], 0.0))
-    plan = make_plan(*((slot, 1, 0) for slot in range(4)))
+    plan = structured_plan(*((slot, 1, 0) for slot in range(4)))
     for slot in range(4):  # each mask takes 6 seconds
         work_on(memory, slot)
         for second in range(6):
@@ -188,7 +188,7 @@ def test_who_comes_late_in_a_long_line_is_not_to_blame(
 
 def test_a_line_does_not_last_for_ever(memory: MaskMemory, sequences: StructuredSequences) -> None:
     list(sequences.place([make_delta(0)], 0.0))
-    plan = make_plan((0, 1, 0))
+    plan = structured_plan((0, 1, 0))
     for number in range(1, 24):
         assert sequences.look(plan).failures == {}
         list(sequences.place([make_delta(1, epoch=number)], 5.0 * number))
@@ -202,7 +202,7 @@ def test_a_worker_that_does_nothing_is_replaced_and_at_the_third_time_no_sequenc
     sequences: StructuredSequences,
 ) -> None:
     list(sequences.place([make_delta(0)], 0.0))
-    plan = make_plan((0, 1, 0))
+    plan = structured_plan((0, 1, 0))
     for idle_s in (10.0, 20.0, 30.0):
         assert sequences.look(plan).failures == {}
         assert sequences.overdue(idle_s - 0.1) is False
@@ -218,7 +218,7 @@ def test_a_new_mask_is_waited_for_from_its_token_on(
     list(sequences.place([make_delta(0)], 0.0))
     masks.make(0, 1, 0)
     assert sequences.overdue(100.0) is False
-    sequences.advance(make_plan((0, 1, 0)), make_result(7), NOTHING, 100.0)
+    sequences.advance(structured_plan((0, 1, 0)), make_result(7), NOTHING, 100.0)
     assert sequences.overdue(109.0) is False
     assert sequences.overdue(110.0) is True
 
@@ -227,7 +227,7 @@ def test_at_the_third_death_under_one_mask_its_sequence_fails(
     memory: MaskMemory, sequences: StructuredSequences
 ) -> None:
     list(sequences.place([make_delta(0), make_delta(1)], 0.0))
-    plan = make_plan((0, 1, 0), (1, 1, 0))
+    plan = structured_plan((0, 1, 0), (1, 1, 0))
     for deaths in range(1, 4):
         memory.thread_slots[0], memory.thread_stamps[0] = 1, stamp(1, 0)
         sequences.worker_died()
@@ -242,6 +242,6 @@ def test_a_mask_that_comes_clears_the_suspicion(
     for index in range(6):
         memory.thread_slots[0], memory.thread_stamps[0] = 0, stamp(1, 0)
         sequences.worker_died()
-        plan = make_plan((0, 1, index))
+        plan = structured_plan((0, 1, index))
         sequences.advance(plan, make_result(7), NOTHING, 1.0)
         assert sequences.look(plan).failures == {}

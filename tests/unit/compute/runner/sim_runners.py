@@ -7,6 +7,7 @@ import numpy as np
 from services.compute.runner.protocol import KVGroup, RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner
 from services.compute.step import SlotDelta, StepPlan
+from tests.unit.compute.step_plans import decode_plan
 
 SPEC = RunnerSpec(100, 1000, (2,), (KVGroup("full", 1, 16, 0),), 64, 0, 8, 512, 5.0)
 
@@ -25,24 +26,9 @@ class Clock:
 
 
 def plan(*indices: int, slots: tuple[SlotDelta, ...] = (), num_prefill: int = 0) -> StepPlan:
-    rows = np.arange(len(indices), dtype=np.int32)
-    none = np.zeros(0, dtype=np.int32)
-    return StepPlan(
-        step_id=0,
-        num_decode_rows=len(indices),
-        row_slot=rows,
-        row_epoch=rows,
-        q_start=rows,
-        q_len=np.ones_like(rows),
-        pos_upper=rows + 1,
-        tokens=np.zeros(len(indices) + num_prefill, dtype=np.int32),
-        sample_row=rows,
-        sample_index=np.array(indices, dtype=np.int32),
-        page_slot=none,
-        page_index=none,
-        page_id=none,
-        slots=slots,
-    )
+    rows = [(row, row, index) for row, index in enumerate(indices)]
+    tokens = np.zeros(len(rows) + num_prefill, dtype=np.int32)
+    return decode_plan(*rows, tokens=tokens, slots=slots)
 
 
 def runner(clock: Clock) -> SimRunner:
