@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,16 +57,3 @@ async def asked(ring: Ring, path: str, body: dict[str, Any]) -> tuple[asyncio.Ta
     task = await waiting(ring, body, path)
     message: Tokenize = ring.workers["tokenizer"].of(Tokenize)[-1]
     return task, message
-
-
-def named_events(data: bytes) -> list[dict[str, Any]]:
-    """Parse a stream whose events have names, which are also their types."""
-    *chunks, end = data.split(b"\n\n")
-    assert end == b""
-    events = []
-    for chunk in chunks:
-        name, _, payload = chunk.partition(b"\n")
-        event = json.loads(payload.removeprefix(b"data: "))
-        assert name == b"event: " + event["type"].encode()
-        events.append(event)
-    return events

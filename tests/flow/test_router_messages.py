@@ -10,8 +10,9 @@ import pytest
 
 from common.messages.failure import Ending, Failure
 from common.messages.tokenize import ChatPrompt, TokenizeQuery, ToolUse
-from tests.flow.parsed_answers import MIXED, USAGE, asked, fail, named_events, play
+from tests.flow.parsed_answers import MIXED, USAGE, asked, fail, play
 from tests.flow.router_ring import running_router, waiting
+from tests.unit.router.answers import named_events
 
 PATH = "/v1/messages"
 TOOL = {"name": "get_weather", "input_schema": {"type": "object"}}

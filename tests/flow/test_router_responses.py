@@ -7,8 +7,9 @@ from typing import Any
 
 from common.messages.failure import Failure
 from common.messages.tokenize import ChatPrompt, ToolUse
-from tests.flow.parsed_answers import MIXED, asked, fail, named_events, play
+from tests.flow.parsed_answers import MIXED, asked, fail, play
 from tests.flow.router_ring import error_of, running_router
+from tests.unit.router.answers import named_events
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}

@@ -10,8 +10,9 @@ import pytest
 from common.messages.failure import Failure
 from common.messages.text import Part
 from common.messages.tokenize import ChatPrompt, Tokenize
-from tests.flow.parsed_answers import MIXED, asked, fail, named_events, play
+from tests.flow.parsed_answers import MIXED, asked, fail, play
 from tests.flow.router_ring import Ring, error_of, running_router
+from tests.unit.router.answers import named_events
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}

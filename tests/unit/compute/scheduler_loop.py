@@ -181,6 +181,11 @@ class Loop:
         self.scheduler.commit(plan, result, self.now_s)
         return True
 
+    def reasons(self) -> list[str | None]:
+        """How each attempt ended, so far."""
+        self.hear()
+        return [stream.ending and stream.ending.reason for stream in self.streams.values()]
+
     def hear(self) -> list[SequenceOutput]:
         """Take the events and check each against what its stream has heard."""
         events = list(sequence_outputs(self.scheduler.drain_outputs()))

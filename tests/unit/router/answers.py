@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, Usage
@@ -56,3 +58,16 @@ def answer(parts: Sequence[Part], ended: Ending) -> CompleteAnswer:
     """The same answer in one piece."""
     whole = AnswerParts(parts)
     return CompleteAnswer(whole.content, None, ended, whole.reasoning, whole.calls())
+
+
+def named_events(data: bytes) -> list[dict[str, Any]]:
+    """Parse a stream whose events have names, which are also their types."""
+    *chunks, end = data.split(b"\n\n")
+    assert end == b""
+    events = []
+    for chunk in chunks:
+        name, _, payload = chunk.partition(b"\n")
+        event = json.loads(payload.removeprefix(b"data: "))
+        assert name == b"event: " + event["type"].encode()
+        events.append(event)
+    return events

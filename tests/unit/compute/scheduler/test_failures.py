@@ -14,12 +14,6 @@ BROKEN = Failure(500, "engine_step_failed", "The step failed.")
 PROMPT = tuple(range(2, 15))
 
 
-def reasons(loop: Loop) -> list[str | None]:
-    """How each attempt ended, so far."""
-    loop.hear()
-    return [stream.ending and stream.ending.reason for stream in loop.streams.values()]
-
-
 def fail_oldest(loop: Loop) -> None:
     """The oldest step in flight turns out to be broken."""
     plan, _ = loop.in_flight.popleft()
@@ -34,7 +28,7 @@ def test_nonfinite_logits_fail_their_own_sequence_alone() -> None:
         loop.add(make_request(counter))
     loop.run()
     loop.check_finished()
-    assert reasons(loop) == ["length", "failed", "length"]
+    assert loop.reasons() == ["length", "failed", "length"]
     ending = loop.streams[1].ending
     assert ending is not None
     assert ending.failure is not None
@@ -63,7 +57,7 @@ def test_a_step_that_cannot_be_launched_fails_what_was_in_it_and_nothing_else() 
     assert plan is not None
     loop.scheduler.fail_step(plan, BROKEN, 0.0)
     check_scheduler(loop.scheduler)
-    assert reasons(loop) == ["failed", "failed", None]
+    assert loop.reasons() == ["failed", "failed", None]
     loop.run()
     loop.check_finished()
 
@@ -77,7 +71,7 @@ def test_pages_of_a_step_that_was_not_launched_are_not_shared() -> None:
     loop.add(make_request(1, PROMPT))
     loop.run()
     loop.check_finished()
-    assert reasons(loop) == ["failed", "length"]
+    assert loop.reasons() == ["failed", "length"]
 
 
 def test_a_step_that_breaks_late_takes_those_along_that_read_its_pages() -> None:
@@ -90,11 +84,11 @@ def test_a_step_that_breaks_late_takes_those_along_that_read_its_pages() -> None
     loop.add(make_request(2, (20, 21, 22), 4))
     loop.launch()
     fail_oldest(loop)
-    assert reasons(loop) == ["failed", "failed", None]
+    assert loop.reasons() == ["failed", "failed", None]
     loop.add(make_request(3, PROMPT, 4))  # and nobody finds them any more
     loop.run()
     loop.check_finished()
-    assert reasons(loop) == ["failed", "failed", "length", "length"]
+    assert loop.reasons() == ["failed", "failed", "length", "length"]
 
 
 def test_a_page_that_was_only_begun_in_the_broken_step_is_not_shared_either() -> None:
@@ -109,7 +103,7 @@ def test_a_page_that_was_only_begun_in_the_broken_step_is_not_shared_either() ->
     fail_oldest(loop)
     loop.run()
     loop.check_finished()
-    assert reasons(loop)[0] == "failed"
+    assert loop.reasons()[0] == "failed"
 
 
 def test_pages_evicted_before_their_step_breaks_are_left_alone() -> None:
@@ -145,7 +139,7 @@ def test_sequences_whose_swap_broke_compute_everything_again() -> None:
     assert loop.scheduler._state.memory.host.num_free == 10
     loop.run()
     loop.check_finished()
-    assert reasons(loop) == ["failed", "length"]
+    assert loop.reasons() == ["failed", "length"]
 
 
 def test_page_tables_are_sent_again_after_a_broken_step() -> None:
@@ -182,7 +176,7 @@ def test_who_had_a_slot_and_no_row_in_a_broken_step_keeps_its_own_settings(ran: 
     check_scheduler(loop.scheduler)
     loop.run()
     loop.check_finished()
-    assert reasons(loop) == ["length", "length", "failed", "length"]
+    assert loop.reasons() == ["length", "length", "failed", "length"]
 
 
 def test_pages_that_a_broken_step_should_have_brought_back_are_computed_again() -> None:
@@ -202,7 +196,7 @@ def test_pages_that_a_broken_step_should_have_brought_back_are_computed_again() 
     check_scheduler(loop.scheduler)
     loop.run()
     loop.check_finished()
-    assert reasons(loop) == ["length", "length", "failed"]
+    assert loop.reasons() == ["length", "length", "failed"]
 
 
 def test_who_runs_on_the_device_already_when_a_step_breaks_is_not_described_again() -> None:
@@ -223,4 +217,4 @@ def test_who_runs_on_the_device_already_when_a_step_breaks_is_not_described_agai
     assert after.slots == ()
     loop.run()
     loop.check_finished()
-    assert reasons(loop) == ["failed", "length"]
+    assert loop.reasons() == ["failed", "length"]

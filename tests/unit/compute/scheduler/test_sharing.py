@@ -23,12 +23,6 @@ def cached_tokens(loop: Loop) -> list[int]:
     return [ending.usage.cached_tokens for ending in endings if ending]
 
 
-def reasons(loop: Loop) -> list[str | None]:
-    """How each attempt ended, so far."""
-    loop.hear()
-    return [stream.ending and stream.ending.reason for stream in loop.streams.values()]
-
-
 def add_three(loop: Loop, **first: object) -> None:
     """Three requests whose prompts begin alike; `first` is what the first one asks for."""
     loop.add(make_request(0, (*SHARED, 20, 21), 4, **first))
@@ -147,7 +141,7 @@ def test_a_step_that_is_never_launched_takes_those_along_that_would_have_read_it
     add_three(loop)
     loop.scheduler.fail_step(planned(loop), BROKEN, 0.0)
     check_scheduler(loop.scheduler)
-    assert reasons(loop) == ["failed"] * 3
+    assert loop.reasons() == ["failed"] * 3
     loop.add(make_request(3, (*SHARED, 20, 21), 4))  # and nobody finds them any more
     loop.run()
     loop.check_finished()
@@ -161,7 +155,7 @@ def test_the_first_may_be_aborted_before_its_step_is_launched() -> None:
     loop.abort(0)
     check_scheduler(loop.scheduler)
     run_planned(loop, plan)
-    assert reasons(loop) == ["aborted", "length", "length"]
+    assert loop.reasons() == ["aborted", "length", "length"]
 
 
 def test_the_first_may_fail_alone_at_its_settings() -> None:
@@ -173,7 +167,7 @@ def test_the_first_may_fail_alone_at_its_settings() -> None:
     assert [attempt.counter for attempt in ended] == [0]
     check_scheduler(loop.scheduler)
     run_planned(loop, plan.without_settings({plan.slots[0].slot}))
-    assert reasons(loop) == ["failed", "length", "length"]
+    assert loop.reasons() == ["failed", "length", "length"]
 
 
 def test_choices_go_on_without_the_first_whose_settings_were_not_taken() -> None:
@@ -182,7 +176,7 @@ def test_choices_go_on_without_the_first_whose_settings_were_not_taken() -> None
     plan = planned(loop)
     loop.scheduler.fail_slots({plan.slots[0].slot}, BROKEN)
     run_planned(loop, plan.without_settings({plan.slots[0].slot}))
-    assert reasons(loop) == ["failed", "length", "length"]
+    assert loop.reasons() == ["failed", "length", "length"]
 
 
 def test_logits_of_the_first_that_are_not_finite_are_nobody_elses() -> None:
@@ -191,7 +185,7 @@ def test_logits_of_the_first_that_are_not_finite_are_nobody_elses() -> None:
     add_three(loop)
     loop.run()
     loop.check_finished()
-    assert reasons(loop) == ["failed", "length", "length"]
+    assert loop.reasons() == ["failed", "length", "length"]
     loop.add(make_request(3, (*SHARED, 26, 27), 4))
     loop.run()
     assert cached_tokens(loop) == [0, 12, 12, 0], "what is below the broken row is not found again"

@@ -22,6 +22,7 @@ from tests.unit.router.answers import (
     THOUGHT,
     USAGE,
     answer,
+    named_events,
     streamed,
     streamed_text,
 )
@@ -31,24 +32,11 @@ def make_format(shows_thinking: bool = True, max_tokens: int = 7) -> MessageForm
     return MessageFormat(HEAD, max_tokens, shows_thinking, "req_1")
 
 
-def events_of(data: bytes) -> list[dict[str, Any]]:
-    """Parse a stream; the event lines repeat the types."""
-    *chunks, end = data.split(b"\n\n")
-    assert end == b""
-    events = []
-    for chunk in chunks:
-        name, _, payload = chunk.partition(b"\n")
-        event = json.loads(payload.removeprefix(b"data: "))
-        assert name == b"event: " + event["type"].encode()
-        events.append(event)
-    return events
-
-
 def accumulated(data: bytes) -> dict[str, Any]:
     """Put a message together as Anthropic's clients do."""
     message: dict[str, Any] = {}
     texts: list[list[str]] = []
-    for event in events_of(data):
+    for event in named_events(data):
         match event["type"]:
             case "message_start":
                 message = event["message"]
@@ -78,7 +66,7 @@ def accumulated(data: bytes) -> dict[str, Any]:
 
 
 def test_a_text_comes_in_the_order_of_anthropics_events() -> None:
-    events = events_of(streamed_text(make_format(), ["Hel", "lo"], STOPPED))
+    events = named_events(streamed_text(make_format(), ["Hel", "lo"], STOPPED))
     assert [event["type"] for event in events] == [
         "message_start",
         "ping",
@@ -179,7 +167,7 @@ def test_a_failure_on_the_way_is_an_error_event() -> None:
     layout = make_format()
     data = layout.opening(0, OPENED) + layout.delta(0, Delta("Hel"))
     data += layout.failed(Failure(503, "overloaded", "full", None, True))
-    assert events_of(data)[-1] == {
+    assert named_events(data)[-1] == {
         "type": "error",
         "error": {"type": "overloaded_error", "message": "full"},
         "request_id": "req_1",
