@@ -39,11 +39,11 @@ def current_documents() -> list[Path]:
 def missing_files(document: Path, files: list[str]) -> list[str]:
     """Return the files that a document names in code and that are not there.
 
-    A README names the files below its own folder, other documents those of the whole tree.
+    A folder's README names the files below that folder, other documents those of the whole tree.
     """
     folder = document.parent.relative_to(ROOT)
-    is_readme = document.name == "README.md" and document.parent.parent == ROOT / "services"
-    inside = f"{folder}/" if is_readme else ""
+    is_of_a_folder = document.name == "README.md" and document.parent not in (ROOT, ROOT / "docs")
+    inside = f"{folder}/" if is_of_a_folder else ""
     missing = []
     for name in CODE.findall(document.read_text()):
         is_path = "/" in name and name.partition("/")[0] in TOP and " " not in name
