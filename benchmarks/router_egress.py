@@ -1,6 +1,6 @@
 """CPU time of the router per streamed token: inbox decode, in-flight table, SSE bytes, write.
 
-Five hundred clients of another process stream over loopback; mail comes encoded, as it does off a
+Five hundred clients of another process stream over loopback; messages come encoded, as off a
 socket. Reports microseconds of the router process's CPU time per token, kernel time included, and
 beside it what bare writes of as many bytes cost on the same machine.
 
@@ -208,7 +208,7 @@ def main() -> None:
     report = Report(
         "router_egress",
         "What a streamed token costs the router",
-        "Processor time, the kernel's included, from encoded mail to the client's socket: decode, "
+        "Processor time, the kernel's included, from the message to the client's socket: decode, "
         "in-flight table, event, write. Beside it, what bare writes of as many bytes to as many "
         "sockets cost in the same round.",
     )

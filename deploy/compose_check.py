@@ -163,7 +163,7 @@ def links_refuse(slipstream: Deployment) -> str:
 
 
 def dropped(slipstream: Deployment) -> list[int]:
-    """How much mail did not parse, by each line of the logs that says so: what intruders send."""
+    """Return how many messages did not parse, by each log line: what intruders send."""
     lines = [line for line in slipstream("logs", "--no-color").splitlines() if "not parse" in line]
     return [json.loads(line[line.index("{") :])["num_malformed"] for line in lines]
 

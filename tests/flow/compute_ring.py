@@ -86,7 +86,7 @@ class FaultyRunner:
 
 
 class Ring:
-    """One compute service, with a tokenizer to ask it and a detokenizer that takes its mail."""
+    """One compute service, with a tokenizer to ask it and a detokenizer that takes its messages."""
 
     def __init__(
         self, num_pages: int = 64, step_s: float = 0.0, folder: str = FOLDER, **settings: Any

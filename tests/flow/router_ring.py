@@ -72,7 +72,7 @@ class Script:
     """What the ring answers to each `Tokenize`: pieces of text, a token each, then the end.
 
     Of a parsed answer `parts` are what each piece came to. `scored` are the prompt's tokens from
-    the second on, said of the first choice where the request wants them, in two mails.
+    the second on, said of the first choice where the request wants them, in two messages.
     """
 
     pieces: tuple[str, ...] = ("Hel", "lo")
@@ -156,7 +156,7 @@ class Ring:
             worker.transport.send(self.transport.address, next_beat(worker, **changes))
 
     async def settle(self, turns: int = 8) -> None:
-        """Let the loop turn until mail and events are through."""
+        """Let the loop turn until messages and events are through."""
         for _ in range(turns):
             await asyncio.sleep(0)
 
@@ -266,7 +266,7 @@ class Ring:
 
 
 def _steps(counters: range, script: Script) -> Iterator[TextGenerated]:
-    """Make the mails of an answer: one for each piece, and one for the end."""
+    """Make the messages of an answer: one for each piece, and one for the end."""
     for index, piece in enumerate(script.pieces):
         rows = TextGenerated()
         logprobs = columns(script.logprobs(index)) if script.logprobs else None

@@ -1,4 +1,4 @@
-"""Scored prompts and embeddings through the compute actor, from mail to mail."""
+"""Scored prompts and embeddings through the compute actor, from message to message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router from HTTP to mail and back: clients that leave, questions, lists, and the end."""
+"""The router from HTTP to messages and back: clients that leave, questions, lists, and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router from HTTP to mail and back: answers, streams, and the connections they go over."""
+"""The router from HTTP to messages and back: answers, streams, and the connections they go over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`, `/version` and `/v1/models` from HTTP to mail and back."""
+"""`/v1/embeddings`, `/version` and `/v1/models` from HTTP to messages and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/messages` from HTTP to mail and back."""
+"""`/v1/messages` from HTTP to messages and back."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ async def test_the_finish_reason_says_that_there_are_calls_unless_one_was_named_
     choice: Any, reason: Any, shown: str, stream: bool
 ) -> None:
     async with running_router() as ring:
-        ring.script = Script(pieces=CALLS.pieces, parts=CALLS.parts, reason=reason)
+        ring.script = replace(CALLS, reason=reason)
         answer = await ask(ring, CHAT, chat(tools=TOOLS, tool_choice=choice, stream=stream))
         last = answer[-1] if stream else answer
         assert last["choices"][0]["finish_reason"] == shown
@@ -114,9 +115,7 @@ async def test_reasoning_that_is_not_wanted_is_left_out() -> None:
 
 async def test_logprobs_stand_beside_parsed_content() -> None:
     async with running_router() as ring:
-        ring.script = Script(
-            pieces=CALLS.pieces, parts=CALLS.parts, logprobs=lambda index: _token(index)
-        )
+        ring.script = replace(CALLS, logprobs=lambda index: _token(index))
         body = await ask(ring, CHAT, chat(logprobs=True, top_logprobs=2))
         whole = [each["token"] for each in body["choices"][0]["logprobs"]["content"]]
         chunks = await ask(ring, CHAT, chat(logprobs=True, top_logprobs=2, stream=True))

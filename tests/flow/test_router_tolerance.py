@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,7 +36,7 @@ async def test_an_answer_to_functions_has_a_function_call(
     choice: Any, reason: Any, shown: str
 ) -> None:
     async with running_router() as ring:
-        ring.script = Script(pieces=CALLS.pieces, parts=CALLS.parts, reason=reason)
+        ring.script = replace(CALLS, reason=reason)
         asked = chat(functions=FUNCTIONS, function_call=choice)
         (answered,) = (await ask(ring, CHAT, asked))["choices"]
         assert answered["message"]["function_call"] == FIRST_CALL
@@ -101,7 +101,7 @@ async def test_without_a_model_there_must_be_only_one() -> None:
         asked = {"messages": chat()["messages"]}
         for model in ({}, {"model": None}, {"model": ""}):
             assert (await ask(ring, CHAT, {**asked, **model}))["model"] == "demo"
-        other = dataclasses.replace(CARD, name="other")
+        other = replace(CARD, name="other")
         for service in ("tokenizer", "compute", "detokenizer"):
             ring.worker(f"other-{service}", service, other)
         ring.beat()

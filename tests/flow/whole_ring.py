@@ -194,7 +194,7 @@ class WholeRing:
         station = self.stations.pop(name)
         station.is_killed = True
         self.exchange.kill(name)
-        await station.actor.stop()  # its tasks only; its mail goes nowhere
+        await station.actor.stop()  # its tasks only; its messages go nowhere
 
     async def end(self, name: str, grace_s: float = 10.0) -> None:
         """Tell a worker to end, as SIGTERM does."""
@@ -221,7 +221,7 @@ class WholeRing:
 
     async def stand_still(self, name: str, seconds: float) -> None:
         """Let time pass but for one worker, whose loop is in one long step: nothing is read, sent
-        or ticked there. Its first act afterwards is a tick, before it has read its mail."""
+        or ticked there. Its first act afterwards is a tick, before it has read its messages."""
         station = self.stations.pop(name)
         self.exchange.delay(name)
         actor = station.actor

@@ -1,4 +1,4 @@
-"""Scheduler, engine and runner without mail, and a runner that is smaller than it is."""
+"""Scheduler, engine and runner without messages, and a runner that is smaller than it is."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_a_choice_can_hold_several_attempts() -> None:
 
 @st.composite
 def _histories(draw: st.DrawFn) -> list[tuple[str, list[str], int]]:
-    """Draw streams: their text cut into rows, and where the mail goes wrong (-1: nowhere)."""
+    """Draw streams: their text cut into rows, and where messages go wrong (-1: nowhere)."""
     streams = []
     for _ in range(draw(st.integers(1, 4))):
         text = draw(st.text(st.characters(codec="ascii"), max_size=12))

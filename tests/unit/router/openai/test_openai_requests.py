@@ -10,33 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.tokenize import (
-    ChatPrompt,
     IdsPrompt,
     OutputRules,
     StreamSettings,
     TextPrompt,
 )
 from services.router.generate_request import GenerateRequest
-from services.router.openai.chat import ChatRequest, parse_chat
+from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
+from tests.unit.router.openai.parsed_requests import USER, chat_of, prompt_of
 
-USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def _chat(**more: Any) -> ChatRequest:
-    return parse_chat({"model": "demo", "messages": [USER], **more}, Warnings())
-
-
-def _prompt(**more: Any) -> ChatPrompt:
-    (prompt,) = _chat(**more).generate.prompts
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
-
-
 def test_a_bare_chat_request_takes_openais_defaults() -> None:
-    request = _chat()
+    request = chat_of()
     sampling = request.generate.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (0, 1.0, 1.0)
     assert (sampling.num_logprobs, request.generate.num_choices, request.generate.has_seed) == (
@@ -51,11 +40,11 @@ def test_a_bare_chat_request_takes_openais_defaults() -> None:
 
 def test_null_counts_as_not_given() -> None:
     fields = ("temperature", "top_p", "n", "stop", "seed", "max_tokens", "logit_bias", "tools")
-    assert _chat(**dict.fromkeys(fields)).generate == _chat().generate
+    assert chat_of(**dict.fromkeys(fields)).generate == chat_of().generate
 
 
 def test_every_sampling_field_arrives() -> None:
-    sampling = _chat(
+    sampling = chat_of(
         max_tokens=9,
         seed=-1,
         temperature=0,
@@ -83,26 +72,26 @@ def test_every_sampling_field_arrives() -> None:
 
 
 def test_logprobs_without_a_number_ask_for_the_chosen_token_only() -> None:
-    assert _chat(logprobs=True).generate.sampling.num_logprobs == 0
-    assert _chat(logprobs=False).generate.sampling.num_logprobs == -1
+    assert chat_of(logprobs=True).generate.sampling.num_logprobs == 0
+    assert chat_of(logprobs=False).generate.sampling.num_logprobs == -1
 
 
 def test_the_two_names_of_max_tokens_mean_the_same() -> None:
-    assert _chat(max_completion_tokens=7).generate.sampling.max_tokens == 7
-    assert _chat(max_completion_tokens=7, max_tokens=7).generate.sampling.max_tokens == 7
+    assert chat_of(max_completion_tokens=7).generate.sampling.max_tokens == 7
+    assert chat_of(max_completion_tokens=7, max_tokens=7).generate.sampling.max_tokens == 7
 
 
 def test_stop_is_a_string_or_several() -> None:
-    assert _chat(stop="a").generate.stream.stop == ("a",)
-    assert _chat(stop=["a", "b", "a"]).generate.stream.stop == ("a", "b")
-    more = _chat(include_stop_str_in_output=True, skip_special_tokens=False).generate.stream
+    assert chat_of(stop="a").generate.stream.stop == ("a",)
+    assert chat_of(stop=["a", "b", "a"]).generate.stream.stop == ("a", "b")
+    more = chat_of(include_stop_str_in_output=True, skip_special_tokens=False).generate.stream
     assert more == StreamSettings((), True, False, parse_reasoning=True)
 
 
 def test_text_parts_stay_parts_and_developers_become_the_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]
-    assert json.loads(_prompt(messages=messages).messages_json) == [
+    assert json.loads(prompt_of(messages=messages).messages_json) == [
         {"role": "system", "content": "Be brief"},
         {"role": "user", "content": parts},
     ]
@@ -115,21 +104,21 @@ def test_an_assistants_call_needs_no_content() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "5"},
     ]
-    assert json.loads(_prompt(messages=messages).messages_json) == messages
+    assert json.loads(prompt_of(messages=messages).messages_json) == messages
 
 
 def test_tools_reach_the_template_unless_none_may_be_chosen() -> None:
-    assert json.loads(_prompt(tools=[TOOL]).tools_json) == [TOOL]
-    assert json.loads(_prompt(tools=[TOOL], tool_choice="auto").tools_json) == [TOOL]
-    assert _prompt(tools=[TOOL], tool_choice="none").tools_json == b""
-    assert _prompt(tools=[]).tools_json == b""
+    assert json.loads(prompt_of(tools=[TOOL]).tools_json) == [TOOL]
+    assert json.loads(prompt_of(tools=[TOOL], tool_choice="auto").tools_json) == [TOOL]
+    assert prompt_of(tools=[TOOL], tool_choice="none").tools_json == b""
+    assert prompt_of(tools=[]).tools_json == b""
 
 
 def test_the_generation_prompt_is_added_unless_the_last_message_goes_on() -> None:
-    assert _prompt().add_generation_prompt
-    continued = _prompt(continue_final_message=True)
+    assert prompt_of().add_generation_prompt
+    continued = prompt_of(continue_final_message=True)
     assert (continued.add_generation_prompt, continued.continue_final_message) == (False, True)
-    assert not _prompt(add_generation_prompt=False).add_generation_prompt
+    assert not prompt_of(add_generation_prompt=False).add_generation_prompt
 
 
 @pytest.mark.parametrize(
@@ -162,7 +151,7 @@ def test_sixteen_tokens_are_usual_for_completions_and_not_the_clients_own_number
     more = request(min_tokens=40)
     assert (more.sampling.min_tokens, more.usual_max_tokens) == (40, 40)
     assert request().cost_tokens(4096) == 16
-    assert _chat().generate.usual_max_tokens == 0
+    assert chat_of().generate.usual_max_tokens == 0
 
 
 def test_an_echo_of_the_prompt_alone_asks_for_no_tokens() -> None:
@@ -193,7 +182,7 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         "modalities": ["text"],
         "use_beam_search": False,
     }
-    assert _chat(**harmless).generate == _chat().generate
+    assert chat_of(**harmless).generate == chat_of().generate
 
 
 def test_an_unknown_field_is_warned_of_and_a_harmless_one_is_not() -> None:
@@ -207,7 +196,7 @@ def test_the_cost_of_a_job_is_what_it_may_come_to() -> None:
     request = parse_completion(body, Warnings()).generate
     assert request.cost_tokens(4096) == 10 + 3 + 4 * 100
     assert request.cost_tokens(50) == 10 + 3 + 4 * 50
-    assert _chat().generate.cost_tokens(4096) == 32 // 4 + 4096
+    assert chat_of().generate.cost_tokens(4096) == 32 // 4 + 4096
 
 
 MODELS_OWN = (
@@ -221,7 +210,7 @@ MODELS_OWN = (
 
 def test_what_the_client_left_out_is_the_models_own_setting() -> None:
     for request in (
-        _chat().generate,
+        chat_of().generate,
         parse_completion({"model": "m", "prompt": "a"}, Warnings()).generate,
     ):
         sampling = request.with_defaults(MODELS_OWN).sampling
@@ -233,13 +222,13 @@ def test_what_the_client_left_out_is_the_models_own_setting() -> None:
 @given(st.sets(st.sampled_from(["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])))
 def test_what_the_client_said_wins_even_where_it_is_the_usual_value(said: set[str]) -> None:
     usual = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-    request = _chat(**{name: usual[name] for name in said}).generate.with_defaults(MODELS_OWN)
+    request = chat_of(**{name: usual[name] for name in said}).generate.with_defaults(MODELS_OWN)
     for name, own in MODELS_OWN:
         assert getattr(request.sampling, name) == (usual[name] if name in said else own)
 
 
 def test_a_model_that_sets_nothing_or_something_unknown_changes_nothing() -> None:
-    request = _chat().generate
+    request = chat_of().generate
     assert request.with_defaults(()) is request
     assert request.with_defaults((("max_tokens", 5.0), ("wibble", 1.0))) is request
     assert request.with_defaults((("top_k", -1.0),)).sampling.top_k == 0

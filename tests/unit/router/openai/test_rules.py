@@ -9,22 +9,12 @@ import pytest
 
 from common.messages.tokenize import ChatPrompt, OutputRules, Structure, ToolUse
 from services.router.errors import ApiError
-from services.router.openai.chat import ChatRequest, parse_chat
+from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
 from services.router.request_warnings import Warnings
+from tests.unit.router.openai.parsed_requests import USER, chat_of, prompt_of
 
-USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
-
-
-def _chat(**more: Any) -> ChatRequest:
-    return parse_chat({"model": "demo", "messages": [USER], **more}, Warnings())
-
-
-def _prompt(**more: Any) -> ChatPrompt:
-    (prompt,) = _chat(**more).generate.prompts
-    assert isinstance(prompt, ChatPrompt)
-    return prompt
 
 
 # Rules
@@ -93,17 +83,17 @@ def test_structures_under_all_their_names() -> None:
         ),
     ]
     for fields, structure in expected:
-        assert _chat(**fields).generate.rules.structure == structure
+        assert chat_of(**fields).generate.rules.structure == structure
         body = {"model": "demo", "prompt": "a", **fields}
         assert parse_completion(body, Warnings()).generate.rules.structure == structure
-    assert _chat(response_format={"type": "text"}).generate.rules.structure is None
+    assert chat_of(response_format={"type": "text"}).generate.rules.structure is None
 
 
 def test_a_structural_tag_in_its_older_form_becomes_one_of_today() -> None:
     schema = {"type": "object"}
     structures = [{"begin": "<f=a>", "schema": schema, "end": "</f>"}]
     older = {"type": "structural_tag", "structures": structures, "triggers": ["<f="]}
-    structure = _chat(response_format=older).generate.rules.structure
+    structure = chat_of(response_format=older).generate.rules.structure
     assert structure is not None and structure.field == "response_format.structures"
     tag = {
         "begin": "<f=a>",
@@ -112,11 +102,11 @@ def test_a_structural_tag_in_its_older_form_becomes_one_of_today() -> None:
     }
     layout = {"type": "triggered_tags", "triggers": ["<f="], "tags": [tag]}
     assert json.loads(structure.text) == layout
-    structure = _chat(
+    structure = chat_of(
         structured_outputs={"structural_tag": json.dumps(older)}
     ).generate.rules.structure
     assert structure is not None and json.loads(structure.text) == layout
-    structure = _chat(response_format={**older, "at_least_one": True}).generate.rules.structure
+    structure = chat_of(response_format={**older, "at_least_one": True}).generate.rules.structure
     assert structure is not None and json.loads(structure.text)["at_least_one"] is True
 
 
@@ -143,7 +133,7 @@ def test_a_structural_tag_in_its_older_form_becomes_one_of_today() -> None:
 )
 def test_tools_and_what_is_chosen_of_them(choice: Any, use: ToolUse | None, names: Any) -> None:
     tools = [TOOL, {"type": "function", "function": {"name": "g", "strict": True}}]
-    request = _chat(tools=tools, tool_choice=choice).generate
+    request = chat_of(tools=tools, tool_choice=choice).generate
     assert request.rules.tools == use
     assert request.stream.parse_tools is (use is not None)
     (prompt,) = request.prompts
@@ -153,18 +143,18 @@ def test_tools_and_what_is_chosen_of_them(choice: Any, use: ToolUse | None, name
 
 
 def test_calls_may_be_kept_to_one_at_a_time() -> None:
-    request = _chat(tools=[TOOL], parallel_tool_calls=False).generate
+    request = chat_of(tools=[TOOL], parallel_tool_calls=False).generate
     assert request.rules.tools == ToolUse("auto", parallel=False)
 
 
 def test_a_structure_may_stand_beside_tools_that_need_not_be_called() -> None:
-    rules = _chat(tools=[TOOL], response_format={"type": "json_object"}).generate.rules
+    rules = chat_of(tools=[TOOL], response_format={"type": "json_object"}).generate.rules
     assert rules.structure is not None
     assert rules.tools == ToolUse("auto")
 
 
 def test_other_rules_arrive() -> None:
-    request = _chat(
+    request = chat_of(
         allowed_token_ids=[5, 3, 5],
         bad_words=["no", "never"],
         thinking_token_budget=100,
@@ -190,7 +180,7 @@ def test_other_rules_arrive() -> None:
     ],
 )
 def test_stops_and_words_stand_beside_what_has_to_have_a_form(form: dict[str, Any]) -> None:
-    request = _chat(
+    request = chat_of(
         **form,
         stop=["x"],
         stop_token_ids=[5],
@@ -263,7 +253,7 @@ def test_what_no_grammar_is_made_of_needs_no_warning(fields: dict[str, Any]) -> 
 )
 def test_strict_says_which_keyword_cannot_be_held(fields: dict[str, Any], where: str) -> None:
     with pytest.raises(ApiError, match="no grammar holds it") as caught:
-        _chat(**fields)
+        chat_of(**fields)
     assert caught.value.failure.field == where
 
 
@@ -289,7 +279,7 @@ def test_strict_says_which_keyword_cannot_be_held(fields: dict[str, Any], where:
     ],
 )
 def test_what_the_template_is_told(fields: dict[str, Any], expected: Any) -> None:
-    packed = _prompt(**fields).template_kwargs_json
+    packed = prompt_of(**fields).template_kwargs_json
     assert (json.loads(packed) if packed else None) == expected
 
 
@@ -303,7 +293,7 @@ def test_old_function_calls_become_calls_of_tools() -> None:
         {"role": "assistant", "content": None, "function_call": called},
         {"role": "function", "name": "f", "content": "5"},
     ]
-    assert json.loads(_prompt(messages=messages).messages_json) == [
+    assert json.loads(prompt_of(messages=messages).messages_json) == [
         USER,
         {
             "role": "assistant",
@@ -316,7 +306,7 @@ def test_old_function_calls_become_calls_of_tools() -> None:
 
 def test_reasoning_reaches_the_template_under_its_own_name() -> None:
     messages = [USER, {"role": "assistant", "content": "a", "reasoning": "hm"}, USER]
-    packed = json.loads(_prompt(messages=messages).messages_json)
+    packed = json.loads(prompt_of(messages=messages).messages_json)
     assert packed[1]["reasoning_content"] == "hm"
 
 
