@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -99,14 +100,20 @@ def banner(url: str, model: str, seconds: float, needs_key: bool) -> str:
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
     default_port = SETTINGS["router"].model_fields["port"].default
-    chat = "slipstream chat" if url.endswith(f":{default_port}") else f"slipstream chat {url}"
+    chat = "chat" if url.endswith(f":{default_port}") else f"chat {url}"
     return (
         f"\nSlipstream serves {model} at {url}/v1 (ready after {seconds:.1f} s).\n"
-        f"In a browser: {url}/\nIn a terminal: {chat}\nIn a program:\n"
+        f"In a browser: {url}/\nIn a terminal: {_program()} {chat}\nIn a program:\n"
         f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         f"    -d '{body}'\n"
         "\nCtrl-C ends it.\n\n"
     )
+
+
+def _program() -> str:
+    """`slipstream`, or its path where the shell finds no such command, as after `make serve`."""
+    is_named = os.path.basename(sys.argv[0]) == "slipstream"
+    return sys.argv[0] if is_named and not shutil.which("slipstream") else "slipstream"
 
 
 def _port(plan: Plan) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,17 @@ def test_the_banner_has_a_command_that_can_be_copied() -> None:
     assert '"model": "demo"' in text
     assert "Authorization" not in text
     assert "Bearer YOUR_KEY" in banner("http://h:1", "demo", 1.0, needs_key=True)
+
+
+def test_the_banner_names_the_program_as_the_shell_finds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [".venv/bin/slipstream", "serve"])
+    serving = ("http://127.0.0.1:8000", "demo", 1.0, False)
+    assert "In a terminal: .venv/bin/slipstream chat\n" in banner(*serving)
+    (tmp_path / "slipstream").touch(mode=0o755)
+    assert "In a terminal: slipstream chat\n" in banner(*serving)
 
 
 def test_each_death_in_a_row_doubles_the_wait_up_to_half_a_minute() -> None:
