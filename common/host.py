@@ -1,8 +1,9 @@
-"""What this host offers a model: free memory and fast number formats."""
+"""What this host offers: free memory, fast number formats, open files."""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 FAST_BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
@@ -10,6 +11,7 @@ FAST_BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 
 GROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+MAX_OPEN_FILES = 65_536  # where the system sets no lower limit
 
 
 def available_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> int:
@@ -49,3 +51,11 @@ def is_fast_at_bf16() -> bool:
     lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
     flags = lines[0].partition(":")[2].split() if lines else []
     return bool(FAST_BF16_FLAGS & set(flags))
+
+
+def raise_open_files_limit() -> None:
+    """Let this process open more connections than the 1,024 files that most shells permit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

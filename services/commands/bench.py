@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 
 from tqdm import tqdm
 
+from common.host import raise_open_files_limit
 from services.bench.client import ClientError, Clients, LoadResult, OfferedLoad, ServerAddress
 from services.bench.figures import Figures, Spread, figures_of
 from services.bench.workloads import (
@@ -83,6 +84,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Measure each workload and print its figures; returns 1 if a request failed."""
+    raise_open_files_limit()  # each stream has a connection
     try:
         workloads = [_workload(name, options) for name in options.workload.split(",")]
         bench = Bench(Api(options.url, api_key_of(options, env)), options)

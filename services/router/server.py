@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from common.host import raise_open_files_limit
 from services.router.anthropic.endpoints import COUNT_TOKENS, MESSAGES
 from services.router.api_keys import ApiKeys
 from services.router.chat_page import PageHandler
@@ -25,11 +26,7 @@ from services.router.openai.chat import CHAT
 from services.router.openai.completions import COMPLETIONS
 from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.document import OpenAPIHandler
-from services.router.operations import (
-    StatusHandlers,
-    installed_version,
-    sagemaker_routes,
-)
+from services.router.operations import StatusHandlers, installed_version, sagemaker_routes
 from services.router.request_warnings import WarningLog
 from services.router.responses.endpoints import Responses
 from services.router.stream import StreamFlusher
@@ -94,6 +91,7 @@ class HttpServer:
 
     async def start(self, listen_fd: int | None) -> int:
         """Listen, on an inherited socket if there is one; returns the port."""
+        raise_open_files_limit()  # each client's connection is one
         settings = self._settings
         runner = web.AppRunner(
             self._app,

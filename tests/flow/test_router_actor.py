@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
+from common.host import MAX_OPEN_FILES
 from common.messages.address import AttemptId
 from common.messages.control import Abort, ModelCard
 from common.messages.tokenize import Tokenize
@@ -21,6 +24,25 @@ from tests.flow.router_ring import (
     running_router,
     waiting,
 )
+
+
+@pytest.fixture
+def few_open_files() -> Iterator[int]:
+    """The limit that most shells set; yields the one up to which a process may raise it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), hard))
+    yield most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_low_limit_of_open_files_is_raised_for_the_clients(
+    few_open_files: int,
+) -> None:
+    async with running_router():
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert soft == min(few_open_files, MAX_OPEN_FILES)
+
 
 # Clients that leave
 
