@@ -18,8 +18,13 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.report import Report
-from services.compute.layers.attention import Attention, Geometry, Workspace, plan_attention
-from services.compute.layers.paged_cache import PagedCache
+from services.compute.layers.eager_attention import (
+    EagerAttention,
+    Geometry,
+    Workspace,
+    plan_attention,
+)
+from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.weighted_layers import Linear, PackedLinear, can_pack
 from services.compute.runner.model_loader import prepare_cpu
 from services.compute.sampling.noise import coordinates, draw_everywhere, draw_where_it_counts
@@ -71,14 +76,15 @@ def report_decode(report: Report, dtype: torch.dtype) -> None:
         (1, 512, 12, 1), (16, 128, 12, 1), (16, 512, 12, 1), (16, 512, 4, 3)
     ):  # fmt: skip
         pages = length // PAGE_TOKENS
-        shape = (1, kv_heads, PAGE_TOKENS, HEAD_DIM)
-        cache = PagedCache(shape, batch * pages, 0, dtype, CPU)
+        shape = (kv_heads, PAGE_TOKENS, HEAD_DIM)
+        cache = PagedCache(CacheLayout.of([0]), shape, (batch * pages, 0), dtype, CPU)
         cache.device_pages.normal_()
         tables = np.random.default_rng(1).permutation(batch * pages).reshape(batch, pages)
-        geometry = Geometry(kv_heads, PAGE_TOKENS, cache.device_pages[0, 0].nbytes)
+        layer_bytes = cache.layer_pages(0)[0].nbytes
+        geometry = Geometry(kv_heads, cache.page_heads, PAGE_TOKENS, layer_bytes)
         starts, ones = np.full(batch, length - 1), np.ones(batch, dtype=np.int64)
         work = plan_attention(starts, ones, tables, batch, geometry)
-        context = Attention(cache, work, (0,), Workspace(dtype))
+        attention = EagerAttention(cache, (work,), Workspace(dtype))
         q = torch.randn(batch, kv_heads * group, HEAD_DIM).to(dtype)
         kv = torch.randn(2, batch, kv_heads, HEAD_DIM).to(dtype)
         gathered = torch.randn(2, batch, kv_heads, length, HEAD_DIM).to(dtype)
@@ -86,7 +92,7 @@ def report_decode(report: Report, dtype: torch.dtype) -> None:
         queries = q.view(batch, kv_heads, group, HEAD_DIM)
         figures = compare(
             lambda: F.scaled_dot_product_attention(queries, *gathered, mask),  # noqa: B023
-            lambda: context.attend(0, q, *kv, 0),  # noqa: B023
+            lambda: attention.attend(0, q, *kv, 0.0),  # noqa: B023
         )
         rows.append([f"{batch} rows of {length}, {kv_heads} kv heads x {group}", *figures])
     report.table(["shape", "sdpa alone, us", "ours with gather, us", "ratio"], rows)

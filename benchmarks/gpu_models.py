@@ -8,8 +8,8 @@ one's, as far as the rest of the server can tell.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes in a Llama model's config.json."""
+    """The sizes in a model's config.json, and what else its family has there."""
 
     hidden_size: int
     intermediate_size: int
@@ -37,17 +37,57 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope_factor: float
     tied: bool
     vocab_size: int = 128256
     max_model_len: int = 131072
+    architecture: tuple[str, str] = ("LlamaForCausalLM", "llama")
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
+
+def _llama3(factor: float) -> dict[str, Any]:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return {"hidden_act": "silu", "rope_theta": 500000.0, "rope_scaling": scaling}
+
+
+QWEN25 = {"hidden_act": "silu", "rope_theta": 1000000.0, "use_sliding_window": False}
+PHI4 = {"hidden_act": "silu", "rope_theta": 250000.0, "sliding_window": None}
+GEMMA3 = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+MISTRAL = {"hidden_act": "silu", "rope_theta": 10000.0, "sliding_window": 4096}
 
 SHAPES = {
-    "llama-1b": Shape(2048, 8192, 16, 32, 8, 64, 32.0, tied=True),
-    "llama-8b": Shape(4096, 14336, 32, 32, 8, 128, 8.0, tied=False),
-    "tiny": Shape(64, 160, 2, 4, 2, 16, 8.0, tied=True, vocab_size=4096, max_model_len=8192),
-}
+    "llama-1b": Shape(2048, 8192, 16, 32, 8, 64, tied=True, fields=_llama3(32.0)),
+    "llama-8b": Shape(4096, 14336, 32, 32, 8, 128, tied=False, fields=_llama3(8.0)),
+    "qwen2.5-7b": Shape(
+        3584, 18944, 28, 28, 4, 128, False, 152064, 32768, ("Qwen2ForCausalLM", "qwen2"), QWEN25
+    ),
+    "phi-4": Shape(
+        5120, 17920, 40, 40, 10, 128, False, 100352, 16384, ("Phi3ForCausalLM", "phi3"), PHI4
+    ),
+    "gemma-3-4b": Shape(
+        2560, 10240, 34, 8, 4, 256, True, 262208, 131072, ("Gemma3ForCausalLM", "gemma3_text"),
+        GEMMA3,
+    ),
+    "mistral-7b-v0.1": Shape(
+        4096, 14336, 32, 32, 8, 128, False, 32000, 32768, ("MistralForCausalLM", "mistral"), MISTRAL
+    ),
+    "tiny": Shape(
+        64, 160, 2, 4, 2, 16, tied=True, vocab_size=4096, max_model_len=8192, fields=_llama3(8.0)
+    ),
+}  # fmt: skip
 
 
 def make_folder(folder: Path, shape: Shape) -> Path:
@@ -77,9 +117,10 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def _config(shape: Shape) -> dict[str, Any]:
+    architecture, model_type = shape.architecture
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [architecture],
+        "model_type": model_type,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -87,22 +128,14 @@ def _config(shape: Shape) -> dict[str, Any]:
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": shape.max_model_len,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": shape.rope_factor,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": shape.tied,
         "torch_dtype": "bfloat16",
         "initializer_range": 0.02,
+        **shape.fields,
     }
 
 

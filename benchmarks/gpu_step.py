@@ -50,8 +50,9 @@ class Shape:
 class Steps:
     """Plans of one shape, one after the other, on pages of their own."""
 
-    def __init__(self, shape: Shape, page_tokens: int) -> None:
+    def __init__(self, shape: Shape, page_tokens: int, num_groups: int) -> None:
         self._shape = shape
+        self._num_groups = num_groups  # of the KV cache
         self._pages = -(-(CONTEXT + 4 * NUM_STEPS) // page_tokens)
         self._page_tokens = page_tokens
         self._step = 0
@@ -67,7 +68,7 @@ class Steps:
             q_start[-1], q_len[-1] = 0, shape.chunk
             tokens[shape.rows :] = np.arange(shape.chunk) % 1000
         slots = np.arange(num_rows, dtype=np.int32)
-        entries = self._entries(num_rows) if first else np.zeros((0, 3), dtype=np.int32)
+        entries = self._entries(num_rows) if first else np.zeros((0, 4), dtype=np.int32)
         self._step += 1
         return StepPlan(
             step_id=self._step,
@@ -83,18 +84,21 @@ class Steps:
             page_slot=entries[:, 0].copy(),
             page_index=entries[:, 1].copy(),
             page_id=entries[:, 2].copy(),
+            page_group=entries[:, 3].copy(),
             slots=tuple(SlotDelta(int(s), 0, SAMPLING, 0, ()) for s in slots) if first else (),
         )
 
     def _entries(self, num_rows: int) -> Int32Array:
         generator = np.random.default_rng(0)
         chunk_pages = -(-self._shape.chunk // self._page_tokens)
-        pages = generator.permutation(num_rows * max(self._pages, chunk_pages))
+        pages_of_row = max(self._pages, chunk_pages)
+        pages = generator.permutation(self._num_groups * num_rows * pages_of_row)
         rows = []
-        for slot in range(num_rows):
-            count = self._pages if slot < self._shape.rows else chunk_pages
-            for index in range(count):
-                rows.append((slot, index, pages[len(rows)]))
+        for group in range(self._num_groups):
+            for slot in range(num_rows):
+                count = self._pages if slot < self._shape.rows else chunk_pages
+                for index in range(count):
+                    rows.append((slot, index, pages[len(rows)], group))
         return np.array(rows, dtype=np.int32)
 
 
@@ -132,7 +136,8 @@ def kernels(runner: CudaRunner, steps: Steps, count: int) -> Iterator[tuple[str,
 
 def report(runner: CudaRunner, shape: Shape, page_tokens: int, top: int) -> None:
     """Print one shape's times and kernels."""
-    steps = Steps(shape, page_tokens)
+    num_groups = len(runner.spec().kv_groups)
+    steps = Steps(shape, page_tokens, num_groups)
     run(runner, steps, 8)
     device_s, host_s = run(runner, steps, NUM_STEPS)
     print(
@@ -140,7 +145,7 @@ def report(runner: CudaRunner, shape: Shape, page_tokens: int, top: int) -> None
         f"host launch {statistics.median(host_s) * 1e6:.0f} µs",
         flush=True,
     )
-    found = list(kernels(runner, Steps(shape, page_tokens), 10))
+    found = list(kernels(runner, Steps(shape, page_tokens, num_groups), 10))
     total = sum(row[2] for row in found)
     print(f"  kernels {total / 1e3:.3f} ms in {sum(row[1] for row in found):.0f} launches")
     for name, calls, microseconds in found[:top]:

@@ -32,8 +32,9 @@ from common.messages.arrays import int32s
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.slot_words import NUM_WORDS
+from services.compute.kv.memory import KVGroup
 from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, pack, packed_size
-from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.policies import DecodeFirst
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings

@@ -25,7 +25,8 @@ from common.messages.arrays import int32s
 from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from services.compute.actor import pack_outputs
-from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.kv.memory import KVGroup
+from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.policies import DecodeFirst
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings

@@ -7,7 +7,7 @@ anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import ModelError
@@ -15,18 +15,61 @@ from common.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A family as transformers names it; `head_dim` for a config.json that leaves it out."""
+    """A family as transformers names it, and what its config.json may leave out."""
 
     model_type: str
     models: str  # for people
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
+    tied: bool = False  # the head is the embedding
+    gated: bool = True  # False: an MLP has two maps, not three
+    has_images: bool = False  # the language model is what `text_config` says
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # that files of the family leave out
 
+
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM": Architecture("llama", "Llama 2, 3, 3.1, 3.2, 3.3"),
+    "LlamaForCausalLM": Architecture(
+        "llama", "Llama 2, 3, 3.1, 3.2, 3.3; Yi; Falcon 3; DeepSeek-R1 distills"
+    ),
     "MistralForCausalLM": Architecture("mistral", "Mistral 7B and its dense successors"),
-    "Qwen2ForCausalLM": Architecture("qwen2", "Qwen2, Qwen2.5"),
+    "MinistralForCausalLM": Architecture("ministral", "Ministral 8B"),
+    "Qwen2ForCausalLM": Architecture("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1 distills"),
     "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3, dense", head_dim=128),
+    "GemmaForCausalLM": Architecture("gemma", "Gemma 2B, 7B", head_dim=256, tied=True),
+    "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", head_dim=256, tied=True),
+    "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3, text", head_dim=256, tied=True),
+    "Gemma3ForConditionalGeneration": Architecture(
+        "gemma3",
+        "Gemma 3, its text",
+        head_dim=256,
+        tied=True,
+        has_images=True,
+        defaults=_GEMMA3_DEFAULTS,
+    ),
+    "Phi3ForCausalLM": Architecture("phi3", "Phi-3, Phi-3.5, Phi-4, Phi-4-mini"),
+    "Olmo2ForCausalLM": Architecture("olmo2", "OLMo 2"),
+    "Olmo3ForCausalLM": Architecture("olmo3", "OLMo 3"),
+    "SmolLM3ForCausalLM": Architecture("smollm3", "SmolLM3", tied=True),
+    "GraniteForCausalLM": Architecture("granite", "Granite 3"),
+    "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", tied=True, gated=False),
+    "CohereForCausalLM": Architecture("cohere", "Command-R", tied=True),
+    "Cohere2ForCausalLM": Architecture("cohere2", "Command-R7B, Command A", tied=True),
+    "GlmForCausalLM": Architecture("glm", "GLM-4 9B", head_dim=128),
+    "Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414 9B, 32B", head_dim=128),
+    "Exaone4ForCausalLM": Architecture("exaone4", "EXAONE 4"),
+    "NemotronForCausalLM": Architecture("nemotron", "Nemotron-4, Minitron", gated=False),
+    "ArceeForCausalLM": Architecture("arcee", "AFM 4.5B", gated=False),
+    "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense", "Hunyuan, dense"),
+    "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ERNIE 4.5, dense", head_dim=128, tied=True),
+    "SeedOssForCausalLM": Architecture("seed_oss", "Seed-OSS", head_dim=128),
+    "InternLM2ForCausalLM": Architecture("internlm2", "InternLM 2, 2.5"),
+    "InternLM3ForCausalLM": Architecture("internlm3", "InternLM 3", head_dim=128),
 }
 
 # Several times what any model has: beyond it a file is damaged, or made to exhaust a machine.
@@ -56,12 +99,13 @@ class DecoderShape:
     head_dim: int
     max_position_embeddings: int
     tie_word_embeddings: bool
+    gated: bool = True
 
     @property
     def num_step_weights(self) -> int:
         """The weights that every step reads: all but the embedding's."""
         attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
-        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
         return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
 
     @property
@@ -72,7 +116,10 @@ class DecoderShape:
 
     def cache_bytes(self, num_tokens: int, itemsize: int) -> int:
         """Return the size of the keys and values of this many tokens."""
-        return num_tokens * self.num_layers * 2 * self.num_kv_heads * self.head_dim * itemsize
+        return self.num_layers * self.layer_cache_bytes(num_tokens, itemsize)
+
+    def layer_cache_bytes(self, num_tokens: int, itemsize: int) -> int:
+        return num_tokens * 2 * self.num_kv_heads * self.head_dim * itemsize
 
     def position_bytes(self, num_positions: int) -> int:
         """Return the host memory for the rotary tables of this many positions."""
@@ -109,9 +156,18 @@ def family_of(raw: Mapping[str, Any]) -> str:
     return family
 
 
+def language_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a supported config.json that are the language model's."""
+    family = ARCHITECTURES[family_of(raw)]
+    fields = raw.get("text_config") if family.has_images else raw
+    if not isinstance(fields, Mapping):
+        raise ModelError("config.json: text_config is missing; download it again.")
+    return {**family.defaults, **fields}
+
+
 def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
     """Read the sizes of a supported model; ModelError names the one that cannot be."""
-    family = ARCHITECTURES[family_of(raw)]
+    family, raw = ARCHITECTURES[family_of(raw)], language_fields(raw)
     num_heads = _count(raw, "num_attention_heads")
     hidden_size = _count(raw, "hidden_size")
     num_kv_heads = _count(raw, "num_key_value_heads", num_heads)
@@ -129,7 +185,8 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
         num_kv_heads=num_kv_heads,
         head_dim=_count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads)),
         max_position_embeddings=_count(raw, "max_position_embeddings", 2048),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tied)),
+        gated=family.gated,
     )
 
 

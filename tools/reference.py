@@ -5,16 +5,19 @@ A test compares both files with what this makes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
+from pydantic.fields import FieldInfo
 
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
 from common.config import ENV_PREFIX
 from common.decoder_shape import ARCHITECTURES
 from services.cli import command_of
+from services.compute.models.families import FAMILIES
 from services.launcher.plan import SETTINGS, toml_value
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -44,6 +47,17 @@ run, and quantised checkpoints are not supported yet.
 
 `architectures` in `config.json` decides. The same without its head (`LlamaModel` for
 `LlamaForCausalLM`), with the pooling of sentence-transformers beside it, is an embedding model.
+
+"""
+FIELDS = """
+## Fields of `config.json`
+
+Of every architecture the sizes are read, with the rotation of positions: `rope_parameters`, or the
+older `rope_theta`, `rope_scaling`, `partial_rotary_factor` and `rotary_dim`. Scaling may be
+`default`, `linear`, `dynamic`, `llama3`, `yarn` or `longrope`; the stretched form is used for all
+texts if the server's `max_model_len` is beyond the length that the model was first trained on. The
+fields below are read beside them; a value that is not supported is refused by its field's name when
+the server starts. Other fields are passed over.
 
 """
 TOOL_CALLS = """
@@ -88,6 +102,13 @@ def supported_models() -> str:
         (f"`{name}`", f"`{family.model_type}`", family.models)
         for name, family in ARCHITECTURES.items()
     ]
+    fields = [
+        (
+            f"`{name}`",
+            ", ".join(field_text(*field) for field in sorted(family.config.model_fields.items())),
+        )
+        for name, family in FAMILIES.items()
+    ]
     calls = [
         (f"`{name}`", markers.models, codes((markers.begin, markers.end)))
         for name, markers in TOOL_FORMATS.items()
@@ -100,11 +121,18 @@ def supported_models() -> str:
         GENERATED
         + MODELS
         + table_text(("architecture", "`model_type`", "models"), architectures)
+        + FIELDS
+        + table_text(("architecture", "fields"), fields)
         + TOOL_CALLS
         + table_text(("format", "models", "around calls"), calls)
         + REASONING
         + table_text(("format", "models", "around reasoning"), thoughts)
     )
+
+
+def field_text(name: str, field: FieldInfo) -> str:
+    values = [json.dumps(value) for value in literals_in(field.annotation)]
+    return f"`{name}`" + (f" ({codes(values)})" if values else "")
 
 
 def options_of_serve() -> Mapping[str, str]:

@@ -24,12 +24,13 @@ from benchmarks.kernels.decode_attention import (
     lengths_of,
     step_of,
 )
+from services.compute.kernels.activations import act_mul
+from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
-from services.compute.kernels.rms_norm import add_rms_norm
-from services.compute.kernels.rotate_and_store import rotate_and_store
-from services.compute.kernels.silu_mul import silu_mul
+from services.compute.kernels.rotate_and_store import RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import AttentionCall
+from services.compute.layers.weighted_layers import Norm
 
 WIDTHS = {"8B": (4096, 14336), "1B": (2048, 8192)}
 BATCHES = {1: "1x600", 64: "64 mixed", 256: "256 mixed"}
@@ -61,17 +62,18 @@ def _case(model: str, rows: int, pdl: bool) -> Case:
     q_THD = qkv_TC[:, : num_heads * head_dim].unflatten(1, (num_heads, head_dim))
     mixed_THD = torch.empty_like(q_THD).contiguous()
     gate_up_TF2, inner_TF, weight_E = _random(rows, 2 * inner), _random(rows, inner), _random(width)
-    cos_PD, sin_PD = torch.rand(2, MAX_CONTEXT, head_dim // 2, device=device)
+    norm = Norm(weight_E, EPS)
+    tables = RotaryTables(*torch.rand(2, MAX_CONTEXT, head_dim // 2, device=device))
 
     def layer(kv_pages: Tensor) -> None:
-        add_rms_norm(x_TE, delta_TE, weight_E, EPS, normed_TE, pdl=pdl)
-        rotate_and_store(
-            qkv_TC, inputs, cos_PD, sin_PD, None, None, EPS, kv_pages, num_heads, pdl=pdl
-        )
-        call = AttentionCall(q_THD, kv_pages, mixed_THD, head_dim**-0.5, 0)
-        decode_attention(call, resident, inputs, work, rows, pdl=pdl)
-        add_rms_norm(x_TE, delta_TE, weight_E, EPS, normed_TE, pdl=pdl)
-        silu_mul(gate_up_TF2, inner_TF, pdl=pdl)
+        add_norm(x_TE, delta_TE, norm, normed_TE, pdl=pdl)
+        positions_T, slots_T = inputs.positions_T, inputs.kv_slots_GT[0]
+        rotate_and_store(qkv_TC, positions_T, slots_T, tables, None, kv_pages, num_heads, pdl=pdl)
+        page_table_NL = resident.page_table[0]
+        call = AttentionCall(q_THD, kv_pages, page_table_NL, mixed_THD, head_dim**-0.5)
+        decode_attention(call, work, rows, pdl=pdl)
+        add_norm(x_TE, delta_TE, norm, normed_TE, pdl=pdl)
+        act_mul(gate_up_TF2, inner_TF, "silu", pdl=pdl)
 
     num_bytes = sum(lengths) * 2 * kv_heads * head_dim * 2
     num_runs = min(MAX_RUNS, -(-COLD_BYTES // num_bytes) + 1)

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.matvec import EPS, MODELS, cold_weights, draw
-from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up_silu, norm_matvec
+from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up, norm_matvec
 from services.compute.kernels.matvec_config import (
     MatvecConfig,
     gate_up_config,
     matvec_config,
     padded,
 )
+from services.compute.layers.weighted_layers import Norm
 
 NUM_SMS = 132
 SHARED_BYTES = 220 << 10
@@ -126,7 +127,7 @@ def _cuts(m: Map) -> list[MatvecConfig]:
 def _rows_of(m: Map) -> tuple[NormedInput, Tensor]:
     x, delta = draw(1, m.num_in), draw(1, m.num_in)
     out = torch.empty(1, m.num_out // m.tiles, device="cuda", dtype=x.dtype)
-    return NormedInput(x, delta, draw(m.num_in), EPS, torch.empty_like(x)), out
+    return NormedInput(x, delta, Norm(draw(m.num_in), EPS), torch.empty_like(x)), out
 
 
 def call(job: Job, weight: Tensor) -> None:
@@ -137,7 +138,7 @@ def call(job: Job, weight: Tensor) -> None:
     elif job.map.kind == "norm":
         norm_matvec(normed, weight, None, out, config=job.config, pdl=job.pdl)
     else:
-        norm_gate_up_silu(normed, weight, out, config=job.config, pdl=job.pdl)
+        norm_gate_up(normed, weight, out, "silu", config=job.config, pdl=job.pdl)
 
 
 @cache

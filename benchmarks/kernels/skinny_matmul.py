@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import MODELS, Model, cold_weights, draw
-from services.compute.kernels.silu_mul import silu_mul
-from services.compute.kernels.skinny_matmul import skinny_gate_up_silu, skinny_matmul
+from services.compute.kernels.activations import act_mul
+from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 
 ROW_COUNTS = (4, 16, 64)
@@ -84,13 +84,13 @@ def _gated(name: str, num_rows: int, inner: int, num_in: int) -> Iterator[Case]:
 
     def library(weight: Tensor) -> None:
         torch.mm(x, weight.t(), out=both)
-        silu_mul(both, out)
+        act_mul(both, out, "silu")
 
     yield _case(f"{name} cuBLAS", weights, out, library)
     for pdl in (False, True):
         yield _case(
-            f"{name} skinny_gate_up_silu{' pdl' if pdl else ''}",
+            f"{name} skinny_gate_up{' pdl' if pdl else ''}",
             weights,
             out,
-            lambda w, pdl=pdl: skinny_gate_up_silu(x, w, out, pdl=pdl),
+            lambda w, pdl=pdl: skinny_gate_up(x, w, out, "silu", pdl=pdl),
         )

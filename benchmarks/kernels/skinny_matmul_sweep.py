@@ -2,7 +2,7 @@
 
 Times sensible cuts of each weight of Llama-3.1-8B and 3.2-1B at 16, 32 and 64 rows, then the best
 few at four rows and under dependent launch, and prints a table, from which config.py's constants
-are. Gate and up are fused with SiLU (beside cuBLAS and silu_mul), and plain. A pool of processes
+are. Gate and up are fused with SiLU (beside cuBLAS and act_mul), and plain. A pool of processes
 compiles first, into Triton's cache on disk: some 700 kernels, a quarter of a second each.
 """
 
@@ -22,8 +22,8 @@ from torch import Tensor
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
 from benchmarks.kernels.matvec import MODELS, cold_weights, draw
 from benchmarks.kernels.matvec_sweep import time_s
-from services.compute.kernels.silu_mul import silu_mul
-from services.compute.kernels.skinny_matmul import skinny_gate_up_silu, skinny_matmul
+from services.compute.kernels.activations import act_mul
+from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
 from services.compute.kernels.skinny_matmul_config import (
     MAX_SPLIT_OUTPUTS,
     MAX_TOKENS,
@@ -168,7 +168,7 @@ def call(kernel: Kernel, num_tokens: int, weight: Tensor) -> None:
     num_out = weight.shape[0] // (2 if kernel.kind == "gated" else 1)
     out = _out_of(num_tokens, num_out, kernel.kind)
     if kernel.kind == "gated":
-        skinny_gate_up_silu(x, weight, out, config=kernel.config, pdl=kernel.pdl)
+        skinny_gate_up(x, weight, out, "silu", config=kernel.config, pdl=kernel.pdl)
     else:
         skinny_matmul(x, weight, None, out, _work(), config=kernel.config, pdl=kernel.pdl)
 
@@ -179,7 +179,7 @@ def call_library(weight: Weight, num_tokens: int, values: Tensor) -> None:
     if weight.kind == "gated":
         both = _out_of(num_tokens, weight.rows, "plain")
         torch.mm(x, values.t(), out=both)
-        silu_mul(both, out)
+        act_mul(both, out, "silu")
     elif weight.kind == "float32":
         torch.mm(x, values.t(), out_dtype=torch.float32, out=out)
     else:

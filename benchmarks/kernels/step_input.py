@@ -1,7 +1,8 @@
 """Step input: some ten kilobytes moved, so the time is a launch and three dependent loads.
 
 Predicted on an H200, in a graph: 2 µs for each of the two kernels at one row and at 256; 2.5 µs
-to unpack a mixed step, whose prompt tokens search for their row (two more loads that miss).
+to unpack a mixed step, whose prompt tokens search for their row (two more loads that miss). With
+seven cache groups (Gemma 3) other programs look up the other groups' pages: the same.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ STEPS = (
     ("256 rows", 256, (), 0),
     ("100 rows and 4 chunks of 512", 100, (512,) * 4, 4),
 )
+GROUPS = (1, 7)
 NUM_SETS = 4
 TOKEN_BYTES = 4 + 4 + 4 + 8 + 8  # packed id, page, and three outputs
 ROW_BYTES = 6 * 4 + 5 * 4 + 3 * 4  # packed row and sample, their outputs, last token and slot
@@ -35,8 +37,13 @@ WRITE_BYTES = 8  # of one resident word: read and written
 
 def cases() -> Iterator[Case]:
     """Both launches for each kind of step."""
+    for num_groups in GROUPS:
+        yield from _cases(num_groups)
+
+
+def _cases(num_groups: int) -> Iterator[Case]:
     device = torch.device("cuda")
-    resident = Resident.make(NUM_SLOTS, MAX_PAGES, NUM_WORDS, device)
+    resident = Resident.make(NUM_SLOTS, MAX_PAGES, NUM_WORDS, device, num_groups)
     resident.page_table.random_(0, 60_000)
     for name, num_decodes, chunks, num_newcomers in STEPS:
         plans = [make_plan(num_decodes, chunks, seed) for seed in range(NUM_SETS)]
@@ -49,12 +56,13 @@ def cases() -> Iterator[Case]:
                 unpack_step,
                 packed,
                 resident,
-                StepInputs.make(num_tokens, NUM_SLOTS, device),
+                StepInputs.make(num_tokens, NUM_SLOTS, device, num_groups),
                 num_tokens,
                 PAGE_TOKENS,
             )
             for packed in uploads
         ]
+        name += f", {num_groups} groups" * (num_groups > 1)
         yield Case(f"step input: deltas, {name}", applies, num_deltas * WRITE_BYTES)
         num_bytes = num_tokens * TOKEN_BYTES + num_rows * ROW_BYTES
         yield Case(f"step input: unpack, {name}", unpacks, num_bytes)

@@ -95,7 +95,7 @@ class ComputeActor(Worker):
             "model loaded",
             model=card.name,
             seconds=round(loaded_s - began_s, 2),
-            kv_tokens=spec.num_pages * spec.kv_groups[0].page_tokens,
+            kv_tokens=spec.num_pages // len(spec.kv_groups) * spec.kv_groups[0].page_tokens,
             max_model_len=spec.max_model_len,
             max_num_seqs=spec.max_num_seqs,
         )

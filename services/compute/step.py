@@ -101,12 +101,15 @@ class StepPlan:
     bound while a stop may still be in flight. Sample s takes the logits after the last token of
     row sample_row[s] and is output number sample_index[s] of its sequence.
 
-    Page-table entries (slot, index, page) are applied before the forward pass, and before them the
-    transfers: swap_out (device page, host page), then swap_in (host page, device page). A row may
-    read what another row of the same step writes: in every layer the runner stores the keys and
-    values of all rows before any of them attends.
+    Page-table entries (slot, index, page; of a cache group's table) are applied before the forward
+    pass, and before them the transfers: swap_out (device page, host page), then swap_in (host page,
+    device page). A row may read what another row of the same step writes: in every layer the runner
+    stores the keys and values of all rows before any of them attends.
 
     `structured` numbers the samples whose slots have a grammar: they are drawn under a mask each.
+
+    In the table of a group with a window, entries wholly before it are stale: another owner has
+    their pages.
     """
 
     step_id: int
@@ -122,6 +125,7 @@ class StepPlan:
     page_slot: Int32Array  # [D]
     page_index: Int32Array  # [D]
     page_id: Int32Array  # [D]
+    page_group: Int32Array = field(default_factory=lambda: NO_IDS)  # [D]; empty: all of group 0
     slots: tuple[SlotDelta, ...] = ()
     swap_out: tuple[tuple[int, int], ...] = ()
     swap_in: tuple[tuple[int, int], ...] = ()

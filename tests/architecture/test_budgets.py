@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (6_300, 42),
+    "common": (6_360, 42),
     "services/router": (11_450, 64),
     "services/tokenizer": (3_250, 17),
-    "services/compute": (14_500, 90),
+    "services/compute": (17_750, 115),
     "services/detokenizer": (2_450, 16),
     "services/launcher": (1_250, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (35_200, 211),
+    "services": (38_450, 236),
 }
 MIN_MEDIAN_LINES = 90
 

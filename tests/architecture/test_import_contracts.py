@@ -17,7 +17,7 @@ PLANTED = {
     "services/commands/planted.py": "import services.router.config\n",
     "common/planted.py": "import services.router.config\nimport pickle\n",
     "services/detokenizer/planted.py": "import torch\n",
-    "services/compute/kv.py": "import torch\n",  # reaches the scheduler indirectly
+    "services/compute/kv/memory.py": "import torch\n",  # reaches the scheduler indirectly
     "services/compute/grammar/backend.py": "import zmq\n",
     "services/compute/kernels/planted.py": "import services.compute.engine\n",
     "common/telemetry/trace.py": "import common.telemetry.log\n",

@@ -13,6 +13,9 @@ TREES = ("common", "benchmarks", "models", "tools", "web")  # all else is below 
 BY_TOPIC = ("services/compute/scheduler", "services/router/openai")
 # Tests of no one module.
 OTHERS = {
+    "tests/unit/compute/models/test_family_models.py": "the models that families are tested with",
+    "tests/unit/compute/models/test_family_fields.py": "the fields of all families",
+    "tests/unit/compute/models/test_families.py": "every family on a runner",
     "tests/unit/router/test_any_api_input.py": "the requests of all APIs",
     "tests/unit/router/test_tokenizer_contract.py": "what all APIs check for the tokenizer",
     "tests/unit/web/test_scripts.py": "the page's scripts, by the *.test.mjs beside it",

@@ -22,7 +22,8 @@ from services.compute.actor import ComputeActor
 from services.compute.config import ComputeSettings
 from services.compute.device import grammar_settings, scheduler_settings
 from services.compute.grammar.protocol import GrammarSettings
-from services.compute.runner.protocol import KVGroup, Runner, RunnerSpec
+from services.compute.kv.memory import KVGroup
+from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner
 from services.compute.scheduler.policies import make_policy
 from services.compute.scheduler.scheduler import Scheduler

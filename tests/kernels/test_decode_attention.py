@@ -27,7 +27,6 @@ from services.compute.kernels.decode_plan import (
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
-    Resident,
     StepInputs,
 )
 from tests.cases import num_cases
@@ -46,6 +45,7 @@ class Shape:
     head_dim: int = 16
     page_tokens: int = 8
     dtype: torch.dtype = torch.float32
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Step:
     lengths: list[int]
     q_THD: Tensor
     kv_pages: Tensor
-    resident: Resident
+    page_table_NL: Tensor
     inputs: StepInputs
 
     @property
@@ -79,7 +79,7 @@ class Step:
         """The kernel's output, poisoned before; the padding rows must keep the poison."""
         out_THD = torch.full_like(self.q_THD, torch.nan).contiguous()
         call = self.call(self.q_THD, self.kv_pages, out_THD, window)
-        decode_attention(call, self.resident, self.inputs, work, self.bucket)
+        decode_attention(call, work, self.bucket)
         assert out_THD[len(self.lengths) :].isnan().all()
         assert not work.arrivals_RK.any()
         return out_THD[: len(self.lengths)]
@@ -89,11 +89,15 @@ class Step:
         q_THD = self.q_THD.double()
         out_THD = torch.full_like(q_THD, torch.nan)
         call = self.call(q_THD, self.kv_pages.double(), out_THD, window)
-        decode_attention_reference(call, self.resident, self.inputs, self.bucket)
+        decode_attention_reference(call, self.inputs, self.bucket)
         return out_THD[: len(self.lengths)]
 
     def call(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> AttentionCall:
-        return AttentionCall(q_THD, kv_pages, out_THD, self.shape.head_dim**-0.5, window)
+        shape = self.shape
+        scale = shape.head_dim**-0.5 * (5 if shape.softcap else 1)  # so that it is felt
+        return AttentionCall(
+            q_THD, kv_pages, self.page_table_NL, out_THD, scale, window, shape.softcap
+        )
 
     def check(self, out_THD: Tensor, window: int = 0) -> None:
         expected = self.expected(window)
@@ -114,15 +118,19 @@ def make_step(
     order = torch.randperm(num_pages, generator=random).int()
     slots = torch.randperm(num_slots, generator=random)[:num_rows].int()
     table = torch.full((num_slots, max(pages_of, default=1) + 1), num_pages - 1, dtype=torch.int32)
-    kv = torch.randn(
-        num_pages, 2, shape.kv_heads, shape.page_tokens, shape.head_dim, generator=random
-    )
+    page = (2, shape.kv_heads, shape.page_tokens, shape.head_dim)
+    all_layers = torch.full((num_pages, 3, *page), torch.nan)
+    kv = all_layers[:, 1]
+    kv.copy_(torch.randn(num_pages, *page, generator=random))
     seen = torch.zeros(num_pages, shape.page_tokens, dtype=torch.bool)
     for row, (length, count) in enumerate(zip(lengths, pages_of, strict=True)):
         mine = order[:count]
         order = order[count:]
         table[slots[row], :count] = mine
-        positions = torch.arange(max(0, length - window) if window else 0, length)
+        begin = max(0, length - window) if window else 0
+        # whose these pages are by now, or whether they are, must not matter
+        table[slots[row], : begin // shape.page_tokens] = num_pages - 1 if ON_GPU else 1 << 30
+        positions = torch.arange(begin, length)
         seen[mine[positions // shape.page_tokens].long(), positions % shape.page_tokens] = True
     kv.permute(0, 3, 1, 2, 4)[~seen] = torch.nan
     qkv = torch.randn(
@@ -136,28 +144,29 @@ def make_step(
     inputs.row_slot_R[:] = 1 << 20
     inputs.q_start_R[:num_rows] = torch.tensor(lengths, dtype=torch.int32) - 1
     inputs.row_slot_R[:num_rows] = slots
-    resident = Resident.make(num_slots, table.shape[1], 1, device)
-    resident.page_table.copy_(table)
     return Step(
         shape=shape,
         lengths=lengths,
         q_THD=qkv[:, : heads * shape.head_dim].unflatten(1, (heads, shape.head_dim)),
-        kv_pages=kv.to(device, shape.dtype),
-        resident=resident,
+        kv_pages=all_layers.to(device, shape.dtype)[:, 1],
+        page_table_NL=table.to(device),
         inputs=inputs,
     )
 
 
 def shapes() -> Iterator[Shape]:
-    for head_dim in (16, 32, 64, 80, 96, 128, 256):
+    for head_dim in (16, 32, 64, 80, 96, 112, 128, 192, 256):
         yield Shape(head_dim=head_dim, kv_heads=1)
-    for group in (1, 3, 4, 5, 6, 7, 8, 16, 20):
+    for group in (1, 3, 4, 5, 6, 7, 8, 12, 16, 20, 48, 64):
         yield Shape(group=group)
     for page_tokens in (16, 128):
         yield Shape(page_tokens=page_tokens, kv_heads=1)
     for dtype in (torch.bfloat16, torch.float16):
         yield Shape(dtype=dtype, group=4, head_dim=64, page_tokens=16)
         yield Shape(dtype=dtype, group=7, head_dim=80, page_tokens=16)
+        yield Shape(dtype=dtype, group=2, head_dim=256, page_tokens=16, softcap=3.0)
+    yield Shape(softcap=0.5)
+    yield Shape(group=40, head_dim=192, kv_heads=1)
 
 
 @pytest.mark.parametrize("shape", list(shapes()), ids=str)
@@ -180,6 +189,10 @@ def test_a_window_hides_all_before_it_and_its_pages_are_not_read(
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
     step.check(step.attend(work, window), window)
     step.check(step.attend(work, window), window)  # a layer later, with the same plan
+    of_window = work.for_window(window)
+    plan_decode(step.inputs, of_window, shape.page_tokens, step.bucket)
+    step.check(step.attend(of_window, window), window)
+    step.check(step.attend(of_window, window), window)
 
 
 def test_a_step_without_decode_rows_writes_nothing(device: torch.device) -> None:
@@ -223,7 +236,7 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
             lengths=[step.lengths[row]],
             q_THD=step.q_THD[row:],
             kv_pages=step.kv_pages,
-            resident=step.resident,
+            page_table_NL=step.page_table_NL,
             inputs=inputs,
         )
         work_alone = alone.work(min_chunk=32)
@@ -231,7 +244,7 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
         assert chunk_shifts(work_alone) == {5}
         out_THD = torch.full_like(alone.q_THD, torch.nan).contiguous()
         call = alone.call(alone.q_THD, alone.kv_pages, out_THD, 0)
-        decode_attention(call, alone.resident, inputs, work_alone, 1)
+        decode_attention(call, work_alone, 1)
         assert torch.equal(out_THD[0], together[row])
 
 
@@ -270,6 +283,15 @@ def inputs_of(lengths: list[int], max_rows: int, device: torch.device) -> StepIn
     return inputs
 
 
+def cut_window(lengths: list[int], shift: int, window: int) -> dict[tuple[int, int], int]:
+    """(row, chunk) -> place, of the chunks that a window reaches."""
+    found: dict[tuple[int, int], int] = {}
+    for row, length in enumerate(lengths):
+        for chunk in range(max(length - window, 0) >> shift, -(-length >> shift)):
+            found[row, chunk] = len(found)
+    return found
+
+
 LENGTHS = st.lists(st.one_of(st.integers(1, 300), st.integers(1, 200_000)), min_size=0, max_size=40)
 
 
@@ -294,6 +316,24 @@ def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
     assert all(later <= earlier + slack for earlier, later in zip(sizes, sizes[1:], strict=False))
 
 
+@settings(max_examples=num_cases(25, exploring=50))
+@given(lengths=LENGTHS, spare=st.integers(0, 9), window=st.integers(1, 9000))
+def test_a_plan_of_a_window_has_the_chunks_that_it_reaches(
+    device: torch.device, lengths: list[int], spare: int, window: int
+) -> None:
+    work = DecodeWork.make(50, 8, 1, 16, device=device).for_window(window)
+    plan_decode(inputs_of(lengths, 50, device), work, 16, len(lengths) + spare)
+    shift = 6
+    while len(cut_window(lengths, shift, window)) > work.item_limit(len(lengths)):
+        shift += 1
+    items = work.items[: int(work.num_items)].tolist()
+    found = {(row, chunk): first + chunk for row, _, chunk, _, _, first in (i[:6] for i in items)}
+    assert len(found) == len(items)
+    assert found == cut_window(lengths, shift, window)
+    if lengths:
+        assert chunk_shifts(work) == {shift}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="too many positions for the interpreter")
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -306,7 +346,7 @@ def test_many_rows_of_mixed_lengths_agree_with_float64(
     random = torch.Generator().manual_seed(head_dim + window)
     lengths = (torch.randn(250, generator=random).mul(0.8).exp() * 400).int().clamp(1, 3000)
     step = make_step(device, [*lengths.tolist(), 40_000], shape, window=window)
-    work = step.work()
+    work = step.work().for_window(window)
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
     first = step.attend(work, window)
     step.check(first, window)
@@ -323,10 +363,10 @@ def test_pages_beyond_two_to_the_31_elements_are_found(device: torch.device) -> 
     first = (1 << 31) // small[0].numel()
     large = small.new_empty(first + len(small), *small.shape[1:])
     large[first:] = small
-    step.resident.page_table.add_(first)
+    step.page_table_NL.add_(first)
     far = replace(step, kv_pages=large)
     work = far.work()
     plan_decode(far.inputs, work, shape.page_tokens, far.bucket)
     out_THD = far.attend(work)
-    step.resident.page_table.sub_(first)
+    step.page_table_NL.sub_(first)
     step.check(out_THD)

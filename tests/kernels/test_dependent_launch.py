@@ -12,22 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.activations import act_mul
+from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.rms_norm import add_rms_norm
-from services.compute.kernels.rotate_and_store import rotate_and_store
-from services.compute.kernels.silu_mul import silu_mul
+from services.compute.kernels.rotate_and_store import RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
-    Resident,
     StepInputs,
 )
+from services.compute.layers.weighted_layers import Norm
 
 ON_GPU = torch.cuda.is_available()
 HEADS, KV_HEADS, PAGE_TOKENS, EPS = 32, 8, 16, 1e-5
 NUM_LAYERS = 4
+WINDOW = 300  # of every second layer
 REPEATS = 50
 
 
@@ -41,12 +42,11 @@ class Chain:
 
     head_dim: int
     inputs: StepInputs
-    resident: Resident
-    work: DecodeWork
+    page_table_NL: Tensor
+    works: tuple[DecodeWork, DecodeWork]  # of layers in turn: without a window, and with one
     x_TE: Tensor
     delta_TE: Tensor
-    cos_PD: Tensor
-    sin_PD: Tensor
+    tables: RotaryTables
     weight_E: Tensor
     pages: list[Tensor]
     bucket: int
@@ -61,28 +61,33 @@ class Chain:
         inner_TF = delta_TE.view(-1)[: bucket * width // 2].view(bucket, width // 2)
         q_THD = qkv_TC[:, :width].view(bucket, HEADS, self.head_dim)
         pages = [layer.clone() for layer in self.pages]
+        norm = Norm(self.weight_E, EPS)
         x_TE = self.x_TE + 0  # last, so that the plan comes after a kernel, not after a copy
-        plan_decode(self.inputs, self.work, PAGE_TOKENS, bucket, pdl=True)
-        between()
-        for layer in pages:
-            add_rms_norm(x_TE, delta_TE, self.weight_E, EPS, qkv_TC, pdl=True)
+        for work in self.works:
+            plan_decode(self.inputs, work, PAGE_TOKENS, bucket, pdl=True)
+            between()
+        for number, layer in enumerate(pages):
+            work = self.works[number % 2]
+            add_norm(x_TE, delta_TE, norm, qkv_TC, pdl=True)
             between()
             rotate_and_store(
-                qkv_TC, self.inputs, self.cos_PD, self.sin_PD,
-                None, None, EPS, layer, HEADS, pdl=True,
+                qkv_TC, self.inputs.positions_T, self.inputs.kv_slots_GT[0],
+                self.tables, None, layer, HEADS, pdl=True,
             )  # fmt: skip
             between()
             mixed_THD = mixed_TE.view(bucket, HEADS, self.head_dim)
-            call = AttentionCall(q_THD, layer, mixed_THD, self.head_dim**-0.5, 0)
-            decode_attention(call, self.resident, self.inputs, self.work, bucket, pdl=True)
+            call = AttentionCall(
+                q_THD, layer, self.page_table_NL, mixed_THD, self.head_dim**-0.5, work.window
+            )
+            decode_attention(call, work, bucket, pdl=True)
             between()
             weight_E = self.weight_E[:width]
-            add_rms_norm(y_TE, mixed_TE, weight_E, EPS, gate_up_TF2, pdl=True)
+            add_norm(y_TE, mixed_TE, Norm(weight_E, EPS), gate_up_TF2, pdl=True)
             between()
-            silu_mul(gate_up_TF2, inner_TF, pdl=True)
+            act_mul(gate_up_TF2, inner_TF, "silu", pdl=True)
             between()
         index_S = self.inputs.sample_token_S[:bucket]
-        add_rms_norm(x_TE, delta_TE, self.weight_E, EPS, sampled_SE, index_S=index_S, pdl=True)
+        add_norm(x_TE, delta_TE, norm, sampled_SE, index_S=index_S, pdl=True)
         between()
         return [x_TE, y_TE, delta_TE, mixed_TE, qkv_TC, sampled_SE, *pages]
 
@@ -104,21 +109,19 @@ def make_chain(device: torch.device, rows: int, bucket: int, head_dim: int) -> C
     inputs.q_start_R[:rows] = last.to(device)
     inputs.positions_T[:rows] = last.to(device)
     inputs.row_slot_R[:rows] = torch.arange(rows, device=device)
-    inputs.kv_slots_T[:rows] = (page_R * PAGE_TOKENS + last % PAGE_TOKENS).to(device)
+    inputs.kv_slots_GT[0, :rows] = (page_R * PAGE_TOKENS + last % PAGE_TOKENS).to(device)
     inputs.sample_token_S[:rows] = torch.randperm(rows, generator=random).to(device)
-    resident = Resident.make(rows, max_pages, 1, device)
-    resident.page_table.copy_(table)
     angles_PD = torch.rand(2000, head_dim // 2, generator=random) * 6
+    work = DecodeWork.make(bucket, KV_HEADS, HEADS // KV_HEADS, head_dim, device=device)
     shape = (rows * max_pages, 2, KV_HEADS, PAGE_TOKENS, head_dim)
     return Chain(
         head_dim=head_dim,
         inputs=inputs,
-        resident=resident,
-        work=DecodeWork.make(bucket, KV_HEADS, HEADS // KV_HEADS, head_dim, device=device),
+        page_table_NL=table.to(device),
+        works=(work, work.for_window(WINDOW)),
         x_TE=values(bucket, width),
         delta_TE=values(bucket, width),
-        cos_PD=angles_PD.cos().to(device),
-        sin_PD=angles_PD.sin().to(device),
+        tables=RotaryTables(angles_PD.cos().to(device), angles_PD.sin().to(device)),
         weight_E=values(width),
         pages=[values(*shape) for _ in range(NUM_LAYERS)],
         bucket=bucket,
@@ -139,8 +142,9 @@ def test_launches_that_overlap_do_what_they_do_one_after_the_other(
     with torch.cuda.graph(graph):
         found = chain.run()
     for _ in range(REPEATS):
-        chain.work.items.fill_(1 << 20)  # of an earlier step
+        for work in chain.works:
+            work.items.fill_(1 << 20)  # of an earlier step
         graph.replay()
         for a, b in zip(expected, found, strict=True):
             assert torch.equal(a.view(torch.int16), b.view(torch.int16))  # NaN is equal to itself
-    assert not chain.work.arrivals_RK.any()
+    assert not chain.works[0].arrivals_RK.any()

@@ -18,7 +18,7 @@ from tests.kernels.host_stream import HostStream
 
 @pytest.mark.parametrize(
     ("module", "part"),
-    [(model_loader, "load_decoder"), (load, "StepMachine"), (model_loader, "PagedCache")],
+    [(model_loader, "DummyWeights"), (load, "StepMachine"), (model_loader, "PagedCache")],
 )
 def test_too_little_memory_is_an_error_that_says_what_to_lower(
     module: ModuleType, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec import (
     NormedInput,
     matvec,
-    norm_gate_up_silu,
-    norm_gate_up_silu_reference,
+    norm_gate_up,
+    norm_gate_up_reference,
     norm_matvec,
     norm_matvec_reference,
 )
@@ -25,7 +27,10 @@ from services.compute.kernels.matvec_config import (
     matvec_config,
     padded,
 )
+from services.compute.layers.parts import Activation
+from services.compute.layers.weighted_layers import Norm
 
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 ON_GPU = torch.cuda.is_available()
 EPS = 1e-5
 
@@ -72,6 +77,11 @@ def assert_same(out: Tensor, expected: Tensor) -> None:
         assert torch.equal(out, expected)
 
 
+def doubled(norm: Norm) -> Norm:
+    weight, bias = doubles(norm.weight_E, norm.bias_E)
+    return replace(norm, weight_E=weight, bias_E=bias)
+
+
 def doubles(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if t is None else t.double().cpu() for t in tensors]
 
@@ -105,17 +115,42 @@ def test_norm_matvec_normalises_the_sum_and_writes_it_once(
         bias = inputs.draw(num_out) if seed % 2 else None
         out, total = inputs.poisoned(1, num_out), inputs.poisoned(1, num_in)
         config = WALKING if seed % 2 else None
-        normed = NormedInput(x, delta, norm, EPS, total)
+        normed = NormedInput(x, delta, Norm(norm, EPS), total)
         norm_matvec(normed, weight, bias, out, config=config)
         assert_same(total, x if delta is None else x + delta)
         expected = torch.empty(1, num_out, dtype=torch.float64)
         x, delta, norm, weight, bias = doubles(x, delta, norm, weight, bias)
-        norm_matvec_reference(NormedInput(x, delta, norm, EPS, None), weight, bias, expected)
+        norm_matvec_reference(NormedInput(x, delta, Norm(norm, EPS), None), weight, bias, expected)
         assert error(out, expected) < BOUNDS[dtype], (num_out, num_in)
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS))
-def test_norm_gate_up_silu_pairs_each_gate_with_its_up_row(
+def test_norm_matvec_takes_every_form_of_norm_and_of_addition(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    num_out, num_in = 19, 200
+    inputs = Inputs(5, dtype, device)
+    x, delta = inputs.draw(1, num_in), inputs.draw(1, num_in, shift=1.0)
+    near_one = inputs.draw(num_in, scale=0.1, shift=1.0)
+    layer = Norm(near_one, EPS, "layer", inputs.draw(num_in), round_first=False)
+    gemma = Norm(near_one.float() * 1.003, EPS, round_first=False)
+    weight, bias = inputs.weight(num_out, num_in), inputs.draw(num_out)
+    for norm, post, scale in ((layer, None, 1.0), (gemma, gemma, 1.0), (gemma, layer, 0.22)):
+        post = post and replace(post, bias_E=None)
+        out, total = inputs.poisoned(1, num_out), inputs.poisoned(1, num_in)
+        norm_matvec(NormedInput(x, delta, norm, total, post, scale), weight, bias, out)
+        expected = torch.empty(1, num_out, dtype=torch.float64)
+        expected_total = torch.empty(1, num_in, dtype=torch.float64)
+        wide_x, wide_delta, wide_weight, wide_bias = doubles(x, delta, weight, bias)
+        forms = (None if n is None else doubled(n) for n in (norm, post))
+        normed = NormedInput(wide_x, wide_delta, next(forms), expected_total, next(forms), scale)
+        norm_matvec_reference(normed, wide_weight, wide_bias, expected)
+        assert error(total, expected_total) < BOUNDS[dtype]
+        assert error(out, expected) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+def test_norm_gate_up_pairs_each_gate_with_its_up_row(
     device: torch.device, dtype: torch.dtype
 ) -> None:
     for seed, (num_gates, num_in) in enumerate(SHAPES):
@@ -125,12 +160,16 @@ def test_norm_gate_up_silu_pairs_each_gate_with_its_up_row(
         weight = inputs.weight(2 * num_gates, num_in)
         out, total = inputs.poisoned(1, num_gates), inputs.poisoned(1, num_in)
         config = WALKING if seed % 2 else None
-        norm_gate_up_silu(NormedInput(x, delta, norm, EPS, total), weight, out, config=config)
+        act = ACTIVATIONS[seed % len(ACTIVATIONS)]
+        normed = NormedInput(x, delta, Norm(norm, EPS), total)
+        norm_gate_up(normed, weight, out, act, config=config)
         assert_same(total, x + delta)
         expected = torch.empty(1, num_gates, dtype=torch.float64)
         x, delta, norm, weight = doubles(x, delta, norm, weight)
-        norm_gate_up_silu_reference(NormedInput(x, delta, norm, EPS, None), weight, expected)
-        assert error(out, expected) < BOUNDS[dtype], (num_gates, num_in)
+        normed = NormedInput(x, delta, Norm(norm, EPS), None)
+        norm_gate_up_reference(normed, weight, expected, act)
+        squared = 2 if act == "relu2" else 1
+        assert error(out, expected) < BOUNDS[dtype] * squared, (num_gates, num_in)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -143,7 +182,7 @@ def test_norm_rounds_where_the_separate_kernels_round(
     norm = inputs.draw(64, scale=0.1, shift=1.0)
     identity = torch.eye(64, dtype=dtype, device=device)
     out, expected = inputs.poisoned(1, 64), inputs.poisoned(1, 64)
-    normed = NormedInput(x, delta, norm, EPS, None)
+    normed = NormedInput(x, delta, Norm(norm, EPS), None)
     norm_matvec(normed, identity, None, out)
     norm_matvec_reference(normed, identity, None, expected)
     assert_same(out, expected)
@@ -187,9 +226,10 @@ def test_a_chain_under_dependent_launch_computes_the_same_bits(
         delta, mixed = torch.zeros_like(start), torch.empty_like(start)
         gated = torch.empty(1, inner, dtype=start.dtype, device=device)
         for _ in range(turns):
-            norm_matvec(NormedInput(x, delta, norm, EPS, other), qkv, None, mixed, pdl=pdl)
+            norm_matvec(NormedInput(x, delta, Norm(norm, EPS), other), qkv, None, mixed, pdl=pdl)
             matvec(mixed, out, None, delta, pdl=pdl)
-            norm_gate_up_silu(NormedInput(other, delta, norm, EPS, x), gate_up, gated, pdl=pdl)
+            after = NormedInput(other, delta, Norm(norm, EPS), x)
+            norm_gate_up(after, gate_up, gated, "silu", pdl=pdl)
             matvec(gated, down, None, delta, pdl=pdl)
         torch.cuda.synchronize()
         return x + delta

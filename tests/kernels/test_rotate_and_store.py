@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.rotate_and_store import (
+    HeadNorms,
+    RotaryTables,
+    rotate_and_store,
+    rotate_and_store_reference,
+)
+from services.compute.layers.weighted_layers import Norm
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = list(BOUNDS)
@@ -23,30 +29,31 @@ class Step:
     """One call's tensors on the CPU, in float64 made of the dtype's values."""
 
     qkv: Tensor
-    inputs: StepInputs
-    cos: Tensor
-    sin: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    pages: Tensor
+    positions: Tensor
+    slots: Tensor
+    tables: RotaryTables | None
+    norms: HeadNorms | None
+    pages: Tensor  # a layer's part of pages that hold three
     num_heads: int
 
     def on(self, device: torch.device, dtype: torch.dtype) -> Step:
         """A copy in the dtype; the tables are float32 unless all is float64."""
         wide = torch.promote_types(dtype, torch.float32)
-        names = StepInputs._fields
 
-        def to(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, dtype, copy=True)
+        def to(norm: Norm | None) -> Norm | None:
+            return norm and replace(norm, weight_E=norm.weight_E.to(device, dtype))
 
+        tables, norms = self.tables, self.norms
+        pages = self.pages.to(device, dtype)
+        layers = pages.new_empty(len(pages), 3, *pages.shape[1:])
+        layers[:, 1] = pages
         return Step(
             self.qkv.to(device, dtype, copy=True),
-            StepInputs(**{name: getattr(self.inputs, name).to(device) for name in names}),
-            self.cos.to(device, wide),
-            self.sin.to(device, wide),
-            to(self.q_norm),
-            to(self.k_norm),
-            self.pages.to(device, dtype, copy=True),
+            self.positions.to(device, copy=True),
+            self.slots.to(device, copy=True),
+            tables and RotaryTables(*(table.to(device, wide) for table in tables)),
+            norms and norms._replace(q=to(norms.q), k=to(norms.k)),
+            layers[:, 1],
             self.num_heads,
         )
 
@@ -54,12 +61,10 @@ class Step:
         """In the order of the launch function."""
         return (
             self.qkv,
-            self.inputs,
-            self.cos,
-            self.sin,
-            self.q_norm,
-            self.k_norm,
-            EPS,
+            self.positions,
+            self.slots,
+            self.tables,
+            self.norms,
             self.pages,
             self.num_heads,
         )
@@ -80,22 +85,17 @@ def _step(
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).double()
 
-    inputs = StepInputs.make(num_tokens + 3, 4, torch.device("cpu"))
-    inputs.positions_T[:num_tokens] = torch.randint(
-        POSITIONS, (num_tokens,), generator=generator, dtype=torch.int32
-    )
-    inputs.positions_T[num_tokens - 1] = POSITIONS - 1
-    inputs.kv_slots_T[:num_tokens] = torch.tensor(slots)
+    positions = torch.randint(POSITIONS, (num_tokens,), generator=generator, dtype=torch.int32)
+    positions[num_tokens - 1] = POSITIONS - 1
     inv_freq = 1e4 ** -(torch.arange(0, width, 2).double() / width)
     angles = torch.outer(torch.arange(POSITIONS).double(), inv_freq).float().double()
     num_pages = max(max(slots) // page_tokens + 1, 1)
     return Step(
         qkv=random(num_tokens, (num_heads + 2 * kv_heads) * width) * 2,
-        inputs=inputs,
-        cos=angles.cos().float().double(),
-        sin=angles.sin().float().double(),
-        q_norm=random(width) if norms else None,
-        k_norm=random(width) if norms else None,
+        positions=positions,
+        slots=torch.tensor(slots),
+        tables=RotaryTables(angles.cos().float().double(), angles.sin().float().double()),
+        norms=HeadNorms(Norm(random(width), EPS), Norm(random(width), EPS)) if norms else None,
         pages=torch.full(
             (num_pages, 2, kv_heads, page_tokens, width), UNTOUCHED, dtype=torch.float64
         ),
@@ -130,7 +130,7 @@ SLOTS = [3, 48, -1, 31, 16, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [16, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("width", [16, 32, 64, 80, 96, 112, 128, 192, 256])
 def test_every_head_width(width: int, dtype: torch.dtype, device: torch.device) -> None:
     _check(_step((4, 2, width), dtype, SLOTS), dtype, device)
 
@@ -166,7 +166,7 @@ def test_every_page_size(page_tokens: int, device: torch.device) -> None:
 
 def test_a_step_of_padding_alone_stores_nothing(device: torch.device) -> None:
     step = _step((2, 1, 64), torch.bfloat16, [-1, -1, -1])
-    step.inputs.positions_T.zero_()
+    step.positions.zero_()
     actual = _check(step, torch.bfloat16, device)
     assert bool((actual.pages == UNTOUCHED).all())
 
@@ -179,8 +179,7 @@ def test_a_token_alone_is_bitwise_what_it_is_in_a_batch(norms: bool, device: tor
     for token, slot in enumerate(SLOTS):
         alone = step.on(device, dtype)
         alone.qkv = alone.qkv[token : token + 1].contiguous()
-        alone.inputs.positions_T[0] = alone.inputs.positions_T[token].clone()
-        alone.inputs.kv_slots_T[0] = slot
+        alone.positions, alone.slots = alone.positions[token:], alone.slots[token:]
         rotate_and_store(*alone.arguments())
         assert torch.equal(alone.qkv[0], batch.qkv[token])
         if slot >= 0:
@@ -190,8 +189,57 @@ def test_a_token_alone_is_bitwise_what_it_is_in_a_batch(norms: bool, device: tor
 
 def test_a_key_norm_without_a_query_norm_leaves_queries_alone(device: torch.device) -> None:
     step = _step((4, 2, 64), torch.float32, SLOTS, norms=True)
-    step.q_norm = None
+    assert step.norms is not None
+    step.norms = step.norms._replace(q=None)
     _check(step, torch.float32, device)
+
+
+def _head_norms(heads: tuple[int, int, int], form: str) -> HeadNorms:
+    num_heads, kv_heads, width = heads
+    generator = torch.Generator().manual_seed(3)
+
+    def norm(size: int, kind: Literal["rms", "layer"], round_first: bool) -> Norm:
+        weight = torch.randn(size, generator=generator, dtype=torch.float64)
+        return Norm(weight.to(torch.bfloat16).double(), EPS, kind, round_first=round_first)
+
+    if form == "cohere":  # layer norm, weights of every head
+        return HeadNorms(*(norm(n * width, "layer", False) for n in (num_heads, kv_heads)))
+    if form == "olmo2":  # one norm over all heads
+        both = (norm(n * width, "rms", False) for n in (num_heads, kv_heads))
+        return HeadNorms(*both, over_all_heads=True)
+    both = (norm(width, "rms", form != "gemma3") for _ in range(2))
+    return HeadNorms(*both, after_rotation=form == "hunyuan")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 2, 32), (14, 2, 80), (5, 5, 64)])
+@pytest.mark.parametrize("form", ["cohere", "olmo2", "hunyuan", "gemma3"])
+def test_every_form_of_head_norm(
+    form: str, heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    step = _step(heads, dtype, SLOTS)
+    step.norms = _head_norms(heads, form)
+    _check(step, dtype, device)
+    step.tables = None
+    _check(step, dtype, device)
+
+
+def test_a_norm_over_all_heads_takes_those_of_a_32_billion_model(device: torch.device) -> None:
+    step = _step((40, 8, 128), torch.bfloat16, [7, -1])
+    step.norms = _head_norms((40, 8, 128), "olmo2")
+    _check(step, torch.bfloat16, device)
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 80), (32, 8, 128)])
+def test_a_layer_without_rotation_stores_keys_as_they_are(
+    heads: tuple[int, int, int], device: torch.device
+) -> None:
+    step = _step(heads, torch.bfloat16, SLOTS)
+    step.tables = None
+    actual = _check(step, torch.bfloat16, device)
+    assert torch.equal(actual.qkv.cpu().double(), step.qkv)
+    keys = step.qkv.unflatten(1, (-1, heads[2]))[0, heads[0] : heads[0] + heads[1]]
+    assert torch.equal(actual.pages[0, 0, :, 3].cpu().double(), keys)
 
 
 def test_pages_beyond_two_gigabytes_are_reached(device: torch.device) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,8 +12,8 @@ from torch import Tensor
 
 from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.skinny_matmul import (
-    skinny_gate_up_silu,
-    skinny_gate_up_silu_reference,
+    skinny_gate_up,
+    skinny_gate_up_reference,
     skinny_matmul,
 )
 from services.compute.kernels.skinny_matmul_config import (
@@ -24,7 +26,9 @@ from services.compute.kernels.skinny_matmul_config import (
     skinny_config,
     skinny_gate_up_config,
 )
+from services.compute.layers.parts import Activation
 
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 ON_GPU = torch.cuda.is_available()
 
 # the interpreter cuts bf16 off where the GPU rounds to nearest
@@ -108,9 +112,10 @@ def test_each_gate_is_paired_with_its_up_row(
         inputs = Inputs(seed, dtype, device)
         x, weight = inputs.draw(num_rows, num_in), inputs.weight(2 * num_gates, num_in)
         out = inputs.poisoned(num_rows + 1, num_gates)
-        skinny_gate_up_silu(x, weight, out[:num_rows])
+        activation = ACTIVATIONS[(seed + num_rows) % len(ACTIVATIONS)]
+        skinny_gate_up(x, weight, out[:num_rows], activation)
         expected = torch.empty(num_rows, num_gates, dtype=torch.float64, device=device)
-        skinny_gate_up_silu_reference(*doubles(x, weight), expected)
+        skinny_gate_up_reference(*doubles(x, weight), expected, activation)
         assert error(out[:num_rows], expected) < BOUNDS[dtype], (num_gates, num_in)
         assert out[num_rows:].isnan().all()
 
@@ -182,7 +187,7 @@ def test_a_chain_under_dependent_launch_computes_the_same_bits(
         gated = torch.empty(num_rows, inner, dtype=start.dtype, device=device)
         for _ in range(turns):
             skinny_matmul(x, out, None, mixed, work, pdl=pdl)
-            skinny_gate_up_silu(mixed, gate_up, gated, pdl=pdl)
+            skinny_gate_up(mixed, gate_up, gated, "silu", pdl=pdl)
             skinny_matmul(gated, down, None, x, work, pdl=pdl)
         torch.cuda.synchronize()
         return x

@@ -35,6 +35,7 @@ CASES = {
     "a block of decode rows, then chunks": PlanSizes(128, (4, 5, 6, 7, 8), 5, 140),
     "more decode rows than two blocks": PlanSizes(300, (), 40, 320),
     "many short chunks": PlanSizes(5, (2,) * 130, 2500, 160),
+    "three cache groups": PlanSizes(21, (33, 2, 90), 17, num_groups=3),
     "pages of one token's width": PlanSizes(8, (11,), 9, page_tokens=1, max_pages=128),
 }
 
@@ -60,7 +61,7 @@ def make_step(sizes: PlanSizes, seed: int, num_slot_rows: int = 0, num_words: in
         return torch.randint(0, 10_000, shape, dtype=torch.int32, generator=generator)
 
     tables = Resident(
-        page_table=table(sizes.num_slots, sizes.max_pages),
+        page_table=table(sizes.num_groups, sizes.num_slots, sizes.max_pages),
         last_token=table(sizes.num_slots),
         slot_params=table(sizes.num_slots, num_words),
     )
@@ -71,8 +72,8 @@ def moved(record: Resident | StepInputs, device: torch.device) -> Resident | Ste
     return type(record)(*(tensor.clone().to(device) for tensor in record))
 
 
-def poisoned_inputs(device: torch.device) -> StepInputs:
-    inputs = StepInputs.make(MAX_TOKENS, MAX_ROWS, device)
+def poisoned_inputs(device: torch.device, num_groups: int) -> StepInputs:
+    inputs = StepInputs.make(MAX_TOKENS, MAX_ROWS, device, num_groups)
     for tensor in inputs:
         tensor.fill_(POISON)
     return inputs
@@ -89,7 +90,7 @@ def unpacked(
     unpack: Callable[..., None],
     bucket: int = 0,
 ) -> StepInputs:
-    inputs = poisoned_inputs(device)
+    inputs = poisoned_inputs(device, step.sizes.num_groups)
     resident = moved(step.tables, device)
     num_tokens = bucket or max(1, step.plan.num_tokens)
     unpack(step.packed.to(device), resident, inputs, num_tokens, step.sizes.page_tokens)
@@ -106,7 +107,8 @@ def test_deltas_reach_their_places_and_nothing_else(
     plan, tables = step.plan, moved(step.tables, device)
     apply_deltas(step.packed.to(device), tables)
     expected = moved(step.tables, torch.device("cpu"))
-    expected.page_table.numpy()[plan.page_slot, plan.page_index] = plan.page_id
+    group = plan.page_group if len(plan.page_group) else 0
+    expected.page_table.numpy()[group, plan.page_slot, plan.page_index] = plan.page_id
     expected.slot_params.numpy()[step.slot_rows[:, 0]] = step.slot_rows[:, 1:]
     assert_equal(tables, expected)
 
@@ -131,10 +133,11 @@ def test_a_step_is_unpacked_as_by_the_reference(name: str, seed: int, device: to
 
 
 @pytest.mark.parametrize("bucket", [MAX_TOKENS, 400, 129])
-@pytest.mark.parametrize("name", ["nothing", "one decode row", "decode rows", "one chunk", "mixed"])
+@pytest.mark.parametrize(
+    "name", ["nothing", "one decode row", "one chunk", "mixed", "three cache groups"]
+)
 def test_padding_fills_the_bucket_and_no_more(name: str, bucket: int, device: torch.device) -> None:
-    if name == "mixed" and bucket == 129:
-        bucket = 133
+    bucket = max(bucket, CASES[name].num_decode_rows + sum(CASES[name].chunks))
     step = make_step(CASES[name], 7)
     inputs = unpacked(step, device, unpack_step, bucket)
     assert_equal(inputs, unpacked(step, torch.device("cpu"), unpack_step_reference, bucket))
@@ -144,7 +147,7 @@ def test_padding_fills_the_bucket_and_no_more(name: str, bucket: int, device: to
     for values, size, end, padding in (
         (inputs.tokens_T, num_tokens, bucket, 0),
         (inputs.positions_T, num_tokens, bucket, 0),
-        (inputs.kv_slots_T, num_tokens, bucket, -1),
+        *((kv_slots_T, num_tokens, bucket, -1) for kv_slots_T in inputs.kv_slots_GT),
         (inputs.row_slot_R, num_rows, padded_rows, 0),
         (inputs.q_len_R, num_rows, padded_rows, 0),
         (inputs.token_start_R, num_rows, padded_rows, num_tokens),
@@ -167,12 +170,13 @@ def test_the_reference_says_what_the_plan_says(name: str) -> None:
     for row, slot in enumerate(plan.row_slot.tolist()):
         for position in range(plan.q_start[row], plan.q_start[row] + plan.q_len[row]):
             page_index, offset = divmod(position, sizes.page_tokens)
-            page = int(step.tables.page_table[slot, page_index])
             known = int(plan.tokens[token])
             expected = int(step.tables.last_token[slot]) if known == DEVICE_TOKEN else known
             assert int(inputs.tokens_T[token]) == expected
             assert int(inputs.positions_T[token]) == position
-            assert int(inputs.kv_slots_T[token]) == page * sizes.page_tokens + offset
+            for group, kv_slots_T in enumerate(inputs.kv_slots_GT):
+                page = int(step.tables.page_table[group, slot, page_index])
+                assert int(kv_slots_T[token]) == page * sizes.page_tokens + offset
             token += 1
         last_tokens.append(token - 1)
     assert inputs.q_len_R[: plan.num_rows].tolist() == plan.q_len.tolist()
@@ -187,4 +191,4 @@ def test_pages_beyond_two_billion_cache_slots_are_found(device: torch.device) ->
     step = make_step(PlanSizes(2, (3,), page_tokens=32), 5)
     step.tables.page_table.fill_(2**31 - 1)
     inputs = unpacked(step, device, unpack_step)
-    assert (inputs.kv_slots_T[:5] // 32 == 2**31 - 1).all()
+    assert (inputs.kv_slots_GT[0, :5] // 32 == 2**31 - 1).all()

@@ -26,15 +26,18 @@ from services.compute.kernels.decode_plan import (
     padded,
 )
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.prefill_attention import attend_reference
+from services.compute.kernels.prefill_attention import (
+    attend_reference,
+    capped,
+    score_scale,
+)
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
-    Resident,
     StepInputs,
+    page_stride,
 )
 
-LOG2_E = 1.4426950408889634
 MAX_MERGE_CHUNKS = 64
 
 
@@ -50,10 +53,12 @@ def _decode_kernel(
     arrivals,  # [R, K]
     out,
     scale_log2,
+    cap_log2,
     window,
     Q_ROW: tl.constexpr,
     OUT_ROW: tl.constexpr,
     TABLE_ROW: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
     MAX_ITEMS: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -116,7 +121,7 @@ def _decode_kernel(
         position_N = position + n_N
         # What lies beyond the context may be another sequence's NaN: it is not even loaded.
         real_N = position_N < end
-        offset_N = page_N.to(tl.int64) * (2 * K * P * D) + (position_N % P) * D
+        offset_N = page_N.to(tl.int64) * PAGE_STRIDE + (position_N % P) * D
         offset_ND = offset_N[:, None] + d_D[None, :]
         mask_ND = real_N[:, None] & (d_D[None, :] < D)
         k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
@@ -126,6 +131,8 @@ def _decode_kernel(
             k_ND = k_ND.to(tl.float32)
             v_ND = v_ND.to(tl.float32)
         score_GN = tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee") * scale_log2
+        if cap_log2 is not None:
+            score_GN = capped(score_GN, cap_log2)
         score_GN = tl.where(real_N[None, :], score_GN, float("-inf"))
         new_top_G = tl.maximum(top_G, tl.max(score_GN, axis=1))
         weight_GN = tl.exp2(score_GN - new_top_G[:, None])
@@ -200,43 +207,45 @@ def _decode_kernel(
 
 def decode_attention(
     call: AttentionCall,
-    resident: Resident,
-    inputs: StepInputs,
     work: DecodeWork,
     num_rows: int,
     *,
     pdl: bool = False,
 ) -> None:
-    """Attention of the step's decode rows.
+    """Attention of the step's decode rows, which `plan_decode` has put into `work`.
 
-    Of `inputs`, plan_decode has put into `work` what is needed. Rows that are no decode rows are
-    neither read nor written. A row's result depends on itself and on the length of its chunks.
+    Rows that are no decode rows are neither read nor written. A row's result depends on itself and
+    on the length of its chunks. Pages wholly before the window are not read, nor is where they are.
 
     With pdl the plan and the page table are read above the wait: the launch before must be that of
     rotate_and_store, which lets this one start when all before it has ended.
     """
-    q_THD, kv_pages, out_THD, scale, window = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap = call
+    assert work.window in (0, window), "planned for another window"
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
-    tiling = work.tiling or DecodeTiling.of(head_dim, kv_pages.element_size())
+    tiling = work.tiling or DecodeTiling.of(head_dim, kv_pages.element_size(), group)
+    scale_log2, cap_log2 = score_scale(scale, softcap)
     block_dim = padded(head_dim)
     merge_group = triton.next_power_of_2(group)
     merge_elements = tiling.merge_registers * 32 * tiling.num_warps
     _decode_kernel[(kv_heads, work.item_limit(num_rows))](
         q_THD,
         kv_pages,
-        resident.page_table,
+        page_table_NL,
         work.items,
         work.num_items,
         work.partial_IKGD,
         work.partial_stats,
         work.arrivals_RK,
         out_THD,
-        scale * LOG2_E,
+        scale_log2,
+        cap_log2,
         window,
         Q_ROW=q_THD.stride(0),
         OUT_ROW=out_THD.stride(0),
-        TABLE_ROW=resident.page_table.stride(0),
+        TABLE_ROW=page_table_NL.stride(0),
+        PAGE_STRIDE=page_stride(kv_pages),
         MAX_ITEMS=work.items.shape[0],
         K=kv_heads,
         G=group,
@@ -254,9 +263,7 @@ def decode_attention(
     )
 
 
-def decode_attention_reference(
-    call: AttentionCall, resident: Resident, inputs: StepInputs, num_rows: int
-) -> None:
+def decode_attention_reference(call: AttentionCall, inputs: StepInputs, num_rows: int) -> None:
     for row in range(min(int(inputs.counts[NUM_DECODE_ROWS]), num_rows)):
-        pages_L = resident.page_table[int(inputs.row_slot_R[row])]
+        pages_L = call.page_table_NL[int(inputs.row_slot_R[row])]
         attend_reference(call, pages_L, row, int(inputs.q_start_R[row]), 1)

@@ -8,7 +8,7 @@ Shape legend: I items, R rows, C size classes, K kv heads, G query heads of a kv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -21,7 +21,8 @@ from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
 ITEM_WORDS = tl.constexpr(8)
 ROW, SLOT, CHUNK, SHIFT, LENGTH, FIRST = map(tl.constexpr, range(6))
 """Words of an item: its row, the row's slot, the chunk's number in the row, log2 of the chunk's
-positions, the row's context length, the place of its first chunk among the partial results."""
+positions, the row's context length, the place of its chunk 0 among the partial results (which has
+none, and its place may be below 0, where a window hides it)."""
 
 MIN_CHUNK = 64
 """A chunk's positions at least: a tile or two of the kernel, below which merging costs more than it
@@ -39,6 +40,10 @@ multiprocessor. 8B's 256 rows took 128.0 µs with them, 134.4 with four warps, 1
 twice the size, 146 with four times."""
 
 
+TILE_SUMS = 2048
+"""Of a warp at most: heads of a group times their width."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
     """How a program walks through its chunk."""
@@ -49,16 +54,21 @@ class DecodeTiling:
     merge_registers: int = 128  # of a thread, for partial results that a merge has in flight
 
     @staticmethod
-    def of(head_dim: int, element_bytes: int) -> DecodeTiling:
+    def of(head_dim: int, element_bytes: int, group: int) -> DecodeTiling:
         token_bytes = padded(head_dim) * element_bytes
         block_tokens = max(16, min(TILE_TOKENS, TILE_BYTES // token_bytes))
-        # float32 would spill
-        return DecodeTiling(block_tokens, num_warps=4 if element_bytes == 4 else 2)
+        warps = 4 if element_bytes == 4 else 2  # float32 would spill
+        # and so would sums of more than 64 registers a thread
+        many = padded(group) * padded(head_dim) // (TILE_SUMS * warps)
+        return DecodeTiling(block_tokens, num_warps=warps * max(1, many))
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """Static buffers of a step's decode attention; every layer of the step uses them in turn."""
+    """Static buffers of a step's decode attention; every layer of the step uses them in turn.
+
+    Layers of another window have their own items and share the rest (`for_window`).
+    """
 
     items: Tensor  # int32 [I, ITEM_WORDS], the long ones first
     num_items: Tensor  # int32 [1]
@@ -70,6 +80,7 @@ class DecodeWork:
     extra_items: int  # that a step may have beyond one for each row
     min_chunk: int
     tiling: DecodeTiling | None
+    window: int = 0  # of the layers that this is planned for; 0: all before a query
 
     @staticmethod
     def make(
@@ -103,6 +114,15 @@ class DecodeWork:
             tiling=tiling,
         )
 
+    def for_window(self, window: int) -> DecodeWork:
+        """With a plan of its own for layers that see no more than so many positions."""
+        if window == self.window:
+            return self
+        items, num_items, scratch = map(
+            torch.zeros_like, (self.items, self.num_items, self.scratch)
+        )
+        return replace(self, items=items, num_items=num_items, scratch=scratch, window=window)
+
     def item_limit(self, num_rows: int) -> int:
         """Items at most of a step with this many rows: the grid of its launches."""
         return num_rows + self.extra_items
@@ -131,7 +151,16 @@ def _store_items(items, place, row, slot, chunk, shift, length, first, mask):
     tl.store(item + FIRST, first, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "extra_items", "min_shift"])
+@triton.jit
+def _first_seen(length, window):
+    """Where a query at the end of so many positions begins to see."""
+    first = length * 0
+    if window is not None:
+        first = tl.maximum(length - window, 0)
+    return first
+
+
+@triton.jit(do_not_specialize=["num_rows", "extra_items", "min_shift", "window"])
 def _plan_kernel(
     counts,
     q_start_R,
@@ -142,6 +171,7 @@ def _plan_kernel(
     num_rows,
     extra_items,
     min_shift,
+    window,  # or None
     BLOCK_R: tl.constexpr,
     LOG2_BLOCK_R: tl.constexpr,
     BLOCK_I: tl.constexpr,
@@ -163,25 +193,30 @@ def _plan_kernel(
     # The step's own rows count, not the bucket's: one for many rows would be cut too finely.
     item_limit = num_decode_rows + extra_items
     shift = min_shift
-    num_positions = tl.sum(last_R + 1)
+    from_R = _first_seen(last_R + 1, window)
+    num_positions = tl.sum(last_R + 1 - from_R)
     while (num_positions >> shift) > item_limit:  # no use in counting these
         shift += 1
-    num_chunks = tl.sum((last_R >> shift) + 1)
+    num_chunks = tl.sum((last_R >> shift) - (from_R >> shift) + 1)
     while num_chunks > item_limit:
         shift += 1
-        num_chunks = tl.sum((last_R >> shift) + 1)
+        num_chunks = tl.sum((last_R >> shift) - (from_R >> shift) + 1)
     shift_R = tl.zeros([BLOCK_R], tl.int32) + shift
 
-    # All chunks of a row but its last are full. They come first in the list and the last chunks
-    # follow by size: what starts late is short.
+    # All chunks of a row but its last are full (and its first, of a window). They come first in the
+    # list and the last chunks follow by size: what starts late is short.
     last_chunk_R = last_R >> shift_R  # -1: no chunk
-    full_R = tl.maximum(last_chunk_R, 0)
+    skipped_R = from_R >> shift_R  # chunks before the window
+    full_R = tl.maximum(last_chunk_R - skipped_R, 0)
     first_full_R = tl.cumsum(full_R, 0) - full_R
-    first_R = tl.cumsum(last_chunk_R + 1, 0) - (last_chunk_R + 1)
+    count_R = last_chunk_R - skipped_R + 1
+    first_R = tl.cumsum(count_R, 0) - count_R - skipped_R
     num_full = tl.sum(full_R)
     tl.store(num_items, num_full + num_decode_rows)
 
     rest_R = last_R - (last_chunk_R << shift_R)  # positions of the last chunk, less one
+    if window is not None:
+        rest_R = tl.minimum(rest_R, window - 1)
     class_R = _SIZE_CLASSES - 1 - ((rest_R * _SIZE_CLASSES) >> shift_R)
     class_C = tl.arange(0, _SIZE_CLASSES)
     is_RC = ((class_R[:, None] == class_C[None, :]) & real_R[:, None]).to(tl.int32)
@@ -207,6 +242,7 @@ def _plan_kernel(
         shift_I = tl.load(scratch + 2 * BLOCK_R + row_I)
         slot_I = tl.load(row_slot_R + row_I, mask=mask_I, other=0)
         length_I = tl.load(q_start_R + row_I, mask=mask_I, other=0) + 1
+        chunk_I += _first_seen(length_I, window) >> shift_I
         _store_items(items, place_I, row_I, slot_I, chunk_I, shift_I, length_I, first_I, mask_I)
 
 
@@ -215,8 +251,9 @@ def plan_decode(
 ) -> None:
     """Write the list of items for the step's decode rows, for launches of the same num_rows.
 
-    Chunks are as short as the decode rows' share of items allows, so that a long row among short
-    ones is cut finely. With pdl the step's inputs are read above the wait (see dependent_launch).
+    Of a window (`work.window`) there are the chunks that it reaches. Chunks are as short as the
+    decode rows' share of items allows, so that a long row among short ones is cut finely. With pdl
+    the step's inputs are read above the wait (see dependent_launch).
     """
     chunk = triton.next_power_of_2(max(work.min_chunk, page_tokens))
     block_rows = work.scratch.shape[1]
@@ -230,6 +267,7 @@ def plan_decode(
         num_rows,
         work.extra_items,
         chunk.bit_length() - 1,
+        work.window or None,
         BLOCK_R=block_rows,
         LOG2_BLOCK_R=block_rows.bit_length() - 1,
         BLOCK_I=PLAN_ITEMS,

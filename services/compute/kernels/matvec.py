@@ -15,12 +15,21 @@ Shape legend: T rows, which is 1, I inputs, O outputs, E hidden width, F inner w
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.activations import act_mul_reference, act_mul_rounded
+from services.compute.kernels.add_norm import (
+    add_delta,
+    add_reference,
+    apply_weight,
+    norm_form,
+    norm_reference,
+    normalize,
+)
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec_config import (
@@ -30,8 +39,10 @@ from services.compute.kernels.matvec_config import (
     padded,
     prefetch_lines,
 )
-from services.compute.kernels.rms_norm import rms_norm
-from services.compute.kernels.silu_mul import silu_mul_reference, silu_mul_rounded
+
+if TYPE_CHECKING:
+    from services.compute.layers.parts import Activation
+    from services.compute.layers.weighted_layers import Norm
 
 
 @triton.jit
@@ -52,28 +63,42 @@ def _input_row(
     x_ptr,
     delta_ptr,
     norm_ptr,
+    norm_bias_ptr,
+    post_ptr,
     sum_ptr,
     eps,
+    post_eps,
+    scale,
     NUM_IN: tl.constexpr,
     BLOCK_IN: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     HAS_SUM: tl.constexpr,
+    NORM: tl.constexpr,
+    POST: tl.constexpr,
 ):
-    """The input: as it is, or the norm of x + delta, which one program writes."""
+    """The input: as it is, or the norm of x + scale * post(delta), which one program writes."""
     cols = tl.arange(0, BLOCK_IN)
     x = _load_row(x_ptr, cols, NUM_IN)
-    if HAS_NORM:
+    if NORM is not None:
         dtype = x_ptr.dtype.element_ty
+        inside = cols < NUM_IN
         if HAS_DELTA:
             delta = _load_row(delta_ptr, cols, NUM_IN)
-            x = (x.to(tl.float32) + delta.to(tl.float32)).to(dtype)
+            post = None
+            if post_ptr is not None:
+                post = _load_row(post_ptr, cols, NUM_IN)
+            x = add_delta(
+                x.to(tl.float32), delta.to(tl.float32), inside, post, post_eps, scale,
+                NUM_IN, POST, dtype,
+            )  # fmt: skip
         if HAS_SUM:
-            tl.store(sum_ptr + cols, x, mask=(cols < NUM_IN) & (tl.program_id(0) == 0))
-        wide = x.to(tl.float32)
-        normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / NUM_IN + eps)
-        scale = _load_row(norm_ptr, cols, NUM_IN).to(tl.float32)
-        x = (normed.to(dtype).to(tl.float32) * scale).to(dtype)
+            tl.store(sum_ptr + cols, x, mask=inside & (tl.program_id(0) == 0))
+        normal = normalize(x.to(tl.float32), inside, eps, NUM_IN, NORM)
+        weight = _load_row(norm_ptr, cols, NUM_IN)
+        bias = None
+        if norm_bias_ptr is not None:
+            bias = _load_row(norm_bias_ptr, cols, NUM_IN)
+        x = apply_weight(normal, weight, bias, NORM, dtype)
     return x
 
 
@@ -93,12 +118,12 @@ def _load_weights(
 
 
 @triton.jit
-def _product(w, up_w, x, GATED: tl.constexpr):
-    """The product, or silu(gate) * up, rounded where the separate kernels round."""
+def _product(w, up_w, x, ACTIVATION: tl.constexpr):
+    """The product, or act(gate) * up, rounded where the separate kernels round."""
     wide = x.to(tl.float32)[None, :]
     y = tl.sum(w * wide, axis=1)
-    if GATED:
-        y = silu_mul_rounded(y, tl.sum(up_w * wide, axis=1), x.dtype)
+    if ACTIVATION is not None:
+        y = act_mul_rounded(y, tl.sum(up_w * wide, axis=1), ACTIVATION, x.dtype)
     return y
 
 
@@ -111,22 +136,27 @@ def _matvec_kernel(
     bias_ptr,
     out_ptr,
     sum_ptr,
+    norm_bias_ptr,
+    post_ptr,
     eps,
+    post_eps,
+    scale,
     NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     PROGRAMS: tl.constexpr,
     STAGES: tl.constexpr,
-    GATED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     HAS_SUM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    POST: tl.constexpr,
     PREFETCH_LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Blocks program, program + PROGRAMS, … of ROWS outputs; GATED: of gates, with their ups."""
+    """Blocks program, program + PROGRAMS, … of ROWS outputs: of gates, with an activation."""
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_IN)
     x = tl.zeros([BLOCK_IN], x_ptr.dtype.element_ty)
@@ -139,16 +169,16 @@ def _matvec_kernel(
         rows = block * ROWS + tl.arange(0, ROWS)
         w = _load_weights(w_ptr, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
         up = w
-        if GATED:
+        if ACTIVATION is not None:
             up = _load_weights(w_ptr + NUM_OUT * NUM_IN, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
         if block == program:
             if PREFETCH_LINES == 0:
                 _wait_for_inputs(PDL)
             x = _input_row(
-                x_ptr, delta_ptr, norm_ptr, sum_ptr, eps,
-                NUM_IN, BLOCK_IN, HAS_NORM, HAS_DELTA, HAS_SUM,
+                x_ptr, delta_ptr, norm_ptr, norm_bias_ptr, post_ptr, sum_ptr, eps, post_eps, scale,
+                NUM_IN, BLOCK_IN, HAS_DELTA, HAS_SUM, NORM, POST,
             )  # fmt: skip
-        y = _product(w, up, x, GATED)
+        y = _product(w, up, x, ACTIVATION)
         inside = rows < NUM_OUT
         if HAS_BIAS:
             y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
@@ -156,17 +186,18 @@ def _matvec_kernel(
 
 
 class NormedInput(NamedTuple):
-    """The RMS norm of x + delta, which goes into a product; x + delta itself goes to `sum_TE`.
+    """The norm of x + scale * post(delta), which goes into a product; the sum goes to `sum_TE`.
 
-    Rounded as by `add_rms_norm`: the sum, the normalised value, and that times the norm's weight.
-    `sum_TE` shares no memory with the inputs: programs read those while one writes it.
+    Rounded as by `add_norm`. `sum_TE` shares no memory with the inputs: programs read those while
+    one writes it.
     """
 
     x_TE: Tensor
     delta_TE: Tensor | None
-    weight_E: Tensor | None  # without one x is taken as it is
-    eps: float
+    norm: Norm | None  # without one x is taken as it is
     sum_TE: Tensor | None
+    post: Norm | None = None
+    scale: float = 1.0
 
 
 def matvec(
@@ -179,7 +210,7 @@ def matvec(
     pdl: bool = False,
 ) -> None:
     """x W^T + b for one row; sums in float32 are rounded once, to `out_TO`'s dtype."""
-    plain = NormedInput(x_TI, None, None, 0.0, None)
+    plain = NormedInput(x_TI, None, None, None)
     _launch(plain, weight_OI, bias_O, out_TO, config, pdl)
 
 
@@ -196,19 +227,20 @@ def norm_matvec(
     _launch(normed, weight_OE, bias_O, out_TO, config, pdl)
 
 
-def norm_gate_up_silu(
+def norm_gate_up(
     normed: NormedInput,
     weight_2F_E: Tensor,
     out_TF: Tensor,
+    activation: Activation,
     *,
     config: MatvecConfig | None = None,
     pdl: bool = False,
 ) -> None:
-    """silu(gate) * up for a normed input; the weight's first half are the gates.
+    """act(gate) * up for a normed input; the weight's first half are the gates.
 
-    Rounded as by `silu_mul` after a product: gate and up, silu(gate), and the result.
+    Rounded as by `act_mul` after a product: gate and up, act(gate), and the result.
     """
-    _launch(normed, weight_2F_E, None, out_TF, config, pdl, gated=True)
+    _launch(normed, weight_2F_E, None, out_TF, config, pdl, activation)
 
 
 def _launch(
@@ -218,40 +250,46 @@ def _launch(
     out_TO: Tensor,
     config: MatvecConfig | None,
     pdl: bool,
-    gated: bool = False,
+    activation: Activation | None = None,
 ) -> None:
-    x_TI, delta_TI, norm_weight_I, eps, sum_TI = normed
+    gated = activation is not None
+    x_TI, delta_TI, norm, sum_TI, post, scale = normed
     num_in, itemsize = weight_OI.shape[1], weight_OI.element_size()
     num_out = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
     if config is None and gated:
         config = gate_up_config(num_out, num_in, itemsize)
     elif config is None:
-        config = matvec_config(num_out, num_in, itemsize, normed=norm_weight_I is not None)
+        config = matvec_config(num_out, num_in, itemsize, normed=norm is not None)
     assert x_TI.shape == (1, num_in) and x_TI.stride(1) == 1
     assert out_TO.shape == (1, num_out) and out_TO.stride(1) == 1
     assert weight_OI.is_contiguous()
     num_programs = min(config.programs, triton.cdiv(num_out, config.rows))
-    prefetches = pdl and norm_weight_I is None and config.num_stages == 1
+    prefetches = pdl and norm is None and config.num_stages == 1
     _matvec_kernel[(num_programs,)](
         x_TI,
         x_TI if delta_TI is None else delta_TI,  # any address will do where none is read
-        x_TI if norm_weight_I is None else norm_weight_I,
+        x_TI if norm is None else norm.weight_E,
         weight_OI,
         x_TI if bias_O is None else bias_O,
         out_TO,
         x_TI if sum_TI is None else sum_TI,
-        eps,
+        None if norm is None else norm.bias_E,
+        None if post is None else post.weight_E,
+        0.0 if norm is None else norm.eps,
+        None if post is None else post.eps,
+        None if scale == 1.0 else scale,
         NUM_OUT=num_out,
         NUM_IN=num_in,
         ROWS=config.rows,
         BLOCK_IN=padded(num_in),
         PROGRAMS=num_programs,
         STAGES=config.num_stages,
-        GATED=gated,
-        HAS_NORM=norm_weight_I is not None,
+        ACTIVATION=activation,
         HAS_DELTA=delta_TI is not None,
         HAS_SUM=sum_TI is not None,
         HAS_BIAS=bias_O is not None,
+        NORM=norm_form(norm),
+        POST=norm_form(post),
         PREFETCH_LINES=prefetch_lines(num_in, itemsize) if prefetches else 0,
         num_warps=config.num_warps,
         maxnreg=min(255, max(128, 128 * 8 // config.num_warps)),  # two programs' share at least
@@ -262,15 +300,17 @@ def _launch(
 def norm_matvec_reference(
     normed: NormedInput, weight_OE: Tensor, bias_O: Tensor | None, out_TO: Tensor
 ) -> None:
-    x_TE, delta_TE, norm_weight_E, eps, sum_TE = normed
-    x_TE = x_TE if delta_TE is None else x_TE + delta_TE
+    x_TE, delta_TE, norm, sum_TE, post, scale = normed
+    x_TE = x_TE if delta_TE is None else add_reference(x_TE, delta_TE, post, scale)
     if sum_TE is not None:
         sum_TE.copy_(x_TE)
-    assert norm_weight_E is not None
-    linear_reference(rms_norm(x_TE, norm_weight_E, eps), weight_OE, bias_O, out_TO)
+    assert norm is not None
+    linear_reference(norm_reference(x_TE, norm), weight_OE, bias_O, out_TO)
 
 
-def norm_gate_up_silu_reference(normed: NormedInput, weight_2F_E: Tensor, out_TF: Tensor) -> None:
+def norm_gate_up_reference(
+    normed: NormedInput, weight_2F_E: Tensor, out_TF: Tensor, activation: Activation
+) -> None:
     gate_up_TF2 = normed.x_TE.new_empty(len(normed.x_TE), len(weight_2F_E))
     norm_matvec_reference(normed, weight_2F_E, None, gate_up_TF2)
-    silu_mul_reference(gate_up_TF2, out_TF)
+    act_mul_reference(gate_up_TF2, out_TF, activation)

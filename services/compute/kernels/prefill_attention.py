@@ -20,11 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
-from services.compute.kernels.step_buffers import AttentionCall, Resident, StepInputs
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs, page_stride
 
 PROGRAMS_PER_SM = 8
 """Launched at most. A program takes several tiles when there are more, so that a bucket's surplus
 programs stay few (each holds a place on its SM for about 1 µs) and the hardware still balances."""
+
+
+LOG2_E = 1.4426950408889634  # powers of two are the hardware's
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,23 @@ def tiling_of(dtype: torch.dtype, head_width: int) -> PrefillTiling:
 
 
 @triton.jit
+def capped(score, cap_log2):
+    """A score to base 2, capped by tanh, from 2 / cap times the uncapped one (see `score_scale`).
+
+    cap * tanh(x / cap) is cap - 2 * cap / (1 + exp(2 * x / cap)). Written as `fma`, so that all
+    copies of a loop round alike.
+    """
+    return tl.fma(1.0 / (1.0 + tl.exp2(score)), -2.0 * cap_log2, cap_log2)
+
+
+def score_scale(scale: float, softcap: float) -> tuple[float, float | None]:
+    """What products are multiplied by, and the cap to base 2: both of `capped`, or of none."""
+    if softcap:
+        return 2 * scale * LOG2_E / softcap, softcap * LOG2_E
+    return scale * LOG2_E, None
+
+
+@triton.jit
 def _load_rows(ptr_ND, valid_N, valid_D, MASK_N: tl.constexpr, MASK_D: tl.constexpr):
     """Rows of keys or values; what is masked reads as 0, whatever lies there."""
     if MASK_N:
@@ -93,6 +113,7 @@ def _attend(
     high,
     window,
     scale_log2,
+    cap_log2,
     D: tl.constexpr,
     PADDED_D: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
@@ -119,17 +140,25 @@ def _attend(
         if WIDEN:
             k_ND = k_ND.to(tl.float32)
         score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
+        if cap_log2 is not None:
+            score_MN = capped(score_MN * scale_log2, cap_log2)
         if MASKED:
             seen_MN = position_N[None, :] <= position_M[:, None]
             if WINDOWED:
                 seen_MN = seen_MN & (position_N[None, :] > position_M[:, None] - window)
             score_MN = tl.where(seen_MN, score_MN, float("-inf"))
-        new_max_M = tl.maximum(max_M, tl.max(score_MN, axis=1) * scale_log2)
+        if cap_log2 is not None:
+            new_max_M = tl.maximum(max_M, tl.max(score_MN, axis=1))
+        else:
+            new_max_M = tl.maximum(max_M, tl.max(score_MN, axis=1) * scale_log2)
         if WINDOWED:  # queries that have seen nothing yet stay at zero sums
             shift_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
         else:
             shift_M = new_max_M
-        weight_MN = tl.math.exp2(tl.fma(score_MN, scale_log2, -shift_M[:, None]))
+        if cap_log2 is not None:
+            weight_MN = tl.math.exp2(score_MN - shift_M[:, None])
+        else:
+            weight_MN = tl.math.exp2(tl.fma(score_MN, scale_log2, -shift_M[:, None]))
         decay_M = tl.math.exp2(max_M - shift_M)
         sum_M = tl.fma(sum_M, decay_M, tl.sum(weight_MN, axis=1))
         acc_MD = acc_MD * decay_M[:, None]
@@ -154,11 +183,13 @@ def _prefill_attention_kernel(
     items_I2,
     num_items_ptr,
     out_THD,
-    scale,
+    scale_log2,
+    cap_log2,
     window,
     Q_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     TABLE_STRIDE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -173,9 +204,7 @@ def _prefill_attention_kernel(
     """Tiles in turn: forwards in even rounds and backwards in odd ones, since they get cheaper."""
     BLOCK_Q: tl.constexpr = BLOCK_M // G
     SPLITS: tl.constexpr = (ITEM_Q + BLOCK_Q - 1) // BLOCK_Q
-    PAGE_STRIDE: tl.constexpr = 2 * K * PAGE_TOKENS * D
     VALUE_OFFSET: tl.constexpr = K * PAGE_TOKENS * D
-    scale_log2 = scale * 1.4426950408889634  # exp2 is the hardware's
 
     forwards = tl.program_id(0)
     num_programs = tl.num_programs(0)
@@ -227,17 +256,20 @@ def _prefill_attention_kernel(
             acc_MD, sum_M, max_M = _attend(
                 acc_MD, sum_M, max_M, q_MD, position_M, keys, pages,
                 begin, inside, low, high, window, scale_log2,
+                cap_log2,
                 D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, BLOCK_N, True, True, WIDEN,
             )  # fmt: skip
             begin = tl.maximum(begin, inside)
         acc_MD, sum_M, max_M = _attend(
             acc_MD, sum_M, max_M, q_MD, position_M, keys, pages,
             begin, diagonal, low, high, window, scale_log2,
+                cap_log2,
             D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, BLOCK_N, False, WINDOWED, WIDEN,
         )  # fmt: skip
         acc_MD, sum_M, max_M = _attend(
             acc_MD, sum_M, max_M, q_MD, position_M, keys, pages,
             diagonal, high, low, high, window, scale_log2,
+                cap_log2,
             D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, BLOCK_N, True, WINDOWED, WIDEN,
         )  # fmt: skip
         out_ptr = out_THD + token_M[:, None] * OUT_STRIDE + column_M[:, None] + offset_D[None, :]
@@ -248,27 +280,29 @@ def _prefill_attention_kernel(
 
 def prefill_attention(
     call: AttentionCall,
-    resident: Resident,
     inputs: StepInputs,
     work: PrefillWork,
     num_tokens: int,
     tiling: PrefillTiling | None = None,
 ) -> None:
     """Attention of every planned query. `num_tokens` is the bucket; `tiling` is there to measure
-    others than the chosen one."""
-    q_THD, kv_pages, out_THD, scale, window = call
+    others than the chosen one. Pages wholly before the window are not read, nor is where they are.
+    """
+    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap = call
     _, num_heads, width = q_THD.shape
     _, _, num_kv_heads, page_tokens, _ = kv_pages.shape
     assert num_heads == num_kv_heads * work.group
     assert q_THD.stride()[1:] == (width, 1) and out_THD.stride()[1:] == (width, 1)
     tiling = tiling or tiling_of(q_THD.dtype, width)
+    block_m = max(tiling.block_m, triton.next_power_of_2(work.group))
+    scale_log2, cap_log2 = score_scale(scale, softcap)
     num_items = num_items_bound(num_tokens, work.max_rows, work.block_q)
-    splits = triton.cdiv(work.block_q, tiling.block_m // work.group)
+    splits = triton.cdiv(work.block_q, block_m // work.group)
     num_programs = min(num_items * splits * num_kv_heads, work.num_sms * tiling.programs_per_sm)
     _prefill_attention_kernel[(num_programs,)](
         q_THD,
         kv_pages,
-        resident.page_table,
+        page_table_NL,
         inputs.row_slot_R,
         inputs.q_start_R,
         inputs.q_len_R,
@@ -276,18 +310,20 @@ def prefill_attention(
         work.items_I2,
         work.num_items,
         out_THD,
-        scale,
+        scale_log2,
+        cap_log2,
         window,
         Q_STRIDE=q_THD.stride(0),
         OUT_STRIDE=out_THD.stride(0),
-        TABLE_STRIDE=resident.page_table.stride(0),
+        TABLE_STRIDE=page_table_NL.stride(0),
+        PAGE_STRIDE=page_stride(kv_pages),
         K=num_kv_heads,
         G=work.group,
         D=width,
         PADDED_D=max(16, triton.next_power_of_2(width)),
         PAGE_TOKENS=page_tokens,
         ITEM_Q=work.block_q,
-        BLOCK_M=tiling.block_m,
+        BLOCK_M=block_m,
         BLOCK_N=tiling.block_n,
         WINDOWED=window > 0,
         WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
@@ -296,13 +332,11 @@ def prefill_attention(
     )
 
 
-def prefill_attention_reference(
-    call: AttentionCall, resident: Resident, inputs: StepInputs, work: PrefillWork
-) -> None:
+def prefill_attention_reference(call: AttentionCall, inputs: StepInputs, work: PrefillWork) -> None:
     for row, first in work.items_I2[: int(work.num_items)].tolist():
         q_len = min(work.block_q, int(inputs.q_len_R[row]) - first)
         token = int(inputs.token_start_R[row]) + first
-        pages_L = resident.page_table[int(inputs.row_slot_R[row])]
+        pages_L = call.page_table_NL[int(inputs.row_slot_R[row])]
         attend_reference(call, pages_L, token, int(inputs.q_start_R[row]) + first, q_len)
 
 
@@ -310,12 +344,14 @@ def attend_reference(
     call: AttentionCall, pages_L: Tensor, token: int, position: int, q_len: int
 ) -> None:
     """Attention of the queries from `token` on, which stand at `position` and after it."""
-    q_THD, kv_pages, out_THD, scale, window = call
+    q_THD, kv_pages, _, out_THD, scale, window, softcap = call
     group, page_tokens = q_THD.shape[1] // kv_pages.shape[2], kv_pages.shape[3]
     end = position + q_len
     begin = max(position - window + 1, 0) if window else 0  # what is older may be gone
-    pages = pages_L[: -(-end // page_tokens)].long()
-    kv_2KND = kv_pages[pages].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, begin:end]
+    first_page, skipped = divmod(begin, page_tokens)
+    pages = pages_L[first_page : -(-end // page_tokens)].long()
+    kv_2KND = kv_pages[pages].permute(1, 2, 0, 3, 4).flatten(2, 3)
+    kv_2KND = kv_2KND[:, :, skipped : skipped + end - begin]
     keys_HND, values_HND = kv_2KND.repeat_interleave(group, dim=1)
     query_Q1 = torch.arange(position, end, device=q_THD.device)[:, None]
     key_1N = torch.arange(begin, end, device=q_THD.device)[None, :]
@@ -323,5 +359,7 @@ def attend_reference(
     if window:
         hidden_QN |= key_1N <= query_Q1 - window
     scores_HQN = q_THD[token : token + q_len].transpose(0, 1) @ keys_HND.transpose(1, 2) * scale
+    if softcap:
+        scores_HQN = (scores_HQN / softcap).tanh() * softcap
     weights_HQN = scores_HQN.masked_fill(hidden_QN, -torch.inf).softmax(dim=-1)
     out_THD[token : token + q_len] = (weights_HQN @ values_HND).transpose(0, 1)

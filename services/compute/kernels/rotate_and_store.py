@@ -2,7 +2,8 @@
 
 A program has some heads of one token, whatever they are: queries are rotated where they lie, keys
 are rotated on their way into the cache, values go there as they are. Rotation is in float32 with
-one rounding at its end; the head norm of Qwen3 before it rounds as add_rms_norm does.
+one rounding at its end; norms round as those of add_norm do. Layers without rotation have no
+tables, and where nothing happens to queries no program has them.
 
 Shape legend: T tokens, C columns of qkv, H query heads, K kv heads, D head width, N pages,
 P positions (of the tables; in the kernel PAGE is the positions of a page), J = D / 2 pairs.
@@ -10,17 +11,109 @@ P positions (of the tables; in the kernel PAGE is the positions of a page), J = 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.add_norm import norm_form, norm_reference
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.rms_norm import rms_norm
-from services.compute.kernels.step_buffers import StepInputs
+from services.compute.kernels.step_buffers import page_stride
+
+if TYPE_CHECKING:
+    from services.compute.layers.weighted_layers import Norm
+
 
 TILE_PAIRS = 1024
 """Pairs of a program: in bf16 two 16-byte loads by each thread of four warps."""
+
+THREAD_PAIRS = 16
+"""Pairs of a thread at most, where one program has all heads of a token."""
+
+
+class RotaryTables(NamedTuple):
+    """By position, float32: half-split rotation turns pair j, which is (j, j + D / 2)."""
+
+    cos_PJ: Tensor
+    sin_PJ: Tensor
+
+
+class HeadNorms(NamedTuple):
+    """Norms of queries and of keys, of one form and without bias.
+
+    A weight is of one head, or of all of them one after the other (Cohere).
+    """
+
+    q: Norm | None
+    k: Norm | None
+    after_rotation: bool = False  # Hunyuan
+    over_all_heads: bool = False  # one RMS norm of a token's queries, one of its keys (OLMo 2)
+
+
+@triton.jit
+def _load_pair(pointers, mask, J: tl.constexpr):
+    first = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(pointers + J, mask=mask, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _weigh(first, second, normal, weights, here, FORM: tl.constexpr, dtype: tl.constexpr):
+    """Where `here`, the normalised pair times its weights, rounded; elsewhere what there was."""
+    first_normal, second_normal = normal
+    first_weight, second_weight = weights
+    if FORM[1]:
+        first_normal = first_normal.to(dtype).to(tl.float32)
+        second_normal = second_normal.to(dtype).to(tl.float32)
+    first = tl.where(here, (first_normal * first_weight).to(dtype).to(tl.float32), first)
+    second = tl.where(here, (second_normal * second_weight).to(dtype).to(tl.float32), second)
+    return first, second
+
+
+@triton.jit
+def _norm_heads(
+    first,
+    second,
+    head,
+    pair_in,
+    q_weights,
+    k_weights,
+    eps,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    FORM: tl.constexpr,
+    OVER_ALL: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Queries and keys over their root mean square, times their weights; None: as they are."""
+    if FORM[0] == "layer":
+        mean = (tl.sum(first + second, axis=1) / D)[:, None]
+        first_centred = tl.where(pair_in, first - mean, 0.0)
+        second_centred = tl.where(pair_in, second - mean, 0.0)
+    else:
+        first_centred = first
+        second_centred = second
+    squares = first_centred * first_centred + second_centred * second_centred
+    if OVER_ALL:
+        is_query = head < H
+        of_head = tl.sum(squares, axis=1)
+        of_queries = tl.sum(tl.where(is_query, of_head, 0.0), axis=0) / (H * D)
+        is_key = (head >= H) & (head < H + K)
+        of_keys = tl.sum(tl.where(is_key, of_head, 0.0), axis=0) / (K * D)
+        scale = tl.rsqrt(tl.where(is_query, of_queries, of_keys) + eps)[:, None]
+    else:
+        scale = tl.rsqrt(tl.sum(squares, axis=1) / D + eps)[:, None]
+    normal = (first_centred * scale, second_centred * scale)
+    if q_weights is not None:
+        first, second = _weigh(first, second, normal, q_weights, (head < H)[:, None], FORM, dtype)
+    if k_weights is not None:
+        is_key = ((head >= H) & (head < H + K))[:, None]
+        first, second = _weigh(first, second, normal, k_weights, is_key, FORM, dtype)
+    return first, second
 
 
 @triton.jit
@@ -34,21 +127,26 @@ def _rotate_and_store_kernel(
     k_norm_ptr,
     pages_ptr,
     eps,
+    FIRST_HEAD: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
-    Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr,
+    FORM: tl.constexpr,
+    WEIGHT_STRIDE: tl.constexpr,
+    AFTER: tl.constexpr,
+    OVER_ALL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     J: tl.constexpr = D // 2
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    head = FIRST_HEAD + tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_J)
-    position = tl.load(positions_ptr + token).to(tl.int64)
+    if cos_ptr is not None:
+        position = tl.load(positions_ptr + token).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     pair_in = (j < J)[None, :]
     inside = (head < H + 2 * K)[:, None] & pair_in
@@ -57,15 +155,25 @@ def _rotate_and_store_kernel(
     if not PDL:  # before the angles, which wait for the position
         first_in = tl.load(first_ptrs, mask=inside, other=0.0)
         second_in = tl.load(first_ptrs + J, mask=inside, other=0.0)
-    cos = tl.load(cos_ptr + position * J + j[None, :], mask=pair_in, other=0.0)
-    sin = tl.load(sin_ptr + position * J + j[None, :], mask=pair_in, other=0.0)
+    if cos_ptr is not None:
+        cos = tl.load(cos_ptr + position * J + j[None, :], mask=pair_in, other=0.0)
+        sin = tl.load(sin_ptr + position * J + j[None, :], mask=pair_in, other=0.0)
     # all loads stand before the first sum, so that they are waited for together
-    if Q_NORM:
-        first_q = tl.load(q_norm_ptr + j[None, :], mask=pair_in, other=0.0).to(tl.float32)
-        second_q = tl.load(q_norm_ptr + J + j[None, :], mask=pair_in, other=0.0).to(tl.float32)
-    if K_NORM:
-        first_k = tl.load(k_norm_ptr + j[None, :], mask=pair_in, other=0.0).to(tl.float32)
-        second_k = tl.load(k_norm_ptr + J + j[None, :], mask=pair_in, other=0.0).to(tl.float32)
+    q_weights = None
+    if q_norm_ptr is not None:
+        if WEIGHT_STRIDE == 0:
+            q_weights = _load_pair(q_norm_ptr + j[None, :], pair_in, J)
+        else:
+            q_ptrs = q_norm_ptr + head[:, None] * WEIGHT_STRIDE + j[None, :]
+            q_weights = _load_pair(q_ptrs, pair_in & (head < H)[:, None], J)
+    k_weights = None
+    if k_norm_ptr is not None:
+        if WEIGHT_STRIDE == 0:
+            k_weights = _load_pair(k_norm_ptr + j[None, :], pair_in, J)
+        else:
+            k_ptrs = k_norm_ptr + (head - H)[:, None] * WEIGHT_STRIDE + j[None, :]
+            is_key = (head >= H) & (head < H + K)
+            k_weights = _load_pair(k_ptrs, pair_in & is_key[:, None], J)
     if PDL:
         # In this order, so that the next kernel finds done what was launched before this one.
         tl.extra.cuda.gdc_wait()
@@ -75,30 +183,31 @@ def _rotate_and_store_kernel(
     first = first_in.to(tl.float32)
     second = second_in.to(tl.float32)
 
-    if Q_NORM or K_NORM:
-        mean = tl.sum(first * first + second * second, axis=1) / D
-        scale = tl.rsqrt(mean + eps)[:, None]
-        first_normal = (first * scale).to(dtype).to(tl.float32)
-        second_normal = (second * scale).to(dtype).to(tl.float32)
-        if Q_NORM:
-            is_query = (head < H)[:, None]
-            first = tl.where(is_query, (first_normal * first_q).to(dtype).to(tl.float32), first)
-            second = tl.where(is_query, (second_normal * second_q).to(dtype).to(tl.float32), second)
-        if K_NORM:
-            is_key = ((head >= H) & (head < H + K))[:, None]
-            first = tl.where(is_key, (first_normal * first_k).to(dtype).to(tl.float32), first)
-            second = tl.where(is_key, (second_normal * second_k).to(dtype).to(tl.float32), second)
-
-    first_out = (first * cos - second * sin).to(dtype)
-    second_out = (second * cos + first * sin).to(dtype)
-    in_place = inside & (head < H)[:, None]
-    tl.store(first_ptrs, first_out, mask=in_place)
-    tl.store(first_ptrs + J, second_out, mask=in_place)
+    if FORM is not None and not AFTER:
+        first, second = _norm_heads(
+            first, second, head, pair_in, q_weights, k_weights, eps,
+            H, K, D, FORM, OVER_ALL, dtype,
+        )  # fmt: skip
+    if cos_ptr is not None:
+        turned = first * cos - second * sin
+        second = second * cos + first * sin
+        first = turned
+    if FORM is not None and AFTER:
+        first, second = _norm_heads(
+            first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32), head, pair_in,
+            q_weights, k_weights, eps, H, K, D, FORM, OVER_ALL, dtype,
+        )  # fmt: skip
+    first_out = first.to(dtype)
+    second_out = second.to(dtype)
+    if FIRST_HEAD == 0:
+        in_place = inside & (head < H)[:, None]
+        tl.store(first_ptrs, first_out, mask=in_place)
+        tl.store(first_ptrs + J, second_out, mask=in_place)
 
     # a page holds K heads of keys, then K heads of values: in the order in which qkv has them
     is_value = (head >= H + K)[:, None]
-    cache_row = ((slot // PAGE) * (2 * K) + (head - H)) * PAGE + slot % PAGE
-    cache_ptrs = pages_ptr + cache_row[:, None] * D + j[None, :]
+    place = (slot // PAGE) * PAGE_STRIDE + ((head - H) * PAGE + slot % PAGE) * D
+    cache_ptrs = pages_ptr + place[:, None] + j[None, :]
     stored = inside & (head >= H)[:, None] & (slot >= 0)
     tl.store(cache_ptrs, tl.where(is_value, first_in, first_out), mask=stored)
     tl.store(cache_ptrs + J, tl.where(is_value, second_in, second_out), mask=stored)
@@ -106,60 +215,68 @@ def _rotate_and_store_kernel(
 
 def rotate_and_store(
     qkv_TC: Tensor,
-    inputs: StepInputs,
-    cos_PD: Tensor,
-    sin_PD: Tensor,
-    q_norm_D: Tensor | None,
-    k_norm_D: Tensor | None,
-    eps: float,
+    positions_T: Tensor,
+    kv_slots_T: Tensor,
+    tables: RotaryTables | None,
+    norms: HeadNorms | None,
     kv_pages: Tensor,
     num_heads: int,
     *,
     pdl: bool = False,
 ) -> None:
-    """Norm (where given) and rotate q in place; store k, normed and rotated, and v in the cache.
+    """Norm and rotate (where given) q in place; store k, normed and rotated, and v in the cache.
 
-    qkv_TC is [T, (H + 2K) * D], the tables are float32 [P, D / 2], kv_pages is [N, 2, K, page, D]
-    of qkv's dtype, all contiguous. Token t turns by positions_T[t] and is stored at kv_slots_T[t];
-    a slot of -1 stores nothing, but needs a position within the tables. Queries are not scaled.
+    qkv_TC is [T, (H + 2K) * D], the tables are float32 [P, D / 2]; kv_pages is one layer's part
+    [N, 2, K, page, D] of pages of qkv's dtype, each of which is contiguous. Token t turns by
+    positions_T[t] and is stored at kv_slots_T[t], which are those of the layer's cache group; a
+    slot of -1 stores nothing, but needs a position within the tables. Queries are not scaled.
     The keys in qkv stay as they were. With pdl positions and slots are read above the wait (see
     dependent_launch), and the next kernel may start when those before this one have ended.
     """
     _, _, kv_heads, page_tokens, width = kv_pages.shape
-    num_all = num_heads + 2 * kv_heads
+    q_norm, k_norm, after_rotation, over_all_heads = norms or HeadNorms(None, None)
+    one = q_norm or k_norm
+    first_head = num_heads if tables is None and q_norm is None else 0
+    num_all = num_heads + 2 * kv_heads - first_head
     block_j = triton.next_power_of_2(width // 2)
     block_n = min(max(TILE_PAIRS // block_j, 1), triton.next_power_of_2(num_all))
+    num_warps = 4
+    if over_all_heads:
+        block_n = triton.next_power_of_2(num_all)
+        num_warps = min(16, max(4, block_n * block_j // (32 * THREAD_PAIRS)))
     _rotate_and_store_kernel[(qkv_TC.shape[0], triton.cdiv(num_all, block_n))](
         qkv_TC,
-        inputs.positions_T,
-        inputs.kv_slots_T,
-        cos_PD,
-        sin_PD,
-        qkv_TC if q_norm_D is None else q_norm_D,
-        qkv_TC if k_norm_D is None else k_norm_D,
+        positions_T,
+        kv_slots_T,
+        None if tables is None else tables.cos_PJ,
+        None if tables is None else tables.sin_PJ,
+        None if q_norm is None else q_norm.weight_E,
+        None if k_norm is None else k_norm.weight_E,
         kv_pages,
-        eps,
+        None if one is None else one.eps,
+        FIRST_HEAD=first_head,
         H=num_heads,
         K=kv_heads,
         D=width,
         PAGE=page_tokens,
+        PAGE_STRIDE=page_stride(kv_pages),
         BLOCK_N=block_n,
         BLOCK_J=block_j,
-        Q_NORM=q_norm_D is not None,
-        K_NORM=k_norm_D is not None,
-        num_warps=4,
+        FORM=norm_form(one),
+        WEIGHT_STRIDE=0 if one is None or one.weight_E.numel() == width else width,
+        AFTER=after_rotation,
+        OVER_ALL=over_all_heads,
+        num_warps=num_warps,
         **dependent_launch(pdl, qkv_TC),
     )
 
 
 def rotate_and_store_reference(
     qkv_TC: Tensor,
-    inputs: StepInputs,
-    cos_PD: Tensor,
-    sin_PD: Tensor,
-    q_norm_D: Tensor | None,
-    k_norm_D: Tensor | None,
-    eps: float,
+    positions_T: Tensor,
+    kv_slots_T: Tensor,
+    tables: RotaryTables | None,
+    norms: HeadNorms | None,
     kv_pages: Tensor,
     num_heads: int,
 ) -> None:
@@ -167,19 +284,31 @@ def rotate_and_store_reference(
     _, _, kv_heads, page_tokens, width = kv_pages.shape
     heads = qkv_TC.view(num_tokens, num_heads + 2 * kv_heads, width)
     q_THD, k_TKD, v_TKD = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
-    positions_T = inputs.positions_T[:num_tokens].long()
-    cos_T1J, sin_T1J = cos_PD[positions_T].unsqueeze(1), sin_PD[positions_T].unsqueeze(1)
-    if q_norm_D is not None:
-        q_THD.copy_(rms_norm(q_THD, q_norm_D, eps))
-    if k_norm_D is not None:
-        k_TKD = rms_norm(k_TKD, k_norm_D, eps)
-    q_THD.copy_(_rotate(q_THD, cos_T1J, sin_T1J))
-    k_TKD = _rotate(k_TKD, cos_T1J, sin_T1J)
-    stored = (inputs.kv_slots_T[:num_tokens] >= 0).nonzero().flatten()
-    slots = inputs.kv_slots_T[:num_tokens][stored]
+    norms = norms or HeadNorms(None, None)
+    q, k = q_THD, k_TKD
+    if not norms.after_rotation:
+        q, k = _norm_reference(q, norms.q, norms), _norm_reference(k, norms.k, norms)
+    if tables is not None:
+        positions_T = positions_T[:num_tokens].long()
+        cos_T1J, sin_T1J = (table[positions_T].unsqueeze(1) for table in tables)
+        q, k = _rotate(q, cos_T1J, sin_T1J), _rotate(k, cos_T1J, sin_T1J)
+    if norms.after_rotation:
+        q, k = _norm_reference(q, norms.q, norms), _norm_reference(k, norms.k, norms)
+    q_THD.copy_(q)
+    stored = (kv_slots_T[:num_tokens] >= 0).nonzero().flatten()
+    slots = kv_slots_T[:num_tokens][stored]
     pages, offsets = slots // page_tokens, slots % page_tokens
-    kv_pages[pages, 0, :, offsets] = k_TKD[stored]
+    kv_pages[pages, 0, :, offsets] = k[stored]
     kv_pages[pages, 1, :, offsets] = v_TKD[stored]
+
+
+def _norm_reference(x_TND: Tensor, norm: Norm | None, norms: HeadNorms) -> Tensor:
+    if norm is None:
+        return x_TND
+    if norms.over_all_heads:
+        return norm_reference(x_TND.flatten(1), norm).view(x_TND.shape)
+    weight = norm.weight_E.view(-1, x_TND.shape[-1])  # of one head, or of each
+    return norm_reference(x_TND, replace(norm, weight_E=weight))
 
 
 def _rotate(x_TND: Tensor, cos_T1J: Tensor, sin_T1J: Tensor) -> Tensor:

@@ -16,14 +16,16 @@ Shape legend: T rows, I inputs, O outputs, F inner width of the MLP.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.activations import act_mul_reference, act_mul_rounded
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.matmul import linear_reference
-from services.compute.kernels.silu_mul import silu_mul_reference, silu_mul_rounded
 from services.compute.kernels.skinny_matmul_config import (
     MAX_TOKENS,
     SkinnyConfig,
@@ -39,6 +41,9 @@ MERGE_ELEMENTS = 16 << 10
 """Partial sums that the last program has in flight: 128 registers of each of 128 threads."""
 
 LINE_BYTES = 128
+
+if TYPE_CHECKING:
+    from services.compute.layers.parts import Activation
 
 
 @triton.jit
@@ -151,13 +156,13 @@ def _skinny_kernel(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
-    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WIDEN: tl.constexpr,
     PREFETCH_LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """GATED: num_out is of gates, whose up rows lie as many rows below."""
+    """With an activation num_out is of gates, whose up rows lie as many rows below."""
     EVEN: tl.constexpr = NUM_IN == SPLITS * STEPS * BLOCK_K
     begin = tl.program_id(0) * (STEPS * BLOCK_K)
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
@@ -167,7 +172,7 @@ def _skinny_kernel(
     up_ptr = w_ptr + num_out.to(tl.int64) * NUM_IN
     if PDL:
         prefetch_rows(w_ptr, row_O, begin, NUM_IN, PREFETCH_LINES)
-        if GATED:
+        if ACTIVATION is not None:
             prefetch_rows(up_ptr, row_O, begin, NUM_IN, PREFETCH_LINES)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -183,11 +188,11 @@ def _skinny_kernel(
         x_TK = tl.load(x_ptrs + k_step, mask=real_TK, other=0.0)
         w_OK = _load_weights(w_ptr + place_OK + k_step, k + k_step, NUM_IN, EVEN)
         total = _add_product(total, x_TK, w_OK, WEIGHT_FIRST, WIDEN)
-        if GATED:
+        if ACTIVATION is not None:
             up_OK = _load_weights(up_ptr + place_OK + k_step, k + k_step, NUM_IN, EVEN)
             up_total = _add_product(up_total, x_TK, up_OK, WEIGHT_FIRST, WIDEN)
-    if GATED:
-        total = silu_mul_rounded(total, up_total, x_ptr.dtype.element_ty)
+    if ACTIVATION is not None:
+        total = act_mul_rounded(total, up_total, ACTIVATION, x_ptr.dtype.element_ty)
     if SPLITS == 1:
         _store(out_ptr, bias_ptr, total, t, o, num_tokens, num_out, WEIGHT_FIRST, HAS_BIAS)
     else:
@@ -214,28 +219,29 @@ def skinny_matmul(
     """
     num_out, num_in = weight_OI.shape
     chosen = config or skinny_config(x_TI.shape[0], num_out, num_in, weight_OI.element_size())
-    _launch(x_TI, weight_OI, bias_O, out_TO, work, chosen, gated=False, pdl=pdl)
+    _launch(x_TI, weight_OI, bias_O, out_TO, work, chosen, None, pdl=pdl)
 
 
-def skinny_gate_up_silu(
+def skinny_gate_up(
     x_TI: Tensor,
     weight_2F_I: Tensor,
     out_TF: Tensor,
+    activation: Activation,
     *,
     config: SkinnyConfig | None = None,
     pdl: bool = False,
 ) -> None:
-    """silu(gate) * up for up to 64 rows, else as `skinny_matmul`; a config has no splits.
+    """act(gate) * up for up to 64 rows, else as `skinny_matmul`; a config has no splits.
 
-    The weight's first half are the gates. Rounded as by `silu_mul` after a product: gate and up,
-    silu(gate), and the result.
+    The weight's first half are the gates. Rounded as by `act_mul` after a product: gate and up,
+    act(gate), and the result.
     """
     num_gates, num_in = weight_2F_I.shape[0] // 2, weight_2F_I.shape[1]
     chosen = config or skinny_gate_up_config(
         x_TI.shape[0], num_gates, num_in, weight_2F_I.element_size()
     )
     assert chosen.splits == 1
-    _launch(x_TI, weight_2F_I, None, out_TF, None, chosen, gated=True, pdl=pdl)
+    _launch(x_TI, weight_2F_I, None, out_TF, None, chosen, activation, pdl=pdl)
 
 
 def _launch(
@@ -245,14 +251,14 @@ def _launch(
     out_TO: Tensor,
     work: SkinnyWork | None,
     config: SkinnyConfig,
+    activation: Activation | None,
     *,
-    gated: bool,
     pdl: bool,
 ) -> None:
     _check(x_TI, weight_OI, out_TO)
     pdl = pdl and config.pdl
     num_in, num_out = weight_OI.shape[1], out_TO.shape[1]
-    assert weight_OI.shape[0] == (2 * num_out if gated else num_out)
+    assert weight_OI.shape[0] == (num_out if activation is None else 2 * num_out)
     tiles = triton.cdiv(num_out, config.block_out)
     steps = triton.cdiv(num_in, config.splits * config.block_in)
     if config.splits > 1:
@@ -280,7 +286,7 @@ def _launch(
         ),
         STAGES=config.num_stages,
         WEIGHT_FIRST=config.weight_first,
-        GATED=gated,
+        ACTIVATION=activation,
         HAS_BIAS=bias_O is not None,
         WIDEN=x_TI.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         PREFETCH_LINES=1 << max(0, lines.bit_length() - 1),
@@ -301,7 +307,9 @@ def _check(x_TI: Tensor, weight_OI: Tensor, out_TO: Tensor) -> None:
     assert x_TI.is_contiguous() and weight_OI.is_contiguous() and out_TO.is_contiguous()
 
 
-def skinny_gate_up_silu_reference(x_TI: Tensor, weight_2F_I: Tensor, out_TF: Tensor) -> None:
+def skinny_gate_up_reference(
+    x_TI: Tensor, weight_2F_I: Tensor, out_TF: Tensor, activation: Activation
+) -> None:
     both = torch.empty(x_TI.shape[0], weight_2F_I.shape[0], dtype=x_TI.dtype, device=x_TI.device)
     linear_reference(x_TI, weight_2F_I, None, both)
-    silu_mul_reference(both, out_TF)
+    act_mul_reference(both, out_TF, activation)

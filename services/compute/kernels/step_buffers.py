@@ -8,10 +8,11 @@ An upload is a buffer of int32: a header of counts, then sections without gaps, 
     page_slot[D]  page_index[D]  page_id[D]  slot_rows[N, 1+W]
 
 so that each section's start follows from the counts alone. token_start begins with 0 and ends
-with T; a slot row is a slot and its words.
+with T; a slot row is a slot and its words. A page_slot has the cache group of its entry above bit
+GROUP_SHIFT.
 
 Shape legend: R rows, T tokens, S samples, D page-table entries, N slots or slot rows, L pages of
-the longest sequence, W words of a slot.
+the longest sequence, W words of a slot, G cache groups.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from torch import Tensor
 HEADER_INTS = 8
 NUM_ROWS, NUM_DECODE_ROWS, NUM_TOKENS, NUM_SAMPLES, NUM_PAGE_ENTRIES, NUM_SLOT_ROWS = range(6)
 """Places in the header; the first four are those of `StepInputs.counts`. The rest is zero."""
+
+
+GROUP_SHIFT = 24
+"""Slots are below 2^24, groups below 2^7."""
 
 
 class Sections(NamedTuple):
@@ -59,7 +64,7 @@ class StepInputs(NamedTuple):
     counts: Tensor  # int32 [NUM_COUNTS]
     tokens_T: Tensor  # int32; padding 0
     positions_T: Tensor  # int32; padding 0
-    kv_slots_T: Tensor  # int64, page * page_tokens + offset; padding -1: nothing is stored
+    kv_slots_GT: Tensor  # int64, page * page_tokens + offset; padding -1: nothing is stored
     row_slot_R: Tensor  # int32
     q_start_R: Tensor  # int32, position of the row's first query
     q_len_R: Tensor  # int32
@@ -69,15 +74,17 @@ class StepInputs(NamedTuple):
     sample_index_S: Tensor  # int32, output index; padding 0
 
     @staticmethod
-    def make(max_tokens: int, max_rows: int, device: torch.device) -> StepInputs:
-        def ints(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=device)
+    def make(
+        max_tokens: int, max_rows: int, device: torch.device, num_groups: int = 1
+    ) -> StepInputs:
+        def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
 
         return StepInputs(
             counts=ints(NUM_COUNTS),
             tokens_T=ints(max_tokens),
             positions_T=ints(max_tokens),
-            kv_slots_T=ints(max_tokens, torch.int64).fill_(-1),
+            kv_slots_GT=ints(num_groups, max_tokens, dtype=torch.int64).fill_(-1),
             row_slot_R=ints(max_rows),
             q_start_R=ints(max_rows),
             q_len_R=ints(max_rows),
@@ -91,26 +98,41 @@ class StepInputs(NamedTuple):
 class Resident(NamedTuple):
     """What stays on the device from step to step, by slot."""
 
-    page_table: Tensor  # int32 [N, L]
+    page_table: Tensor  # int32 [G, N, L]
     last_token: Tensor  # int32 [N], the token sampled last, the next step's input
     slot_params: Tensor  # int32 [N, W], sampling settings; floats by their bits
 
     @staticmethod
-    def make(num_slots: int, max_pages: int, num_words: int, device: torch.device) -> Resident:
+    def make(
+        num_slots: int, max_pages: int, num_words: int, device: torch.device, num_groups: int = 1
+    ) -> Resident:
         def table(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        return Resident(table(num_slots, max_pages), table(num_slots), table(num_slots, num_words))
+        pages = table(num_groups, num_slots, max_pages)
+        return Resident(pages, table(num_slots), table(num_slots, num_words))
+
+
+def page_stride(kv_pages: Tensor) -> int:
+    """Elements from one page [2, K, P, D] to the next; each is contiguous.
+
+    Compiled into kernels: as a run-time number it took 1 % of a 1B model's step of 64 rows.
+    """
+    assert kv_pages[0].is_contiguous()
+    return kv_pages.stride(0)
 
 
 class AttentionCall(NamedTuple):
     """One layer's attention. A token's heads are contiguous, its stride may be any.
 
-    Shape legend: T tokens, H query heads, K kv heads, D head width, Y pages, P positions of a page.
+    Shape legend: T tokens, H query heads, K kv heads, D head width, Y pages, P positions of a page,
+    N slots, L pages of the longest sequence.
     """
 
     q_THD: Tensor
-    kv_pages: Tensor  # [Y, 2, K, P, D], contiguous
+    kv_pages: Tensor  # [Y, 2, K, P, D]: a layer's part of pages, which is contiguous
+    page_table_NL: Tensor  # int32, of the layer's cache group
     out_THD: Tensor
     scale: float  # positive
-    window: int  # positions that a query sees; 0: all up to its own
+    window: int = 0  # positions that a query sees, its own included; 0: all up to its own
+    softcap: float = 0.0  # a score s becomes softcap * tanh(s / softcap) (Gemma 2); 0: it stays

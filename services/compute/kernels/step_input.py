@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from services.compute.kernels.step_buffers import (
+    GROUP_SHIFT,
     HEADER_INTS,
     NO_SLOT,
     NUM_COUNTS,
@@ -30,12 +31,16 @@ from services.compute.step import DEVICE_TOKEN
 _BLOCK = 128  # a thread for each element: latency, not bandwidth, is what there is to lose
 _DELTA_PROGRAMS = 16  # 2,048 page-table entries at once; a step rarely has more than a few
 _HEADER = tl.constexpr(HEADER_INTS)
+_GROUP_SHIFT = tl.constexpr(GROUP_SHIFT)
+_SLOT_MASK = tl.constexpr((1 << GROUP_SHIFT) - 1)
 
 
 @triton.jit
 def _apply_deltas(
     packed,
     resident,
+    NUM_GROUPS: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
     MAX_PAGES: tl.constexpr,
     NUM_WORDS: tl.constexpr,
     PADDED_WORDS: tl.constexpr,
@@ -54,6 +59,8 @@ def _apply_deltas(
         entry = first + lanes
         mask = entry < num_entries
         slot = tl.load(page_slot + entry, mask=mask, other=0).to(tl.int64)
+        if NUM_GROUPS > 1:
+            slot = (slot >> _GROUP_SHIFT) * NUM_SLOTS + (slot & _SLOT_MASK)
         index = tl.load(page_slot + num_entries + entry, mask=mask, other=0)
         page = tl.load(page_slot + 2 * num_entries + entry, mask=mask, other=0)
         tl.store(resident.page_table + slot * MAX_PAGES + index, page, mask=mask)
@@ -72,10 +79,13 @@ def apply_deltas(packed: Tensor, resident: Resident) -> None:
     No two entries of one upload may be for the same place: they are written in no order.
     """
     num_words = resident.slot_params.shape[1]
+    num_groups, num_slots, max_pages = resident.page_table.shape
     _apply_deltas[(_DELTA_PROGRAMS,)](
         packed,
         resident,
-        MAX_PAGES=resident.page_table.shape[1],
+        NUM_GROUPS=num_groups,
+        NUM_SLOTS=num_slots,
+        MAX_PAGES=max_pages,
         NUM_WORDS=num_words,
         PADDED_WORDS=triton.next_power_of_2(num_words),
         NUM_PROGRAMS=_DELTA_PROGRAMS,
@@ -91,7 +101,10 @@ def _unpack_tokens(
     resident,
     inputs,
     token_bucket,
+    NUM_GROUPS: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
     MAX_PAGES: tl.constexpr,
+    MAX_TOKENS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -127,13 +140,18 @@ def _unpack_tokens(
     position = first_position + token - first_token
     page_index = position // PAGE_TOKENS
     page_ptr = resident.page_table + slot * MAX_PAGES + page_index
+    kv_slots_T = inputs.kv_slots_GT
+    if NUM_GROUPS > 1:
+        group = tl.program_id(1).to(tl.int64)
+        page_ptr += group * (NUM_SLOTS * MAX_PAGES)
+        kv_slots_T += group * MAX_TOKENS
     page = tl.load(page_ptr, mask=real, other=0).to(tl.int64)
     last = tl.load(resident.last_token + slot, mask=real & (read < 0), other=0)
     kv_slot = page * PAGE_TOKENS + position % PAGE_TOKENS
     padded = token < token_bucket
     tl.store(inputs.tokens_T + token, tl.where(read < 0, last, read), mask=padded)
     tl.store(inputs.positions_T + token, tl.where(real, position, 0), mask=padded)
-    tl.store(inputs.kv_slots_T + token, tl.where(real, kv_slot, -1), mask=padded)
+    tl.store(kv_slots_T + token, tl.where(real, kv_slot, -1), mask=padded)
 
 
 @triton.jit
@@ -182,19 +200,24 @@ def _unpack_step(
     token_bucket,
     row_bucket,
     sample_bucket,
+    NUM_GROUPS: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
     MAX_PAGES: tl.constexpr,
+    MAX_TOKENS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     NUM_COUNTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Programs take blocks of tokens, then blocks of rows, then blocks of samples."""
+    """Programs take blocks of tokens, then blocks of rows, then blocks of samples; those of another
+    group have KV places of their own and write everything else once more, alike."""
     program = tl.program_id(0)
     row_blocks_at = tl.cdiv(token_bucket, BLOCK)
     sample_blocks_at = row_blocks_at + tl.cdiv(row_bucket, BLOCK)
     if program < row_blocks_at:
         _unpack_tokens(
-            program, packed, resident, inputs, token_bucket, MAX_PAGES, PAGE_TOKENS, BLOCK
-        )
+            program, packed, resident, inputs, token_bucket,
+            NUM_GROUPS, NUM_SLOTS, MAX_PAGES, MAX_TOKENS, PAGE_TOKENS, BLOCK,
+        )  # fmt: skip
     elif program < sample_blocks_at:
         _unpack_rows(program - row_blocks_at, packed, inputs, row_bucket, BLOCK)
         if program == row_blocks_at:
@@ -214,14 +237,18 @@ def unpack_step(
     """
     num_rows, num_samples = min(num_tokens, len(inputs.row_slot_R)), len(inputs.sample_slot_S)
     blocks = sum(triton.cdiv(size, _BLOCK) for size in (num_tokens, num_rows, num_samples))
-    _unpack_step[(blocks,)](
+    num_groups, num_slots, max_pages = resident.page_table.shape
+    _unpack_step[(blocks, num_groups)](
         packed,
         resident,
         inputs,
         num_tokens,
         num_rows,
         num_samples,
-        MAX_PAGES=resident.page_table.shape[1],
+        NUM_GROUPS=num_groups,
+        NUM_SLOTS=num_slots,
+        MAX_PAGES=max_pages,
+        MAX_TOKENS=inputs.kv_slots_GT.shape[1],
         PAGE_TOKENS=page_tokens,
         NUM_COUNTS=NUM_COUNTS,
         BLOCK=_BLOCK,
@@ -236,7 +263,8 @@ def apply_deltas_reference(packed: Tensor, resident: Resident) -> None:
     packed = packed.long()
     page_slot = packed[at.page_slot : at.page_index]
     page_index = packed[at.page_index : at.page_id]
-    resident.page_table[page_slot, page_index] = packed[at.page_id : at.slot_rows].int()
+    page_group, page_slot = page_slot >> GROUP_SHIFT, page_slot & ((1 << GROUP_SHIFT) - 1)
+    resident.page_table[page_group, page_slot, page_index] = packed[at.page_id : at.slot_rows].int()
     slot_rows = packed[at.slot_rows : at.end].view(counts[NUM_SLOT_ROWS], 1 + num_words)
     resident.slot_params[slot_rows[:, 0]] = slot_rows[:, 1:].int()
 
@@ -261,14 +289,15 @@ def unpack_step_reference(
         q_start_R[row_T] + torch.arange(len(tokens_T), device=packed.device) - token_start_R[row_T]
     )
     from_device_T = tokens_T == DEVICE_TOKEN
-    page_T = resident.page_table[slot_T, positions_T // page_tokens].long()
-    kv_slots_T = page_T * page_tokens + positions_T % page_tokens
+    page_GT = resident.page_table[:, slot_T, positions_T // page_tokens].long()
+    kv_slots_GT = page_GT * page_tokens + positions_T % page_tokens
 
     inputs.counts[:] = pad(packed[:4], (0, len(inputs.counts) - 4))
     tokens_T = torch.where(from_device_T, resident.last_token[slot_T], tokens_T)
     _fill(inputs.tokens_T[:num_tokens], tokens_T)
     _fill(inputs.positions_T[:num_tokens], positions_T)
-    _fill(inputs.kv_slots_T[:num_tokens], kv_slots_T, padding=-1)
+    for out_T, kv_slots_T in zip(inputs.kv_slots_GT, kv_slots_GT, strict=True):
+        _fill(out_T[:num_tokens], kv_slots_T, padding=-1)
     rows = slice(min(num_tokens, len(inputs.row_slot_R)))
     _fill(inputs.row_slot_R[rows], row_slot_R)
     _fill(inputs.q_start_R[rows], q_start_R)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
-from services.compute.kernels.step_buffers import AttentionCall, Resident, StepInputs
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +18,7 @@ class AttentionTables:
     """What all variants read, and the work lists that they write for themselves."""
 
     inputs: StepInputs
-    resident: Resident
-    decode: DecodeWork
+    decode: Mapping[int, DecodeWork]  # by the layers' distinct windows
     prefill: PrefillWork
     page_tokens: int
     pdl: bool  # dependent launch: begin while the kernel before ends
@@ -45,14 +45,13 @@ class DecodeAttention:
     def plan(self, num_tokens: int) -> None:
         tables = self.tables
         num_rows = min(num_tokens, len(tables.inputs.row_slot_R))
-        plan_decode(tables.inputs, tables.decode, tables.page_tokens, num_rows, pdl=tables.pdl)
+        for work in tables.decode.values():
+            plan_decode(tables.inputs, work, tables.page_tokens, num_rows, pdl=tables.pdl)
 
     def attend(self, call: AttentionCall) -> None:
         tables = self.tables
         num_rows = min(len(call.q_THD), len(tables.inputs.row_slot_R))
-        decode_attention(
-            call, tables.resident, tables.inputs, tables.decode, num_rows, pdl=tables.pdl
-        )
+        decode_attention(call, tables.decode[call.window], num_rows, pdl=tables.pdl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,7 @@ class PrefillAttention:
         plan_prefill(tables.inputs, tables.prefill, num_tokens, self.all_rows)
 
     def attend(self, call: AttentionCall) -> None:
-        tables = self.tables
-        prefill_attention(call, tables.resident, tables.inputs, tables.prefill, len(call.q_THD))
+        prefill_attention(call, self.tables.inputs, self.tables.prefill, len(call.q_THD))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Matrix products into memory that is there already, as captured graphs need them.
 
+Each chooses its kernel by the weight and the number of rows; nothing else reads weights.
+
 Shape legend: T tokens, I inputs, O outputs, F inner width of the MLP.
 """
 
@@ -12,48 +14,38 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.matmul import matmul
-from services.compute.kernels.matvec import matvec
-from services.compute.kernels.silu_mul import silu_mul
-from services.compute.kernels.skinny_matmul import skinny_gate_up_silu, skinny_matmul
+from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
 from services.compute.kernels.skinny_matmul_config import MAX_TOKENS, SkinnyWork
+from services.compute.layers.parts import Activation
 from services.compute.layers.weighted_layers import Linear
 
 
 class Product(Protocol):
-    """How a device multiplies; one object for all layers."""
+    """How a device multiplies; one object for all layers. Launches depend on shapes and dtypes
+    alone, as captured graphs need."""
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor, /) -> None:
         """out = x W^T + b; `out` may be of a wider dtype than x."""
         ...
 
-    def gate_up_silu(
-        self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor, /
-    ) -> None:
-        """silu(gate) * up; `wide` holds both in between where they are separate launches."""
+    def can_gate(self, num_tokens: int, linear: Linear) -> bool:
+        """Whether the product of gates and ups is one launch with their activation."""
         ...
 
+    def gated(
+        self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor, /
+    ) -> None: ...
 
-@dataclass(frozen=True, slots=True)
-class CublasProduct:
-    """The library's product, whose summation order changes with the number of rows.
+    def can_norm(self, num_tokens: int) -> bool:
+        """Whether a product takes the norm of its input into its launch."""
+        ...
 
-    With `pdl` the launch of SiLU is a dependent one (see kernels/launch.py).
-    """
+    def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor, /) -> None: ...
 
-    pdl: bool = False
-
-    def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
-        weight_IO = linear.weight_OI.t()
-        if linear.bias_O is not None:
-            torch.addmm(linear.bias_O, x_TI, weight_IO, out=out_TO)
-        elif out_TO.dtype is x_TI.dtype:
-            torch.mm(x_TI, weight_IO, out=out_TO)
-        else:
-            torch.mm(x_TI, weight_IO, out_dtype=out_TO.dtype, out=out_TO)
-
-    def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
-        self(x_TI, linear, wide_TF2)
-        silu_mul(wide_TF2, out_TF, pdl=self.pdl)
+    def normed_gated(
+        self, normed: NormedInput, linear: Linear, activation: Activation, out_TF: Tensor, /
+    ) -> None: ...
 
 
 class InvariantProduct:
@@ -62,9 +54,33 @@ class InvariantProduct:
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO)
 
-    def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
-        self(x_TI, linear, wide_TF2)
-        silu_mul(wide_TF2, out_TF)
+    def can_gate(self, num_tokens: int, linear: Linear) -> bool:
+        return False
+
+    def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
+        raise NotImplementedError
+
+    def can_norm(self, num_tokens: int) -> bool:
+        return False
+
+    def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor) -> None:
+        raise NotImplementedError
+
+    def normed_gated(
+        self, normed: NormedInput, linear: Linear, activation: Activation, out_TF: Tensor
+    ) -> None:
+        raise NotImplementedError
+
+
+def cublas(x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
+    """The library's product, whose summation order changes with the number of rows."""
+    weight_IO = linear.weight_OI.t()
+    if linear.bias_O is not None:
+        torch.addmm(linear.bias_O, x_TI, weight_IO, out=out_TO)
+    elif out_TO.dtype is x_TI.dtype:
+        torch.mm(x_TI, weight_IO, out=out_TO)
+    else:
+        torch.mm(x_TI, weight_IO, out_dtype=out_TO.dtype, out=out_TO)
 
 
 MIN_OUTPUTS = 512
@@ -75,36 +91,49 @@ def suits(num_tokens: int, num_out: int, num_in: int) -> bool:
     """Whether skinny_matmul is faster than cuBLAS for weights of 16 bits.
 
     On an H200 at 16, 32 and 64 rows it was, by up to a quarter, or as fast, for all linear maps of
-    an 8B and a 1B model. So was skinny_gate_up_silu: at 64 rows 59 us against 67 and 19 against 22.
+    an 8B and a 1B model. So was skinny_gate_up: at 64 rows 59 us against 67 and 19 against 22.
     """
     return 2 <= num_tokens <= MAX_TOKENS and num_in % 64 == 0 and num_out >= MIN_OUTPUTS
 
 
-class SkinnyProduct:
+@dataclass(frozen=True, slots=True)
+class ProductByRows:
     """A `Product`: matvec for one row, skinny_matmul where it suits, else cuBLAS.
 
-    With `pdl` launches of its own kernels are programmatic dependent ones.
+    With `pdl` launches of skinny_matmul are programmatic dependent ones, with `row_pdl` those of
+    matvec.
     """
 
-    def __init__(self, work: SkinnyWork, pdl: bool = False) -> None:
-        self._work = work
-        self._pdl = pdl
-        self._cublas = CublasProduct(pdl)
+    work: SkinnyWork | None  # None: the device cannot run skinny_matmul
+    pdl: bool = False
+    row_pdl: bool = False
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
-        """Launches depend on shapes and dtypes alone, as captured graphs need."""
-        num_tokens, (num_out, num_in) = x_TI.shape[0], linear.weight_OI.shape
-        if num_tokens == 1:
-            matvec(x_TI, linear.weight_OI, linear.bias_O, out_TO, pdl=self._pdl)
-        elif x_TI.dtype != torch.float32 and suits(num_tokens, num_out, num_in):
-            skinny_matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO, self._work, pdl=self._pdl)
+        weight_OI, bias_O = linear.weight_OI, linear.bias_O
+        if x_TI.shape[0] == 1:
+            matvec(x_TI, weight_OI, bias_O, out_TO, pdl=self.row_pdl)
+        elif self.work is not None and self._suits(x_TI.shape[0], weight_OI):
+            skinny_matmul(x_TI, weight_OI, bias_O, out_TO, self.work, pdl=self.pdl)
         else:
-            self._cublas(x_TI, linear, out_TO)
+            cublas(x_TI, linear, out_TO)
 
-    def gate_up_silu(self, x_TI: Tensor, linear: Linear, wide_TF2: Tensor, out_TF: Tensor) -> None:
-        num_tokens, (num_rows, num_in) = x_TI.shape[0], linear.weight_OI.shape
-        fits = x_TI.dtype != torch.float32 and linear.bias_O is None
-        if fits and suits(num_tokens, num_rows, num_in):
-            skinny_gate_up_silu(x_TI, linear.weight_OI, out_TF, pdl=self._pdl)
-        else:
-            self._cublas.gate_up_silu(x_TI, linear, wide_TF2, out_TF)
+    def can_gate(self, num_tokens: int, linear: Linear) -> bool:
+        return linear.bias_O is None and self._suits(num_tokens, linear.weight_OI)
+
+    def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
+        skinny_gate_up(x_TI, linear.weight_OI, out_TF, activation, pdl=self.pdl)
+
+    def can_norm(self, num_tokens: int) -> bool:
+        return num_tokens == 1
+
+    def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor) -> None:
+        norm_matvec(normed, linear.weight_OI, linear.bias_O, out_TO, pdl=self.row_pdl)
+
+    def normed_gated(
+        self, normed: NormedInput, linear: Linear, activation: Activation, out_TF: Tensor
+    ) -> None:
+        norm_gate_up(normed, linear.weight_OI, out_TF, activation, pdl=self.row_pdl)
+
+    def _suits(self, num_tokens: int, weight_OI: Tensor) -> bool:
+        is_short = self.work is not None and weight_OI.dtype != torch.float32
+        return is_short and suits(num_tokens, *weight_OI.shape)

@@ -1,10 +1,10 @@
-"""The layers that hold weights: embedding, RMS norm and linear maps."""
+"""The layers that hold weights: embedding, norm and linear maps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -13,24 +13,41 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Row v of the table is the vector of token v."""
+    """Row v of the table, times the scale, is the vector of token v."""
 
     weight_VE: Tensor
+    scale: float = 1.0
 
     def __call__(self, tokens_T: Tensor) -> Tensor:
         """Look up [T] ids, all below V (the runner has checked them)."""
-        return F.embedding(tokens_T, self.weight_VE)
+        x_TE = F.embedding(tokens_T, self.weight_VE)
+        return x_TE if self.scale == 1.0 else x_TE.mul_(self.scale)
 
 
-@dataclass(frozen=True, slots=True)
-class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight, the mean taken in float32."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """RMS norm, or layer norm: x, less its mean, over its root mean square, times the weight.
+
+    Mean and division are float32. With `round_first` the GPU's kernels round the quotient to x's
+    dtype before they multiply, as Llama's code does, and without it once, at the end, as that of
+    Gemma, OLMo 2 and Cohere does; in plain torch it is always once. The weight may be float32.
+    """
 
     weight_E: Tensor
     eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    bias_E: Tensor | None = None
+    round_first: bool = True
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight_E.shape, self.weight_E, self.eps)
+        dtype = self.weight_E.dtype
+        if self.kind == "layer":
+            normed = F.layer_norm(
+                x.to(dtype), self.weight_E.shape, self.weight_E, self.bias_E, self.eps
+            )
+        else:
+            normed = F.rms_norm(x.to(dtype), self.weight_E.shape, self.weight_E, self.eps)
+        return normed.to(x.dtype)
 
 
 LinearMap: TypeAlias = "Callable[[Tensor], Tensor]"

@@ -18,6 +18,9 @@ from common.telemetry.log import Progress
 class WeightSource(Protocol):
     """Hands out the tensors of one checkpoint, by name, cast and on the device."""
 
+    @property
+    def dtype(self) -> torch.dtype: ...
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of this name; raises ModelError if it is missing or of another shape."""
         ...
@@ -30,8 +33,8 @@ class WeightSource(Protocol):
         """Whether the checkpoint holds this tensor."""
         ...
 
-    def skip(self, name: str) -> None:
-        """Accept a tensor that is not needed, if it is there."""
+    def skip(self, *prefixes: str) -> None:
+        """Accept tensors that are not needed, whose names begin so, if they are there."""
         ...
 
     def finish(self) -> None:
@@ -50,7 +53,7 @@ class DummyWeights:
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
@@ -60,7 +63,7 @@ class DummyWeights:
         values = torch.randn(shape, generator=self._generator, device=self._device).mul_(SCALE)
         if name.endswith("norm.weight"):
             values.add_(1.0)
-        return values.to(dtype=self._dtype)
+        return values.to(dtype=self.dtype)
 
     def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
         shape = (sum(rows), columns) if columns else (sum(rows),)
@@ -69,7 +72,7 @@ class DummyWeights:
     def has(self, name: str) -> bool:
         return True
 
-    def skip(self, name: str) -> None:
+    def skip(self, *prefixes: str) -> None:
         pass
 
     def finish(self) -> None:
@@ -95,7 +98,7 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._folder = folder
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._files: dict[Path, Any] = {}
         self._where = self._locate()
@@ -108,13 +111,13 @@ class SafetensorsWeights:
         self._progress = Progress("loading weights", len(self._left), size)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        target = torch.empty(shape, dtype=self._dtype, device=self._device)
+        target = torch.empty(shape, dtype=self.dtype, device=self._device)
         self._copy(name, target)
         return target
 
     def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
         shape = (sum(rows), columns) if columns else (sum(rows),)
-        target = torch.empty(shape, dtype=self._dtype, device=self._device)
+        target = torch.empty(shape, dtype=self.dtype, device=self._device)
         first = 0
         for name, count in zip(names, rows, strict=True):
             self._copy(name, target[first : first + count])
@@ -124,8 +127,8 @@ class SafetensorsWeights:
     def has(self, name: str) -> bool:
         return name in self._where
 
-    def skip(self, name: str) -> None:
-        self._left.discard(name)
+    def skip(self, *prefixes: str) -> None:
+        self._left = {name for name in self._left if not name.startswith(prefixes)}
 
     def finish(self) -> None:
         self._files.clear()

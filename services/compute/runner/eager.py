@@ -2,7 +2,8 @@
 
 It knows slots, pages and rows; requests, prefixes and queues are the scheduler's.
 
-Shape legend: R rows, T tokens, S samples, P scored positions, N slots, E hidden width.
+Shape legend: R rows, T tokens, S samples, P scored positions, N slots, E hidden width, G cache
+groups, L pages of a sequence.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ from torch import Tensor
 
 from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
-from services.compute.layers.attention import Attention, Geometry, Workspace, plan_attention
+from services.compute.layers.eager_attention import (
+    EagerAttention,
+    Geometry,
+    Workspace,
+    plan_attention,
+)
 from services.compute.layers.weighted_layers import Linear, LinearMap, PackedLinear, can_pack
-from services.compute.models.decoder import MakeMap
-from services.compute.models.transformer import Transformer
+from services.compute.models.builder import MakeLinear
+from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.device_errors import fatal_if_the_device_fails, place_all
 from services.compute.runner.model_loader import (
     Limits,
@@ -92,21 +98,25 @@ class EagerTicket:
 class EagerRunner:
     """Runs step plans one after the other in the order given."""
 
-    def __init__(self, loader: ModelLoader, model: Transformer, limits: Limits) -> None:
-        settings, config, pooling = loader.settings, loader.config, loader.pooling
+    def __init__(self, loader: ModelLoader, model: EagerDecoder, limits: Limits) -> None:
+        settings, shape, pooling = loader.settings, loader.config.shape, loader.pooling
         self._model = model
         self._cache = loader.cache(limits.num_pages, limits.num_host_pages)
         self._workspace = Workspace(loader.dtype)
         self._geometry = Geometry(
-            config.num_kv_heads, settings.page_tokens, loader.page_bytes // config.num_layers
+            shape.num_kv_heads,
+            self._cache.page_heads,
+            settings.page_tokens,
+            shape.layer_cache_bytes(settings.page_tokens, loader.dtype.itemsize),
         )
-        self._windows = tuple(sorted(set(config.windows)))
-        self._sampler = Sampler(settings.max_num_seqs, config.vocab_size)
+        self._windows = loader.layout.windows
+        self._sampler = Sampler(settings.max_num_seqs, shape.vocab_size)
         self._pools: EagerPooler | None = None
         if pooling is not None:
-            self._pools = EagerPooler(pooling, settings.max_num_seqs, config.hidden_size)
+            self._pools = EagerPooler(pooling, settings.max_num_seqs, shape.hidden_size)
         pages_per_slot = -(-limits.max_model_len // settings.page_tokens)
-        self._tables = np.zeros((settings.max_num_seqs, pages_per_slot), dtype=np.int64)
+        tables = len(self._windows), settings.max_num_seqs, pages_per_slot
+        self._tables_GNL = np.zeros(tables, dtype=np.int64)
         self._last_token = torch.zeros(settings.max_num_seqs, dtype=torch.int64)
         self._spec = loader.spec(limits, model.has_head, STALL_AFTER_S, overlaps=False)
 
@@ -114,9 +124,9 @@ class EagerRunner:
     @torch.inference_mode()
     def load(path: Path, settings: ComputeSettings) -> EagerRunner:
         loader = ModelLoader.read(path, settings, CPU)
-        prepare_cpu(choose_threads(settings, loader.config, loader.dtype))
-        make_linear: MakeMap[LinearMap] = PackedLinear if can_pack(loader.dtype, CPU) else Linear
-        model = Transformer(loader.decoder(make_linear), loader.max_positions)
+        prepare_cpu(choose_threads(settings, loader.config.shape, loader.dtype))
+        make_linear: MakeLinear[LinearMap] = PackedLinear if can_pack(loader.dtype, CPU) else Linear
+        model = EagerDecoder(loader.decoder(make_linear), loader.max_positions)
         runner = EagerRunner(loader, model, loader.limits(cpu_room_bytes))
         if settings.warmup:
             runner.warm_up()
@@ -136,19 +146,18 @@ class EagerRunner:
         place_all(self._sampler.place, plan.slots)
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
-        self._tables[plan.page_slot, plan.page_index] = plan.page_id
+        groups = plan.page_group if len(plan.page_group) else 0
+        self._tables_GNL[groups, plan.page_slot, plan.page_index] = plan.page_id
         tokens_T = self._tokens(plan)
         q_len = plan.q_len.astype(np.int64)
         q_start = plan.q_start.astype(np.int64)
         num_pages = -(-int((q_start + q_len).max(initial=0)) // self._geometry.page_tokens)
-        work = plan_attention(
-            q_start,
-            q_len,
-            self._tables[:, :num_pages][plan.row_slot],
-            plan.num_decode_rows,
-            self._geometry,
+        tables_GRL = self._tables_GNL[:, :, :num_pages][:, plan.row_slot]
+        works = tuple(
+            plan_attention(q_start, q_len, tables, plan.num_decode_rows, self._geometry, window)
+            for tables, window in zip(tables_GRL, self._windows, strict=True)
         )
-        attention = Attention(self._cache, work, self._windows, self._workspace)
+        attention = EagerAttention(self._cache, works, self._workspace)
         x_TE = self._model.forward(tokens_T, attention)
         scores = self._score(plan, x_TE) if plan.scores else {}
         embeddings: dict[int, Float32Array] = {}

@@ -11,16 +11,19 @@ from typing import TypeVar
 
 import torch
 
+from common.decoder_shape import DecoderShape
 from common.errors import ConfigError
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, read_json
 from services.compute.config import ComputeSettings
-from services.compute.layers.paged_cache import PagedCache
-from services.compute.models.config import DecoderConfig, read_config
-from services.compute.models.decoder import Decoder, MakeMap, load_decoder
+from services.compute.kv.memory import KVGroup, KVMemory
+from services.compute.layers.paged_cache import CacheLayout, PagedCache
+from services.compute.models.builder import MakeLinear
+from services.compute.models.decoder import Decoder
+from services.compute.models.families import ModelConfig, read_config
 from services.compute.models.weights import DummyWeights, SafetensorsWeights, WeightSource
 from services.compute.runner.pooling import model_pooling
-from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.runner.protocol import RunnerSpec
 
 L = TypeVar("L")
 
@@ -54,7 +57,7 @@ class ModelLoader:
     folder: Path
     settings: ComputeSettings
     device: torch.device
-    config: DecoderConfig
+    config: ModelConfig
     pooling: Pooling | None
     dtype: torch.dtype
 
@@ -69,7 +72,8 @@ class ModelLoader:
     @property
     def max_positions(self) -> int:
         """The length of the settings, or the model's."""
-        longest, wanted = self.config.max_position_embeddings, self.settings.max_model_len
+        longest = self.config.shape.max_position_embeddings
+        wanted = self.settings.max_model_len
         if wanted > longest:
             raise ConfigError(
                 f"compute.max_model_len is {wanted}, and the model's positions end at {longest} "
@@ -78,27 +82,52 @@ class ModelLoader:
         return wanted or longest
 
     @property
+    def max_prefill_tokens(self) -> int:
+        return self.settings.max_prefill_tokens or (512 if self.device.type == "cpu" else 8192)
+
+    @property
     def max_step_tokens(self) -> int:
-        prefill = 512 if self.device.type == "cpu" else 8192
-        return (self.settings.max_prefill_tokens or prefill) + self.settings.max_num_seqs
+        return self.max_prefill_tokens + self.settings.max_num_seqs
+
+    @property
+    def layout(self) -> CacheLayout:
+        return CacheLayout.of(self.config.windows)
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        layout = self.layout
+        return tuple(
+            KVGroup(
+                kind="window" if window else "full",
+                num_layers=layout.layers_per_group,
+                page_tokens=self.settings.page_tokens,
+                page_bytes=self.page_bytes,
+                window=window,
+            )
+            for window in layout.windows
+        )
 
     @property
     def page_bytes(self) -> int:
-        return self.config.cache_bytes(self.settings.page_tokens, self.dtype.itemsize)
+        """Of any page: every group has as many layers."""
+        tokens, itemsize = self.settings.page_tokens, self.dtype.itemsize
+        return self.layout.layers_per_group * self.config.shape.layer_cache_bytes(tokens, itemsize)
 
-    def decoder(self, make_linear: MakeMap[L]) -> Decoder[L]:
+    def decoder(self, make_linear: MakeLinear[L]) -> Decoder[L]:
         weights: WeightSource
         if self.settings.load_format == "dummy":
             weights = DummyWeights(self.dtype, self.device)
         else:
             weights = SafetensorsWeights(self.folder, self.dtype, self.device)
-        return load_decoder(self.config, weights, make_linear, needs_head=self.pooling is None)
+        needs_head = self.pooling is None
+        return self.config.build(weights, make_linear, needs_head)
 
     def limits(self, room_bytes: Callable[[], int]) -> Limits:
         """`room_bytes` returns the memory for pages; it is called where the settings do not say."""
         settings, max_model_len = self.settings, self.max_positions
         num_pages = self._num_pages(room_bytes)
-        capacity = num_pages * settings.page_tokens
+        memory = KVMemory(num_pages, 0, self.groups)
+        capacity = memory.longest_sequence(max_model_len, self.max_prefill_tokens)
         if capacity < max_model_len:
             if settings.max_model_len:
                 raise ConfigError(
@@ -111,19 +140,19 @@ class ModelLoader:
         return Limits(max_model_len, num_pages, num_host_pages)
 
     def cache(self, num_pages: int, num_host_pages: int = 0) -> PagedCache:
-        config, page_tokens = self.config, self.settings.page_tokens
-        shape = (config.num_layers, config.num_kv_heads, page_tokens, config.head_dim)
-        return PagedCache(shape, num_pages, num_host_pages, self.dtype, self.device)
+        model = self.config.shape
+        shape = (model.num_kv_heads, self.settings.page_tokens, model.head_dim)
+        pages = num_pages, num_host_pages
+        return PagedCache(self.layout, shape, pages, self.dtype, self.device)
 
     def spec(
         self, limits: Limits, generates: bool, stall_after_s: float, overlaps: bool
     ) -> RunnerSpec:
-        config, page_tokens = self.config, self.settings.page_tokens
         return RunnerSpec(
-            vocab_size=config.vocab_size,
+            vocab_size=self.config.shape.vocab_size,
             max_model_len=limits.max_model_len,
             eos_token_ids=eos_token_ids(self.folder),
-            kv_groups=(KVGroup("full", config.num_layers, page_tokens, self.page_bytes),),
+            kv_groups=self.groups,
             num_pages=limits.num_pages,
             num_host_pages=limits.num_host_pages,
             max_num_seqs=self.settings.max_num_seqs,
@@ -135,9 +164,9 @@ class ModelLoader:
         )
 
     def _num_pages(self, room_bytes: Callable[[], int]) -> int:
-        settings = self.settings
+        settings, num_groups = self.settings, len(self.groups)
         if settings.max_batched_token_mem:
-            return -(-settings.max_batched_token_mem // settings.page_tokens)
+            return num_groups * -(-settings.max_batched_token_mem // settings.page_tokens)
         room = room_bytes()
         if room < self.page_bytes:
             raise ConfigError(
@@ -145,7 +174,7 @@ class ModelLoader:
                 "compute.gpu_memory_utilization if it is a GPU's, or set "
                 "compute.max_batched_token_mem to the number of tokens it shall hold."
             )
-        pages_per_slot = -(-self.max_positions // settings.page_tokens)
+        pages_per_slot = num_groups * -(-self.max_positions // settings.page_tokens)
         return min(settings.max_num_seqs * pages_per_slot, room // self.page_bytes)
 
 
@@ -162,7 +191,7 @@ def cpu_room_bytes() -> int:
     return int(available_memory() * CPU_MEMORY_SHARE)
 
 
-def choose_threads(settings: ComputeSettings, config: DecoderConfig, dtype: torch.dtype) -> int:
+def choose_threads(settings: ComputeSettings, shape: DecoderShape, dtype: torch.dtype) -> int:
     """Torch's threads: those of the settings, else as many as the weights keep busy.
 
     At most `max_threads`, or all cores but one, which is for the loop of this process and for the
@@ -174,7 +203,7 @@ def choose_threads(settings: ComputeSettings, config: DecoderConfig, dtype: torc
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    weight_bytes = config.num_step_weights * dtype.itemsize
+    weight_bytes = shape.num_step_weights * dtype.itemsize
     most = min(cores - 1, settings.max_threads or cores)
     return max(1, min(most, weight_bytes // BYTES_PER_THREAD))
 

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from services.compute.kv.memory import KVGroup
 from services.compute.step import DEVICE_TOKEN, StepPlan, StepResult, TokenMasks
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers that share one page table: pages of `page_tokens` positions, `page_bytes` in all."""
-
-    kind: Literal["full", "window", "mla", "state"]
-    num_layers: int
-    page_tokens: int
-    page_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +19,7 @@ class RunnerSpec:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     kv_groups: tuple[KVGroup, ...]
-    num_pages: int  # device pages, shared by all groups in this version
+    num_pages: int  # device pages: one pool, from which all groups draw
     num_host_pages: int  # swap space
     max_num_seqs: int  # slots
     max_step_tokens: int  # T of one plan

@@ -17,7 +17,8 @@ import numpy as np
 from common.messages.tokens import TokenLogprobs
 from common.model_folder import describe, eos_token_ids, read_json, read_pooling
 from services.compute.config import ComputeSettings
-from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.kv.memory import KVGroup
+from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import (
     Float32Array,
     Int32Array,

@@ -83,7 +83,7 @@ class Committer:
             self._state.retire(sequence)
             return True
         sequence.set_check()
-        if table.num_sent < len(table.pages):
+        if table.has_unsent:
             self._state.running.dirty_tables.append(sequence)
         return reports
 

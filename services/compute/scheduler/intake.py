@@ -12,7 +12,7 @@ from common.messages.address import AttemptId
 from common.messages.arrays import MAX_CHOICES
 from common.messages.failure import Failure
 from common.messages.generate import Generate
-from services.compute.kv import PageTable
+from services.compute.kv.page_table import make_table
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.outputs import attempt_of, never_started
 from services.compute.scheduler.sequence import Sequence, SequenceParams
@@ -44,6 +44,8 @@ class Intake:
         self._state = state
         self._spec = spec
         self._max_waiting = settings.max_waiting
+        max_chunk = min(settings.max_prefill_tokens, spec.max_step_tokens)
+        self._capacity = state.memory.longest_sequence(spec.max_model_len, max_chunk)
         self._prefix_cache = settings.prefix_cache
         self._num_arrived = 0
 
@@ -52,7 +54,7 @@ class Intake:
         choices = self._new_choices(request, now_s)
         if not choices:
             return
-        failure = refusal(request, self._spec) or self._overload(request)
+        failure = refusal(request, self._spec, self._capacity) or self._overload(request)
         if failure is not None:
             state.outputs.extend(
                 never_started(request, attempt, "refused", failure) for attempt in choices.values()
@@ -95,7 +97,7 @@ class Intake:
         sequences = []
         for index, attempt in choices.items():
             self._num_arrived += 1
-            table = PageTable(self._state.memory, namespace)
+            table = make_table(self._state.memory, namespace)
             choice = request.first_choice + index
             sequences.append(Sequence(attempt, params, choice, self._num_arrived, table))
         return sequences
@@ -112,7 +114,7 @@ class Intake:
         return Failure(503, "overloaded", message, retryable=True)
 
 
-def refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
+def refusal(request: Generate, spec: RunnerSpec, capacity: int) -> Failure | None:
     """Say why this request can never run here: what only compute knows, and one check of others."""
     if not (spec.pooling if request.pooling else spec.generates):
         message = NO_EMBEDDINGS if request.pooling else EMBEDDINGS_ONLY
@@ -120,7 +122,7 @@ def refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
     wrong = _out_of_bounds(request, spec)
     if wrong:
         return Failure(500, "internal_error", f"A request came to compute with a wrong {wrong}.")
-    return _grammar_refusal(request, spec) or _length_refusal(request, spec)
+    return _grammar_refusal(request, spec) or _length_refusal(request, spec, capacity)
 
 
 def _out_of_bounds(request: Generate, spec: RunnerSpec) -> str:
@@ -174,10 +176,9 @@ def _grammar_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
     return None
 
 
-def _length_refusal(request: Generate, spec: RunnerSpec) -> Failure | None:
+def _length_refusal(request: Generate, spec: RunnerSpec, capacity: int) -> Failure | None:
     """Refuse what the model's context or this replica's KV memory cannot hold."""
     num_prompt, max_tokens = len(request.prompt_ids) // 4, request.sampling.max_tokens
-    capacity = spec.num_pages * spec.kv_groups[0].page_tokens
     if request.pooling:
         longest = min(spec.max_model_len, capacity)
         message = (

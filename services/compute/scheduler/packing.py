@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 
+from services.compute.kv.memory import PageKind
+from services.compute.kv.page_table import NewEntries
 from services.compute.scheduler.sequence import Chunk, Draft, LaunchedStep, Sequence
 from services.compute.scheduler.state import SchedulerState
 from services.compute.step import (
@@ -34,23 +36,32 @@ def _take_deltas(state: SchedulerState, chunks: list[Chunk]) -> dict[str, Any]:
         return deltas
     # What is scheduled by now: the entries of a long prompt go with its chunks. In arrays: 6,250
     # entries of a known prompt in lists take 0.4 ms.
-    slots, indices, pages = array("i"), array("i"), array("i")
+    kinds = state.memory.kinds
+    by_kind = [NewEntries() for _ in kinds]
     for sequence in (*running.dirty_tables, *(chunk.sequence for chunk in chunks)):
-        table = sequence.table
-        sent, end = table.num_sent, -(-sequence.num_scheduled_tokens // sequence.page_tokens)
-        if end <= sent or sequence.slot < 0:
-            continue
-        slots += array("i", (sequence.slot,)) * (end - sent)
-        if end - sent == 1:
-            indices.append(sent)
-        else:
-            indices.frombytes(np.arange(sent, end, dtype=np.int32).tobytes())
-        pages += table.pages[sent:end]
-        table.num_sent = end
+        if sequence.slot >= 0:
+            sequence.table.send(sequence.slot, sequence.num_scheduled_tokens, by_kind)
     running.dirty_tables = []
-    for name, entries in (("page_slot", slots), ("page_index", indices), ("page_id", pages)):
-        deltas[name] = np.frombuffer(entries, dtype=np.int32)
+    if state.memory.num_groups == 1:
+        deltas["page_slot"] = np.frombuffer(by_kind[0].slots, dtype=np.int32)
+        deltas["page_index"] = np.frombuffer(by_kind[0].indices, dtype=np.int32)
+        deltas["page_id"] = np.frombuffer(by_kind[0].pages, dtype=np.int32)
+    else:
+        deltas.update(_entries_of_groups(kinds, by_kind))
     return deltas
+
+
+def _entries_of_groups(
+    kinds: tuple[PageKind, ...], by_kind: list[NewEntries]
+) -> dict[str, Int32Array]:
+    """Spell out an entry of a kind as one for each of its groups."""
+    columns: dict[str, list[Int32Array]] = defaultdict(list)
+    for kind, new in zip(kinds, by_kind, strict=True):
+        columns["page_slot"].append(np.repeat(np.frombuffer(new.slots, np.int32), kind.width))
+        columns["page_index"].append(np.repeat(np.frombuffer(new.indices, np.int32), kind.width))
+        columns["page_id"].append(np.frombuffer(kind.pages_of(new.pages), np.int32))
+        columns["page_group"].append(np.tile(kind.groups, len(new.pages)))
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
 
 
 class _DecodeColumns:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 
-from services.compute.kv import Node
+from services.compute.kv.page_table import Paths
 from services.compute.scheduler.policies import Quota
 from services.compute.scheduler.sequence import Chunk, Draft, Sequence, Status
-from services.compute.scheduler.state import SchedulerState, by_order
+from services.compute.scheduler.state import SchedulerSettings, SchedulerState, by_order
 from services.compute.step import StepPlan
 
 
@@ -16,7 +16,8 @@ class Planner:
 
     The first in the waiting queue runs when its prompt fits; nothing overtakes it. It takes pages
     for all its known tokens at once, so a prefill in chunks never starves half way; pages for
-    generated tokens come one by one.
+    generated tokens come one by one. Of a window it takes those of one chunk at a time, and gives
+    back as many behind it.
 
     When pages run out, the row that needs one is held, and so is the youngest sequence while it
     has rows in flight; a step later nothing of it is in flight, and it is preempted if the page is
@@ -24,16 +25,17 @@ class Planner:
     the others, and alone it fits (intake checked that), so there is always progress.
     """
 
-    def __init__(self, state: SchedulerState, max_tokens: int, max_scored_tokens: int) -> None:
+    def __init__(self, state: SchedulerState, max_tokens: int, settings: SchedulerSettings) -> None:
         self._state = state
         self._running = state.running
         self._waiting = state.waiting
         self._max_tokens = max_tokens
-        self._max_scored_tokens = max_scored_tokens
+        self._max_chunk = min(settings.max_prefill_tokens, max_tokens)
+        self._max_scored_tokens = settings.max_scored_tokens
         self._held: set[Sequence] = set()
         self._short_of_pages = False
         self._head: Sequence | None = None  # the first in the queue, if it did not fit
-        self._head_nodes: list[Node] = []  # its pages that the prefix tree has
+        self._head_found: Paths | None = None  # its pages that the prefix trees have
         self.num_started_total = 0
         self.prompt_tokens_total = 0
         self.cached_tokens_total = 0
@@ -49,9 +51,12 @@ class Planner:
             self._short_of_pages = False
         draft = Draft()
         for quota in quotas:
+            self._make_rooms(quota, step_id)
             budget = self._max_tokens
             if quota.decode:
-                draft.decodes = self._decode_rows(step_id)
+                decoding = self._running.decoding
+                held = self._held
+                draft.decodes = [s for s in decoding if s not in held] if held else decoding
                 budget -= len(draft.decodes)
             budget = min(budget, quota.prefill_tokens)
             if budget > 0:
@@ -70,32 +75,50 @@ class Planner:
                 sequence.restart(0)
                 sequence.status = Status.WAITING
         targets = {page for _, page in broken.swap_in}
-        for sequence in self._running if targets else ():
-            table = sequence.table
+        for sequence in list(self._running) if targets else ():
             # One that is in flight has a row in a later step, which came after the swap.
-            if not sequence.in_flight and not targets.isdisjoint(table.pages[len(table.nodes) :]):
-                sequence.restart(len(table.nodes) * sequence.page_tokens)
+            if not sequence.in_flight and sequence.table.holds_any(targets):
+                sequence.restart(0)
+                self._requeue(sequence, Status.WAITING)
 
-    def _decode_rows(self, step_id: int) -> list[Sequence]:
-        """All decoding sequences that have, or get, a place for their next token."""
+    def _make_rooms(self, quota: Quota, step_id: int) -> None:
+        """Get pages for all rows that the next step may have of running sequences, by seniority."""
         running = self._running
-        due = [s for s in running.decoding if s.num_scheduled_tokens == s.replan_at]
-        self._short_of_pages = False
-        if due:
-            finished = {s for s in due if s.is_fully_scheduled}
+        due: list[Sequence] = []
+        if quota.decode:
+            self._short_of_pages = False
+            due = [s for s in running.decoding if s.num_scheduled_tokens == s.replan_at]
+            finished = {s for s in due if s.is_fully_scheduled} if due else None
             if finished:
                 running.stop_decoding(finished)
-            due.sort(key=by_order)
-            for sequence in due:
-                if sequence.slot >= 0 and sequence not in finished and sequence not in self._held:
-                    self._make_room(sequence, step_id)
-        if self._held:
-            return [s for s in running.decoding if s not in self._held]
-        return running.decoding
+                due = [s for s in due if s not in finished]
+        chunk_stops = self._chunks_without_room(quota.prefill_tokens) if running.prefilling else {}
+        due += chunk_stops
+        if not due:
+            return
+        due.sort(key=by_order)
+        for sequence in due:
+            if sequence.slot >= 0 and sequence not in self._held:
+                self._make_room(sequence, quota.prefill_tokens, step_id)
 
-    def _make_room(self, sequence: Sequence, step_id: int) -> None:
-        """Get a page for the next position of a decoding sequence, or hold it."""
-        while not sequence.table.grow(sequence.num_scheduled_tokens + 1):
+    def _chunks_without_room(self, budget: int) -> list[Sequence]:
+        """The prefills whose next chunks may not have their pages yet, as of a window."""
+        due = []
+        for sequence in self._running.prefilling:
+            if budget <= 0:
+                break
+            start = sequence.num_scheduled_tokens
+            stop = min(sequence.num_tokens, start + budget)
+            if stop > sequence.table.room:
+                due.append(sequence)
+            budget -= stop - start
+        return due
+
+    def _make_room(self, sequence: Sequence, max_chunk: int, step_id: int) -> None:
+        """Get the pages of a sequence's next position or chunk, or hold it."""
+        start, num_tokens = sequence.num_scheduled_tokens, sequence.num_tokens
+        stop = min(num_tokens, start + max_chunk) if start + 1 < num_tokens else start + 1
+        while not sequence.table.grow(stop, start):
             self._short_of_pages = True
             victim = self._running.youngest()
             if victim is sequence or victim.in_flight:
@@ -115,20 +138,23 @@ class Planner:
         tree until they are needed, so that often part of the work is found done.
         """
         state = self._state
-        num_pages = state.memory.pages_for(victim.num_computed_tokens)
-        host_pages = state.memory.host.take(num_pages) if victim.can_swap else None
+        pages = victim.table.swapped_pages(victim.num_computed_tokens)
+        host_pages = state.memory.host.take(len(pages)) if victim.can_swap else None
         if host_pages:
-            state.transfers.swap_out(victim.table.pages[:num_pages], host_pages)
+            state.transfers.swap_out(pages, host_pages)
             victim.host_pages = host_pages
             victim.swap_step = step_id
-            victim.status = Status.SWAPPED
+            self._requeue(victim, Status.SWAPPED)
         else:
             victim.restart(0)
-            victim.status = Status.WAITING
-        victim.table.release()
-        state.running.leave(victim)
-        state.waiting.add(victim)
+            self._requeue(victim, Status.WAITING)
         self.preemptions_total += 1
+
+    def _requeue(self, sequence: Sequence, status: Status) -> None:
+        sequence.table.release()
+        self._running.leave(sequence)
+        sequence.status = status
+        self._waiting.add(sequence)
 
     def _add_chunks(self, draft: Draft, budget: int, num_new: int, now_s: float) -> None:
         """Continue prefills, then start sequences, up to so many tokens and new sequences."""
@@ -142,34 +168,37 @@ class Planner:
         while budget > 0 and self._running.has_free_slot:
             first = self._waiting.first(allow_new=num_new > 0)
             is_new = first is not None and not first.has_run
-            if first is None or not self._start(first, now_s):
+            if first is None or not self._start(first, budget, now_s):
                 return
             num_new -= is_new
             budget -= self._add_chunk(draft, first, budget)
 
-    def _start(self, sequence: Sequence, now_s: float) -> bool:
+    def _start(self, sequence: Sequence, budget: int, now_s: float) -> bool:
         """Give the first in the queue its pages and a slot; False if it has to wait."""
-        state, memory = self._state, self._state.memory
+        state, table, num_tokens = self._state, sequence.table, sequence.num_tokens
         # While it stays the first, only what has come and gone since is looked up.
-        nodes = self._head_nodes if sequence is self._head else None
-        max_pages = sequence.num_reusable // memory.page_tokens
-        nodes = sequence.table.find(sequence.page_keys, max_pages, nodes)
-        self._head, self._head_nodes = sequence, nodes
-        num_missing = memory.pages_for(sequence.num_tokens) - len(nodes)
-        # One page in four running sequences stays free: they need it within four steps or so.
-        # Without it the new sequence is soon the youngest when pages run out, its prefill lost.
-        room = memory.num_available - len(state.running) // 4
-        if num_missing > room - memory.tree.num_idle(nodes):
+        found = self._head_found if sequence is self._head else None
+        max_pages = sequence.num_reusable // sequence.page_tokens
+        found = table.find(sequence.page_keys, max_pages, found)
+        self._head, self._head_found = sequence, found
+        num_cached = table.num_hit(found) * sequence.page_tokens
+        start = max(sequence.num_computed_tokens, num_cached)
+        nodes = table.select(found, start)
+        num_missing = table.num_missing(nodes, start, num_tokens, self._max_chunk)
+        # A page of each group in four running sequences stays free: they need it within four steps
+        # or so. Without it the new sequence is soon the youngest when pages run out, its prefill
+        # lost.
+        num_kept = len(state.running) // 4 * state.memory.num_groups
+        if num_missing > state.memory.num_available - num_kept:
             return False
         self._head = None
         state.waiting.remove(sequence)
-        sequence.table.adopt(nodes)
-        if not sequence.table.grow(sequence.num_tokens):
+        table.adopt(nodes, start)
+        if not table.reserve(num_tokens, min(num_tokens, start + budget)):
             raise RuntimeError("pages counted as available could not be taken")
-        num_cached = len(nodes) * memory.page_tokens
         if sequence.host_pages:
-            self._swap_in(sequence, len(nodes))
-        sequence.restart(max(sequence.num_computed_tokens, num_cached))
+            self._swap_in(sequence, start)
+        sequence.restart(start)
         if not sequence.has_run:
             sequence.queued_s = now_s - sequence.params.arrived_at_s
             sequence.cached_tokens = min(num_cached, sequence.prompt_len)
@@ -179,11 +208,10 @@ class Planner:
         state.running.enter(sequence)
         return True
 
-    def _swap_in(self, sequence: Sequence, num_shared: int) -> None:
+    def _swap_in(self, sequence: Sequence, start: int) -> None:
         transfers, host_pages = self._state.transfers, sequence.host_pages
-        wanted = host_pages[num_shared:]
-        pages = sequence.table.pages[num_shared : num_shared + len(wanted)]
-        transfers.swap_in(wanted, pages)
+        if start == sequence.num_computed_tokens:  # else a prefix hit reaches further
+            transfers.swap_in(sequence.table.restored(start, iter(host_pages)))
         transfers.spend(host_pages)
         sequence.host_pages = array("i")
 
@@ -193,7 +221,7 @@ class Planner:
         scored = sequence.has_to_score(start)
         if scored:
             budget = min(budget, self._max_scored_tokens - draft.num_scored)
-        stop = min(num_tokens, start + budget)
+        stop = min(num_tokens, start + budget, sequence.table.room)
         if stop <= start:  # no more scores in this step; or a pooled one that awaits its result
             return 0
         draft.num_scored += scored * (stop - start)

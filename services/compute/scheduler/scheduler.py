@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from common.messages.address import AttemptId
 from common.messages.failure import EndReason, Failure
 from common.messages.generate import Generate
-from services.compute.kv import KVMemory, Node
+from services.compute.kv.memory import KVMemory
+from services.compute.kv.prefix_tree import Node
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.commit import Committer
 from services.compute.scheduler.intake import Intake
@@ -50,14 +51,14 @@ class Scheduler:
         self, spec: RunnerSpec, settings: SchedulerSettings, policy: SchedulingPolicy
     ) -> None:
         num_slots = min(settings.max_num_seqs, spec.max_num_seqs, spec.max_step_tokens)
-        memory = KVMemory(spec.num_pages, spec.num_host_pages, spec.kv_groups[0].page_tokens)
+        memory = KVMemory(spec.num_pages, spec.num_host_pages, spec.kv_groups)
         self._policy = policy
         self._max_num_seqs = num_slots
         self._max_prefill_tokens = min(settings.max_prefill_tokens, spec.max_step_tokens)
         self._max_in_flight = settings.in_flight_steps
         self._state = state = SchedulerState(memory, settings, num_slots)
         self._intake = Intake(state, spec, settings)
-        self._planner = Planner(state, spec.max_step_tokens, settings.max_scored_tokens)
+        self._planner = Planner(state, spec.max_step_tokens, settings)
         self._packer = Packer(state, num_slots)
         self._committer = Committer(state)
         self._in_flight: deque[LaunchedStep] = deque()
@@ -141,7 +142,7 @@ class Scheduler:
         doubtful = self._distrust(step)
         self._in_flight.remove(step)
         running = self._state.running
-        readers = [s for s in running if not doubtful.isdisjoint(s.table.nodes[-1:])]
+        readers = [s for s in running if not doubtful.isdisjoint(s.table.tips)]
         ended = self._fail([*step.sequences(), *readers], failure)
         self._planner.recompute_swapped(plan)
         running.resend(plan.slots)
@@ -187,7 +188,7 @@ class Scheduler:
         )
 
     def flush_prefix_cache(self) -> int:
-        return self._state.memory.tree.flush()
+        return self._state.memory.flush()
 
     def _step(self, plan: StepPlan) -> LaunchedStep:
         return next(step for step in self._in_flight if step.plan.step_id == plan.step_id)
@@ -236,11 +237,12 @@ class Scheduler:
             if step.plan.step_id >= broken.plan.step_id
             for sequence, node in step.published
             if sequence in involved
-            for held in self._state.memory.tree.detach(node)
+            for held in self._state.memory.detach(node)
         }
 
     def _publish(self, step: LaunchedStep, sequence: Sequence, num_tokens: int) -> None:
         table = sequence.table
         step.published += [(sequence, n) for n in table.publish(sequence.page_keys, num_tokens)]
-        if table.num_sent < len(table.pages):
+        table.drop(sequence.num_scheduled_tokens)
+        if table.has_unsent:
             self._state.running.dirty_tables.append(sequence)

@@ -14,7 +14,8 @@ import numpy as np
 from common.messages.address import AttemptId
 from common.messages.failure import Ending, Usage
 from common.messages.generate import Generate
-from services.compute.kv import Node, PageTable
+from services.compute.kv.page_table import PageTable, PageTables
+from services.compute.kv.prefix_tree import Node
 from services.compute.step import NO_IDS, Int32Array, SlotDelta, StepPlan
 
 
@@ -80,7 +81,7 @@ class Sequence:
         params: SequenceParams,
         choice: int,
         arrival: int,
-        table: PageTable,
+        table: PageTable | PageTables,
     ) -> None:
         self.attempt = attempt
         self.params = params
@@ -148,7 +149,7 @@ class Sequence:
 
     def set_replan(self) -> None:
         """Let the planner look again when the pages or the tokens come to an end."""
-        self.replan_at = min(len(self.table.pages) * self.page_tokens, self.token_limit - 1)
+        self.replan_at = min(self.table.room, self.token_limit - 1)
 
     def set_check(self) -> None:
         """Let commit check tokens with logprobs, those that fill a page, and the last one."""

@@ -15,7 +15,7 @@ from common.messages.address import AttemptId
 from common.messages.failure import Ending, EndReason, Failure
 from common.messages.logprobs import PromptLogprobs
 from common.messages.tokens import TokenLogprobs
-from services.compute.kv import KVMemory, PagePool
+from services.compute.kv.memory import KVMemory, PagePool
 from services.compute.scheduler.outputs import Output, OutputRoutes, SequenceOutput
 from services.compute.scheduler.sequence import Sequence, Status
 from services.compute.step import MAX_SCORED_TOKENS, SlotDelta
@@ -256,7 +256,7 @@ class RunningBatch:
     def resend(self, missed: Iterable[SlotDelta]) -> None:
         """A plan may have been lost: send all page tables again, and its settings of slots."""
         for sequence in self.sequences:
-            sequence.table.num_sent = 0
+            sequence.table.resend()
         self.dirty_tables = list(self.sequences)
         epochs = {delta.slot: delta.epoch for delta in missed}
         for sequence in self.sequences:
@@ -294,8 +294,8 @@ class Transfers:
     def swap_out(self, device_pages: Iterable[int], host_pages: Iterable[int]) -> None:
         self._out_to_host.extend(zip(device_pages, host_pages, strict=True))
 
-    def swap_in(self, host_pages: Iterable[int], device_pages: Iterable[int]) -> None:
-        self._into_device.extend(zip(host_pages, device_pages, strict=True))
+    def swap_in(self, pairs: Iterable[tuple[int, int]]) -> None:
+        self._into_device.extend(pairs)
 
     def spend(self, host_pages: Iterable[int]) -> None:
         self._spent.extend(host_pages)

@@ -148,6 +148,7 @@ def test_a_plan_may_have_more_page_entries_than_an_upload_holds(load: Load, fold
             page_slot=np.concatenate((index * 0 + second.slot, plan.page_slot)),
             page_index=np.concatenate((index, plan.page_index)),
             page_id=np.concatenate((index * 0 + wrong_page, plan.page_id)),
+            page_group=np.concatenate((index * 0, plan.page_group)),
         )
         return forward(more)
 

@@ -52,4 +52,5 @@ def test_tokens_are_about_as_long_as_those_of_a_real_vocabulary(tokenizer: Token
 def test_heads_fit_the_width(name: str) -> None:
     shape = SHAPES[name]
     assert shape.num_heads % shape.num_kv_heads == 0
-    assert shape.num_heads * shape.head_dim == shape.hidden_size
+    if name != "gemma-3-4b":  # whose heads are narrower together than its stream
+        assert shape.num_heads * shape.head_dim == shape.hidden_size

@@ -26,11 +26,13 @@ ROUTER = "r"
 class Restricted:
     """A runner that says other things of itself: fewer pages, another EOS, that it overlaps.
 
-    One loaded runner serves many tests so.
+    One loaded runner serves many tests so. Pages are counted for each cache group.
     """
 
     def __init__(self, runner: Runner, **spec: Any) -> None:
         self._runner = runner
+        for name in {"num_pages", "num_host_pages"} & set(spec):
+            spec[name] *= len(runner.spec().kv_groups)
         self._spec = replace(runner.spec(), **spec)
 
     def spec(self) -> RunnerSpec:

@@ -1,9 +1,10 @@
 """A device for tests that shows every mistake in page accounting as a wrong token.
 
-It keeps paged KV memory as plain lists. What it stores at a position is the token and the hash of
-all tokens up to there. A row reads every position before its own, as attention does, and checks
-that they belong together; and the token it samples depends on all of them. So a page that was
-lost, overwritten or shared wrongly fails an assertion at the read, or gives a wrong token.
+It keeps paged KV memory as plain lists. What it stores at a position is the token, the hash of
+all tokens up to there, and the cache group. In every group a row reads the positions before its own
+that it sees, as attention does, and checks that they belong together; and the token it samples
+depends on all of them. So a page that was lost, overwritten or shared wrongly fails an assertion
+at the read, or gives a wrong token. What is in a page that has no owner is gone.
 
 What a row reads was written in an earlier step, or is written in the same step by another row:
 in every layer of a model all rows store their keys before any of them attends. Here, where a row
@@ -12,13 +13,16 @@ is computed at once, that other row is taken first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from common.messages.sampling import SamplingParams
 from common.messages.tokens import TokenLogprobs
-from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.kv.memory import KVGroup
+from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import (
     DEVICE_TOKEN,
     Float32Array,
@@ -30,12 +34,18 @@ from services.compute.step import (
 )
 
 EOS = 1
-EMPTY = (-1, 0)  # (token, prefix hash) of a position that was never written
-DAMAGED = (-7, 0)  # what a broken step leaves behind: a row that reads it computes nonsense
+EMPTY = (-1, 0, -1)  # (token, prefix hash, group) of a position that was never written
+DAMAGED = (-7, 0, -1)  # what a broken step leaves behind: a row that reads it computes nonsense
 
 
-def make_spec(pooling: str = "", **changes: int) -> RunnerSpec:
-    """A small runner: pages of 4 tokens, a vocabulary of 32 ids."""
+def make_groups(windows: Sequence[int], page_tokens: int = 4) -> tuple[KVGroup, ...]:
+    """Cache groups by their windows; 0 is one that sees all positions."""
+    kinds: dict[bool, Literal["full", "window"]] = {False: "full", True: "window"}
+    return tuple(KVGroup(kinds[window > 0], 1, page_tokens, 1, window) for window in windows)
+
+
+def make_spec(pooling: str = "", windows: Sequence[int] = (0,), **changes: int) -> RunnerSpec:
+    """A small runner: pages of 4 tokens, a vocabulary of 32 ids, one group that sees everything."""
     page_tokens = changes.pop("page_tokens", 4)
     values: dict[str, int] = {
         "vocab_size": 32,
@@ -48,7 +58,7 @@ def make_spec(pooling: str = "", **changes: int) -> RunnerSpec:
     values.update(changes)
     return RunnerSpec(
         eos_token_ids=(EOS,),
-        kv_groups=(KVGroup("full", 1, page_tokens, 1),),
+        kv_groups=make_groups(windows, page_tokens),
         stall_after_s=1.0,
         pooling=pooling,
         **values,  # type: ignore[arg-type]
@@ -116,7 +126,7 @@ class Slot:
     """What the device keeps of one slot."""
 
     delta: SlotDelta
-    pages: dict[int, int] = field(default_factory=dict)
+    pages: dict[tuple[int, int], int] = field(default_factory=dict)  # by group and index
     last: int | None = None
     outputs: list[int] = field(default_factory=list)
     num_pooled: int = 0
@@ -128,6 +138,8 @@ class FakeDevice:
     def __init__(self, spec: RunnerSpec) -> None:
         self.spec = spec
         self.page_tokens = spec.kv_groups[0].page_tokens
+        self.windows = [group.window for group in spec.kv_groups]
+        self.unowned: Iterable[int] = ()  # pages that no row of the next step may read
         self.pages = [[EMPTY] * self.page_tokens for _ in range(spec.num_pages)]
         self.host = [[EMPTY] * self.page_tokens for _ in range(spec.num_host_pages)]
         self.slots: dict[int, Slot] = {}
@@ -150,9 +162,16 @@ class FakeDevice:
             old = self.slots.get(delta.slot)
             assert old is None or delta.epoch > old.delta.epoch, "a slot's epoch only grows"
             self.slots[delta.slot] = Slot(delta, outputs=delta.output_ids.tolist())
-        for slot, index, page in zip(plan.page_slot, plan.page_index, plan.page_id, strict=True):
-            self.slots[int(slot)].pages[int(index)] = int(page)
+        for page in self.unowned:
+            self.pages[page] = [EMPTY] * self.page_tokens
+        self.unowned = ()
+        groups = plan.page_group if len(plan.page_group) else np.zeros_like(plan.page_id)
+        columns = (plan.page_slot, groups, plan.page_index, plan.page_id)
+        for slot, group, index, page in zip(*(c.tolist() for c in columns), strict=True):
+            assert 0 <= group < len(self.windows)
+            self.slots[slot].pages[group, index] = page
         self._check_shape(plan)
+        self._check_owners(plan)
         prefixes = self._forward(plan, damaged)
         result = self._sample(plan, [row[-1] for row in prefixes], skipped)
         for score in plan.scores:
@@ -185,6 +204,25 @@ class FakeDevice:
         assert (plan.pos_upper == plan.q_start + plan.q_len).all()
         for column in (plan.row_slot, plan.tokens, plan.q_start, plan.sample_index, plan.page_id):
             assert column.dtype == np.int32
+        assert plan.page_group.dtype == np.int32
+        assert len(plan.page_group) == len(plan.page_id) or len(self.windows) == 1
+
+    def _check_owners(self, plan: StepPlan) -> None:
+        """A page that rows of this step use is one group's, and at one place in all of them."""
+        owners: dict[int, tuple[int, int]] = {}
+        for row, slot in enumerate(plan.row_slot.tolist()):
+            start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
+            for group in range(len(self.windows)):
+                first = self._seen_from(group, start) // self.page_tokens
+                for index in range(first, -(-stop // self.page_tokens)):
+                    page = self.slots[slot].pages[group, index]
+                    owner = owners.setdefault(page, (group, index))
+                    assert owner == (group, index), f"page {page} has two owners"
+
+    def _seen_from(self, group: int, position: int) -> int:
+        """The first position that a query sees."""
+        window = self.windows[group]
+        return max(position + 1 - window, 0) if window else 0
 
     def _forward(self, plan: StepPlan, damaged: bool) -> list[list[int]]:
         """Write the rows' positions; return each row's prefix hashes, one after each token."""
@@ -203,9 +241,10 @@ class FakeDevice:
                     token = slot.last
                 prefix = extend(prefix, token)
                 prefixes[row].append(prefix)
-                page, offset = self._place(slot, position)
-                assert written.setdefault((page, offset), prefix) == prefix, "two rows, one place"
-                self.pages[page][offset] = DAMAGED if prefix < 0 else (token, prefix)
+                for group in range(len(self.windows)):
+                    place = page, offset = self._place(slot, group, position)
+                    assert written.setdefault(place, prefix) == prefix, "two rows, one place"
+                    self.pages[page][offset] = DAMAGED if prefix < 0 else (token, prefix, group)
         return prefixes
 
     def _rows_in_order(self, plan: StepPlan) -> list[int]:
@@ -214,9 +253,13 @@ class FakeDevice:
         for row in range(plan.num_rows):
             slot = self.slots[int(plan.row_slot[row])]
             start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
-            places = [self._place(slot, position) for position in range(stop)]
-            reads.append(set(places[:start]))
-            writes.append(set(places[start:]))
+            row_reads, row_writes = set(), set()
+            for group in range(len(self.windows)):
+                seen = range(self._seen_from(group, start), start)
+                row_reads |= {self._place(slot, group, position) for position in seen}
+                row_writes |= {self._place(slot, group, p) for p in range(start, stop)}
+            reads.append(row_reads)
+            writes.append(row_writes)
         order: list[int] = []
         waiting = list(range(plan.num_rows))
         while waiting:
@@ -228,19 +271,35 @@ class FakeDevice:
             self.num_reads_of_same_step += len(waiting)
         return order
 
-    def _place(self, slot: Slot, position: int) -> tuple[int, int]:
-        return slot.pages[position // self.page_tokens], position % self.page_tokens
+    def _place(self, slot: Slot, group: int, position: int) -> tuple[int, int]:
+        return slot.pages[group, position // self.page_tokens], position % self.page_tokens
 
     def _read(self, slot: Slot, length: int) -> int:
-        """Read the first `length` positions of a slot; return the hash of their tokens."""
-        prefix = 0
-        for position in range(length):
-            page, offset = self._place(slot, position)
-            token, stored = self.pages[page][offset]
-            if (token, stored) == DAMAGED:
+        """Read what a query behind `length` positions of a slot sees of them in every group.
+
+        Returns the hash of all their tokens, also of those that no group sees any more.
+        """
+        prefixes = {self._read_group(slot, group, length) for group in range(len(self.windows))}
+        if DAMAGED[0] in prefixes:
+            return DAMAGED[0]
+        prefixes.discard(None)
+        assert prefixes, "windows of one position show nothing"
+        assert len(prefixes) == 1, "groups hold different tokens"
+        return prefixes.pop() or 0
+
+    def _read_group(self, slot: Slot, group: int, length: int) -> int | None:
+        first = self._seen_from(group, length)
+        prefix = 0 if first == 0 else None
+        for position in range(first, length):
+            page, offset = self._place(slot, group, position)
+            token, stored, owner = self.pages[page][offset]
+            if (token, stored, owner) == DAMAGED:
                 return DAMAGED[0]
-            prefix = extend(prefix, token)
-            assert prefix == stored, f"position {position} holds another sequence's tokens"
+            assert owner == group, f"position {position} is not of group {group}"
+            if prefix is not None:
+                wrong = f"position {position} holds another sequence's tokens"
+                assert extend(prefix, token) == stored, wrong
+            prefix = stored
         return prefix
 
     def _score(self, plan: StepPlan, prefixes: list[int], score: ScoreRow) -> RowScores:

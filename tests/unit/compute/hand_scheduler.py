@@ -15,7 +15,10 @@ GREEDY = SamplingParams(max_tokens=1000, seed=0, temperature=0.0)
 
 @dataclass(slots=True)
 class Sequence:
-    """One sequence as the plan knows it: `computed` positions are in its pages."""
+    """One sequence as the plan knows it: `computed` positions are in its pages.
+
+    `pages` has one of each cache group, then the next ones.
+    """
 
     slot: int
     prompt: list[int]
@@ -36,6 +39,7 @@ class HandScheduler:
         self.runner = runner
         self.page_tokens = page_tokens
         spec = runner.spec()
+        self.num_groups = len(spec.kv_groups)
         self.free_pages = list(range(spec.num_pages))
         if scatter:  # neighbours in a sequence are not neighbours in memory
             np.random.default_rng(3).shuffle(self.free_pages)
@@ -58,9 +62,9 @@ class HandScheduler:
         sequence.output = list(output or [])
         if shared is not None:
             other, num_pages = shared
-            while len(other.pages) < num_pages:
+            while len(other.pages) < num_pages * self.num_groups:
                 other.pages.append(self.free_pages.pop())
-            sequence.pages = other.pages[:num_pages]
+            sequence.pages = other.pages[: num_pages * self.num_groups]
             sequence.computed = num_pages * self.page_tokens
         self.sequences.append(sequence)
         return sequence
@@ -91,16 +95,17 @@ class HandScheduler:
         )
         sampled: list[Sequence] = []
         for number, (sequence, queries) in enumerate(ordered):
-            in_moves += self._swap_in(sequence, entries)
+            in_moves += self._swap_in(sequence)
             if not sequence.placed:
                 deltas.append(self._delta(sequence))
-                entries += [(sequence.slot, i, page) for i, page in enumerate(sequence.pages)]
+                entries += self._entries(sequence, 0)
                 sequence.placed = True
             known = sequence.prompt + sequence.output
             start, end = sequence.computed, sequence.computed + queries
-            while len(sequence.pages) * self.page_tokens < end:
-                entries.append((sequence.slot, len(sequence.pages), self.free_pages[-1]))
-                sequence.pages.append(self.free_pages.pop())
+            num_before = len(sequence.pages)
+            while len(sequence.pages) * self.page_tokens < end * self.num_groups:
+                sequence.pages += [self.free_pages.pop() for _ in range(self.num_groups)]
+            entries += self._entries(sequence, num_before)
             slots.append(sequence.slot)
             q_start.append(start)
             q_len.append(queries)
@@ -112,7 +117,7 @@ class HandScheduler:
                 sequence.output.append(DEVICE_TOKEN)
                 sampled.append(sequence)
         self.step_id += 1
-        table = np.array(entries, dtype=np.int32).reshape(-1, 3)
+        table = np.array(entries, dtype=np.int32).reshape(-1, 4)
         plan = StepPlan(
             step_id=self.step_id,
             num_decode_rows=len(decode),
@@ -127,6 +132,7 @@ class HandScheduler:
             page_slot=table[:, 0],
             page_index=table[:, 1],
             page_id=table[:, 2],
+            page_group=table[:, 3],
             slots=tuple(deltas),
             swap_out=tuple(out_moves),
             swap_in=tuple(in_moves),
@@ -186,9 +192,15 @@ class HandScheduler:
         sequence.placed = False
         return moves
 
-    def _swap_in(
-        self, sequence: Sequence, entries: list[tuple[int, int, int]]
-    ) -> list[tuple[int, int]]:
+    def _entries(self, sequence: Sequence, first: int) -> list[tuple[int, int, int, int]]:
+        """Of the page tables, for a sequence's pages from this one on."""
+        slot, num_groups = sequence.slot, self.num_groups
+        return [
+            (slot, number // num_groups, page, number % num_groups)
+            for number, page in enumerate(sequence.pages[first:], first)
+        ]
+
+    def _swap_in(self, sequence: Sequence) -> list[tuple[int, int]]:
         moves = []
         for host_page in sequence.host_pages:
             page = self.free_pages.pop()

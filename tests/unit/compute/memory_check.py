@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from services.compute.kv import KVMemory, Node, PageTable, PrefixTree
+from services.compute.kv.memory import KVMemory, PageKind
+from services.compute.kv.page_table import PageTable, PageTables
+from services.compute.kv.prefix_tree import NO_PAGE, Node, PrefixTree
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.step import StepPlan
+
+
+def tables_of(table: PageTable | PageTables) -> list[PageTable]:
+    """One for each kind."""
+    return table.tables if isinstance(table, PageTables) else [table]
 
 
 def findable_nodes(tree: PrefixTree) -> Iterator[Node]:
@@ -18,29 +27,48 @@ def findable_nodes(tree: PrefixTree) -> Iterator[Node]:
         below.extend(node.children.values())
 
 
-def check_memory(memory: KVMemory, tables: Iterable[PageTable]) -> None:
-    """Every page is free, or one table's own, or one node's of the tree."""
-    tables = list(tables)
-    holders: Counter[int] = Counter()
-    held: dict[int, Node] = {}
+def pages_of(kind: PageKind, entries: Iterable[int]) -> array[int]:
+    """The pages of all groups behind these entries."""
+    return kind.pages_of(array("i", entries))
+
+
+def check_memory(memory: KVMemory, tables: Iterable[PageTable | PageTables]) -> None:
+    """Every page is free, or one table's own, or one node's of a tree, over all kinds."""
+    all_tables = [part for table in tables for part in tables_of(table)]
     owners: Counter[int] = Counter()
-    for table in tables:
-        assert [node.page for node in table.nodes] == list(table.pages[: len(table.nodes)])
-        for node in table.nodes:
-            holders[id(node)] += 1
-            held[id(node)] = node
-        owners.update(table.pages[len(table.nodes) :])
-    findable = {id(node): node for node in findable_nodes(memory.tree)}
-    nodes = {**findable, **held}
-    owners.update(node.page for node in nodes.values())
+    for kind in memory.kinds:
+        owners.update(check_kind(kind, [t for t in all_tables if t._kind is kind]))
     assert all(count == 1 for count in owners.values()), "a page has two owners"
     assert all(memory.device.is_used(page) for page in owners)
     assert len(owners) + memory.device.num_free == memory.device.num_pages, "a page is lost"
+    evictable = sum(kind.width * kind.tree.num_evictable for kind in memory.kinds)
+    assert memory.num_available == memory.device.num_free + evictable
+
+
+def check_kind(kind: PageKind, tables: list[PageTable]) -> list[int]:
+    """Check the tables and the tree of one kind; return the pages they own."""
+    owned: list[int] = []
+    holders: Counter[int] = Counter()
+    held: dict[int, Node] = {}
+    for table in tables:
+        assert [node.page for node in table.nodes] == list(table.pages[: len(table.nodes)])
+        assert table.num_sent >= table.first
+        assert table.room == (table.first + len(table.pages)) * table.page_tokens
+        for node in table.nodes:
+            holders[id(node)] += 1
+            held[id(node)] = node
+        owned += pages_of(kind, table.pages[len(table.nodes) :])
+    findable = {id(node): node for node in findable_nodes(kind.tree)}
+    nodes = {**findable, **held}
+    owned += pages_of(kind, (node.page for node in nodes.values() if node.page != NO_PAGE))
     for key, node in nodes.items():
         assert node.refs == holders[key]
         assert node.detached is (key not in findable)
-    idle = [node for node in findable.values() if not node.refs]
-    assert memory.tree.num_evictable == len(idle)
+        if node.page == NO_PAGE:
+            assert kind.window and node.children and not node.refs, "a node that leads nowhere"
+    idle = [node for node in findable.values() if not node.refs and node.page != NO_PAGE]
+    assert set(kind.tree._idle) == set(idle)
+    return owned
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
@@ -56,6 +84,27 @@ def check_scheduler(scheduler: Scheduler) -> None:
     assert len(set(slots)) == len(slots) == len(running)
     assert sorted(slots + running._free_slots) == list(range(len(running._epochs)))
     for sequence in sequences:
+        tables = tables_of(sequence.table)
         if sequence.slot < 0:
-            assert not sequence.table.pages
+            assert not any(table.pages or table.first for table in tables)
             assert not sequence.in_flight
+        for table in tables:
+            most = table._kind.most_entries(sequence.token_limit, scheduler._planner._max_chunk)
+            assert len(table.pages) <= most, "more than a window and a chunk"
+
+
+def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+    """Every row's sequence holds, in every kind, all pages that the row reads or writes."""
+    by_slot = {sequence.slot: sequence for sequence in scheduler._state.running}
+    for slot, start, stop in zip(plan.row_slot, plan.q_start, plan.pos_upper, strict=True):
+        for table in tables_of(by_slot[int(slot)].table):
+            kind = table._kind
+            seen = max(int(start) + 1 - kind.window, 0) if kind.window else 0
+            assert table.first * table.page_tokens <= seen, "a page was released too early"
+            assert stop <= table.room, "a position without a page"
+
+
+def unowned_pages(scheduler: Scheduler) -> list[int]:
+    """Device pages that are free: no plan made by now may read them."""
+    device = scheduler._state.memory.device
+    return [page for page in range(device.num_pages) if not device.is_used(page)]

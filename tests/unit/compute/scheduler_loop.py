@@ -27,6 +27,7 @@ from tests.unit.compute.fake_device import (
     score_of,
 )
 from tests.unit.compute.generate_requests import generate_request, prompt_ids
+from tests.unit.compute.memory_check import check_plan, unowned_pages
 
 ROUTER = "router"
 DETOKENIZERS = (Address("inproc://d0", "d0"), Address("inproc://d1", "d1"))
@@ -165,9 +166,17 @@ class Loop:
         """Abort an attempt."""
         return self.scheduler.abort(AttemptId(ROUTER, counter), self.now_s)
 
+    def plan(self) -> StepPlan | None:
+        """Plan a step, whose rows must not read what has no owner now."""
+        plan = self.scheduler.plan(self.now_s)
+        if plan is not None:
+            check_plan(self.scheduler, plan)
+            self.device.unowned = unowned_pages(self.scheduler)
+        return plan
+
     def launch(self) -> StepPlan | None:
         """Plan a step and run it; its result waits."""
-        plan = self.scheduler.plan(self.now_s)
+        plan = self.plan()
         if plan is not None:
             self.plans.append(plan)
             self.in_flight.append((plan, self.device.run(plan)))

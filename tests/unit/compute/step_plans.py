@@ -43,6 +43,7 @@ class PlanSizes:
     max_pages: int = 16
     page_tokens: int = 8
     vocab_size: int = 500
+    num_groups: int = 1
 
 
 def random_plan(sizes: PlanSizes, seed: int) -> StepPlan:
@@ -74,6 +75,7 @@ def random_plan(sizes: PlanSizes, seed: int) -> StepPlan:
         page_slot=(places // sizes.max_pages).astype(np.int32),
         page_index=(places % sizes.max_pages).astype(np.int32),
         page_id=below(10_000, sizes.num_page_entries),
+        page_group=below(sizes.num_groups, sizes.num_page_entries * (sizes.num_groups > 1)),
     )
 
 

@@ -13,7 +13,7 @@ from common.config import Tables
 from common.decoder_shape import ARCHITECTURES, read_shape
 from common.errors import ConfigError, ModelError, SlipstreamError
 from services.compute.config import ComputeSettings
-from services.compute.models.config import FAMILIES
+from services.compute.models.families import FAMILIES
 from services.launcher.plan import Counts, Plan, make_plan
 from services.launcher.preflight import ITEM_BYTES, Gpu, Machine, check, device_of
 

@@ -78,7 +78,7 @@ def _load(
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling)
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
-    for number in machine.record(cache.device_pages):
+    for number in machine.record(cache):
         if number == machine.num_launches or number % 32 == 0:
             log.say("graphs recorded", done=number, of=machine.num_launches)
     spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
@@ -90,7 +90,7 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
     settings, device = loader.settings, loader.device
     free_before = _free_bytes(device)
     rehearsal = loader.cache(num_pages=1)
-    machine.record_largest(rehearsal.device_pages)
+    machine.record_largest(rehearsal)
     taken = free_before - _free_bytes(device)
     log.say("kernels compiled")
 

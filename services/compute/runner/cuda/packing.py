@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.compute.kernels.step_buffers import HEADER_INTS, Sections
+from services.compute.kernels.step_buffers import GROUP_SHIFT, HEADER_INTS, Sections
 from services.compute.step import Int32Array, StepPlan
 
 MAX_PAGE_ENTRIES = 16_384
@@ -39,6 +39,8 @@ def pack(plan: StepPlan, slot_rows: Int32Array, out: Int32Array) -> int:
     sample_row, page_slot = plan.sample_row, plan.page_slot
     num_rows, num_tokens, num_samples = len(row_slot), len(tokens), len(sample_row)
     num_entries, num_slot_rows = len(page_slot), len(slot_rows)
+    if len(plan.page_group):
+        page_slot = page_slot | plan.page_group << GROUP_SHIFT
     counts = (num_rows, plan.num_decode_rows, num_tokens, num_samples, num_entries, num_slot_rows)
     header = np.array((*counts, 0, 0), dtype=np.int32)
     rows_end = HEADER_INTS + 3 * num_rows + 1
@@ -102,4 +104,5 @@ def _with_entries(plan: StepPlan, entries: slice) -> StepPlan:
         page_slot=plan.page_slot[entries],
         page_index=plan.page_index[entries],
         page_id=plan.page_id[entries],
+        page_group=plan.page_group[entries],
     )

@@ -13,7 +13,7 @@ import torch
 
 from common.model_folder import Pooling
 from services.compute.kernels.pool import ROW_WORDS, pool
-from services.compute.models.fused_decoder import FusedDecoder
+from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.runner.cuda.staging import Results, SliceStaging
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.runner.pooling import PooledTokens, embedding_of, pooled_tokens
@@ -44,10 +44,10 @@ class Pooler:
     """
 
     def __init__(
-        self, decoder: FusedDecoder, pooling: Pooling, num_buffers: int, stream: DeviceStream
+        self, decoder: KernelDecoder, pooling: Pooling, num_buffers: int, stream: DeviceStream
     ) -> None:
         max_rows = len(decoder.logits_SV)
-        max_tokens, hidden_size = decoder.activations.x_TE.shape
+        max_tokens, hidden_size = decoder.max_tokens, decoder.hidden_size
         self._decoder = decoder
         self._pooling = pooling
         self._stream = stream
@@ -55,6 +55,9 @@ class Pooler:
         self._table_at = HEADER_INTS + self._slice_tokens
         self._sum_NE = torch.zeros(max_rows, hidden_size, device=decoder.device)
         self._out_RE = torch.zeros_like(self._sum_NE)
+        self._normed_TE = torch.zeros(
+            self._slice_tokens, hidden_size, dtype=decoder.dtype, device=decoder.device
+        )
         self._slices = SliceStaging(
             self._table_at + max_rows * ROW_WORDS,
             -(-max_tokens // self._slice_tokens),
@@ -70,8 +73,8 @@ class Pooler:
         """Add what the block says; to be recorded."""
         block = self._slices.block
         table_RW = block[self._table_at :].view(-1, ROW_WORDS)
-        normed_TE = self._decoder.normed_at(block[HEADER_INTS : self._table_at])
-        pool(normed_TE, block[:1], table_RW, self._sum_NE, self._out_RE)
+        self._decoder.normed_at(block[HEADER_INTS : self._table_at], self._normed_TE)
+        pool(self._normed_TE, block[:1], table_RW, self._sum_NE, self._out_RE)
 
     def start(self, plan: StepPlan) -> Pooled | None:
         """Launch what a plan's pools add; None where that is nothing."""

@@ -27,7 +27,7 @@ from services.compute.kernels.slot_words import (
     SampleRows,
 )
 from services.compute.kernels.step_buffers import NUM_COUNTS, NUM_SAMPLES
-from services.compute.models.fused_decoder import FusedDecoder
+from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.runner.cuda.staging import Results, SliceStaging
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.step import MAX_SCORED_TOKENS, Int32Array, RowScores, StepPlan
@@ -52,7 +52,7 @@ class PromptScorer:
     for a slot, of which slot k has settings that want k.
     """
 
-    def __init__(self, decoder: FusedDecoder, num_buffers: int, stream: DeviceStream) -> None:
+    def __init__(self, decoder: KernelDecoder, num_buffers: int, stream: DeviceStream) -> None:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=decoder.device)
 

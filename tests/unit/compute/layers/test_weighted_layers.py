@@ -8,8 +8,8 @@ import torch
 from services.compute.layers.weighted_layers import (
     Embedding,
     Linear,
+    Norm,
     PackedLinear,
-    RMSNorm,
     can_pack,
 )
 
@@ -22,7 +22,7 @@ def seed() -> None:
 def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
     x, weight = torch.randn(5, 16), torch.randn(16)
     expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    torch.testing.assert_close(RMSNorm(weight, 1e-5)(x), expected)
+    torch.testing.assert_close(Norm(weight, 1e-5)(x), expected)
 
 
 def test_linear_maps_rows_with_and_without_bias() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -14,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from common.config import TelemetrySettings
+from common.decoder_shape import architecture_of
 from common.errors import ModelError
 from common.telemetry import log
 from services.compute.layers.weighted_layers import Linear
-from services.compute.models.config import read_config
-from services.compute.models.decoder import load_decoder
-from services.compute.models.transformer import Transformer
+from services.compute.models.decoder import Decoder
+from services.compute.models.eager_decoder import EagerDecoder
+from services.compute.models.families import read_config
 from services.compute.models.weights import SafetensorsWeights
 from tests.unit.compute.tiny_models import make_model, save_model
 
@@ -32,27 +36,29 @@ def model() -> PreTrainedModel:
     return make_model("llama")
 
 
-def load(folder: Path) -> Transformer:
+def load(folder: Path, needs_head: bool = True) -> Decoder[Any]:
     config = read_config(json.loads((folder / "config.json").read_text()))
     weights = SafetensorsWeights(folder, torch.float32, CPU)
-    decoder = load_decoder(config, weights, Linear)
-    return Transformer(decoder, config.max_position_embeddings)
+    return config.build(weights, Linear, needs_head)
 
 
-def weights_of(model: Transformer) -> list[torch.Tensor]:
-    """All tensors of a model that were read from its folder."""
-    decoder = model._decoder
-    found = [decoder.embedding.weight_VE, decoder.norm.weight_E, decoder.head.weight_OI]
-    for layer in decoder.layers:
-        maps = (layer.qkv, layer.out, layer.gate_up, layer.down)
-        found += [each.weight_OI for each in maps]
-        found += [each.bias_O for each in maps if each.bias_O is not None]
-        norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
-        found += [norm.weight_E for norm in norms if norm is not None]
-    return found
+def on_the_cpu(decoder: Decoder[Any]) -> EagerDecoder:
+    return EagerDecoder(decoder, decoder.shape.max_position_embeddings)
 
 
-def assert_equal(ours: Transformer, theirs: Transformer) -> None:
+def weights_of(part: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a decoder, or of a part of it, that were read from its folder."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from weights_of(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from weights_of(getattr(part, field.name))
+
+
+def assert_equal(ours: Decoder[Any], theirs: Decoder[Any]) -> None:
     for one, other in zip(weights_of(ours), weights_of(theirs), strict=True):
         assert torch.equal(one, other)
 
@@ -124,7 +130,7 @@ def test_known_buffers_and_a_tied_head_that_was_saved_are_left_alone(tmp_path: P
         tensors["lm_head.weight"] = torch.zeros(199, 64)
 
     rewrite(tmp_path, add)
-    assert load(tmp_path).logits(torch.ones(1, 64)).abs().sum() > 0
+    assert on_the_cpu(load(tmp_path)).logits(torch.ones(1, 64)).abs().sum() > 0
 
 
 def test_a_tensor_of_another_shape_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -187,15 +193,13 @@ def test_names_may_lack_the_prefix_as_in_folders_of_embedding_models(
     whole = load(save_model(model, tmp_path / "whole"))
     bare = tmp_path / "bare"
     model.base_model.save_pretrained(bare)
-    config = read_config(json.loads((bare / "config.json").read_text()))
-    assert config.architecture == "LlamaModel"
-    weights = SafetensorsWeights(bare, torch.float32, CPU)
-    decoder = load_decoder(config, weights, Linear, needs_head=False)
-    assert not decoder.has_head
-    inside = Transformer(decoder, config.max_position_embeddings)
-    assert torch.equal(whole.normed(HIDDEN), inside.normed(HIDDEN))
-    for ours, theirs in zip(whole._decoder.layers, decoder.layers, strict=True):
-        assert torch.equal(ours.qkv.weight_OI, theirs.qkv.weight_OI)
+    assert architecture_of(json.loads((bare / "config.json").read_text())) == "LlamaModel"
+    inside = load(bare, needs_head=False)
+    assert whole.has_head and not inside.has_head
+    assert torch.equal(on_the_cpu(whole).normed(HIDDEN), on_the_cpu(inside).normed(HIDDEN))
+    assert torch.equal(whole.embedding.weight_VE, inside.embedding.weight_VE)
+    for ours, theirs in zip(weights_of(whole.layers), weights_of(inside.layers), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_a_head_beside_bare_names_is_found(model: PreTrainedModel, tmp_path: Path) -> None:
@@ -205,7 +209,7 @@ def test_a_head_beside_bare_names_is_found(model: PreTrainedModel, tmp_path: Pat
 
     whole = load(save_model(model, tmp_path))
     rewrite(tmp_path, without_prefix)
-    assert torch.equal(load(tmp_path).logits(HIDDEN), whole.logits(HIDDEN))
+    assert_equal(load(tmp_path), whole)
 
 
 def test_a_model_that_looks_ahead_is_refused(model: PreTrainedModel, tmp_path: Path) -> None:

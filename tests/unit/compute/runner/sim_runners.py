@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.compute.runner.protocol import KVGroup, RunnerSpec
+from services.compute.kv.memory import KVGroup
+from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.sim import LatencyModel, SimRunner
 from services.compute.step import SlotDelta, StepPlan
 from tests.unit.compute.step_plans import decode_plan

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from common.decoder_shape import read_shape
 from common.errors import ConfigError, FatalError, ModelError
 from services.compute.config import ComputeSettings
-from services.compute.models.config import read_config
 from services.compute.runner.eager import EagerRunner
 from services.compute.runner.model_loader import choose_threads
 from tests.unit.compute.hand_scheduler import HandScheduler
@@ -129,7 +129,7 @@ def test_a_small_model_gets_one_thread_and_a_large_one_all_cores_but_one() -> No
         "architectures": ["LlamaForCausalLM"], "vocab_size": 4000, "num_hidden_layers": 6,
         "hidden_size": 256, "intermediate_size": 700, "num_attention_heads": 4,
     }  # fmt: skip
-    small, large = read_config(raw), read_config({**raw, "hidden_size": 8192})
+    small, large = read_shape(raw), read_shape({**raw, "hidden_size": 8192})
     cores = len(os.sched_getaffinity(0))
     automatic = SETTINGS.model_copy(update={"num_threads": 0})
     assert choose_threads(automatic, small, torch.float32) == 1
@@ -139,10 +139,10 @@ def test_a_small_model_gets_one_thread_and_a_large_one_all_cores_but_one() -> No
 
 def test_weights_read_in_a_step_are_counted_by_shape() -> None:
     model = make_model("llama")
-    config = read_config(model.config.to_dict())
+    shape = read_shape(model.config.to_dict())
     embedding = model.get_input_embeddings().weight
     matrices = [p.numel() for p in model.parameters() if p.dim() == 2 and p is not embedding]
-    assert config.num_step_weights == sum(matrices)
+    assert shape.num_step_weights == sum(matrices)
 
 
 class TestPromises(RunnerPromises):

@@ -9,7 +9,7 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.models.config import read_config
+from services.compute.models.families import read_config
 from services.compute.runner.model_loader import Limits, ModelLoader
 
 SETTINGS = ComputeSettings(page_tokens=16, max_num_seqs=4)

@@ -74,8 +74,11 @@ def test_pages_of_a_step_that_was_not_launched_are_not_shared() -> None:
     assert loop.reasons() == ["failed", "length"]
 
 
-def test_a_step_that_breaks_late_takes_those_along_that_read_its_pages() -> None:
-    loop = Loop(make_spec())
+@pytest.mark.parametrize("windows", [(0,), (3,), (9,), (0, 5), (5, 5, 0)])
+def test_a_step_that_breaks_late_takes_those_along_that_read_its_pages(
+    windows: tuple[int, ...],
+) -> None:
+    loop = Loop(make_spec(windows=windows))
     loop.add(make_request(0, PROMPT, 4))
     plan = loop.scheduler.plan(0.0)
     assert plan is not None

@@ -33,7 +33,7 @@ from services.compute.step import StepPlan
 from tests.cases import num_cases
 from tests.unit.compute.fake_device import generate, make_spec
 from tests.unit.compute.generate_requests import prompt_ids
-from tests.unit.compute.memory_check import check_scheduler
+from tests.unit.compute.memory_check import check_scheduler, tables_of
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 BROKEN = Failure(500, "engine_step_failed", "The step failed.")
@@ -41,6 +41,8 @@ FAILED = Failure(500, "grammar_failed", "The grammar failed.")
 REFUSED = Failure(500, "engine_settings_failed", "The settings were not taken.")
 
 
+# Of models that see everything, windows only, both; in whole pages of four tokens or not.
+WINDOWS = [(0,), (0,), (8,), (7, 7), (0, 8, 8, 8, 8, 8), (5, 0), (0, 13, 13, 0), (2, 11), (30, 0)]
 shapes = st.fixed_dictionaries(
     {
         "num_pages": st.sampled_from([10, 14, 20, 60]),
@@ -52,6 +54,7 @@ shapes = st.fixed_dictionaries(
         "in_flight_steps": st.sampled_from([0, 1, 1, 2]),
         "prefix_cache": st.sampled_from([0, 1, 1]),
         "pooling": st.sampled_from(["last", "mean"]),
+        "windows": st.sampled_from(WINDOWS),
     }
 )
 wishes = st.fixed_dictionaries(
@@ -81,7 +84,7 @@ pytestmark = pytest.mark.hypothesis
 
 # Shrinking a history can take minutes, so it is left to `make fuzz`.
 SETTINGS = settings(
-    max_examples=num_cases(100, exploring=300),
+    max_examples=num_cases(160, exploring=400),
     phases=(Phase.generate,) if settings.default.derandomize else tuple(Phase),
     stateful_step_count=60,
     suppress_health_check=list(HealthCheck),
@@ -96,8 +99,14 @@ class SchedulerHistory(RuleBasedStateMachine):
 
     @initialize(shape=shapes)
     def start(self, shape: dict[str, Any]) -> None:
-        names = ("num_pages", "num_host_pages", "pooling")
-        spec = {k: v for k, v in shape.items() if k in names}
+        windows = shape["windows"]
+        spec = {
+            "pooling": shape["pooling"],
+            "windows": windows,
+            # As many entries, whatever the number of pages in one.
+            "num_pages": shape["num_pages"] * len(windows),
+            "num_host_pages": shape["num_host_pages"] * len(windows),
+        }
         self.loop = Loop(
             make_spec(
                 **spec,
@@ -245,7 +254,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         """Plan and run a step, if one can be planned; some newcomers' settings may be refused."""
         if self.unsampled:
             return False
-        plan = self.loop.scheduler.plan(self.loop.now_s)
+        plan = self.loop.plan()
         if plan is None:
             return False
         slots = {delta.slot for delta in plan.slots if refused >> delta.slot % 8 & 1}
@@ -294,7 +303,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     def launch_breaks(self, ran: bool, chance: int) -> None:
         if chance or self.unsampled:
             return
-        plan = self.loop.scheduler.plan(self.loop.now_s)
+        plan = self.loop.plan()
         if plan is not None:
             if ran:
                 self.loop.device.run(plan, damaged=True)
@@ -351,6 +360,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         if hasattr(self, "loop"):
             self.loop.hear()
             check_scheduler(self.loop.scheduler)
+            for sequence in self.loop.scheduler._state.running:
+                self.seen["left behind"] += any(t.first for t in tables_of(sequence.table))
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -376,5 +387,6 @@ def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(
     machine = type("History", (SchedulerHistory,), {"policy": policy, "seen": Counter()})
     run_state_machine_as_test(machine, settings=SETTINGS)
     if settings.default.derandomize:  # what `make fuzz` draws need not have everything in it
-        for event in ("refused", "described again", "read in the step of the write"):
+        shared = "read in the step of the write"
+        for event in ("refused", "described again", "left behind", shared):
             assert machine.seen[event], event

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.address import Address, AttemptId
-from services.compute.kv import KVMemory, PageTable
+from services.compute.kv.memory import KVGroup, KVMemory
+from services.compute.kv.page_table import make_table
 from services.compute.scheduler.outputs import OutputRoutes
 from services.compute.scheduler.sequence import Sequence, SequenceParams
 from services.compute.step import Int32Array
@@ -22,7 +23,9 @@ def make_sequence(slot: int, attempt: AttemptId, detokenizer: Address) -> Sequen
     """A sequence that has its slot."""
     request = replace(make_request(0), attempt=attempt, detokenizer=detokenizer)
     params = SequenceParams(request, ())
-    sequence = Sequence(attempt, params, 0, 0, PageTable(KVMemory(1, 0, 4), ""))
+    sequence = Sequence(
+        attempt, params, 0, 0, make_table(KVMemory(1, 0, (KVGroup("full", 1, 4, 1),)), "")
+    )
     sequence.slot = slot
     return sequence
 

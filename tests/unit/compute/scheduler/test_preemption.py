@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.kv import PagePool
+from services.compute.kv.memory import PagePool
 from services.compute.scheduler.state import SchedulerSettings, Transfers
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.memory_check import check_scheduler
@@ -174,7 +174,7 @@ def test_a_page_swapped_in_is_not_a_target_of_the_same_plan() -> None:
     transfers = Transfers(host)
     pages = host.take(2)
     assert pages is not None
-    transfers.swap_in(pages, [5, 6])
+    transfers.swap_in(zip(pages, [5, 6], strict=True))
     transfers.spend(pages)
     assert host.num_free == 0, "not before the plan is made"
     assert transfers.take() == ((), ((pages[0], 5), (pages[1], 6)))

@@ -87,10 +87,10 @@ def test_a_page_that_is_written_again_is_not_shared() -> None:
     loop.add(make_request(0, prompt=tuple(range(2, 10)), **STRUCTURED))  # two pages
     launch(loop, skipped=ALL)
     launch(loop, skipped=ALL)
-    assert len(list(findable_nodes(loop.scheduler._state.memory.tree))) == 1
+    assert len(list(findable_nodes(loop.scheduler._state.memory.kinds[0].tree))) == 1
     launch(loop)
     launch(loop)
-    assert len(list(findable_nodes(loop.scheduler._state.memory.tree))) == 2
+    assert len(list(findable_nodes(loop.scheduler._state.memory.kinds[0].tree))) == 2
     loop.run()
     loop.check_finished()
 

@@ -32,7 +32,7 @@ def add_three(loop: Loop, **first: object) -> None:
 
 def planned(loop: Loop) -> StepPlan:
     """The next step, not yet launched."""
-    plan = loop.scheduler.plan(loop.now_s)
+    plan = loop.plan()
     assert plan is not None
     check_scheduler(loop.scheduler)
     return plan

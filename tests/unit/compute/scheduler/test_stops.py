@@ -91,7 +91,7 @@ def test_pages_with_discarded_tokens_are_never_shared() -> None:
     seed = seed_that_stops(EOS, 2, 2)
     loop.add(make_request(0, PROMPT, 40, seed=seed, ignore_eos=False))
     loop.run()
-    shared = list(findable_nodes(loop.scheduler._state.memory.tree))
+    shared = list(findable_nodes(loop.scheduler._state.memory.kinds[0].tree))
     assert len(shared) == 1
     check_scheduler(loop.scheduler)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compute.kernels.step_buffers import HEADER_INTS, Sections
+from services.compute.kernels.step_buffers import GROUP_SHIFT, HEADER_INTS, Sections
 from services.compute.runner.cuda.packing import (
     pack,
     packed_size,
@@ -24,6 +24,7 @@ def plan_sizes(draw: st.DrawFn) -> PlanSizes:
         draw(st.integers(0, 16)),
         tuple(draw(st.lists(st.integers(1, 60), max_size=8))),
         draw(st.integers(0, 100)),
+        num_groups=draw(st.integers(1, 3)),
     )
 
 
@@ -54,6 +55,9 @@ def test_every_section_is_read_back_from_the_counts_alone(
     at = Sections.of(counts, NUM_WORDS)
     assert counts[1] == plan.num_decode_rows
     assert counts[6:] == [0, 0]
+    page_slot = plan.page_slot
+    if sizes.num_groups > 1:
+        page_slot = page_slot + (plan.page_group << GROUP_SHIFT)
     token_start = [0, *np.cumsum(plan.q_len).tolist()]
     for start, end, expected in (
         (at.row_slot, at.q_start, plan.row_slot.tolist()),
@@ -62,7 +66,7 @@ def test_every_section_is_read_back_from_the_counts_alone(
         (at.tokens, at.sample_row, plan.tokens.tolist()),
         (at.sample_row, at.sample_index, plan.sample_row.tolist()),
         (at.sample_index, at.page_slot, plan.sample_index.tolist()),
-        (at.page_slot, at.page_index, plan.page_slot.tolist()),
+        (at.page_slot, at.page_index, page_slot.tolist()),
         (at.page_index, at.page_id, plan.page_index.tolist()),
         (at.page_id, at.slot_rows, plan.page_id.tolist()),
         (at.slot_rows, at.end, slot_rows.ravel().tolist()),
@@ -96,7 +100,7 @@ def test_split_parts_carry_every_entry_once_and_the_rows_last(sizes: PlanSizes, 
     parts = [*early, step]
     assert all(len(part.page_slot) <= limit for part in parts)
     assert all(part.num_rows == part.num_tokens == len(part.sample_row) == 0 for part in early)
-    for name in ("page_slot", "page_index", "page_id"):
+    for name in ("page_slot", "page_index", "page_id", "page_group"):
         joined = np.concatenate([getattr(part, name) for part in parts])
         assert joined.tolist() == getattr(plan, name).tolist()
     assert step.row_slot is plan.row_slot

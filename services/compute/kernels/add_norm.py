@@ -1,0 +1,216 @@
+"""Residual addition (in place) and norm in one pass over the row: RMS (Zhang and Sennrich, 2019)
+or layer norm (Ba et al., 2016).
+
+    x += scale * (post(delta) if post else delta);  out = norm(x), if there is a norm
+
+`post` is the norm that Gemma 2 and 3, GLM-4 and OLMo 2 have behind a block, `scale` Granite's
+residual multiplier. Rounding is that of transformers: whatever a module returns is rounded to the
+dtype, so delta after its norm, that times the scale, and the sum, which is normalised as such. Mean
+and division are float32. With `round_first` (Llama) the normalised value is rounded before it is
+multiplied by the weight, and the product again: with u the dtype's unit roundoff (bf16 2^-8, fp16
+2^-11) the result is within 2u of the exact value of each element; without (Gemma, OLMo 2, Cohere,
+torch's own norms) it is rounded once and within u.
+
+Shape legend: T tokens, S sampled tokens, E hidden width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.launch import dependent_launch
+
+if TYPE_CHECKING:
+    from services.compute.layers.weighted_layers import Norm
+
+MAX_WIDTH = 16384
+"""A row is held in the registers of one program; wider ones would spill."""
+
+
+@triton.jit
+def normalize(x, inside, eps, WIDTH: tl.constexpr, FORM: tl.constexpr):
+    """A float32 row, 0 outside, over its root mean square."""
+    if FORM[0] == "layer":
+        x = tl.where(inside, x - tl.sum(x, axis=0) / WIDTH, 0.0)
+    mean = tl.sum(x * x, axis=0) / WIDTH
+    return x * tl.rsqrt(mean + eps)
+
+
+@triton.jit
+def apply_weight(normal, weight, bias, FORM: tl.constexpr, dtype: tl.constexpr):
+    """The normalised row times the weight, and perhaps a bias, rounded to the dtype."""
+    if FORM[1]:
+        normal = normal.to(dtype).to(tl.float32)
+    out = normal * weight.to(tl.float32)
+    if bias is not None:
+        out += bias.to(tl.float32)
+    return out.to(dtype)
+
+
+@triton.jit
+def add_delta(
+    x, delta, inside, post_weight, post_eps, scale,
+    WIDTH: tl.constexpr, POST: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """x + scale * post(delta) of float32 rows, rounded to the dtype."""
+    if post_weight is not None:
+        normal = normalize(delta, inside, post_eps, WIDTH, POST)
+        delta = apply_weight(normal, post_weight, None, POST, dtype).to(tl.float32)
+    if scale is not None:
+        delta = (delta * scale).to(dtype).to(tl.float32)
+    return (x + delta).to(dtype)
+
+
+@triton.jit
+def _load(pointer, e, inside):
+    """A weight or bias, or None where there is none."""
+    value = None
+    if pointer is not None:
+        value = tl.load(pointer + e, mask=inside, other=0.0)
+    return value
+
+
+@triton.jit
+def _add_norm_kernel(
+    x_ptr,
+    delta_ptr,
+    index_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    post_weight_ptr,
+    eps,
+    post_eps,
+    scale,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    NORM: tl.constexpr,
+    POST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """What is not there is None, and its code with it."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0)
+    e = tl.arange(0, BLOCK_E)
+    inside = e < E
+    dtype = x_ptr.dtype.element_ty
+    if index_ptr is not None:
+        source = tl.load(index_ptr + row).to(tl.int64) * E
+    else:
+        source = row.to(tl.int64) * E
+    # loaded before the sum over the row is waited for
+    weight = _load(weight_ptr, e, inside)
+    bias = _load(bias_ptr, e, inside)
+    post_weight = _load(post_weight_ptr, e, inside)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(x_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
+    if delta_ptr is not None:
+        delta = tl.load(delta_ptr + source + e, mask=inside, other=0.0).to(tl.float32)
+        total = add_delta(x, delta, inside, post_weight, post_eps, scale, E, POST, dtype)
+        if index_ptr is None:
+            tl.store(x_ptr + source + e, total, mask=inside)
+        x = total.to(tl.float32)
+    if out_ptr is not None:
+        out = apply_weight(normalize(x, inside, eps, E, NORM), weight, bias, NORM, dtype)
+        tl.store(out_ptr + row.to(tl.int64) * E + e, out, mask=inside)
+
+
+def norm_form(norm: Norm | None) -> tuple[str, bool] | None:
+    """What of a norm is compiled into a kernel."""
+    return None if norm is None else (norm.kind, norm.round_first)
+
+
+def add_norm(
+    x_TE: Tensor,
+    delta_TE: Tensor | None,
+    norm: Norm | None,
+    out_TE: Tensor | None,
+    *,
+    post: Norm | None = None,
+    scale: float = 1.0,
+    index_S: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """x += scale * post(delta) in place, out = norm(x); without delta x stays as it is.
+
+    Without `norm` and `out` there is the addition alone. With `index_S` (int32) row s of `out` is
+    bitwise that of token index_S[s], and x stays as it is. Every index must be a row of x, that of
+    padding, too (0 is).
+
+    All tensors are contiguous, of one dtype but for the norms' (theirs or float32), and at most
+    MAX_WIDTH wide; `post` has no bias. For pdl see dependent_launch; indices are read above the
+    wait.
+    """
+    num_rows, width = x_TE.shape if out_TE is None else out_TE.shape
+    if width > MAX_WIDTH:
+        raise ValueError(f"add_norm: rows of {width} are wider than {MAX_WIDTH}.")
+    assert (norm is None) == (out_TE is None)
+    assert delta_TE is not None or (norm is not None and post is None and scale == 1.0)
+    assert post is None or post.bias_E is None
+    block = triton.next_power_of_2(width)
+    _add_norm_kernel[(num_rows,)](
+        x_TE,
+        delta_TE,
+        index_S,
+        None if norm is None else norm.weight_E,
+        None if norm is None else norm.bias_E,
+        out_TE,
+        None if post is None else post.weight_E,
+        None if norm is None else norm.eps,
+        None if post is None else post.eps,
+        None if scale == 1.0 else scale,
+        E=width,
+        BLOCK_E=block,
+        NORM=norm_form(norm),
+        POST=norm_form(post),
+        # 16 elements a thread: two 16-byte loads of each bf16 operand in flight
+        num_warps=min(max(block // 512, 1), 16),
+        # else the weight's product and the sum become one instruction with one rounding
+        enable_fp_fusion=post is None or not post.round_first,
+        **dependent_launch(pdl, x_TE),
+    )
+
+
+def norm_reference(x_TE: Tensor, norm: Norm) -> Tensor:
+    """Mean and division in float32 at least, rounded to x's dtype as the norm says."""
+    wide_TE = x_TE.to(torch.promote_types(x_TE.dtype, torch.float32))
+    if norm.kind == "layer":
+        wide_TE = wide_TE - wide_TE.mean(-1, keepdim=True)
+    normal_TE = wide_TE * torch.rsqrt(wide_TE.square().mean(-1, keepdim=True) + norm.eps)
+    if norm.round_first:
+        normal_TE = normal_TE.to(x_TE.dtype).to(wide_TE.dtype)
+    out_TE = normal_TE * norm.weight_E.to(wide_TE.dtype)
+    if norm.bias_E is not None:
+        out_TE = out_TE + norm.bias_E.to(wide_TE.dtype)
+    return out_TE.to(x_TE.dtype)
+
+
+def add_reference(x_TE: Tensor, delta_TE: Tensor, post: Norm | None, scale: float) -> Tensor:
+    """x + scale * post(delta), rounded after each."""
+    return x_TE + (delta_TE if post is None else norm_reference(delta_TE, post)) * scale
+
+
+def add_norm_reference(
+    x_TE: Tensor,
+    delta_TE: Tensor | None,
+    norm: Norm | None,
+    out_TE: Tensor | None,
+    *,
+    post: Norm | None = None,
+    scale: float = 1.0,
+    index_S: Tensor | None = None,
+) -> None:
+    sum_TE = x_TE if delta_TE is None else add_reference(x_TE, delta_TE, post, scale)
+    if index_S is None:
+        x_TE.copy_(sum_TE)
+    else:
+        sum_TE = sum_TE[index_S.long()]
+    if norm is not None and out_TE is not None:
+        out_TE.copy_(norm_reference(sum_TE, norm))

@@ -1,0 +1,232 @@
+"""KV memory: one pool of pages, from which every kind of cache takes its own."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from services.compute.kv.prefix_tree import Node, PrefixTree
+
+KINDS = ("full", "window")
+WITHOUT_END = 1 << 40  # positions
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share one page table: pages of `page_tokens` positions, `page_bytes` in all.
+
+    All groups of a model have pages of one size, so that they draw from one pool.
+    """
+
+    kind: Literal["full", "window", "mla", "state"]
+    num_layers: int
+    page_tokens: int
+    page_bytes: int
+    window: int = 0  # positions that a query sees, itself included; 0: all before it
+
+
+class PagePool:
+    """The free pages of one memory: the device's, or the host's swap space.
+
+    Every page is either free or owned by exactly one holder: a sequence's table or the prefix
+    tree. Sharing is counted in the tree, where it happens. The page given back last is handed out
+    first, so that the pages in use stay few and warm.
+
+    `_place` says where in `_free` each page was put last: it is free if it is still there. So
+    taking pages marks nothing. With arrays, the 8,192 pages of a prompt of 128k tokens are one
+    copy of 32 KB; in a list they are as many objects, each of which has to be touched.
+    """
+
+    __slots__ = ("_free", "_place", "num_free", "num_pages")
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 0:
+            raise ValueError(f"num_pages is {num_pages}; it must not be negative")
+        self.num_pages = self.num_free = num_pages
+        self._free = array("i", range(num_pages))  # the first `num_free` of them
+        self._place = self._free[:]
+
+    def take(self, count: int) -> array[int] | None:
+        num_left = self.num_free - count
+        if num_left < 0:
+            return None
+        pages = self._free[num_left : self.num_free]
+        self.num_free = num_left
+        return pages
+
+    def give_back(self, page: int) -> None:
+        """Free one page; RuntimeError if it is free already."""
+        if not self.is_used(page):
+            raise RuntimeError(f"page {page} is freed twice")
+        self._place[page] = self.num_free
+        self._free[self.num_free] = page
+        self.num_free += 1
+
+    def is_used(self, page: int) -> bool:
+        place = self._place[page]
+        return place >= self.num_free or self._free[place] != page
+
+
+class PageBundles:
+    """Pages that are taken and freed `width` at a time; a bundle goes by the first of them."""
+
+    def __init__(self, pool: PagePool, width: int) -> None:
+        self._give_back = pool.give_back
+        self._width = width
+        self._pages_of = np.zeros((pool.num_pages, width), dtype=np.int32)
+
+    def tie(self, pages: array[int]) -> array[int]:
+        if len(pages) == self._width:
+            self._pages_of[pages[0]] = pages
+            return pages[:1]
+        bundles = np.frombuffer(pages, dtype=np.int32).reshape(-1, self._width)
+        firsts = bundles[:, 0]
+        self._pages_of[firsts] = bundles
+        return array("i", firsts.tobytes())
+
+    def pages_of(self, bundles: array[int]) -> array[int]:
+        return array("i", self._pages_of[bundles].tobytes())
+
+    def give_back(self, bundle: int) -> None:
+        for page in self._pages_of[bundle].tolist():
+            self._give_back(page)
+
+
+class PageKind:
+    """Groups whose layers see the same positions, so that their page tables move in lockstep.
+
+    An entry of the table that they share is `width` pages, one of each group, and goes by the
+    first of them: for a single group it is just that page.
+
+    Of a window a sequence keeps what its next query sees, and at least the page before that
+    query's own: there the prefix tree goes on.
+    """
+
+    def __init__(self, memory: KVMemory, number: int, groups: Sequence[int], window: int) -> None:
+        page_tokens = memory.page_tokens
+        self.memory = memory
+        self.number = number
+        self.groups: npt.NDArray[np.int32] = np.array(groups, dtype=np.int32)
+        self.width = len(groups)
+        self.window = window
+        self.page_tokens = page_tokens
+        self._reach = max(window, page_tokens + 1) if window else WITHOUT_END
+        self._bundles = PageBundles(memory.device, self.width) if self.width > 1 else None
+        self.give_back = (self._bundles or memory.device).give_back
+        self.tree = PrefixTree(self.give_back, held_first=not window)
+
+    def take(self, count: int) -> array[int] | None:
+        pages = self.memory.take(count * self.width)
+        if pages is None or self._bundles is None:
+            return pages
+        return self._bundles.tie(pages)
+
+    def pages_of(self, entries: array[int]) -> array[int]:
+        """All pages of these entries, entry by entry."""
+        return entries if self._bundles is None else self._bundles.pages_of(entries)
+
+    def entries_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_tokens)
+
+    def first_entry(self, position: int) -> int:
+        """The first entry that queries from `position` on need."""
+        return max(position + 1 - self._reach, 0) // self.page_tokens
+
+    def most_entries(self, num_tokens: int, max_chunk: int) -> int:
+        """Most entries that a sequence of this length holds at once, computed in such chunks."""
+        # The first query's window, the rest of the chunk, and one position that a structured sample
+        # may go back: at worst the first of these is the last of its page.
+        most = (self._reach + max_chunk + self.page_tokens - 2) // self.page_tokens + 1
+        return min(self.entries_for(num_tokens), most)
+
+
+class KVMemory:
+    """All pages of one runner. An evictable page of any kind counts as available.
+
+    A page means the same memory whichever group has it: all groups' pages are of one size.
+    """
+
+    def __init__(self, num_pages: int, num_host_pages: int, groups: Sequence[KVGroup]) -> None:
+        self.page_tokens = _check_groups(groups)
+        self.num_groups = len(groups)
+        self.device = PagePool(num_pages)
+        self.host = PagePool(num_host_pages)
+        self.now = 0  # counts releases: pages of several kinds are evicted in one order
+        members: dict[int, list[int]] = defaultdict(list)
+        for number, group in enumerate(groups):
+            members[group.window].append(number)
+        # The kind that sees all positions comes first: it says best how long a hit can be.
+        self.kinds = tuple(
+            PageKind(self, number, members[window], window)
+            for number, window in enumerate(sorted(members))
+        )
+
+    @property
+    def num_available(self) -> int:
+        available = self.device.num_free
+        for kind in self.kinds:
+            available += kind.width * kind.tree.num_evictable
+        return available
+
+    def take(self, count: int) -> array[int] | None:
+        """Take device pages, all or none, evicting from the trees where none are free."""
+        missing = count - self.device.num_free
+        if missing > 0:
+            if count > self.num_available:
+                return None
+            self._evict(missing)
+        return self.device.take(count)
+
+    def flush(self) -> int:
+        """Forget all pages without a holder; return how many there were."""
+        return sum(kind.width * kind.tree.evict(kind.tree.num_evictable) for kind in self.kinds)
+
+    def detach(self, node: Node) -> list[Node]:
+        """Make a node of any kind unfindable, and all below it; return those still held."""
+        if node.detached:
+            return []
+        *others, last = self.kinds
+        kind = next((kind for kind in others if kind.tree.has(node)), last)
+        return kind.tree.detach(node)
+
+    def most_pages(self, num_tokens: int, max_chunk: int) -> int:
+        """Most pages that a sequence of this length holds at once, computed in such chunks."""
+        return sum(kind.width * kind.most_entries(num_tokens, max_chunk) for kind in self.kinds)
+
+    def longest_sequence(self, max_model_len: int, max_chunk: int) -> int:
+        """The most positions, up to a model's limit, that one sequence can have alone."""
+        lengths = range(0, max_model_len + self.page_tokens, self.page_tokens)
+        most = bisect_right(
+            lengths, self.device.num_pages, key=lambda n: self.most_pages(n, max_chunk)
+        )
+        return lengths[most - 1]
+
+    def _evict(self, num_pages: int) -> None:
+        while num_pages > 0:
+            idle = [kind for kind in self.kinds if kind.tree.num_evictable]
+            idle.sort(key=lambda kind: kind.tree.oldest)
+            oldest, until = idle[0], idle[1].tree.oldest if len(idle) > 1 else None
+            num_entries = -(-num_pages // oldest.width)
+            num_pages -= oldest.width * oldest.tree.evict(num_entries, until)
+
+
+def _check_groups(groups: Sequence[KVGroup]) -> int:
+    """Return the tokens of a page; ValueError for groups that cannot share one pool of pages."""
+    for group in groups:
+        if group.kind not in KINDS:
+            raise ValueError(f"cache groups of kind {group.kind!r} are not supported yet")
+        if (group.kind == "window") is not (group.window > 0):
+            raise ValueError(f"a cache group of kind {group.kind!r} has a window of {group.window}")
+    page_tokens = {group.page_tokens for group in groups}
+    if len(page_tokens) != 1 or min(page_tokens) < 1:
+        raise ValueError(f"page_tokens of the cache groups must be one positive number: {groups}")
+    if len({group.page_bytes for group in groups}) > 1:
+        raise ValueError(f"page_bytes of the cache groups differ: {groups}")
+    return page_tokens.pop()

@@ -1,0 +1,246 @@
+"""A step on a GPU: the operations of the parts by fused kernels, on buffers that never move.
+
+The arithmetic of eager_step.py in eight or nine launches a layer: norms take the residual addition
+with them; head norms, rotation and the cache write are one; so are SiLU and the product with up,
+and with few rows the products before them. One token takes six: norm and qkv, rotation and cache
+write, attention, out, norm with gate, up and SiLU, down. A product takes 3 to 55 us there, and each
+launch that is left out saves 1.6 and a gap (benchmarks/results/gpu_kernels.md).
+
+Shape legend: T tokens (the bucket), E hidden width, F inner width of the MLP, H query heads,
+K kv heads, D head width, C = (H + 2K) * D, N pages, P positions in a page, J = D / 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from services.compute.kernels.activations import act_mul, activate
+from services.compute.kernels.add_norm import add_norm
+from services.compute.kernels.matvec import NormedInput
+from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
+from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.parts import Activation, Attention, Hidden, Input, Normed
+from services.compute.layers.products import Product
+from services.compute.layers.rope import RopeSpec
+from services.compute.layers.weighted_layers import Embedding, Linear, Norm
+
+
+class Scratch:
+    """Memory for the results of a sublayer's launches: the n-th lies where the n-th always lies.
+
+    The first and largest step makes it, before anything is captured. What a captured graph has seen
+    is never freed.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._buffers: list[Tensor] = []
+        self._all: list[Tensor] = []
+        self._next = 0
+        self._like = torch.empty(0, dtype=dtype, device=device)
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    def take(self, num_rows: int, width: int) -> Tensor:
+        """[num_rows, width], with whatever was there."""
+        number, size = self._next, num_rows * width
+        self._next += 1
+        if number == len(self._buffers):
+            self._buffers.append(self._like)
+        if self._buffers[number].numel() < size:
+            if self._like.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("scratch memory must not grow while a graph is captured")
+            self._buffers[number] = self._like.new_zeros(size)
+            self._all.append(self._buffers[number])
+        return self._buffers[number][:size].view(num_rows, width)
+
+
+class StreamBuffers(NamedTuple):
+    """The residual stream and what was added last, where the next graph finds them."""
+
+    x_TE: Tensor
+    delta_TE: Tensor
+    other_1E: Tensor  # with one token a norm's launch reads x while it writes the sum: they swap
+
+    @staticmethod
+    def make(
+        max_tokens: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> StreamBuffers:
+        zeros = torch.zeros(2 * max_tokens + 1, width, dtype=dtype, device=device)
+        return StreamBuffers(*torch.split(zeros, [max_tokens, max_tokens, 1]))
+
+
+class LayerCache(NamedTuple):
+    """Where a layer's keys and values lie, and go."""
+
+    pages: Tensor  # [N, 2, K, P, D]
+    page_table_NL: Tensor  # of its cache group
+    kv_slots_T: Tensor  # of its cache group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelDevice:
+    """What all steps of a model have in common."""
+
+    inputs: StepInputs
+    stream: StreamBuffers
+    scratch: Scratch
+    product: Product
+    ropes: Mapping[RopeSpec, RotaryTables]
+    pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
+
+
+class KernelStep:
+    """A `StepContext` for one bucket: launched eagerly to warm up, under capture to be replayed."""
+
+    def __init__(
+        self,
+        device: KernelDevice,
+        num_tokens: int,
+        caches: Sequence[LayerCache],
+        attention: KernelAttention,
+    ) -> None:
+        self._device = device
+        self._num_tokens = num_tokens
+        self._caches = caches
+        self._attention = attention
+
+    def embed(self, embedding: Embedding) -> Hidden:
+        stream, num_tokens = self._device.stream, self._num_tokens
+        # Where launches take the norm in, the stream swaps at each addition. Mostly there is an odd
+        # number of them, so that it ends in x.
+        swaps = self._device.product.can_norm(num_tokens)
+        x_TE = stream.other_1E if swaps else stream.x_TE[:num_tokens]
+        tokens_T = self._device.inputs.tokens_T[:num_tokens]
+        torch.index_select(embedding.weight_VE, 0, tokens_T, out=x_TE)
+        if embedding.scale != 1.0:
+            x_TE.mul_(embedding.scale)
+        self._attention.plan(num_tokens)
+        return Hidden(x_TE)
+
+    def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
+        self._device.scratch.rewind()
+        return Normed(hidden, norm)
+
+    def computed(self, normed: Normed) -> Tensor:
+        if normed.value_TE is None:
+            hidden, norm = normed.hidden, normed.norm
+            normed.value_TE = hidden.x_TE if norm is None else self._take(hidden.x_TE.shape[1])
+            if norm is not None or hidden.delta_TE is not None:
+                add_norm(
+                    hidden.x_TE,
+                    hidden.delta_TE,
+                    norm,
+                    None if norm is None else normed.value_TE,
+                    post=hidden.behind,
+                    scale=hidden.scale,
+                    pdl=self._device.pdl,
+                )
+            hidden.forget()
+        return normed.value_TE
+
+    def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
+        """Leave the sum to the launch of the next norm."""
+        hidden.delta_TE, hidden.behind, hidden.scale = delta_TE, behind, scale
+
+    def settle(self, hidden: Hidden) -> None:
+        self.computed(Normed(hidden, None))
+
+    def linear(self, x: Input, linear: Linear) -> Tensor:
+        return self._multiply(x, linear, None)
+
+    def linear_out(self, x: Input, linear: Linear) -> Tensor:
+        return self._multiply(x, linear, self._device.stream.delta_TE[: self._num_tokens])
+
+    def gated(self, x: Input, gate_up: Linear, activation: Activation) -> Tensor:
+        product, num_rows = self._device.product, gate_up.weight_OI.shape[0]
+        inner_TF = self._take(num_rows // 2)
+        if gate_up.bias_O is None and not isinstance(x, Tensor) and self._takes_norm(x):
+            product.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
+        elif product.can_gate(self._num_tokens, gate_up):
+            product.gated(self._value(x), gate_up, activation, inner_TF)
+        else:
+            wide_TF2 = self._take(num_rows)
+            product(self._value(x), gate_up, wide_TF2)
+            act_mul(wide_TF2, inner_TF, activation, pdl=self._device.pdl)
+        return inner_TF
+
+    def activated(self, x: Input, up: Linear, activation: Activation) -> Tensor:
+        inner_TF = self.linear(x, up)
+        activate(inner_TF, inner_TF, activation, pdl=self._device.pdl)
+        return inner_TF
+
+    def attend(self, qkv_TC: Tensor, attention: Attention[Linear]) -> Tensor:
+        device, cache = self._device, self._caches[attention.layer]
+        heads = (-1, attention.num_heads, attention.head_dim)
+        mixed_TC = self._take(attention.num_heads * attention.head_dim)
+        rotate_and_store(
+            qkv_TC,
+            device.inputs.positions_T,
+            cache.kv_slots_T,
+            None if attention.rope is None else device.ropes[attention.rope],
+            HeadNorms(
+                attention.q_norm,
+                attention.k_norm,
+                attention.norms_rotated,
+                attention.norms_all_heads,
+            ),
+            cache.pages,
+            attention.num_heads,
+            pdl=device.pdl,
+        )
+        call = AttentionCall(
+            qkv_TC[:, : mixed_TC.shape[1]].view(heads),
+            cache.pages,
+            cache.page_table_NL,
+            mixed_TC.view(heads),
+            attention.scale,
+            attention.window,
+            attention.softcap,
+        )
+        self._attention.attend(call)
+        return mixed_TC
+
+    def finish(self, hidden: Hidden) -> None:
+        """Leave the stream where the next graph finds it."""
+        x_TE = self._device.stream.x_TE[: self._num_tokens]
+        if hidden.x_TE.data_ptr() != x_TE.data_ptr():
+            x_TE.copy_(hidden.x_TE)
+
+    def _take(self, width: int) -> Tensor:
+        return self._device.scratch.take(self._num_tokens, width)
+
+    def _value(self, x: Input) -> Tensor:
+        return x if isinstance(x, Tensor) else self.computed(x)
+
+    def _multiply(self, x: Input, linear: Linear, out_TO: Tensor | None) -> Tensor:
+        product = self._device.product
+        if isinstance(x, Tensor) or not self._takes_norm(x):
+            value_TI = self._value(x)  # before the output is taken: scratch comes in order
+            out_TO = self._take(linear.weight_OI.shape[0]) if out_TO is None else out_TO
+            product(value_TI, linear, out_TO)
+        else:
+            out_TO = self._take(linear.weight_OI.shape[0]) if out_TO is None else out_TO
+            product.normed(self._into_launch(x), linear, out_TO)
+        return out_TO
+
+    def _takes_norm(self, x: Normed) -> bool:
+        return x.norm is not None and self._device.product.can_norm(self._num_tokens)
+
+    def _into_launch(self, x: Normed) -> NormedInput:
+        """The norm for a product's launch, which leaves the sum in the other buffer."""
+        hidden, stream = x.hidden, self._device.stream
+        x_TE, delta_TE, sum_TE = hidden.x_TE, hidden.delta_TE, None
+        if delta_TE is not None:
+            is_other = x_TE.data_ptr() == stream.other_1E.data_ptr()
+            sum_TE = stream.x_TE[:1] if is_other else stream.other_1E
+        normed = NormedInput(x_TE, delta_TE, x.norm, sum_TE, hidden.behind, hidden.scale)
+        hidden.forget()
+        hidden.x_TE = x_TE if sum_TE is None else sum_TE
+        return normed

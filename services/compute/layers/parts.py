@@ -1,0 +1,208 @@
+"""What a layer is made of: a mixer, a feed-forward, their norms, and the residual stream.
+
+The parts are written once. A `StepContext` carries out their operations: in plain torch on the CPU
+(eager_step.py), by fused kernels on a GPU (kernel_step.py).
+
+Shape legend: T tokens, E hidden width, F inner width of the MLP, H query heads, K kv heads,
+D head width, C = (H + 2K) * D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from services.compute.layers.rope import RopeSpec
+from services.compute.layers.weighted_layers import Embedding, Norm
+
+L = TypeVar("L")
+"""A linear map in the form in which a device multiplies by it."""
+
+Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+"""gelu by the error function, gelu_tanh its approximation, relu2 the square of relu (Nemotron)."""
+
+
+@dataclass(slots=True, eq=False)
+class Hidden:
+    """The residual stream, and what a part has added to it if no launch has done the sum yet."""
+
+    x_TE: Tensor
+    delta_TE: Tensor | None = None
+    behind: Norm | None = None  # of the delta, before the sum
+    scale: float = 1.0  # of the delta
+
+    def forget(self) -> None:
+        """The delta has been added."""
+        self.delta_TE, self.behind, self.scale = None, None, 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Normed:
+    """The norm of the residual stream; without one, the stream as it is.
+
+    The value may come late, so that a product can take the norm into its own launch.
+    """
+
+    hidden: Hidden
+    norm: Norm | None
+    value_TE: Tensor | None = None
+
+
+Input: TypeAlias = "Tensor | Normed"
+
+
+class StepContext(Protocol[L]):
+    """One step on its way through the layers: its inputs, the cache, and the device's operations.
+
+    Results are overwritten once the next sublayer begins.
+    """
+
+    def embed(self, embedding: Embedding) -> Hidden: ...
+
+    def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
+        """Begin a sublayer."""
+        ...
+
+    def computed(self, normed: Normed) -> Tensor:
+        """The value, for a norm that several parts read."""
+        ...
+
+    def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
+        """x += scale * behind(delta)."""
+        ...
+
+    def settle(self, hidden: Hidden) -> None:
+        """Do the sum now: another part is to add something before the next norm."""
+        ...
+
+    def linear(self, x: Input, linear: L) -> Tensor: ...
+
+    def linear_out(self, x: Input, linear: L) -> Tensor:
+        """The same, for the last product of a part: its result lasts until it is added."""
+        ...
+
+    def gated(self, x: Input, gate_up: L, activation: Activation) -> Tensor:
+        """activation(gate) * up; the map's first half are the gates."""
+        ...
+
+    def activated(self, x: Input, up: L, activation: Activation) -> Tensor: ...
+
+    def attend(self, qkv_TC: Tensor, attention: Attention[L]) -> Tensor:
+        """Rotate, store keys and values, and mix; returns [T, H * D]."""
+        ...
+
+
+class LayerPart(Protocol[L]):
+    """A mixer or a feed-forward."""
+
+    def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
+        """What it adds to the residual stream, [T, E]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention(Generic[L]):
+    """Attention with grouped-query heads (Ainslie et al., 2023); one product for q, k and v.
+
+    The weight of a norm of queries or keys is of one head, or of all, one after the other.
+    """
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv: L
+    out: L
+    scale: float  # of the scores
+    rope: RopeSpec | None  # None: the layer sees no positions
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    norms_rotated: bool = False  # the norms come after the rotation
+    norms_all_heads: bool = False  # one norm of all heads together
+    window: int = 0  # positions that a query sees, its own included; 0: all before it
+    softcap: float = 0.0  # softcap * tanh(score / softcap); 0: as they are
+
+    def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
+        return step.linear_out(step.attend(step.linear(x, self.qkv), self), self.out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedMLP(Generic[L]):
+    """down(activation(gate(x)) * up(x)) (Shazeer, 2020)."""
+
+    gate_up: L
+    down: L
+    activation: Activation = "silu"
+
+    def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
+        return step.linear_out(step.gated(x, self.gate_up, self.activation), self.down)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MLP(Generic[L]):
+    up: L
+    down: L
+    activation: Activation
+
+    def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
+        return step.linear_out(step.activated(x, self.up, self.activation), self.down)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sublayer(Generic[L]):
+    """A part with the norm before it, the one behind it, and the scale of what it adds."""
+
+    norm: Norm | None
+    part: LayerPart[L]
+    behind: Norm | None = None
+    scale: float = 1.0
+
+    def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
+        delta_TE = self.part(step.normed(hidden, self.norm), step)
+        step.add(hidden, delta_TE, self.behind, self.scale)
+
+
+class Layer(Protocol[L]):
+    @property
+    def last(self) -> tuple[Norm | None, float]:
+        """The norm behind what the layer adds last, and its scale."""
+        ...
+
+    def __call__(self, hidden: Hidden, step: StepContext[L]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SerialLayer(Generic[L]):
+    """The mixer, then the feed-forward."""
+
+    mixer: Sublayer[L]
+    feed_forward: Sublayer[L]
+
+    @property
+    def last(self) -> tuple[Norm | None, float]:
+        return self.feed_forward.behind, self.feed_forward.scale
+
+    def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
+        self.mixer(hidden, step)
+        self.feed_forward(hidden, step)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParallelLayer(Generic[L]):
+    """Mixer and feed-forward of one and the same input (Wang and Komatsuzaki, 2021)."""
+
+    norm: Norm
+    mixer: LayerPart[L]
+    feed_forward: LayerPart[L]
+
+    @property
+    def last(self) -> tuple[Norm | None, float]:
+        return None, 1.0
+
+    def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
+        x_TE = step.computed(step.normed(hidden, self.norm))
+        step.add(hidden, self.mixer(x_TE, step), None, 1.0)
+        step.settle(hidden)
+        step.add(hidden, self.feed_forward(x_TE, step), None, 1.0)

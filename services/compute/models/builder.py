@@ -1,0 +1,261 @@
+"""Builds decoders of a checkpoint's tensors: what the files of the families are written with.
+
+Shape legend: E hidden width, F inner width of the MLP, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from common.decoder_shape import DecoderShape
+from services.compute.layers.parts import MLP, Activation, Attention, GatedMLP, Layer
+from services.compute.layers.rope import RopeDefaults, RopeSpec, read_rope
+from services.compute.layers.weighted_layers import Embedding, Norm
+from services.compute.models.decoder import Decoder
+from services.compute.models.weights import WeightSource
+
+L = TypeVar("L")
+MakeLinear: TypeAlias = "Callable[[Tensor, Tensor | None], L]"
+"""Makes of a weight [out, in] and perhaps a bias what a device multiplies by."""
+
+
+PLAIN_ROPE = RopeDefaults()
+
+
+@dataclass(frozen=True, slots=True)
+class NormForm:
+    """What kind of norm a family has throughout."""
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    has_bias: bool = False
+    plus_one: bool = False  # the checkpoint holds the weight less one
+    round_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TopNames:
+    """Names of the tensors, and of the layers, that are not in a layer."""
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+
+
+LLAMA_NAMES = TopNames()
+
+
+class Builder(Generic[L]):
+    """Takes the tensors of one checkpoint in the order in which a family asks for them.
+
+    Its methods raise ModelError for what is missing or of another shape.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        raw: Mapping[str, Any],
+        windows: tuple[int, ...],
+        weights: WeightSource,
+        make_linear: MakeLinear[L],
+    ) -> None:
+        self.shape = shape
+        self.raw = raw
+        self.needs_head = True  # False: it may be missing, as where only embeddings are made
+        self._windows = windows
+        self._weights = weights
+        self._make_linear = make_linear
+        self._mixers: list[Attention[L]] = []
+
+    @property
+    def layer_number(self) -> int:
+        """Of the layer that is being made."""
+        return len(self._mixers)
+
+    @property
+    def window(self) -> int:
+        """Of the layer that is being made, in tokens; 0: it attends to everything before."""
+        return self._windows[len(self._mixers)]
+
+    @property
+    def layer_type(self) -> str:
+        return "sliding_attention" if self.window else "full_attention"
+
+    def rounded(self, value: float) -> float:
+        """A number in the dtype of the weights."""
+        return float(torch.tensor(value, dtype=self._weights.dtype))
+
+    def skip(self, *prefixes: str) -> None:
+        """Leave tensors whose names begin so."""
+        self._weights.skip(*prefixes)
+
+    def norm(self, name: str, form: NormForm, width: int = 0) -> Norm:
+        shape = (width or self.shape.hidden_size,)
+        weight_E = self._weights.take(f"{name}.weight", shape)
+        if form.plus_one:
+            weight_E = weight_E.float() + 1.0
+        bias_E = None
+        if form.has_bias:
+            bias_E = self._weights.take(f"{name}.bias", shape).to(weight_E.dtype)
+        return Norm(weight_E, form.eps, form.kind, bias_E, form.round_first)
+
+    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool) -> L:
+        """Maps of one input as one, their rows stacked."""
+        weight = self._weights.stack([f"{name}.weight" for name in names], rows, columns)
+        if not bias:
+            return self._make_linear(weight, None)
+        return self._make_linear(
+            weight, self._weights.stack([f"{name}.bias" for name in names], rows, 0)
+        )
+
+    def rope(
+        self, layer_type: str = "full_attention", defaults: RopeDefaults = PLAIN_ROPE
+    ) -> RopeSpec:
+        """How config.json says that layers of this type turn with positions."""
+        return read_rope(self.raw, self.shape.head_dim, layer_type, defaults)
+
+    def qkv(
+        self, names: Sequence[str], rope: RopeSpec | None, bias: bool, by_kv_head: bool = False
+    ) -> L:
+        """Queries, keys and values as one map: of three tensors, or of one.
+
+        `by_kv_head`: the one has the queries of each kv head, then its key, then its value.
+        """
+        shape = self.shape
+        rows = [shape.num_heads * shape.head_dim, *[shape.num_kv_heads * shape.head_dim] * 2]
+        rows = rows if len(names) == 3 else [sum(rows)]
+
+        def ordered(weight: Tensor) -> Tensor:
+            return self._turned(self._ungrouped(weight) if by_kv_head else weight, rope)
+
+        weight = self._weights.stack([f"{n}.weight" for n in names], rows, shape.hidden_size)
+        if not bias:
+            return self._make_linear(ordered(weight), None)
+        bias_C = self._weights.stack([f"{n}.bias" for n in names], rows, 0)
+        return self._make_linear(ordered(weight), ordered(bias_C))
+
+    def mixer(
+        self, qkv: L, out: L, rope: RopeSpec | None, *, scale: float = 0.0, **more: Any
+    ) -> Attention[L]:
+        """The next layer's attention; `more` is `Attention`'s."""
+        shape = self.shape
+        mixer = Attention(
+            layer=self.layer_number,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            qkv=qkv,
+            out=out,
+            scale=scale or shape.head_dim**-0.5,
+            rope=rope,
+            window=self.window,
+            **more,
+        )
+        self._mixers.append(mixer)
+        return mixer
+
+    def attention(
+        self,
+        at: str,
+        rope: RopeSpec | None,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        head_norm: NormForm | None = None,
+        **more: Any,
+    ) -> Attention[L]:
+        """The same of tensors that are named as Llama's, the norms of heads as Qwen3's."""
+        qkv = self.qkv([f"{at}.{name}_proj" for name in "qkv"], rope, qkv_bias)
+        if head_norm is not None:
+            more["q_norm"] = self.head_norm(f"{at}.q_norm", head_norm, rope)
+            more["k_norm"] = self.head_norm(f"{at}.k_norm", head_norm, rope)
+        return self.mixer(qkv, self.out(f"{at}.o_proj", out_bias), rope, **more)
+
+    def out(self, name: str, bias: bool = False) -> L:
+        q_width = self.shape.num_heads * self.shape.head_dim
+        return self.linear([name], (self.shape.hidden_size,), q_width, bias)
+
+    def head_norm(self, name: str, form: NormForm, rope: RopeSpec | None, *shape: int) -> Norm:
+        """The norm of queries or of keys; its weight is of one head, or has this shape."""
+        weight_E = self._weights.take(f"{name}.weight", shape or (self.shape.head_dim,)).flatten()
+        if form.plus_one:
+            weight_E = weight_E.float() + 1.0
+        weight_E = weight_E if rope is None else rope.in_order(weight_E)
+        return Norm(weight_E, form.eps, form.kind, None, form.round_first)
+
+    def gated_mlp(
+        self,
+        at: str,
+        *,
+        bias: bool = False,
+        activation: Activation = "silu",
+        merged: bool = False,
+    ) -> GatedMLP[L]:
+        """Named as Llama's; `merged` where the checkpoint has gate and up in one tensor."""
+        hidden, inner = self.shape.hidden_size, self.shape.intermediate_size
+        if merged:
+            gate_up = self.linear([f"{at}.gate_up_proj"], (2 * inner,), hidden, bias)
+        else:
+            names = [f"{at}.gate_proj", f"{at}.up_proj"]
+            gate_up = self.linear(names, (inner, inner), hidden, bias)
+        down = self.linear([f"{at}.down_proj"], (hidden,), inner, bias)
+        return GatedMLP(gate_up, down, activation)
+
+    def mlp(self, up: str, down: str, bias: bool, activation: Activation) -> MLP[L]:
+        hidden, inner = self.shape.hidden_size, self.shape.intermediate_size
+        return MLP(
+            self.linear([up], (inner,), hidden, bias),
+            self.linear([down], (hidden,), inner, bias),
+            activation,
+        )
+
+    def _ungrouped(self, weight: Tensor) -> Tensor:
+        shape = self.shape
+        group = shape.num_heads // shape.num_kv_heads
+        heads = weight.view(shape.num_kv_heads, group + 2, shape.head_dim, *weight.shape[1:])
+        q, k, v = heads[:, :group], heads[:, group], heads[:, group + 1]
+        return torch.cat((q.flatten(0, 2), k.flatten(0, 1), v.flatten(0, 1)))
+
+    def _turned(self, weight: Tensor, rope: RopeSpec | None) -> Tensor:
+        """Rows of q, k and v with those of q and k in the order in which kernels rotate."""
+        if rope is None or rope.is_plain:
+            return weight
+        shape = self.shape
+        num_rows = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+        weight[:num_rows] = rope.in_order(weight[:num_rows])
+        return weight
+
+    def decoder(
+        self,
+        make_layer: Callable[[str], Layer[L]],
+        norm: NormForm,
+        names: TopNames = LLAMA_NAMES,
+        *,
+        embedding_scale: float = 1.0,
+        **more: Any,
+    ) -> Decoder[L]:
+        """The whole model; layers are made of where their names begin, `more` is `Decoder`'s.
+
+        Raises ModelError for tensors that are left over.
+        """
+        shape, weights = self.shape, self._weights
+        size = (shape.vocab_size, shape.hidden_size)
+        embedding = Embedding(weights.take(f"{names.embedding}.weight", size), embedding_scale)
+        layers = tuple(make_layer(f"{names.layers}.{n}") for n in range(shape.num_layers))
+        final_norm = self.norm(names.norm, norm)
+        head_name, tied = f"{names.head}.weight", shape.tie_word_embeddings
+        has_head = self.needs_head or tied or weights.has(head_name)
+        if tied or not has_head:
+            weights.skip(head_name)
+            head = self._make_linear(embedding.weight_VE, None)
+        else:
+            head = self._make_linear(weights.take(head_name, size), None)
+        weights.finish()
+        mixers = tuple(self._mixers)
+        return Decoder(shape, embedding, layers, mixers, final_norm, head, has_head, **more)

@@ -1,0 +1,42 @@
+"""A decoder on the CPU, in plain torch.
+
+Shape legend: T tokens, E hidden width, V vocabulary, S sampled rows.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from services.compute.layers.eager_attention import EagerAttention
+from services.compute.layers.eager_step import EagerStep, RopeTables
+from services.compute.layers.weighted_layers import LinearMap
+from services.compute.models.decoder import Decoder
+
+
+class EagerDecoder:
+    """Runs a decoder, one operation after the other."""
+
+    def __init__(self, decoder: Decoder[LinearMap], max_positions: int) -> None:
+        self._decoder = decoder
+        self._tables = RopeTables(decoder.mixers, max_positions, decoder.dtype)
+
+    def forward(self, tokens_T: Tensor, attention: EagerAttention) -> Tensor:
+        """Hidden states [T, E] after the last layer, not yet normalised."""
+        return self._decoder.forward(EagerStep(tokens_T, attention, self._tables)).x_TE
+
+    @property
+    def has_head(self) -> bool:
+        return self._decoder.has_head
+
+    def normed(self, x_SE: Tensor) -> Tensor:
+        return self._decoder.norm(x_SE)
+
+    def logits(self, x_SE: Tensor) -> Tensor:
+        """Float32 logits [S, V] of these hidden states."""
+        decoder = self._decoder
+        logits_SV = decoder.head(self.normed(x_SE)).float()
+        if decoder.logit_scale != 1.0:
+            logits_SV.mul_(decoder.logit_scale)
+        if decoder.logit_softcap:
+            logits_SV.div_(decoder.logit_softcap).tanh_().mul_(decoder.logit_softcap)
+        return logits_SV

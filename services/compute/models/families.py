@@ -1,0 +1,95 @@
+"""The families that are served, by the architecture that config.json names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from common.decoder_shape import DecoderShape, family_of, language_fields, read_shape
+from common.errors import ModelError
+from services.compute.layers.rope import read_rope
+from services.compute.models.builder import Builder, MakeLinear
+from services.compute.models.cohere import COHERE, COHERE2
+from services.compute.models.decoder import Decoder
+from services.compute.models.exaone4 import EXAONE4
+from services.compute.models.family import Family, FamilyConfig
+from services.compute.models.gemma import GEMMA
+from services.compute.models.gemma2 import GEMMA2, GEMMA3, GEMMA3_IMAGES
+from services.compute.models.glm import GLM, GLM4
+from services.compute.models.granite import GRANITE
+from services.compute.models.hunyuan import HUNYUAN
+from services.compute.models.internlm import INTERNLM2, INTERNLM3
+from services.compute.models.llama import ERNIE, LLAMA, SEED_OSS
+from services.compute.models.mistral import MISTRAL
+from services.compute.models.nemotron import ARCEE, NEMOTRON
+from services.compute.models.olmo import OLMO2, OLMO3
+from services.compute.models.phi3 import PHI3
+from services.compute.models.qwen import QWEN2, QWEN3
+from services.compute.models.smollm3 import SMOLLM3
+from services.compute.models.starcoder2 import STARCODER2
+from services.compute.models.weights import WeightSource
+
+L = TypeVar("L")
+
+FAMILIES: Mapping[str, Family] = {
+    "ArceeForCausalLM": ARCEE,
+    "Cohere2ForCausalLM": COHERE2,
+    "CohereForCausalLM": COHERE,
+    "Ernie4_5ForCausalLM": ERNIE,
+    "Exaone4ForCausalLM": EXAONE4,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3_IMAGES,
+    "GemmaForCausalLM": GEMMA,
+    "Glm4ForCausalLM": GLM4,
+    "GlmForCausalLM": GLM,
+    "GraniteForCausalLM": GRANITE,
+    "HunYuanDenseV1ForCausalLM": HUNYUAN,
+    "InternLM2ForCausalLM": INTERNLM2,
+    "InternLM3ForCausalLM": INTERNLM3,
+    "LlamaForCausalLM": LLAMA,
+    "MinistralForCausalLM": MISTRAL,
+    "MistralForCausalLM": MISTRAL,
+    "NemotronForCausalLM": NEMOTRON,
+    "Olmo2ForCausalLM": OLMO2,
+    "Olmo3ForCausalLM": OLMO3,
+    "Phi3ForCausalLM": PHI3,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+    "SeedOssForCausalLM": SEED_OSS,
+    "SmolLM3ForCausalLM": SMOLLM3,
+    "Starcoder2ForCausalLM": STARCODER2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """config.json of a supported model, read and checked."""
+
+    raw: Mapping[str, Any]  # the language model's
+    shape: DecoderShape
+    family: Family
+    fields: FamilyConfig
+    windows: tuple[int, ...]  # of each layer, in tokens; 0: it attends to everything before
+
+    def build(
+        self, weights: WeightSource, make_linear: MakeLinear[L], needs_head: bool = True
+    ) -> Decoder[L]:
+        """Take all tensors of a checkpoint; raises ModelError for what is missing or left over."""
+        make = Builder(self.shape, self.raw, self.windows, weights, make_linear)
+        make.needs_head = needs_head
+        return self.family.build(self.fields, make)
+
+
+def read_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Raises ModelError for what is not supported or makes no sense."""
+    family = FAMILIES[family_of(raw)]
+    shape, fields = read_shape(raw), language_fields(raw)
+    try:
+        read_rope(fields, shape.head_dim)  # so that it is refused before the weights are read
+        known = family.config.read(fields)
+        windows = known.windows(shape.num_layers)
+        return ModelConfig(fields, shape, family, known, windows)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ModelError(f"config.json makes no sense: {error}.") from error

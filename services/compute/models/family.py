@@ -1,0 +1,84 @@
+"""What a family is: the fields of config.json that it reads, and how its decoder is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, ClassVar, TypeAlias, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.errors import ModelError
+from services.compute.models.builder import Builder
+from services.compute.models.decoder import Decoder
+
+Build: TypeAlias = Callable[[Any, Builder[Any]], Decoder[Any]]
+
+
+class FamilyConfig(BaseModel):
+    """Fields of config.json beside the sizes, with the defaults of transformers.
+
+    A field of a family has the type of the values that are supported; others are refused by name.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", strict=False)
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> FamilyConfig:
+        """Raises ModelError for what is not supported or makes no sense.
+
+        A field that is null is one that is not there, unless null is a value of it.
+        """
+        nullable = {
+            name
+            for name, field in cls.model_fields.items()
+            if NoneType in (field.annotation, *get_args(field.annotation))
+        }
+        given = {n: value for n, value in raw.items() if value is not None or n in nullable}
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"])) or "a field"
+            value = str(first["input"])[:60]
+            raise ModelError(
+                f"config.json: {name} {value!r} is not supported ({first['msg']})."
+            ) from None
+
+    def windows(self, num_layers: int) -> tuple[int, ...]:
+        """The window of each layer, in tokens; 0: it attends to everything before."""
+        return (0,) * num_layers
+
+
+class WindowedConfig(FamilyConfig):
+    """Some layers see a window only: those that `layer_types` names, or those of a default."""
+
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
+
+    def windows(self, num_layers: int) -> tuple[int, ...]:
+        window = self.sliding_window or 0
+        if window < 0:
+            raise ModelError(f"config.json: sliding_window must not be negative, as {window} is.")
+        if self.layer_types is None:
+            return tuple(window * self.has_window(number) for number in range(num_layers))
+        unknown = set(self.layer_types) - {"full_attention", "sliding_attention"}
+        if unknown or len(self.layer_types) < num_layers:
+            wrong = ", ".join(sorted(unknown)) or f"{len(self.layer_types)} names"
+            raise ModelError(
+                f"config.json: layer_types must be full_attention or sliding_attention for each of "
+                f"{num_layers} layers, not {wrong}."
+            )
+        sliding = [kind == "sliding_attention" for kind in self.layer_types[:num_layers]]
+        return tuple(window * each for each in sliding)
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer has the window where config.json has no `layer_types`."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    config: type[FamilyConfig]
+    build: Build

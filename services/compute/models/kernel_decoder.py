@@ -1,0 +1,112 @@
+"""A decoder on a GPU, by launches that can be captured.
+
+Shape legend: T tokens (the bucket), E hidden width, V vocabulary, S sampled rows, N pages,
+K kv heads, P positions in a page, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.compute.kernels.add_norm import add_norm
+from services.compute.kernels.rotate_and_store import RotaryTables
+from services.compute.kernels.scale_logits import scale_logits
+from services.compute.kernels.step_buffers import StepInputs
+from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.kernel_step import (
+    KernelDevice,
+    KernelStep,
+    LayerCache,
+    Scratch,
+    StreamBuffers,
+)
+from services.compute.layers.products import Product
+from services.compute.layers.weighted_layers import Linear
+from services.compute.models.decoder import Decoder
+
+
+class KernelDecoder:
+    """Launches the pass of a bucket, and what is made of the hidden states that it leaves."""
+
+    def __init__(
+        self,
+        decoder: Decoder[Linear],
+        inputs: StepInputs,
+        product: Product,
+        max_positions: int,
+        pdl: bool,
+    ) -> None:
+        """With `pdl` kernels of ours begin while the one before them ends (dependent launch)."""
+        shape, device, dtype = decoder.shape, decoder.device, decoder.dtype
+        max_tokens, max_samples = len(inputs.tokens_T), len(inputs.sample_token_S)
+        ropes = {mixer.rope for mixer in decoder.mixers if mixer.rope is not None}
+        self._decoder = decoder
+        self._device = KernelDevice(
+            inputs=inputs,
+            stream=StreamBuffers.make(max_tokens, shape.hidden_size, dtype, device),
+            scratch=Scratch(dtype, device),
+            product=product,
+            ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},
+            pdl=pdl,
+        )
+        self._sampled_SE = torch.zeros(max_samples, shape.hidden_size, dtype=dtype, device=device)
+        self.logits_SV = torch.zeros(max_samples, shape.vocab_size, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._decoder.dtype
+
+    @property
+    def max_tokens(self) -> int:
+        return len(self._device.stream.x_TE)
+
+    @property
+    def hidden_size(self) -> int:
+        return self._decoder.shape.hidden_size
+
+    def forward(
+        self, num_tokens: int, caches: Sequence[LayerCache], attention: KernelAttention
+    ) -> None:
+        """Leave the hidden states of T tokens in the stream, the last layer's part apart.
+
+        Keys and values of the step are stored in the `caches` of the layers.
+        """
+        step = KernelStep(self._device, num_tokens, caches, attention)
+        step.finish(self._decoder.forward(step))
+
+    def logits_at(self, index_S: Tensor) -> Tensor:
+        """Float32 logits [S, V] after these tokens (int32) of the forward pass before, no more than
+        may be sampled; they lie where those of the last call lay."""
+        num_samples = len(index_S)
+        sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
+        self.normed_at(index_S, sampled_SE)
+        decoder = self._decoder
+        self._device.product(sampled_SE, decoder.head, logits_SV)
+        if decoder.logit_scale != 1.0 or decoder.logit_softcap:
+            scale_logits(logits_SV, decoder.logit_scale, decoder.logit_softcap)
+        return logits_SV
+
+    def normed_at(self, index_S: Tensor, out_SE: Tensor) -> None:
+        """Hidden states [S, E] of these tokens (int32) after the final norm."""
+        stream, (behind, scale) = self._device.stream, self._decoder.layers[-1].last
+        add_norm(
+            stream.x_TE,
+            stream.delta_TE,
+            self._decoder.norm,
+            out_SE,
+            post=behind,
+            scale=scale,
+            index_S=index_S,
+        )
+
+
+def _on(device: torch.device, tables: tuple[Tensor, Tensor]) -> RotaryTables:
+    cos_PJ, sin_PJ = tables
+    return RotaryTables(cos_PJ.to(device), sin_PJ.to(device))

@@ -1,0 +1,81 @@
+"""Llama 2, 3, 3.1, 3.2 and 3.3 (Meta, 2023 and 2024), and the many models of their shape.
+
+ERNIE 4.5, dense (Baidu, 2025), rotates neighbouring pairs; Seed-OSS (ByteDance, 2025) has biases
+before attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.layers.rope import RopeDefaults
+from services.compute.models.builder import PLAIN_ROPE, Builder, NormForm
+from services.compute.models.decoder import Decoder
+from services.compute.models.family import Family, FamilyConfig
+
+
+class LlamaConfig(FamilyConfig):
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class ErnieConfig(FamilyConfig):
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: float = 1e-5
+    use_bias: bool = False
+
+
+class SeedOssConfig(FamilyConfig):
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = True
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+
+
+def build(
+    config: LlamaConfig,
+    make: Builder[Any],
+    defaults: RopeDefaults = PLAIN_ROPE,
+    out_bias: bool | None = None,
+) -> Decoder[Any]:
+    """Without `out_bias` attention has a bias behind it if it has one before it."""
+    norm, rope = NormForm(config.rms_norm_eps), make.rope(defaults=defaults)
+    bias = config.attention_bias
+    out_bias = bias if out_bias is None else out_bias
+
+    def layer(at: str) -> Layer[Any]:
+        return SerialLayer(
+            Sublayer(
+                make.norm(f"{at}.input_layernorm", norm),
+                make.attention(f"{at}.self_attn", rope, qkv_bias=bias, out_bias=out_bias),
+            ),
+            Sublayer(
+                make.norm(f"{at}.post_attention_layernorm", norm),
+                make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
+            ),
+        )
+
+    return make.decoder(layer, norm)
+
+
+def build_ernie(config: ErnieConfig, make: Builder[Any]) -> Decoder[Any]:
+    bias, rope = config.use_bias, RopeDefaults(theta=500_000.0, interleaved=True)
+    llama = LlamaConfig(rms_norm_eps=config.rms_norm_eps, attention_bias=bias, mlp_bias=bias)
+    return build(llama, make, rope)
+
+
+def build_seed_oss(config: SeedOssConfig, make: Builder[Any]) -> Decoder[Any]:
+    llama = LlamaConfig(
+        rms_norm_eps=config.rms_norm_eps,
+        attention_bias=config.attention_bias,
+        mlp_bias=config.mlp_bias,
+    )
+    return build(llama, make, out_bias=config.attention_out_bias)
+
+
+LLAMA, ERNIE = Family(LlamaConfig, build), Family(ErnieConfig, build_ernie)
+SEED_OSS = Family(SeedOssConfig, build_seed_oss)

@@ -1,0 +1,71 @@
+"""OLMo 2 and OLMo 3 (Ai2, 2024 and 2025): norms behind the blocks only, and of all heads together.
+
+OLMo 3 has windows in three of four layers, whose rotation is not scaled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.layers.rope import RopeDefaults
+from services.compute.models.builder import Builder, NormForm
+from services.compute.models.decoder import Decoder
+from services.compute.models.family import Family, FamilyConfig, WindowedConfig
+
+
+class Olmo2Config(FamilyConfig):
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: float = 1e-5
+    attention_bias: bool = False
+
+    @property
+    def rope(self) -> RopeDefaults:
+        return RopeDefaults()
+
+
+class Olmo3Config(WindowedConfig, Olmo2Config):
+    sliding_window: int | None = 4096
+
+    @property
+    def rope(self) -> RopeDefaults:
+        return RopeDefaults(theta=500_000.0, scales_windows=False)
+
+    def has_window(self, layer: int) -> bool:
+        return (layer + 1) % 4 != 0
+
+
+def build(config: Olmo2Config, make: Builder[Any]) -> Decoder[Any]:
+    norm, bias = NormForm(config.rms_norm_eps, round_first=False), config.attention_bias
+    ropes = {k: make.rope(k, config.rope) for k in ("full_attention", "sliding_attention")}
+
+    q_width = make.shape.num_heads * make.shape.head_dim
+    kv_width = make.shape.num_kv_heads * make.shape.head_dim
+
+    def layer(at: str) -> Layer[Any]:
+        rope, self_attn = ropes[make.layer_type], f"{at}.self_attn"
+        return SerialLayer(
+            Sublayer(
+                None,
+                make.attention(
+                    self_attn,
+                    rope,
+                    qkv_bias=bias,
+                    out_bias=bias,
+                    q_norm=make.head_norm(f"{self_attn}.q_norm", norm, rope, q_width),
+                    k_norm=make.head_norm(f"{self_attn}.k_norm", norm, rope, kv_width),
+                    norms_all_heads=True,
+                ),
+                behind=make.norm(f"{at}.post_attention_layernorm", norm),
+            ),
+            Sublayer(
+                None,
+                make.gated_mlp(f"{at}.mlp"),
+                behind=make.norm(f"{at}.post_feedforward_layernorm", norm),
+            ),
+        )
+
+    return make.decoder(layer, norm)
+
+
+OLMO2, OLMO3 = Family(Olmo2Config, build), Family(Olmo3Config, build)

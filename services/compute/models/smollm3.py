@@ -1,0 +1,57 @@
+"""SmolLM3 (Hugging Face, 2025): Llama, with layers that see no positions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.layers.rope import RopeDefaults
+from services.compute.models.builder import Builder, NormForm
+from services.compute.models.decoder import Decoder
+from services.compute.models.family import Family, WindowedConfig
+
+
+class SmolLM3Config(WindowedConfig):
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    no_rope_layers: list[int] | None = None  # 1: the layer rotates
+    no_rope_layer_interval: int = 4
+    use_sliding_window: bool = False
+
+    def windows(self, num_layers: int) -> tuple[int, ...]:
+        return super().windows(num_layers) if self.use_sliding_window else (0,) * num_layers
+
+    def has_window(self, layer: int) -> bool:
+        return not self.rotates(layer)
+
+    def rotates(self, layer: int) -> bool:
+        if self.no_rope_layers is not None:
+            return bool(self.no_rope_layers[layer])
+        return (layer + 1) % self.no_rope_layer_interval != 0
+
+
+def build(config: SmolLM3Config, make: Builder[Any]) -> Decoder[Any]:
+    norm, bias = NormForm(config.rms_norm_eps), config.attention_bias
+    rope = make.rope(defaults=RopeDefaults(theta=2_000_000.0))
+
+    def layer(at: str) -> Layer[Any]:
+        turns = config.rotates(make.layer_number)
+        return SerialLayer(
+            Sublayer(
+                make.norm(f"{at}.input_layernorm", norm),
+                make.attention(
+                    f"{at}.self_attn", rope if turns else None, qkv_bias=bias, out_bias=bias
+                ),
+            ),
+            Sublayer(
+                make.norm(f"{at}.post_attention_layernorm", norm),
+                make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
+            ),
+        )
+
+    return make.decoder(layer, norm)
+
+
+SMOLLM3 = Family(SmolLM3Config, build)

@@ -1,0 +1,70 @@
+"""The decoder of the GPU's kernels has the logits of the CPU's, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.compute.runner.eager import EagerRunner
+from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner, logits_after_step
+from tests.unit.compute.hand_scheduler import HandScheduler
+from tests.unit.compute.models.family_models import FAMILIES, random_model
+from tests.unit.compute.runner_scenarios import prompt_of
+
+# numpy says so of GELUs: the exponential is infinite where their value is zero
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+NAMES = [
+    "llama with biases",
+    "qwen3",  # norms of heads
+    "gemma 2",  # two cache groups, norms behind the parts, capped scores, GELU
+    "olmo 2",  # norms of all heads together, none before the parts
+    "command-r+",  # parts side by side, layer norms
+    "smollm 3",  # a layer without rotation
+    "hunyuan",  # norms after the rotation
+    "glm 4 0414",  # half of a head rotates, in neighbouring pairs
+    "granite",  # multipliers
+    "nemotron",  # biases of layer norms, no gates
+]
+"""Of each kind that there is: all families take the interpreter three minutes."""
+
+CASES = [
+    pytest.param(name, is_invariant, id=f"{name}{' batch_invariant' * is_invariant}")
+    for is_invariant in (False, True)
+    for name in (FAMILIES if ON_GPU else ["qwen3", "gemma 2"] if is_invariant else NAMES)
+]
+
+
+@pytest.mark.parametrize(("name", "batch_invariant"), CASES)
+def test_logits_are_those_of_the_cpu(
+    name: str, batch_invariant: bool, device: torch.device, tmp_path: Path
+) -> None:
+    """Chunks, one row alone, several rows, and rows beside a chunk."""
+    FAMILIES[name].save(random_model(name), tmp_path)
+    settings = SETTINGS.model_copy(update={"batch_invariant": batch_invariant, "num_threads": 1})
+    runner = load_runner(tmp_path, settings, device)
+    ours = HandScheduler(runner, settings.page_tokens)
+    cpu = settings.model_copy(update={"device": "cpu"})
+    theirs = HandScheduler(EagerRunner.load(tmp_path, cpu), settings.page_tokens)
+    pairs = [
+        (ours.add(prompt), theirs.add(prompt)) for prompt in map(prompt_of, (9, 21, 5), range(3))
+    ]
+
+    def step(*queries: int) -> None:
+        rows = [(pair, count) for pair, count in zip(pairs, queries, strict=True) if count]
+        _, sampled = launched = ours.launch(*((pair[0], count) for pair, count in rows))
+        logits_SV = logits_after_step(runner, len(sampled))
+        ours.finish(launched)
+        ticket, _ = launched = theirs.launch(*((pair[1], count) for pair, count in rows))
+        torch.testing.assert_close(logits_SV, ticket.logits_SV, rtol=1e-3, atol=1e-3)
+        theirs.finish(launched)
+        assert [our.output for our, _ in pairs] == [their.output for _, their in pairs]
+
+    step(9, 0, 0)
+    step(1, 0, 0)
+    step(1, 0, 0)
+    step(0, 13, 5)
+    step(1, 8, 1)
+    step(1, 1, 1)

@@ -1,0 +1,271 @@
+"""What a step on a GPU launches, in which order, and where its results lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.compute.kernels.matvec import NormedInput
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
+from services.compute.layers import kernel_step
+from services.compute.layers.kernel_step import (
+    KernelDevice,
+    KernelStep,
+    LayerCache,
+    Scratch,
+    StreamBuffers,
+)
+from services.compute.layers.parts import Activation, Hidden
+from services.compute.layers.weighted_layers import Linear
+from services.compute.models.decoder import Decoder
+from services.compute.models.families import read_config
+from services.compute.models.weights import DummyWeights
+
+CPU = torch.device("cpu")
+MAX_TOKENS, HIDDEN, INNER, LAYERS = 8, 32, 48, 3
+RAW: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rope_theta": 1e4,
+    "head_dim": 8,
+}
+
+
+class TestScratch:
+    def test_the_nth_result_lies_where_the_nth_always_lies(self) -> None:
+        scratch = Scratch(torch.float16, CPU)
+        first = [scratch.take(8, 10), scratch.take(8, 20), scratch.take(8, 5)]
+        for rows in (8, 3, 1):
+            scratch.rewind()
+            again = [scratch.take(rows, 10), scratch.take(rows, 20), scratch.take(rows, 5)]
+            assert [x.shape for x in again] == [(rows, 10), (rows, 20), (rows, 5)]
+            for one, other in zip(first, again, strict=True):
+                assert other.data_ptr() == one.data_ptr()
+                assert other.is_contiguous() and other.dtype == torch.float16
+
+    def test_results_of_one_sublayer_do_not_overlap(self) -> None:
+        scratch = Scratch(torch.float32, CPU)
+        results = [scratch.take(4, width) for width in (7, 3, 9, 3)]
+        for number, result in enumerate(results):
+            result.fill_(number)
+        assert [set(result.flatten().tolist()) for result in results] == [{0}, {1}, {2}, {3}]
+
+    def test_memory_that_a_graph_may_have_seen_is_kept_when_it_grows(self) -> None:
+        scratch = Scratch(torch.float32, CPU)
+        small = scratch.take(1, 4)
+        scratch.rewind()
+        large = scratch.take(2, 4)
+        assert large.data_ptr() != small.data_ptr()
+        pointers = {buffer.data_ptr() for buffer in scratch._all}
+        assert {small.data_ptr(), large.data_ptr()} <= pointers
+        scratch.rewind()
+        assert scratch.take(1, 4).data_ptr() == large.data_ptr()
+
+    def test_it_does_not_grow_while_a_graph_is_captured(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scratch = Scratch(torch.float32, CPU)
+        scratch.take(2, 4)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(scratch, "_like", SimpleNamespace(is_cuda=True, numel=lambda: 0))
+        scratch.rewind()
+        scratch.take(1, 4)
+        scratch.rewind()
+        with pytest.raises(RuntimeError, match="must not grow while a graph is captured"):
+            scratch.take(3, 4)
+        with pytest.raises(RuntimeError, match="must not grow while a graph is captured"):
+            scratch.take(1, 1)  # the next one
+
+
+class Recorder:
+    """Product, attention and kernels that write down what they are asked for."""
+
+    def __init__(self, takes_norms: bool, can_gate: bool) -> None:
+        self.log: list[str] = []
+        self.normed_inputs: list[NormedInput] = []
+        self._takes_norms, self._can_gate = takes_norms, can_gate
+
+    def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
+        assert x_TI.data_ptr() != out_TO.data_ptr()
+        assert (len(out_TO), out_TO.shape[1]) == (len(x_TI), len(linear.weight_OI))
+        self.log.append("product")
+
+    def can_gate(self, num_tokens: int, linear: Linear) -> bool:
+        return self._can_gate
+
+    def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
+        self.log.append(f"gated {activation}")
+
+    def can_norm(self, num_tokens: int) -> bool:
+        return self._takes_norms
+
+    def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor) -> None:
+        self.log.append("normed product")
+        self.normed_inputs.append(normed)
+
+    def normed_gated(
+        self, normed: NormedInput, linear: Linear, activation: Activation, out_TF: Tensor
+    ) -> None:
+        self.log.append(f"normed gated {activation}")
+        self.normed_inputs.append(normed)
+
+    def plan(self, num_tokens: int) -> None:
+        self.log.append("plan")
+
+    def attend(self, call: AttentionCall) -> None:
+        self.log.append("attend")
+
+    def add_norm(
+        self, x_TE: Tensor, delta_TE: Tensor | None, norm: object, *_: Any, **more: Any
+    ) -> None:
+        parts = ["add"] * (delta_TE is not None) + ["norm"] * (norm is not None)
+        self.log.append(" ".join(parts))
+
+    def rotate_and_store(self, *_: Any, **__: Any) -> None:
+        self.log.append("rotate")
+
+    def act_mul(self, wide: Tensor, out: Tensor, activation: str, **_: Any) -> None:
+        self.log.append(f"{activation} * up")
+
+    def activate(self, x: Tensor, out: Tensor, activation: str, **_: Any) -> None:
+        self.log.append(activation)
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    with monkeypatch.context() as patch:
+        yield patch
+
+
+def decoder_of(name: str = "LlamaForCausalLM", **changes: Any) -> Decoder[Linear]:
+    config = read_config({"architectures": [name], **RAW, **changes})
+    return config.build(DummyWeights(torch.float32, CPU), Linear)
+
+
+def run(
+    decoder: Decoder[Linear],
+    num_tokens: int,
+    recorder: Recorder,
+    patch: pytest.MonkeyPatch,
+) -> tuple[Hidden, StreamBuffers]:
+    """The pass of a bucket, everything that it launches written down."""
+    for name in ("add_norm", "rotate_and_store", "act_mul", "activate"):
+        patch.setattr(kernel_step, name, getattr(recorder, name))
+    ropes = {mixer.rope: mixer.rope.tables(64) for mixer in decoder.mixers if mixer.rope}
+    device = KernelDevice(
+        inputs=StepInputs.make(MAX_TOKENS, 4, CPU),
+        stream=StreamBuffers.make(MAX_TOKENS, HIDDEN, torch.float32, CPU),
+        scratch=Scratch(torch.float32, CPU),
+        product=recorder,
+        ropes=ropes,
+        pdl=False,
+    )
+    table, slots = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(MAX_TOKENS, dtype=torch.int64)
+    caches = [LayerCache(torch.zeros(2, 2, 2, 16, 8), table, slots) for _ in decoder.layers]
+    step = KernelStep(device, num_tokens, caches, recorder)
+    hidden = decoder.forward(step)
+    step.finish(hidden)
+    return hidden, device.stream
+
+
+def test_one_token_takes_six_launches_a_layer(patched: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(takes_norms=True, can_gate=False)
+    run(decoder_of(), 1, recorder, patched)
+    layer = ["normed product", "rotate", "attend", "product", "normed gated silu", "product"]
+    assert recorder.log == ["plan", *layer * LAYERS]
+
+
+@pytest.mark.parametrize("num_tokens", [2, MAX_TOKENS])
+def test_few_rows_take_eight_launches_a_layer_and_many_nine(
+    patched: pytest.MonkeyPatch, num_tokens: int
+) -> None:
+    for can_gate, gated in ((True, ["gated silu"]), (False, ["product", "silu * up"])):
+        recorder = Recorder(takes_norms=False, can_gate=can_gate)
+        run(decoder_of(), num_tokens, recorder, patched)
+        mixer = ["product", "rotate", "attend", "product"]
+        layer = ["add norm", *mixer, "add norm", *gated, "product"]
+        assert recorder.log == ["plan", "norm", *(layer * LAYERS)[1:]]
+
+
+def test_the_stream_of_one_token_swaps_at_each_addition_and_ends_where_it_is_looked_for(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    """A launch writes the sum while other programs of it read the stream."""
+    recorder = Recorder(takes_norms=True, can_gate=False)
+    hidden, stream = run(decoder_of(), 1, recorder, patched)
+    first, *others = recorder.normed_inputs
+    assert len(others) == 2 * LAYERS - 1
+    assert first.delta_TE is None and first.sum_TE is None
+    at = stream.other_1E.data_ptr()
+    assert first.x_TE.data_ptr() == at
+    for normed in others:
+        assert normed.delta_TE is not None and normed.sum_TE is not None
+        assert normed.delta_TE.data_ptr() == stream.delta_TE.data_ptr()
+        assert normed.x_TE.data_ptr() == at
+        at = normed.sum_TE.data_ptr()
+        assert at != normed.x_TE.data_ptr()
+        assert at in (stream.x_TE.data_ptr(), stream.other_1E.data_ptr())
+    assert hidden.x_TE.data_ptr() == at == stream.x_TE.data_ptr()
+    assert hidden.delta_TE is not None and hidden.delta_TE.data_ptr() == stream.delta_TE.data_ptr()
+
+
+def test_a_stream_that_ends_elsewhere_is_copied_to_where_it_is_looked_for(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    """Gates with biases are a launch of their own, whose norm adds in place."""
+    recorder = Recorder(takes_norms=True, can_gate=False)
+    hidden, stream = run(decoder_of(mlp_bias=True, num_hidden_layers=2), 1, recorder, patched)
+    assert hidden.x_TE.data_ptr() == stream.x_TE.data_ptr()
+    hidden, stream = run(decoder_of(mlp_bias=True, num_hidden_layers=1), 1, recorder, patched)
+    assert hidden.x_TE.data_ptr() == stream.other_1E.data_ptr()
+    assert torch.equal(stream.x_TE[:1], stream.other_1E)
+
+
+def test_parallel_parts_share_a_norm_and_their_sums_are_done_one_by_one(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    for num_tokens in (1, 4):
+        recorder = Recorder(takes_norms=num_tokens == 1, can_gate=False)
+        run(decoder_of("CohereForCausalLM"), num_tokens, recorder, patched)
+        mixer = ["product", "rotate", "attend", "product"]
+        layer = ["add norm", *mixer, "add", "product", "silu * up", "product"]
+        assert recorder.log == ["plan", "norm", *(layer * LAYERS)[1:]]
+
+
+def test_norms_behind_the_parts_are_in_the_launch_of_the_next_norm(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(takes_norms=True, can_gate=False)
+    decoder = decoder_of("Glm4ForCausalLM", partial_rotary_factor=0.5)
+    hidden, _ = run(decoder, 1, recorder, patched)
+    behind = []
+    for layer in decoder.layers:
+        behind += [layer.mixer.behind, layer.feed_forward.behind]
+    assert [normed.post for normed in recorder.normed_inputs] == [None, *behind[:-1]]
+    assert (hidden.behind, hidden.scale) == decoder.layers[-1].last == (behind[-1], 1.0)
+
+
+def test_a_scale_of_what_is_added_is_in_the_launch_of_the_next_norm(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(takes_norms=True, can_gate=False)
+    decoder = decoder_of("GraniteForCausalLM", residual_multiplier=0.25)
+    hidden, _ = run(decoder, 1, recorder, patched)
+    assert [normed.scale for normed in recorder.normed_inputs] == [1.0] + [0.25] * 5
+    assert (hidden.behind, hidden.scale) == decoder.layers[-1].last == (None, 0.25)
+
+
+def test_an_mlp_without_gates_is_activated_where_it_lies(patched: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(takes_norms=False, can_gate=True)
+    run(decoder_of("NemotronForCausalLM", num_hidden_layers=1), 4, recorder, patched)
+    assert recorder.log[-3:] == ["product", "relu2", "product"]
