@@ -57,7 +57,7 @@ class Actor(Protocol):
         """Whether it can serve now; read on every tick once it has started."""
 
     def drain(self) -> None:
-        """Become unready and refuse new work from now on; running work goes on."""
+        """Become unready, and let nothing new come; what runs or is on its way goes on."""
 
     @property
     def drained(self) -> bool:

@@ -26,7 +26,7 @@ from common.telemetry import log, trace
 from common.telemetry.span_ring import timeline_part
 from services.compute.config import ComputeSettings
 from services.compute.engine import Engine, warm_up
-from services.compute.grammar.manager import DRAINING, GrammarManager, spawn_mask_worker
+from services.compute.grammar.manager import GrammarManager, spawn_mask_worker
 from services.compute.grammar.protocol import GrammarSettings
 from services.compute.grammar_queue import GrammarQueue
 from services.compute.runner.protocol import Runner
@@ -35,7 +35,6 @@ from services.compute.scheduler.outputs import (
     SequenceOutput,
     StepTokens,
     attempt_of,
-    never_started,
 )
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.step_loop import StepLoop
@@ -211,10 +210,6 @@ class ComputeActor(Worker):
             self._log.info("pinned", core=core)
 
     def _generate(self, message: Generate, now_s: float) -> None:
-        if self._registration.draining:
-            choices = (attempt_of(message, choice) for choice in range(message.num_choices))
-            self._send([never_started(message, choice, "refused", DRAINING) for choice in choices])
-            return
         self._registration.expect(message.attempt.router, now_s)
         self._spans.begin(message, now_s)
         self._queue.add_request(message, now_s)

@@ -146,8 +146,6 @@ class TokenizerActor(Worker):
             request.job = self._pool.submit(job, done, first, message.traceparent)
 
     def _refusal(self, message: Tokenize | TokenizeQuery, size: int) -> Failure | None:
-        if self._registration.draining:
-            return Failure(503, "draining", "the tokenizer is shutting down", retryable=True)
         if size > self._settings.max_prompt_bytes:
             field, most = message.prompt_field, self._settings.max_prompt_bytes
             too_large = f"{field} is {size} bytes; at most {most} are accepted"

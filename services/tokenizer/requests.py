@@ -129,11 +129,9 @@ class RequestTable:
         self.close(request)
         return request
 
-    def lose(self, router: str = "") -> list[PendingRequest]:
+    def lose(self, router: str | None = None) -> list[PendingRequest]:
         """Close and return the requests of a router instance, or of all."""
-        lost = [
-            request for request in self._requests if not router or request.first.router == router
-        ]
+        lost = [request for request in self._requests if router in (None, request.first.router)]
         for request in lost:
             self.close(request)
         return lost

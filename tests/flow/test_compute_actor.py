@@ -142,7 +142,7 @@ async def test_what_can_never_fit_is_refused_with_its_reason(
     assert (row.ended.reason, row.ended.failure.status) == ("refused", 400)
 
 
-async def test_a_draining_replica_refuses_retryably_and_finishes_what_runs(
+async def test_a_draining_replica_takes_what_is_on_its_way_and_finishes_all(
     make_ring: Callable[..., Ring],
 ) -> None:
     ring = make_ring(step_s=0.001)
@@ -152,11 +152,7 @@ async def test_a_draining_replica_refuses_retryably_and_finishes_what_runs(
     ring.actor.drain()
     late = ring.ask(2)
     await ring.until(lambda: bool(ring.endings(late)) and bool(ring.endings(running)))
-    assert ring.endings(running) == ["length"]
-    assert ring.endings(late) == ["refused"]
-    (refusal,) = [row.ended for row in ring.rows if row.attempt == late]
-    assert refusal is not None and refusal.failure is not None
-    assert refusal.failure.retryable
+    assert ring.endings(running) == ring.endings(late) == ["length"]
 
 
 async def test_at_the_end_of_the_grace_time_what_runs_is_moved(

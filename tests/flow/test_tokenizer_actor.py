@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import StatusCode
 
 from common.link.codec import unpack
-from common.messages.address import AttemptId
+from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.control import Abort, RouterAlive
 from common.messages.failure import Failure
@@ -207,6 +207,16 @@ async def test_a_router_that_accepts_no_messages_loses_its_requests() -> None:
     assert ring.actor.num_open == 0
 
 
+async def test_a_named_router_that_is_not_there_costs_the_others_nothing() -> None:
+    """Its heartbeats, to whichever instance comes, stay in their outbox and are given up."""
+    ring = await Ring().start()
+    ring.send(request(1))
+    ring.actor.peer_lost(Address("mem://router2", ""))
+    assert ring.actor.num_open == 1
+    ring.answer(1)
+    assert ring.at_compute
+
+
 async def test_heartbeats_say_what_is_open_and_how_busy_it_is() -> None:
     ring = await Ring(max_pending_requests=9).start()
     ring.send(request(1), request(5, num_choices=2), request(8))
@@ -225,16 +235,15 @@ async def test_heartbeats_say_what_is_open_and_how_busy_it_is() -> None:
     assert ring.beats()[-1].progress > beat.progress
 
 
-async def test_draining_refuses_new_requests_and_finishes_what_runs() -> None:
+async def test_draining_takes_what_is_on_its_way_and_finishes_all() -> None:
     ring = await Ring().start()
     ring.send(request(1))
     ring.actor.drain()
     ring.send(request(2))
-    failure = ring.refusal().failure
-    assert (failure.code, failure.retryable) == ("draining", True)
-    assert not ring.actor.drained
-    ring.answer(1)
-    assert ring.at_compute and ring.actor.drained
+    for process in range(2):
+        assert not ring.actor.drained
+        ring.answer(1, process=process)
+    assert len(ring.at_compute) == 2 and ring.actor.drained
 
 
 async def test_stopping_hands_back_what_is_unfinished() -> None:
