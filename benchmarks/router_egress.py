@@ -27,7 +27,6 @@ from common.link.codec import Codec
 from common.messages.address import Address
 from common.messages.arrays import int64s
 from common.messages.control import (
-    PROTOCOL_VERSION,
     Load,
     ModelCard,
     ServiceName,
@@ -85,7 +84,6 @@ def alive(service: ServiceName, address: Address) -> WorkerAlive:
     return WorkerAlive(
         service=service,
         address=address,
-        protocol_version=PROTOCOL_VERSION,
         model=ModelCard("demo", "rev1", 1000, 2048, 2047, 2047),
         load=Load(0, 0, 1024),
         beat=1,

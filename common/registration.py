@@ -19,7 +19,6 @@ from common.link.transport import Transport
 from common.messages.address import Address
 from common.messages.arrays import int64s
 from common.messages.control import (
-    PROTOCOL_VERSION,
     Load,
     ModelCard,
     RouterAlive,
@@ -210,7 +209,6 @@ class Registration(Heartbeats):
             message = WorkerAlive(
                 service=self._service,
                 address=transport.address,
-                protocol_version=PROTOCOL_VERSION,
                 model=self._model,
                 load=state.load,
                 beat=beat,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import InboxTaken, MessageTooLarge
-from common.link.codec import Codec
+from common.link.codec import SPOKEN, Codec
 from common.link.inbox import LinkStats, MessageReceiver
 from common.link.peer import Outbox
+from common.link.shapes import Shapes
 from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address
 
@@ -48,13 +49,16 @@ class Exchange:
         self._refusing: set[str] = set()
         self._losses: list[_Loss] = []
 
-    def transport(self, name: str, inbox: Any) -> MemoryTransport:
+    def transport(
+        self, name: str, inbox: Any, spoken: Mapping[int, Shapes] = SPOKEN
+    ) -> MemoryTransport:
         """Give `name` its inbox; after `kill` this is its next life at the same endpoint."""
         endpoint = endpoint_of(name)
         if endpoint in self._owners:
             raise InboxTaken(f"{name} has its inbox already")
         life = self._lives[name] = self._lives.get(name, 0) + 1
-        owner = MemoryTransport(self, Address(endpoint, f"{name}.{life}"), inbox)
+        codec = Codec(inbox, spoken)
+        owner = MemoryTransport(self, Address(endpoint, f"{name}.{life}", codec.version), codec)
         self._owners[endpoint] = owner
         return owner
 
@@ -166,10 +170,10 @@ class Exchange:
 class MemoryTransport:
     """`common.link.transport.Transport` through an exchange."""
 
-    def __init__(self, exchange: Exchange, address: Address, inbox: Any) -> None:
+    def __init__(self, exchange: Exchange, address: Address, codec: Codec) -> None:
         self._exchange = exchange
         self._address = address
-        self._codec = Codec(inbox)
+        self._codec = codec
         self._stats = LinkStats()
         self._receiver = MessageReceiver(self._codec, address, self._stats)
         self._outboxes: dict[Address, Outbox] = {}

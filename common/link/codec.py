@@ -1,8 +1,9 @@
 """The wire form of a message: a MessagePack head, and one frame with all its array columns.
 
 The head is `[protocol version, destination's instance id, sender's endpoint, sender's instance id,
-tag, fields…]`. Fields go by position: fields with defaults may be missing at the end (an older
-sender), further ones are passed over (a newer sender of the same protocol version). A column
+tag, fields…]`. It is written in the newest version that sender and destination both speak. Fields
+go by position: fields with defaults may be missing at the end (an older sender), further ones are
+passed over (a newer sender that writes the same protocol version). A column
 stands in the head as its number of bytes; the second frame has the columns one behind the other,
 little-endian. A message without columns, or with empty ones only, has no second frame.
 """
@@ -12,16 +13,18 @@ from __future__ import annotations
 import types
 import typing
 from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgpack
 
 from common.errors import MalformedMessage
 from common.link.shapes import Columns, Inline, Shapes
-from common.messages.address import Address
-from common.messages.control import PROTOCOL_VERSION
+from common.messages.address import PREVIOUS_VERSION, PROTOCOL_VERSION, Address
+from common.messages.control import OtherProtocol
+from common.messages.previous import OLD_FORMS
 
 T = TypeVar("T")
 
@@ -29,6 +32,8 @@ MAX_FRAMES = 2
 _FIRST_FIELD = 5
 _MAX_ITEMS = 1 << 18  # as many ids as any model's context has
 _MAX_NAME_CHARACTERS = 512  # an ipc path has 107 bytes, a host name 255
+
+SPOKEN: Final = {PROTOCOL_VERSION: Shapes({}), PREVIOUS_VERSION: Shapes(OLD_FORMS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,18 @@ class Envelope:
 class Codec:
     """Writes any message, and reads those of one inbox's closed union."""
 
-    def __init__(self, inbox: Any) -> None:
+    def __init__(self, inbox: Any, spoken: Mapping[int, Shapes] = SPOKEN) -> None:
         """Take the union type of an inbox, such as `ComputeInbox`, or one message class."""
+        self.versions = sorted(spoken)
+        self.version = self.versions[-1]
+        self._spoken = spoken
         is_union = typing.get_origin(inbox) in (typing.Union, types.UnionType)
         members = typing.get_args(inbox) if is_union else (inbox,)
         self._reads = {
-            tag: read for tag, (_, _, read) in _shapes().tagged(members, _FIRST_FIELD).items()
+            version: {
+                tag: read for tag, (_, _, read) in shapes.tagged(members, _FIRST_FIELD).items()
+            }
+            for version, shapes in spoken.items()
         }
 
     def encode(self, message: Any, to: Address, sender: Address) -> list[bytes]:
@@ -58,61 +69,64 @@ class Codec:
         integers over 64 bits).
         """
         parts: list[bytes | array[Any]] = []
-        cls: Any = type(message)
-        tag, write = _writer(cls)
+        version = to.protocol
+        if version not in self._spoken:  # one too old for us gets what tells it so
+            version = self.version if version > self.version else self.versions[0]
+        tag, write = _writer(self._spoken[version], message.__class__)
         fields = write(message, parts)
-        head = (PROTOCOL_VERSION, to.instance_id, sender.endpoint, sender.instance_id, tag, *fields)
+        head = (version, to.instance_id, sender.endpoint, sender.instance_id, tag, *fields)
         parts = [part for part in parts if part]
         return [_packed(head), b"".join(parts)] if parts else [_packed(head)]
 
-    def decode(self, frames: typing.Sequence[bytes]) -> Envelope:
-        """Read and validate; raises `MalformedMessage` and nothing else, whatever comes."""
+    def decode(self, frames: Sequence[bytes]) -> Envelope:
+        """Read and validate; raises `MalformedMessage` and nothing else, whatever comes.
+
+        Of another protocol version only the envelope is read; the message is `OtherProtocol`.
+        """
         if not 1 <= len(frames) <= MAX_FRAMES:
             raise MalformedMessage(f"{len(frames)} frames; a message has 1 or {MAX_FRAMES}")
         head = _unpacked(frames[0])
         if type(head) is not list or len(head) < _FIRST_FIELD:
             raise MalformedMessage("the head is no list of an envelope and fields")
         version, *names = head[:_FIRST_FIELD]
-        if type(version) is not int or version != PROTOCOL_VERSION:
-            raise MalformedMessage(f"protocol version {version!r:.20}, ours is {PROTOCOL_VERSION}")
+        if type(version) is not int:
+            raise MalformedMessage(f"protocol version {version!r:.20}")
         for name in names:
             if type(name) is not str or len(name) > _MAX_NAME_CHARACTERS:
                 raise MalformedMessage(f"envelope: a short str expected, got {name!r:.40}")
         to_instance_id, endpoint, instance_id, tag = names
-        read = self._reads.get(tag)
+        sender = Address(endpoint, instance_id, version)
+        reads = self._reads.get(version)
+        if reads is None:
+            return Envelope(to_instance_id, sender, OtherProtocol(version, tag))
+        read = reads.get(tag)
         if read is None:
-            raise MalformedMessage(f"tag {tag!r:.40} is none of {sorted(self._reads)}")
+            raise MalformedMessage(f"tag {tag!r:.40} is none of {sorted(reads)}")
         columns = Columns(frames[1] if len(frames) == MAX_FRAMES else b"")
         try:
             message = read(head, columns)
             columns.finish()
         except MalformedMessage as error:
             raise MalformedMessage(f"{tag}: {error}") from None
-        return Envelope(to_instance_id, Address(endpoint, instance_id), message)
+        return Envelope(to_instance_id, sender, message)
 
 
 def pack(value: Any) -> bytes:
-    """Write a plain dataclass, such as `StreamHeader`, into one piece."""
-    write, _ = _shapes().record(type(value), 0)
-    assert write is not None
+    """Write a plain dataclass, such as `StreamHeader`, into one piece of no version."""
+    write, _ = SPOKEN[max(SPOKEN)].record(type(value), 0)
     return _packed(write(value, None))
 
 
 def unpack(cls: type[T], data: bytes) -> T:
     """Read what `pack` wrote; raises `MalformedMessage` and nothing else, whatever comes."""
-    _, read = _shapes().record(cls, 0)
+    _, read = SPOKEN[max(SPOKEN)].record(cls, 0)
     value: T = read(_unpacked(data), Inline())
     return value
 
 
 @cache
-def _shapes() -> Shapes:
-    return Shapes()
-
-
-@cache
-def _writer(cls: Any) -> tuple[str, Any]:
-    write, _ = _shapes().record(cls, _FIRST_FIELD)
+def _writer(shapes: Shapes, cls: Any) -> tuple[str, Any]:
+    write, _ = shapes.record(cls, _FIRST_FIELD)
     return str(cls.TAG), write
 
 

@@ -20,7 +20,7 @@ from common.link import resolve
 from common.link.codec import Codec, Envelope
 from common.link.curve import Keys
 from common.messages.address import Address
-from common.messages.control import RouterAlive, WorkerAlive
+from common.messages.control import OtherProtocol, RouterAlive, WorkerAlive
 from common.run_dir import LOCK_SUFFIX, private_run_dir
 
 # In messages. libzmq gives the sender credit when half of them are read, so messages that merge
@@ -30,8 +30,10 @@ from common.run_dir import LOCK_SUFFIX, private_run_dir
 # Other messages come at once, and a busy engine may read them only seconds later.
 _MERGING_HIGH_WATER_MARK = 64
 _HIGH_WATER_MARK = 4000
-_CONTROL = (WorkerAlive, RouterAlive)  # may come without an instance id: they find each other
+# May come without an instance id: they find each other.
+_CONTROL = (WorkerAlive, RouterAlive, OtherProtocol)
 _LOG_INTERVAL_S = 1.0  # a broken or hostile peer must not fill the disk
+_PROTOCOL_LOG_INTERVAL_S = 60.0  # it knocks every two seconds for as long as it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,7 @@ class MessageReceiver:
         self._stats = stats
         self._log = structlog.get_logger()
         self._logged_s = 0.0
+        self._protocol_logged_s = -_PROTOCOL_LOG_INTERVAL_S
 
     def accept(self, frames: Sequence[bytes]) -> Envelope | None:
         """Return the message, or None if it does not parse or is for another instance."""
@@ -222,7 +225,22 @@ class MessageReceiver:
             return None
         to = envelope.to_instance_id
         if to == self._owner.instance_id or (not to and isinstance(envelope.message, _CONTROL)):
+            if isinstance(envelope.message, OtherProtocol):
+                self._log_protocol(envelope.message, envelope.sender)
             self._stats.num_received += 1
             return envelope
         self._stats.num_misaddressed += 1
         return None
+
+    def _log_protocol(self, refused: OtherProtocol, sender: Address) -> None:
+        now_s = time.monotonic()
+        if now_s - self._protocol_logged_s >= _PROTOCOL_LOG_INTERVAL_S:
+            self._protocol_logged_s = now_s
+            self._log.error(
+                "message refused: its sender speaks another protocol; "
+                "run releases that are next to each other",
+                tag=refused.tag,
+                sender=sender.endpoint,
+                version=refused.version,
+                understood=self._codec.versions,
+            )

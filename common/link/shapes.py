@@ -11,11 +11,12 @@ import sys
 import types
 import typing
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias, Union
 
 from common.errors import MalformedMessage
+from common.messages.previous import OldForm
 
 Parts: TypeAlias = "list[bytes | array[Any]] | None"
 """Array columns that are written beside what MessagePack packs; None where they stay inside it."""
@@ -75,10 +76,11 @@ class Inline(Columns):
 
 
 class Shapes:
-    """Makes and remembers the writers and readers of types."""
+    """Makes and remembers the writers and readers of types; those of `old_forms` are translated."""
 
-    def __init__(self) -> None:
-        self._records: dict[tuple[type, int], tuple[Write | None, Read]] = {}
+    def __init__(self, old_forms: Mapping[type, OldForm]) -> None:
+        self._old_forms = old_forms
+        self._records: dict[tuple[type, int], tuple[Write, Read]] = {}
 
     def shape(self, hint: Any) -> tuple[Write | None, Read]:
         """Return (write, read) of a type; a write of None means "as it is"."""
@@ -101,17 +103,18 @@ class Shapes:
             return self.record(hint, 0)
         raise TypeError(f"no wire form for {hint!r}")
 
-    def record(self, cls: type, start: int) -> tuple[Write | None, Read]:
+    def record(self, cls: type, start: int) -> tuple[Write, Read]:
         """Return (write, read) of a dataclass whose fields begin at place `start` of its list."""
         key = (cls, start)
         if key not in self._records:
-            self._records[key] = self._make_record(cls, start)
+            old = self._old_forms.get(cls)
+            shape = self._make_record(cls if old is None else old.form, start)
+            self._records[key] = shape if old is None else old.translated(*shape)
         return self._records[key]
 
-    def _make_record(self, cls: type, start: int) -> tuple[Write | None, Read]:
+    def _make_record(self, cls: type, start: int) -> tuple[Write, Read]:
         # `array[int]` cannot be subscripted before Python 3.12; only its metadata matters here.
-        names = {"array": Sequence}
-        hints = typing.get_type_hints(cls, localns=names, include_extras=True)
+        hints = typing.get_type_hints(cls, localns={"array": Sequence}, include_extras=True)
         fields = dataclasses.fields(cls)
         shapes = [self.shape(hints[field.name]) for field in fields]
         writes = [(place, write) for place, (write, _) in enumerate(shapes) if write is not None]

@@ -59,8 +59,8 @@ class ZmqTransport:
             self._context.destroy(0)
             raise
         self._inbox_fd = int(self._inbox.socket.getsockopt(zmq.FD))
-        self._address = Address(self._inbox.endpoint, new_instance_id())
         self._codec = Codec(union)
+        self._address = Address(self._inbox.endpoint, new_instance_id(), self._codec.version)
         self._receiver = inbox.MessageReceiver(self._codec, self._address, self._stats)
         self._resolver = Resolver()
         self._peers: dict[Address, Peer] = {}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.messages.arrays import MAX_COUNTER, require
+
+PROTOCOL_VERSION = 7  # 7: an address says what its owner speaks
+PREVIOUS_VERSION = PROTOCOL_VERSION - 1
 
 
 def new_instance_id() -> str:
@@ -18,11 +21,13 @@ class Address:
     """An inbox endpoint and the instance id of its owner, new at every start.
 
     An empty instance id stands for any instance: only the heartbeats by which workers and routers
-    find each other may be addressed so.
+    find each other may be addressed so. `protocol` is the newest version that the owner speaks, as
+    far as known: messages to it are written in that version, or in ours if that is older.
     """
 
     endpoint: str
     instance_id: str
+    protocol: int = field(default=PREVIOUS_VERSION, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from typing import ClassVar, Literal, TypeAlias
 from common.messages.address import Address, AttemptId
 from common.messages.arrays import Int64s
 
-PROTOCOL_VERSION = 6  # 6: logprobs are columns
-
 ServiceName: TypeAlias = Literal["tokenizer", "compute", "detokenizer"]
 AbortReason: TypeAlias = Literal["client_gone", "stop_string", "lost", "unknown", "superseded"]
 
@@ -21,6 +19,14 @@ class Abort:
     TAG: ClassVar[str] = "abort"
     attempt: AttemptId
     reason: AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProtocol:
+    """What an inbox delivers in place of a message whose protocol version it does not read."""
+
+    version: int
+    tag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,6 @@ class WorkerAlive:
     LINGERS: ClassVar[bool] = False  # not worth waiting for at the end of its sender
     service: ServiceName
     address: Address
-    protocol_version: int
     model: ModelCard
     load: Load
     beat: int

@@ -11,8 +11,8 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from common.link.transport import Transport
-from common.messages.address import Address, AttemptId
-from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive, WorkerAlive
+from common.messages.address import PREVIOUS_VERSION, PROTOCOL_VERSION, Address, AttemptId
+from common.messages.control import Abort, OtherProtocol, RouterAlive, WorkerAlive
 from common.messages.queries import Inspection, TimelinePart
 from common.messages.text import AttemptRefused, Detokenized, TextGenerated, Tokenized
 from common.telemetry import log
@@ -30,7 +30,6 @@ from services.router.timeline_handler import TimelineHandler
 MISSING_CHECK_S = 0.5  # a heartbeat's interval
 KEYS_CHECK_S = 1.0
 MAX_ABORTS_PER_BEAT = 256
-PROTOCOL_LOG_S = 60.0
 
 
 class RouterActor:
@@ -49,7 +48,6 @@ class RouterActor:
         self._fleet = Fleet(PLACEMENTS[settings.placement](), settings.lease_s)
         self._missing_checked_at_s = 0.0
         self._keys_read_at_s = 0.0
-        self._protocol_logged_at_s = -PROTOCOL_LOG_S
         self._log = structlog.get_logger()
 
     async def start(self, transport: Transport) -> None:
@@ -118,6 +116,11 @@ class RouterActor:
                 dispatch.abort(dispatch.inflight.refused(message))
             case Tokenized() | Detokenized() | TimelinePart() | Inspection():
                 dispatch.queries.answered(message)
+            case OtherProtocol(version, WorkerAlive.TAG):
+                readable = f"{PREVIOUS_VERSION} and {PROTOCOL_VERSION}"
+                self._refuse(sender, f"it writes protocol {version}, this router reads {readable}")
+                # It can read no answer, but it logs where one comes from.
+                self._transport.send(sender, RouterAlive(self._transport.address, 0))
         self._fleet.heard(sender.instance_id, self._clock())
 
     def peer_lost(self, peer: Address) -> None:
@@ -169,10 +172,10 @@ class RouterActor:
         if message.address.instance_id != sender.instance_id:
             self._log.warning("heartbeat for another instance", sender=sender.endpoint)
             return
-        if not self._fleet.understands(message):
-            self._refuse_protocol(message)
-            return
         now_s = self._clock()
+        if why := self._fleet.mismatch(message.address):
+            self._refuse(message.address, why)
+            return
         instance_id = message.address.instance_id
         if self._fleet.has_replaced(instance_id):  # it no longer exists
             return
@@ -204,18 +207,10 @@ class RouterActor:
             attempt = AttemptId(self._transport.address.instance_id, counter)
             self._transport.send(message.address, Abort(attempt, "unknown"))
 
-    def _refuse_protocol(self, message: WorkerAlive) -> None:
-        """Do not answer a worker of another version, so that it stays unready; log it rarely."""
-        now_s = self._clock()
-        if now_s >= self._protocol_logged_at_s + PROTOCOL_LOG_S:
-            self._protocol_logged_at_s = now_s
-            self._log.error(
-                "worker speaks another protocol: run the same version everywhere",
-                service=message.service,
-                endpoint=message.address.endpoint,
-                version=message.protocol_version,
-                own_version=PROTOCOL_VERSION,
-            )
+    def _refuse(self, worker: Address, why: str) -> None:
+        why += "; run releases that are next to each other"
+        if self._fleet.refuse(worker, why, self._clock()):
+            self._log.error("worker refused", endpoint=worker.endpoint, why=why)
 
     def _abort(self, aborted: list[AbortedAttempt], sender: Address) -> None:
         lost = [attempt for attempt in aborted if attempt.reason == "lost"]

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from typing import get_args
 
 from common.leases import ExpiredLease, Leases
-from common.messages.address import Address, Route
-from common.messages.control import (
-    PROTOCOL_VERSION,
-    Load,
-    ModelCard,
-    ServiceName,
-    WorkerAlive,
-)
+from common.messages.address import PROTOCOL_VERSION, Address, Route
+from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
 from services.router.placement import Placement, PlacementCandidate
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 MAX_HUNG = 1024  # instances remembered as hung
 MAX_REPLACED = 512  # instances remembered as replaced: their last messages arrive within seconds
+MAX_REFUSED = 64  # workers of another protocol that `/ready` names
+REFUSED_S = 10.0  # they knock every two seconds
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +64,7 @@ class Fleet:
         self._workers: dict[str, RegisteredWorker] = {}  # by instance id
         self._hung: dict[str, int] = {}  # instance id: the progress it stopped at
         self._replaced: dict[str, None] = {}  # instances, in the order of their ends
+        self._refused: dict[str, tuple[str, float]] = {}  # endpoint: why, and when it knocked
         self._groups: list[Group] | None = None
 
     def __len__(self) -> int:
@@ -88,7 +85,7 @@ class Fleet:
         heartbeat may arrive after its successor's first.
         """
         instance_id = message.address.instance_id
-        if not self.understands(message) or self.has_replaced(instance_id):
+        if self.has_replaced(instance_id):
             return []
         if self._hung.get(instance_id) == message.progress and message.open_counters:
             return []
@@ -127,9 +124,25 @@ class Fleet:
         worker.progress = message.progress
         return replaced
 
-    def understands(self, message: WorkerAlive) -> bool:
-        """Whether a worker speaks this router's protocol; others are not registered."""
-        return message.protocol_version == PROTOCOL_VERSION
+    def mismatch(self, worker: Address) -> str:
+        """Return why a worker must stay out: a route may lead through it and any other one, and
+        stations understand each other if their protocols are at most one version apart."""
+        speakers = {PROTOCOL_VERSION: "this router"}
+        speakers |= {other.address.protocol: other.name for other in self._workers.values()}
+        far = [name for version, name in speakers.items() if abs(version - worker.protocol) > 1]
+        return f"protocol {worker.protocol} is too far from {far[0]}'s" if far else ""
+
+    def refuse(self, worker: Address, why: str, now_s: float) -> bool:
+        """Note that a worker stays out; returns whether that is news."""
+        is_new = worker.endpoint not in self._refused
+        if not is_new or len(self._refused) < MAX_REFUSED:
+            self._refused[worker.endpoint] = (why, now_s)
+        return is_new
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why workers that knocked of late stay out, by name."""
+        return {name_of(Address(at, "")): why for at, (why, _) in self._refused.items()}
 
     def has_replaced(self, instance_id: str) -> bool:
         """Whether a newer instance has registered at this one's endpoint."""
@@ -144,6 +157,7 @@ class Fleet:
 
     def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[Address]]:
         """Remove and return dead and hung workers; call it at every tick."""
+        self._refused = {at: it for at, it in self._refused.items() if now_s - it[1] <= REFUSED_S}
         expired = []
         for instance_id, reason in self._leases.judge(now_s, inbox_empty):
             worker = self._workers[instance_id]

@@ -121,6 +121,8 @@ class StatusHandlers:
         missing = list(dispatch.fleet.missing)
         status = "draining" if dispatch.draining else "waiting" if missing else "ok"
         body = {"status": status, "missing": missing, **more}
+        if refused := dispatch.fleet.refused:
+            body["refused"] = refused
         response = json_response(body, 200 if dispatch.ready else 503)
         if not dispatch.ready:
             response.headers["Retry-After"] = RETRY_AFTER_S

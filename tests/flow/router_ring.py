@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
+from common.link.codec import SPOKEN
+from common.link.shapes import Shapes
 from common.messages.address import Address
 from common.messages.arrays import int32s, int64s
 from common.messages.control import (
-    PROTOCOL_VERSION,
     Abort,
     Load,
     ModelCard,
@@ -116,7 +117,6 @@ def next_beat(worker: Worker, **changes: Any) -> WorkerAlive:
     fields: dict[str, Any] = {
         "service": worker.service,
         "address": worker.transport.address,
-        "protocol_version": PROTOCOL_VERSION,
         "model": worker.card,
         "load": Load(0, 0, 64),
         "beat": worker.beats,
@@ -142,9 +142,16 @@ class Ring:
         self.num_tokens = 3  # of every prompt that is asked about
         self.session: aiohttp.ClientSession
 
-    def worker(self, name: str, service: ServiceName, card: ModelCard = CARD) -> Worker:
+    def worker(
+        self,
+        name: str,
+        service: ServiceName,
+        card: ModelCard = CARD,
+        spoken: Mapping[int, Shapes] = SPOKEN,
+    ) -> Worker:
         """Add a worker; it registers with its first `beat`."""
-        worker = Worker(service, self.exchange.transport(name, INBOXES[service]), card)
+        transport = self.exchange.transport(name, INBOXES[service], spoken)
+        worker = Worker(service, transport, card)
         worker.transport.open(lambda message, sender: self._got(worker, message), lambda peer: None)
         self.workers[name] = worker
         return worker

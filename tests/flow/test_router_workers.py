@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import structlog
 
+from common.link.codec import SPOKEN
+from common.link.shapes import Shapes
+from common.messages.address import PROTOCOL_VERSION
 from common.messages.arrays import int64s
-from common.messages.control import PROTOCOL_VERSION, Abort, RouterAlive
+from common.messages.control import Abort, OtherProtocol, RouterAlive
 from common.messages.tokenize import Tokenize
 from services.router.fleet import SERVICES
+from tests import old_release
 from tests.flow.router_ring import (
     CHAT,
     Script,
@@ -200,18 +204,54 @@ async def test_the_log_names_the_worker_that_was_lost() -> None:
         assert (lost["endpoint"], lost["why"]) == ("mem://compute", "replaced")
 
 
-async def test_a_worker_of_another_protocol_is_left_out_and_named_in_the_log() -> None:
+async def test_a_worker_of_another_protocol_is_left_out_and_told() -> None:
+    after_next = {PROTOCOL_VERSION + apart: Shapes({}) for apart in (1, 2)}
     async with running_router(workers=False) as ring:
         for service in SERVICES:
-            ring.worker(service, service)
+            ring.worker(service, service, spoken=SPOKEN if service == "compute" else after_next)
         with structlog.testing.capture_logs() as lines:
             for _ in range(3):
-                ring.beat(protocol_version=PROTOCOL_VERSION + 1)
+                ring.beat()
                 await ring.settle()
         assert not ring.actor.ready
-        assert all(worker.got == [] for worker in ring.workers.values())
-        (said,) = [line for line in lines if "another protocol" in line["event"]]
-        assert said["version"] == PROTOCOL_VERSION + 1
-        ring.beat()
+        refusal = OtherProtocol(PROTOCOL_VERSION, "router_alive")
+        for service in ("tokenizer", "detokenizer"):
+            assert ring.workers[service].got == [refusal] * 3
+        said = [line for line in lines if "another protocol" in line["event"]]
+        assert len(said) == 3, "the router and both workers say it once a minute"
+        assert said[0]["sender"] == "mem://tokenizer"
+        assert said[0]["version"] == PROTOCOL_VERSION + 1
+        assert said[0]["understood"] == [PROTOCOL_VERSION - 1, PROTOCOL_VERSION]
+        async with ring.session.get("/ready") as response:
+            assert response.status == 503
+            refused = (await response.json())["refused"]
+        assert set(refused) == {"tokenizer", "detokenizer"}
+        assert refused["tokenizer"] == (
+            f"it writes protocol {PROTOCOL_VERSION + 1}, this router reads "
+            f"{PROTOCOL_VERSION - 1} and {PROTOCOL_VERSION}; "
+            "run releases that are next to each other"
+        )
+
+
+async def test_a_worker_of_the_next_release_waits_until_those_of_the_last_have_gone() -> None:
+    following = {PROTOCOL_VERSION + apart: Shapes({}) for apart in (0, 1)}
+    async with running_router(workers=False) as ring:
+        ring.worker("old", "compute", spoken=old_release.SPOKEN)
+        ring.worker("new", "compute", spoken=following)
+        ring.beat("old")
         await ring.settle()
-        assert ring.actor.ready
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(3):
+                ring.beat("new")
+                await ring.settle()
+        (said,) = [line for line in lines if line["event"] == "worker refused"]
+        assert said["endpoint"] == "mem://new"
+        assert said["why"] == (
+            f"protocol {PROTOCOL_VERSION + 1} is too far from old's; "
+            "run releases that are next to each other"
+        )
+        assert ring.workers["new"].got == []
+        ring.actor.peer_lost(ring.workers["old"].transport.address)
+        ring.beat("new")
+        await ring.settle()
+        assert ring.workers["new"].got == [RouterAlive(ring.transport.address, 4)]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -16,6 +13,7 @@ from common.messages.generate import Generate
 from common.messages.text import AttemptRefused, TextGenerated
 from common.messages.tokenize import Tokenize
 from common.messages.tokens import TokensGenerated
+from tests.flow.ring_client import Client
 from tests.flow.whole_ring import WholeRing, make_random, save_vocabulary, scripted_text, whole_ring
 
 LOSABLE = (
@@ -30,90 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_vocabulary(tmp_path_factory.mktemp("hex"))
 
 
-@dataclass
-class Client:
-    """One request and all that came back for it."""
-
-    seed: int
-    num_tokens: int = 20
-    num_choices: int = 1
-    stop: str | None = None
-    streaming: bool = True
-    router: str = "router"
-    status: int = 0
-    texts: dict[int, str] = field(default_factory=dict)
-    finishes: dict[int, list[str]] = field(default_factory=dict)
-    usage: dict[str, Any] | None = None
-    num_errors: int = 0
-    num_done: int = 0
-    task: asyncio.Task[None] | None = None
-
-    def start(self, ring: WholeRing) -> Client:
-        self.task = asyncio.get_running_loop().create_task(self._run(ring))
-        return self
-
-    @property
-    def is_over(self) -> bool:
-        return self.task is not None and self.task.done()
-
-    async def leave(self) -> None:
-        assert self.task is not None
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-
-    async def _run(self, ring: WholeRing) -> None:
-        body = {
-            "model": "sim",
-            "prompt": f"prompt {self.seed % 3} of a few pages",
-            "max_tokens": self.num_tokens,
-            "seed": self.seed,
-            "n": self.num_choices,
-            "stop": self.stop,
-            "stream": self.streaming,
-        }
-        if self.streaming:
-            body["stream_options"] = {"include_usage": True}
-        async with ring.sessions[self.router].post("/v1/completions", json=body) as response:
-            self.status = response.status
-            if not self.streaming or response.status != 200:
-                self._take(await response.json())
-                return
-            async for line in response.content:
-                if line.startswith(b"data: [DONE]"):
-                    self.num_done += 1
-                elif line.startswith(b"data: "):
-                    self._take(json.loads(line[6:]))
-
-    def _take(self, event: dict[str, Any]) -> None:
-        self.num_errors += "error" in event
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices", ()):
-            index = choice["index"]
-            self.texts[index] = self.texts.get(index, "") + choice["text"]
-            if choice["finish_reason"]:
-                self.finishes.setdefault(index, []).append(choice["finish_reason"])
-
-    def check(self) -> None:
-        """Exactly one end, and of the text a beginning or all of it, nothing twice."""
-        assert self.task is not None
-        self.task.result()
-        for choice in range(self.num_choices):
-            whole = scripted_text(self.seed, choice, self.num_tokens, self.stop)
-            text, finishes = self.texts.get(choice, ""), self.finishes.get(choice, [])
-            assert whole.startswith(text)
-            assert len(finishes) <= 1
-            assert not finishes or text == whole
-            assert self.num_errors or finishes
-        assert self.num_errors + (len(self.finishes) == self.num_choices) == 1
-        assert self.num_done == (self.streaming and self.status == 200)
-
-
 class History:
     """Random clients and random misfortunes, the same for the same seed."""
 
-    def __init__(self, ring: WholeRing, random: Random) -> None:
+    def __init__(self, ring: WholeRing, random: Random, mixed: bool = False) -> None:
         self.ring = ring
         self.random = random
+        self.mixed = mixed  # the next life of a worker may be of another release
         self.clients: list[Client] = []
         self.left: list[Client] = []
 
@@ -129,7 +50,12 @@ class History:
         self.ring.exchange.heal()
         for name in WORKERS:
             if name not in self.ring.stations:
-                await self.ring.start(name)
+                await self.start(name)
+
+    async def start(self, name: str) -> None:
+        if self.mixed and self.random.random() < 0.5:
+            self.ring.old ^= {name}
+        await self.ring.start(name)
 
     async def ask(self) -> None:
         random = self.random
@@ -159,14 +85,14 @@ class History:
         if name in self.ring.stations:
             await self.ring.kill(name)
         if self.random.random() < 0.7:
-            await self.ring.start(name)
+            await self.start(name)
 
     async def end(self) -> None:
         """Tell a worker to end, wait for it no longer than its grace time, and start it anew."""
         name = self.random.choice(WORKERS)
         if name in self.ring.stations:
             await self.ring.end(name, self.random.choice((0.2, 2.0, 10.0)))
-            await self.ring.start(name)
+            await self.start(name)
 
     async def stand_still(self) -> None:
         name = self.random.choice((*WORKERS, "router"))
@@ -189,12 +115,13 @@ class History:
         await self.ring.pass_time(self.random.choice((0.1, 0.3, 1.0)))
 
 
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("seed", range(24))
 async def test_after_any_history_every_client_is_answered_and_every_table_is_empty(
-    folder: Path, seed: int
+    folder: Path, seed: int, mixed: bool
 ) -> None:
     async with whole_ring(folder, *WORKERS) as ring:
-        history = History(ring, make_random(seed))
+        history = History(ring, make_random(seed), mixed)
         await history.run(40)
         await ring.until(lambda: all(c.is_over for c in history.clients), time_passes=True)
         for client in history.clients:

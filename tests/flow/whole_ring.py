@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 
 from common.child_main import HEADER, pack_frame
 from common.child_process import Exited, Received
-from common.link.codec import unpack
+from common.link.codec import SPOKEN, unpack
 from common.messages.address import Address
 from common.messages.control import ModelCard
 from common.messages.generate import ComputeInbox
@@ -42,6 +42,7 @@ from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.config import TokenizerSettings
 from services.tokenizer.jobs import Job, Outcome, pack_outcome
 from services.tokenizer.pool import Pool
+from tests import old_release
 from tests.memory_link import Exchange, MemoryTransport
 
 VOCAB_SIZE = 256
@@ -151,6 +152,7 @@ class WholeRing:
         self.errors: list[Exception] = []
         self.devices: dict[str, SimDevice] = {}
         self.sessions: dict[str, aiohttp.ClientSession] = {}
+        self.old: set[str] = set()  # who is started as the release before
         self._folder = folder
         self._routers = routers
         self._compute = ComputeSettings(
@@ -165,7 +167,8 @@ class WholeRing:
         """Start a service, or its next life; the name without digits says which."""
         service = name.rstrip("0123456789")
         actor = self._make(service, name)
-        transport = self.exchange.transport(name, INBOXES[service])
+        spoken = old_release.SPOKEN if name in self.old else SPOKEN
+        transport = self.exchange.transport(name, INBOXES[service], spoken)
         station = self.stations[name] = Station(self, name, actor, transport)
         await actor.start(transport)
         transport.open(station.receive, station.peer_lost)
@@ -290,10 +293,18 @@ class WholeRing:
 
 @asynccontextmanager
 async def whole_ring(
-    folder: Path, *names: str, routers: tuple[str, ...] = ("router",), **compute: Any
+    folder: Path,
+    *names: str,
+    routers: tuple[str, ...] = ("router",),
+    old: Collection[str] = (),
+    **compute: Any,
 ) -> AsyncIterator[WholeRing]:
-    """Run routers and workers until all are registered; at the end no handler may have raised."""
+    """Run routers and workers until all are registered; at the end no handler may have raised.
+
+    Those that are `old` are of the release before.
+    """
     ring = WholeRing(folder, routers, **compute)
+    ring.old |= set(old)
 
     def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         ring.errors.append(context.get("exception") or RuntimeError(context["message"]))

@@ -101,7 +101,6 @@ def test_only_control_messages_may_be_for_any_instance() -> None:
     alive = WorkerAlive(
         service="compute",
         address=compute.transport.address,
-        protocol_version=1,
         model=ModelCard("m", "1", 10),
         load=Load(0, 0, 1),
         beat=1,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.messages.address import Address
+import pytest
+
+from common.messages.address import PROTOCOL_VERSION, Address
 from common.messages.arrays import int64s
-from common.messages.control import PROTOCOL_VERSION, Load, ModelCard, ServiceName, WorkerAlive
-from services.router.fleet import MAX_REPLACED, SERVICES, Fleet
+from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
+from services.router.fleet import MAX_REFUSED, MAX_REPLACED, SERVICES, Fleet
 from services.router.placement import LeastLoad, RoundRobin
 
 CARD = ModelCard("demo", "rev1", 1000, 512, 511, 511)
@@ -18,7 +20,6 @@ def _alive(service: ServiceName, name: str, life: int = 1, **changes: Any) -> Wo
     fields: dict[str, Any] = {
         "service": service,
         "address": Address(f"mem://{name}", f"{name}.{life}"),
-        "protocol_version": PROTOCOL_VERSION,
         "model": CARD,
         "load": Load(0, 0, 8),
         "beat": 1,
@@ -88,10 +89,49 @@ def test_the_limits_are_those_of_the_chosen_compute() -> None:
     assert lengths == [512, 4096, 512, 4096]
 
 
-def test_another_protocol_is_not_registered() -> None:
-    fleet = Fleet(RoundRobin(), lease_s=2.0)
-    fleet.alive(_alive("compute", "compute", protocol_version=PROTOCOL_VERSION + 1), 0.0)
-    assert len(fleet) == 0
+def _speaker(version: int) -> Address:
+    return Address(f"mem://v{version}", f"v{version}.1", version)
+
+
+@pytest.mark.parametrize("apart", [-1, 0, 1])
+def test_a_worker_of_a_release_next_to_the_routers_is_taken(apart: int) -> None:
+    assert not Fleet(RoundRobin(), 2.0).mismatch(_speaker(PROTOCOL_VERSION + apart))
+
+
+@pytest.mark.parametrize("apart", [-2, 2, 1 << 40])
+def test_a_worker_further_away_stays_out(apart: int) -> None:
+    version = PROTOCOL_VERSION + apart
+    why = Fleet(RoundRobin(), 2.0).mismatch(_speaker(version))
+    assert why == f"protocol {version} is too far from this router's"
+
+
+def test_no_route_leads_through_workers_that_do_not_understand_each_other() -> None:
+    fleet = Fleet(RoundRobin(), 2.0)
+    fleet.alive(_alive("compute", "compute", address=_speaker(PROTOCOL_VERSION - 1)), 0.0)
+    next_release = _speaker(PROTOCOL_VERSION + 1)
+    assert f"too far from v{PROTOCOL_VERSION - 1}'s" in fleet.mismatch(next_release)
+    fleet.remove(f"v{PROTOCOL_VERSION - 1}.1")
+    assert not fleet.mismatch(next_release)
+
+
+def test_a_worker_that_stays_out_is_named_while_it_knocks() -> None:
+    fleet = Fleet(RoundRobin(), 2.0)
+    old, older = _speaker(5), _speaker(4)
+    assert fleet.refuse(old, "why", 0.0)
+    assert not fleet.refuse(old, "so", 6.0)
+    assert fleet.refuse(older, "why", 6.0)
+    _judge(fleet, 8.0)
+    assert fleet.refused == {"v5": "so", "v4": "why"}
+    fleet.refuse(older, "why", 9.0)
+    _judge(fleet, 17.0)
+    assert fleet.refused == {"v4": "why"}
+
+
+def test_only_so_many_are_named() -> None:
+    fleet = Fleet(RoundRobin(), 2.0)
+    for number in range(2 * MAX_REFUSED):
+        fleet.refuse(_speaker(number), "why", 0.0)
+    assert len(fleet.refused) == MAX_REFUSED
 
 
 def test_a_draining_worker_gets_nothing_new() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from common.errors import MalformedMessage
 from common.link.codec import Codec, pack, unpack
-from common.messages.address import Address, AttemptId
+from common.messages.address import PROTOCOL_VERSION, Address, AttemptId
 from common.messages.arrays import Float32s, Int32s, float32s, int32s
-from common.messages.control import PROTOCOL_VERSION, Abort, Load
+from common.messages.control import Abort, Load
 from common.messages.generate import ComputeInbox, Generate, StreamHeader
 from common.messages.sampling import SamplingParams
 from common.messages.text import RouterInbox, TextGenerated
@@ -23,7 +23,7 @@ from common.messages.tokenize import TokenizerInbox
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from tests.unit.common.message_strategies import INBOXES, members, values_of
 
-HERE = Address("ipc:///run/here.sock", "a" * 16)
+HERE = Address("ipc:///run/here.sock", "a" * 16, PROTOCOL_VERSION)
 THERE = Address("tcp://127.0.0.1:4000", "b" * 16)
 CODECS = [Codec(inbox) for inbox in INBOXES]
 COMPUTE = Codec(ComputeInbox)
@@ -129,11 +129,6 @@ def test_another_inboxs_message_is_refused() -> None:
         DetokenizeQuery(AttemptId("r", 1), HERE, int32s()), HERE, THERE
     )
     assert "detokenize_query" in malformed(*frames)
-
-
-def test_another_protocol_version_is_refused() -> None:
-    other = PROTOCOL_VERSION + 1
-    assert f"protocol version {other}" in malformed(head_of(["r", 1], "lost", version=other))
 
 
 def test_a_missing_field_is_named() -> None:

@@ -1,0 +1,58 @@
+"""The release before, as far as its links show it: it speaks protocol version 6 and nothing else.
+
+tests/unit/common/link/test_previous.py holds it to frames that the code of that release has
+written. `python -m tests.old_release SERVICE …` runs a service that speaks so.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import MalformedMessage
+from common.link import codec
+from common.link.shapes import Shapes
+from common.messages.address import Address
+from common.messages.control import WorkerAlive
+from common.messages.previous import OLD_FORMS, OldForm, WorkerAlive6
+
+VERSION = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Address6:
+    """Nothing said which version the owner of an inbox speaks."""
+
+    endpoint: str
+    instance_id: str
+
+
+def refuse_others(alive: WorkerAlive6) -> Any:
+    """Take the heartbeat of a worker of the same version; routers refused all others."""
+    if alive.protocol_version != VERSION:
+        raise MalformedMessage(f"a worker of version {alive.protocol_version}")
+    return OLD_FORMS[WorkerAlive].newer(alive)
+
+
+SPOKEN = {
+    VERSION: Shapes(
+        {
+            **OLD_FORMS,
+            WorkerAlive: OLD_FORMS[WorkerAlive]._replace(newer=refuse_others),
+            Address: OldForm(
+                Address6,
+                older=lambda new: Address6(new.endpoint, new.instance_id),
+                newer=lambda old: Address(old.endpoint, old.instance_id),
+            ),
+        }
+    )
+}
+
+
+if __name__ == "__main__":
+    codec.SPOKEN.clear()
+    codec.SPOKEN.update(SPOKEN)
+    service = sys.argv.pop(1)
+    runpy.run_module(f"services.{service}", run_name="__main__", alter_sys=True)
