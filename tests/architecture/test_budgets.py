@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (6_360, 42),
+    "common": (6_490, 43),
     "services/router": (11_450, 64),
     "services/tokenizer": (3_250, 17),
     "services/compute": (17_750, 115),
