@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
     "common": (6_490, 43),
-    "services/router": (11_450, 64),
+    "services/router": (11_460, 64),
     "services/tokenizer": (3_250, 17),
     "services/compute": (17_750, 115),
     "services/detokenizer": (2_450, 16),

@@ -1,7 +1,7 @@
 """One message of every kind, and the frames that the release before made of them.
 
 `python -m tests.unit.common.sample_messages` prints the frames that today's code makes. Before the
-protocol's version is raised they go into `link/frames_of_previous.json`.
+protocol's version is raised they go into `messages/frames_of_previous.json`.
 """
 
 from __future__ import annotations
