@@ -41,6 +41,8 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype = self.weight_E.dtype
+        if self.kind == "rms" and dtype == x.dtype:
+            return F.rms_norm(x, self.weight_E.shape, self.weight_E, self.eps)
         if self.kind == "layer":
             normed = F.layer_norm(
                 x.to(dtype), self.weight_E.shape, self.weight_E, self.bias_E, self.eps
