@@ -94,6 +94,7 @@ class Recorder:
         self.log: list[str] = []
         self.normed_inputs: list[NormedInput] = []
         self._takes_norms, self._can_gate = takes_norms, can_gate
+        self.fused = self
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         assert x_TI.data_ptr() != out_TO.data_ptr()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -110,13 +110,15 @@ class KernelStep:
         self._num_tokens = num_tokens
         self._caches = caches
         self._attention = attention
+        fused = device.product.fused
+        # takes norms into its launches; None: they are launched by themselves
+        self._row = fused if fused is not None and fused.can_norm(num_tokens) else None
 
     def embed(self, embedding: Embedding) -> Hidden:
         stream, num_tokens = self._device.stream, self._num_tokens
         # Where launches take the norm in, the stream swaps at each addition. Mostly there is an odd
         # number of them, so that it ends in x.
-        swaps = self._device.product.can_norm(num_tokens)
-        x_TE = stream.other_1E if swaps else stream.x_TE[:num_tokens]
+        x_TE = stream.other_1E if self._row is not None else stream.x_TE[:num_tokens]
         tokens_T = self._device.inputs.tokens_T[:num_tokens]
         torch.index_select(embedding.weight_VE, 0, tokens_T, out=x_TE)
         if embedding.scale != 1.0:
@@ -160,11 +162,12 @@ class KernelStep:
 
     def gated(self, x: Input, gate_up: Linear, activation: Activation) -> Tensor:
         product, num_rows = self._device.product, gate_up.weight_OI.shape[0]
+        row, fused = self._row, product.fused
         inner_TF = self._take(num_rows // 2)
-        if gate_up.bias_O is None and not isinstance(x, Tensor) and self._takes_norm(x):
-            product.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
-        elif product.can_gate(self._num_tokens, gate_up):
-            product.gated(self._value(x), gate_up, activation, inner_TF)
+        if row is not None and gate_up.bias_O is None and _has_norm(x):
+            row.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
+        elif fused is not None and fused.can_gate(self._num_tokens, gate_up):
+            fused.gated(self._value(x), gate_up, activation, inner_TF)
         else:
             wide_TF2 = self._take(num_rows)
             product(self._value(x), gate_up, wide_TF2)
@@ -220,18 +223,15 @@ class KernelStep:
         return x if isinstance(x, Tensor) else self.computed(x)
 
     def _multiply(self, x: Input, linear: Linear, out_TO: Tensor | None) -> Tensor:
-        product = self._device.product
-        if isinstance(x, Tensor) or not self._takes_norm(x):
+        row = self._row
+        if row is not None and _has_norm(x):
+            out_TO = self._take(linear.weight_OI.shape[0]) if out_TO is None else out_TO
+            row.normed(self._into_launch(x), linear, out_TO)
+        else:
             value_TI = self._value(x)  # before the output is taken: scratch comes in order
             out_TO = self._take(linear.weight_OI.shape[0]) if out_TO is None else out_TO
-            product(value_TI, linear, out_TO)
-        else:
-            out_TO = self._take(linear.weight_OI.shape[0]) if out_TO is None else out_TO
-            product.normed(self._into_launch(x), linear, out_TO)
+            self._device.product(value_TI, linear, out_TO)
         return out_TO
-
-    def _takes_norm(self, x: Normed) -> bool:
-        return x.norm is not None and self._device.product.can_norm(self._num_tokens)
 
     def _into_launch(self, x: Normed) -> NormedInput:
         """The norm for a product's launch, which leaves the sum in the other buffer."""
@@ -244,3 +244,7 @@ class KernelStep:
         hidden.forget()
         hidden.x_TE = x_TE if sum_TE is None else sum_TE
         return normed
+
+
+def _has_norm(x: Input) -> TypeGuard[Normed]:
+    return isinstance(x, Normed) and x.norm is not None

@@ -25,9 +25,18 @@ class Product(Protocol):
     """How a device multiplies; one object for all layers. Launches depend on shapes and dtypes
     alone, as captured graphs need."""
 
+    @property
+    def fused(self) -> FusedProduct | None:
+        """What it can do in one launch with its neighbours, if anything."""
+        ...
+
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor, /) -> None:
         """out = x W^T + b; `out` may be of a wider dtype than x."""
         ...
+
+
+class FusedProduct(Protocol):
+    """Products that take the norm before them, or the activation behind them, into their launch."""
 
     def can_gate(self, num_tokens: int, linear: Linear) -> bool:
         """Whether the product of gates and ups is one launch with their activation."""
@@ -51,25 +60,10 @@ class Product(Protocol):
 class InvariantProduct:
     """A `Product` with one tiling and one order of summation for every number of rows."""
 
+    fused = None
+
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO)
-
-    def can_gate(self, num_tokens: int, linear: Linear) -> bool:
-        return False
-
-    def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
-        raise NotImplementedError
-
-    def can_norm(self, num_tokens: int) -> bool:
-        return False
-
-    def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor) -> None:
-        raise NotImplementedError
-
-    def normed_gated(
-        self, normed: NormedInput, linear: Linear, activation: Activation, out_TF: Tensor
-    ) -> None:
-        raise NotImplementedError
 
 
 def cublas(x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
@@ -98,7 +92,8 @@ def suits(num_tokens: int, num_out: int, num_in: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProductByRows:
-    """A `Product`: matvec for one row, skinny_matmul where it suits, else cuBLAS.
+    """A `Product` and its `FusedProduct`: matvec for one row, skinny_matmul where it suits, else
+    cuBLAS.
 
     With `pdl` launches of skinny_matmul are programmatic dependent ones, with `row_pdl` those of
     matvec.
@@ -107,6 +102,10 @@ class ProductByRows:
     work: SkinnyWork | None  # None: the device cannot run skinny_matmul
     pdl: bool = False
     row_pdl: bool = False
+
+    @property
+    def fused(self) -> FusedProduct:
+        return self
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         weight_OI, bias_O = linear.weight_OI, linear.bias_O

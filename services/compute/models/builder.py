@@ -6,7 +6,7 @@ Shape legend: E hidden width, F inner width of the MLP, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import torch
@@ -95,9 +95,10 @@ class Builder(Generic[L]):
         """Leave tensors whose names begin so."""
         self._weights.skip(*prefixes)
 
-    def norm(self, name: str, form: NormForm, width: int = 0) -> Norm:
-        shape = (width or self.shape.hidden_size,)
-        weight_E = self._weights.take(f"{name}.weight", shape)
+    def norm(self, name: str, form: NormForm, *shape: int) -> Norm:
+        """A norm of the residual stream, or one whose weight has another shape."""
+        shape = shape or (self.shape.hidden_size,)
+        weight_E = self._weights.take(f"{name}.weight", shape).flatten()
         if form.plus_one:
             weight_E = weight_E.float() + 1.0
         bias_E = None
@@ -183,11 +184,8 @@ class Builder(Generic[L]):
 
     def head_norm(self, name: str, form: NormForm, rope: RopeSpec | None, *shape: int) -> Norm:
         """The norm of queries or of keys; its weight is of one head, or has this shape."""
-        weight_E = self._weights.take(f"{name}.weight", shape or (self.shape.head_dim,)).flatten()
-        if form.plus_one:
-            weight_E = weight_E.float() + 1.0
-        weight_E = weight_E if rope is None else rope.in_order(weight_E)
-        return Norm(weight_E, form.eps, form.kind, None, form.round_first)
+        norm = self.norm(name, form, *(shape or (self.shape.head_dim,)))
+        return norm if rope is None else replace(norm, weight_E=rope.in_order(norm.weight_E))
 
     def gated_mlp(
         self,

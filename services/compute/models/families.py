@@ -15,13 +15,13 @@ from services.compute.models.decoder import Decoder
 from services.compute.models.exaone4 import EXAONE4
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.gemma import GEMMA
-from services.compute.models.gemma2 import GEMMA2, GEMMA3, GEMMA3_IMAGES
+from services.compute.models.gemma2 import GEMMA2
+from services.compute.models.gemma3 import GEMMA3, GEMMA3_IMAGES
 from services.compute.models.glm import GLM, GLM4
 from services.compute.models.granite import GRANITE
 from services.compute.models.hunyuan import HUNYUAN
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
-from services.compute.models.llama import ERNIE, LLAMA, SEED_OSS
-from services.compute.models.mistral import MISTRAL
+from services.compute.models.llama import ERNIE, LLAMA, MISTRAL, SEED_OSS
 from services.compute.models.nemotron import ARCEE, NEMOTRON
 from services.compute.models.olmo import OLMO2, OLMO3
 from services.compute.models.phi3 import PHI3

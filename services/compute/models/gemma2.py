@@ -1,7 +1,6 @@
-"""Gemma 2 and 3 (Google, 2024 and 2025), their text: as Gemma 1, with norms behind the blocks too.
+"""Gemma 2 (Google, 2024): as Gemma 1, with norms behind the blocks too, and capped scores.
 
-Gemma 2 caps its scores, and every second layer has a window. Gemma 3 has norms of heads in place of
-the caps, and five windows before each full layer, with a rotation of their own.
+Every second layer has a window.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
-from services.compute.models.builder import LLAMA_NAMES, Builder, NormForm, TopNames
+from services.compute.models.builder import LLAMA_NAMES, PLAIN_ROPE, Builder, NormForm, TopNames
 from services.compute.models.decoder import Decoder
 from services.compute.models.family import Family, WindowedConfig
 
@@ -28,40 +27,17 @@ class Gemma2Config(WindowedConfig):
         return layer % 2 == 0
 
 
-class Gemma3Config(Gemma2Config):
-    attn_logit_softcapping: None = None
-    final_logit_softcapping: float | None = None
-    use_bidirectional_attention: Literal[False] = False
-    sliding_window_pattern: int = 6
-
-    def has_window(self, layer: int) -> bool:
-        return (layer + 1) % self.sliding_window_pattern != 0
-
-
-IN_GEMMA3_IMAGES = TopNames(
-    embedding="language_model.model.embed_tokens",
-    layers="language_model.model.layers",
-    norm="language_model.model.norm",
-    head="language_model.lm_head",
-)
-GEMMA3_ROPE = RopeDefaults(theta=1_000_000.0, window_theta=10_000.0, scales_windows=False)
-
-
-def _norm(config: Gemma2Config) -> NormForm:
-    return NormForm(config.rms_norm_eps, plus_one=True, round_first=False)
-
-
-def _build23(
+def build(
     config: Gemma2Config,
     make: Builder[Any],
-    head_norm: NormForm | None,
+    rope: RopeDefaults = PLAIN_ROPE,
+    has_head_norms: bool = False,
     names: TopNames = LLAMA_NAMES,
 ) -> Decoder[Any]:
-    norm, bias = _norm(config), config.attention_bias
-    ropes = {
-        kind: make.rope(kind, GEMMA3_ROPE if head_norm else RopeDefaults())
-        for kind in ("full_attention", "sliding_attention")
-    }
+    """Gemma 3 comes as the other arguments say."""
+    norm = NormForm(config.rms_norm_eps, plus_one=True, round_first=False)
+    bias = config.attention_bias
+    ropes = {kind: make.rope(kind, rope) for kind in ("full_attention", "sliding_attention")}
 
     def layer(at: str) -> Layer[Any]:
         return SerialLayer(
@@ -72,7 +48,7 @@ def _build23(
                     ropes[make.layer_type],
                     qkv_bias=bias,
                     out_bias=bias,
-                    head_norm=head_norm,
+                    head_norm=norm if has_head_norms else None,
                     scale=config.query_pre_attn_scalar**-0.5,
                     softcap=config.attn_logit_softcapping or 0.0,
                 ),
@@ -94,19 +70,4 @@ def _build23(
     )
 
 
-def build2(config: Gemma2Config, make: Builder[Any]) -> Decoder[Any]:
-    return _build23(config, make, head_norm=None)
-
-
-def build3(config: Gemma3Config, make: Builder[Any]) -> Decoder[Any]:
-    return _build23(config, make, head_norm=_norm(config))
-
-
-def build3_images(config: Gemma3Config, make: Builder[Any]) -> Decoder[Any]:
-    """The text model of one that sees: its other parts stay in the files."""
-    make.skip("vision_tower.", "multi_modal_projector.")
-    return _build23(config, make, _norm(config), IN_GEMMA3_IMAGES)
-
-
-GEMMA2 = Family(Gemma2Config, build2)
-GEMMA3, GEMMA3_IMAGES = Family(Gemma3Config, build3), Family(Gemma3Config, build3_images)
+GEMMA2 = Family(Gemma2Config, build)

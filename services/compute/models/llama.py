@@ -1,7 +1,8 @@
 """Llama 2, 3, 3.1, 3.2 and 3.3 (Meta, 2023 and 2024), and the many models of their shape.
 
-ERNIE 4.5, dense (Baidu, 2025), rotates neighbouring pairs; Seed-OSS (ByteDance, 2025) has biases
-before attention.
+Mistral 7B (Mistral AI, 2023) and Ministral have windows, Mistral's later dense models none; ERNIE
+4.5, dense (Baidu, 2025), rotates neighbouring pairs; Seed-OSS (ByteDance, 2025) has biases before
+attention.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from services.compute.layers.parts import Layer, SerialLayer, Sublayer
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import PLAIN_ROPE, Builder, NormForm
 from services.compute.models.decoder import Decoder
-from services.compute.models.family import Family, FamilyConfig
+from services.compute.models.family import Family, FamilyConfig, WindowedConfig
 
 
 class LlamaConfig(FamilyConfig):
@@ -20,6 +21,12 @@ class LlamaConfig(FamilyConfig):
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     mlp_bias: bool = False
+
+
+class MistralConfig(WindowedConfig):
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: float = 1e-6
+    sliding_window: int | None = 4096
 
 
 class ErnieConfig(FamilyConfig):
@@ -62,6 +69,10 @@ def build(
     return make.decoder(layer, norm)
 
 
+def build_mistral(config: MistralConfig, make: Builder[Any]) -> Decoder[Any]:
+    return build(LlamaConfig(rms_norm_eps=config.rms_norm_eps), make)
+
+
 def build_ernie(config: ErnieConfig, make: Builder[Any]) -> Decoder[Any]:
     bias, rope = config.use_bias, RopeDefaults(theta=500_000.0, interleaved=True)
     llama = LlamaConfig(rms_norm_eps=config.rms_norm_eps, attention_bias=bias, mlp_bias=bias)
@@ -77,5 +88,6 @@ def build_seed_oss(config: SeedOssConfig, make: Builder[Any]) -> Decoder[Any]:
     return build(llama, make, out_bias=config.attention_out_bias)
 
 
-LLAMA, ERNIE = Family(LlamaConfig, build), Family(ErnieConfig, build_ernie)
+LLAMA, MISTRAL = Family(LlamaConfig, build), Family(MistralConfig, build_mistral)
+ERNIE = Family(ErnieConfig, build_ernie)
 SEED_OSS = Family(SeedOssConfig, build_seed_oss)
