@@ -9,7 +9,7 @@ from torch import Tensor
 
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
-from services.compute.layers.products import InvariantProduct, Product, ProductByRows, suits
+from services.compute.layers.products import InvariantProduct, ProductByRows, suits
 from services.compute.layers.weighted_layers import Linear, Norm
 
 
@@ -68,7 +68,6 @@ def test_gates_and_ups_are_one_launch_with_few_rows_of_short_weights_without_bia
         assert not product.can_gate(num_rows, Linear(weight.to(dtype), bias.to(dtype)))
         assert not product.can_gate(num_rows, Linear(weight))
         assert not ProductByRows(None).can_gate(num_rows, Linear(weight.to(dtype)))
-        assert not InvariantProduct().can_gate(num_rows, Linear(weight.to(dtype)))
     for num_rows in (1, 65):
         assert not product.can_gate(num_rows, Linear(weight.half()))
 
@@ -76,13 +75,9 @@ def test_gates_and_ups_are_one_launch_with_few_rows_of_short_weights_without_bia
 def test_a_norm_is_in_the_launch_of_one_row_unless_all_rows_are_to_be_alike(
     device: torch.device,
 ) -> None:
-    products: list[tuple[Product, list[int]]] = [
-        (ProductByRows(SkinnyWork.make(512, device)), [1]),
-        (ProductByRows(None), [1]),
-        (InvariantProduct(), []),
-    ]
-    for product, rows in products:
-        assert [n for n in range(70) if product.can_norm(n)] == rows
+    for product in (ProductByRows(SkinnyWork.make(512, device)), ProductByRows(None)):
+        assert [n for n in range(70) if product.can_norm(n)] == [1]
+    assert InvariantProduct().fused is None
 
 
 @pytest.mark.parametrize("num_rows", [2, 64])
