@@ -27,7 +27,8 @@ from common.messages.arrays import int32s
 from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner.eager import EagerRunner
+from services.compute.runner.eager import load_eager
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.scheduler.policies import DecodeFirst
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
@@ -77,7 +78,7 @@ class Ours:
             max_batched_token_mem=max(STREAMS) * 1024,
             num_threads=num_threads,
         )
-        self._runner = EagerRunner.load(folder, settings)
+        self._runner = PackingRunner(load_eager(folder, settings))
         self._scheduler = Scheduler(
             self._runner.spec(), SchedulerSettings(max_prefill_tokens=512), DecodeFirst()
         )

@@ -25,7 +25,7 @@ from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
 from services.compute.runner.cuda import step_machine
 from services.compute.runner.cuda.load import load_cuda
-from services.compute.runner.cuda.runner import CudaRunner
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.step import DEVICE_TOKEN, Int32Array, SlotDelta, StepPlan
 
 NEEDS_GPU = True
@@ -67,6 +67,8 @@ class Steps:
         if shape.chunk:
             q_start[-1], q_len[-1] = 0, shape.chunk
             tokens[shape.rows :] = np.arange(shape.chunk) % 1000
+        if first:
+            tokens[: shape.rows] = 0  # from here on the device counts
         slots = np.arange(num_rows, dtype=np.int32)
         entries = self._entries(num_rows) if first else np.zeros((0, 4), dtype=np.int32)
         self._step += 1
@@ -102,7 +104,7 @@ class Steps:
         return np.array(rows, dtype=np.int32)
 
 
-def run(runner: CudaRunner, steps: Steps, count: int) -> tuple[list[float], list[float]]:
+def run(runner: PackingRunner, steps: Steps, count: int) -> tuple[list[float], list[float]]:
     """Launch so many steps, one ahead; device seconds and host seconds of each."""
     device_s, host_s = [], []
     previous = None
@@ -120,7 +122,7 @@ def run(runner: CudaRunner, steps: Steps, count: int) -> tuple[list[float], list
     return device_s, host_s
 
 
-def kernels(runner: CudaRunner, steps: Steps, count: int) -> Iterator[tuple[str, float, float]]:
+def kernels(runner: PackingRunner, steps: Steps, count: int) -> Iterator[tuple[str, float, float]]:
     """Name, launches a step and microseconds a step of each kernel, longest first."""
     activity = torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=[activity]) as profile:
@@ -134,7 +136,7 @@ def kernels(runner: CudaRunner, steps: Steps, count: int) -> Iterator[tuple[str,
         yield name, calls[name] / count, microseconds / count
 
 
-def report(runner: CudaRunner, shape: Shape, page_tokens: int, top: int) -> None:
+def report(runner: PackingRunner, shape: Shape, page_tokens: int, top: int) -> None:
     """Print one shape's times and kernels."""
     num_groups = len(runner.spec().kv_groups)
     steps = Steps(shape, page_tokens, num_groups)
@@ -177,7 +179,7 @@ def main() -> None:
             max_prefill_tokens=1024, max_num_seqs=257,
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
-            runner = load_cuda(make_folder(Path(folder), SHAPES[name]), settings)
+            runner = PackingRunner(load_cuda(make_folder(Path(folder), SHAPES[name]), settings))
         print(f"\n== {name}: weights alone take {weight_floor_ms(SHAPES[name]):.3f} ms")
         for rows in (int(rows) for rows in options.rows.split(",")):
             report(runner, Shape(rows), settings.page_tokens, options.top)

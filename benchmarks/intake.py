@@ -31,10 +31,14 @@ from common.messages.address import Address, AttemptId
 from common.messages.arrays import int32s
 from common.messages.generate import ComputeInbox, Generate
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kv.memory import KVGroup
-from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, pack, packed_size
 from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.uploads import (
+    MAX_PAGE_ENTRIES,
+    NO_SLOT_ROWS,
+    StepPacker,
+    packed_size,
+)
 from services.compute.scheduler.policies import DecodeFirst
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
@@ -46,7 +50,6 @@ SIZES = (1024, 8192, 32_768, 100_000, 131_072)
 STAGES = ("decode", "add", "plan", "pack", "known", "release")
 TOTAL = "decode to pack"
 COMPUTE = Address("inproc://compute", "0")
-NO_SLOT_ROWS = np.zeros((0, 1 + NUM_WORDS), dtype=np.int32)
 
 
 def make_scheduler() -> Scheduler:
@@ -88,7 +91,7 @@ class Intake:
         self._ids = int32s(draw.integers(3, VOCAB_SIZE, num_ids).tolist())
         self._codec = Codec(ComputeInbox)
         self._draw = draw
-        size = packed_size(64, CHUNK_TOKENS + 64, MAX_PAGE_ENTRIES, 64, NUM_WORDS)
+        size = packed_size(64, CHUNK_TOKENS + 64, MAX_PAGE_ENTRIES, 64)
         self._upload = np.zeros(size, dtype=np.int32)
         self._times_ms: dict[str, list[float]] = defaultdict(list)
 
@@ -105,7 +108,8 @@ class Intake:
         envelope = self._timed("decode", lambda: self._codec.decode(frames))
         self._timed("add", lambda: scheduler.add_request(envelope.message, 0.0))
         self._plan = self._timed(stage, lambda: scheduler.plan(0.0))
-        self._timed("pack", lambda: pack(self._plan, NO_SLOT_ROWS, self._upload))
+        packer = StepPacker(64)
+        self._timed("pack", lambda: packer.pack(self._plan, NO_SLOT_ROWS, self._upload))
         if stage == "plan":
             self._times_ms[TOTAL].append(sum(self._times_ms[name][-1] for name in STAGES[:4]))
 

@@ -22,12 +22,14 @@ import torch
 
 from benchmarks.kernels.case import Case
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.enter_slots import SlotEntry, enter_slots, pack_entries, packed_size
+from services.compute.kernels.enter_slots import enter_slots
+from services.compute.kernels.slot_entries import SlotEntry, pack_entries, packed_size
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
-from services.compute.runner.cuda.staging import SlotStaging
+from services.compute.runner.cuda.staging import Staging
 from services.compute.runner.cuda.stream import GraphStream
 from services.compute.sampling.device_sampler import DeviceSampler
+from services.compute.sampling.slots import slots_of
 from services.compute.step import SlotDelta
 
 VOCAB_SIZE = 128256
@@ -53,7 +55,7 @@ def cases() -> Iterator[Case]:
     for count, num_ids in SIZES:
         deltas = newcomers(count, num_ids)
         print(host_line(sampler, deltas, device), flush=True)
-        packed = on_device(sampler.place(deltas)[1], device)
+        packed = on_device(slots_of(deltas, VOCAB_SIZE)[1], device)
         shaped, tables = sampler._shaped, sampler._tables
         run = partial(enter_slots, packed, shaped.said_NV, tables)
         size = 4.0 * count * (VOCAB_SIZE + 2 * num_ids)
@@ -84,11 +86,13 @@ def host_line(sampler: DeviceSampler, deltas: list[SlotDelta], device: torch.dev
     before = torch.cuda.current_stream()
     stream = GraphStream(device)
     stream.record("enter", partial(sampler.enter, packed))
-    staging = SlotStaging(packed, 4, stream.synchronize, partial(stream.replay, "enter"))
+    staging = Staging(packed, 4, stream.synchronize)
     host_us = []
     for _ in range(ROUNDS):
         began_s = time.perf_counter()
-        upload = staging.upload_entries(sampler.place(deltas)[1])
+        entries = slots_of(deltas, VOCAB_SIZE)[1]
+        upload = staging.upload(pack_entries(entries, staging.buffer()))
+        stream.replay("enter")
         host_us.append((time.perf_counter() - began_s) * 1e6)
         stream.synchronize()
         staging.done(upload)

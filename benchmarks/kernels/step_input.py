@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.case import Case
+from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.step_input import apply_deltas, unpack_step
-from services.compute.runner.cuda.packing import pack
+from services.compute.runner.uploads import StepPacker
 from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
 
 NUM_SLOTS = 256
 MAX_PAGES = 2048
 PAGE_TOKENS = 16
-NUM_WORDS = 32
 STEPS = (
     ("1 row", 1, (), 0),
     ("256 rows", 256, (), 0),
@@ -100,5 +100,5 @@ def upload(plan: StepPlan, num_newcomers: int, device: torch.device) -> torch.Te
     slot_rows: Int32Array = np.zeros((num_newcomers, 1 + NUM_WORDS), dtype=np.int32)
     slot_rows[:, 0] = np.arange(num_newcomers)
     out = np.zeros(65_536, dtype=np.int32)
-    pack(plan, slot_rows, out)
+    StepPacker(NUM_SLOTS).pack(plan, slot_rows, out)
     return torch.from_numpy(out).to(device)

@@ -31,7 +31,7 @@ def int32_array(values: Sequence[int]) -> Int32Array:
 NO_IDS = int32_array(())
 
 DEVICE_TOKEN = -1
-"""In `StepPlan.tokens`: this token is the slot's last sampled one and only the device has it."""
+"""In `StepPlan.tokens`: the token that the device has for the slot, the one sampled last."""
 
 MAX_SCORED_TOKENS = 512
 """Most tokens of one step's rows whose prompts are scored. Each takes a row of logits and up to 20
@@ -95,11 +95,14 @@ class PoolRow:
 class StepPlan:
     """One step for the device: which tokens of which sequences, and whose next token to sample.
 
-    Decode rows (q_len 1, the next token sampled) come first, prefill chunks after them. Row r
-    computes positions q_start[r] .. q_start[r]+q_len[r] of slot row_slot[r]; tokens holds their
-    ids one row after the other. pos_upper[r] is the sequence length after the step, an upper
-    bound while a stop may still be in flight. Sample s takes the logits after the last token of
-    row sample_row[s] and is output number sample_index[s] of its sequence.
+    Decode rows (q_len 1, the next token sampled, in their order) come first, prefill chunks after
+    them. Row r computes positions q_start[r] .. q_start[r]+q_len[r] of slot row_slot[r]; tokens
+    holds their ids one row after the other. Sample s takes the logits after the last token of row
+    sample_row[s] and is output number sample_index[s] of its sequence.
+
+    Of a decode row whose token is DEVICE_TOKEN the device has position, token and output index by
+    slot, and the numbers here are upper bounds; a row that gives its token gives the slot all three
+    anew. The same holds after a sampled chunk. pos_upper[r] bounds the length after the step.
 
     Page-table entries (slot, index, page; of a cache group's table) are applied before the forward
     pass, and before them the transfers: swap_out (device page, host page), then swap_in (host page,

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from common.messages.sampling import SamplingParams
-from services.compute.kernels.enter_slots import pack_entries, packed_size
+from services.compute.kernels.slot_entries import pack_entries, packed_size
 from services.compute.kernels.slot_words import NUM_WORDS, SampleRows
 from services.compute.kernels.step_buffers import NUM_SAMPLES, Resident, StepInputs
 from services.compute.sampling.device_sampler import DeviceSampler
-from services.compute.sampling.slots import slot_words
+from services.compute.sampling.slots import slot_words, slots_of
 from services.compute.step import SlotDelta, int32_array
 
 NUM_SLOTS = 24
@@ -69,8 +69,8 @@ def make_step(
 
 
 def place(sampler: DeviceSampler, deltas: Sequence[SlotDelta], device: torch.device) -> None:
-    """Let sequences take slots, with all that they bring."""
-    _, entries = sampler.place(deltas)
+    """Let sequences bring to their slots what words do not hold."""
+    _, entries = slots_of(deltas, sampler._vocab_size)
     out = np.full(packed_size(0), 10**9, dtype=np.int32)
     pack_entries(entries, out)
     sampler.enter(torch.from_numpy(out).to(device))

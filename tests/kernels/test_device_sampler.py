@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,14 +14,13 @@ from common.messages.sampling import SamplingParams
 from services.compute.kernels.logits_processors import SEEN_IN_PROMPT
 from services.compute.kernels.logprobs import CHOSEN, TOP_IDS, TOP_LOGPROBS
 from services.compute.kernels.slot_words import VOID_MASK, mask_words
-from services.compute.runner.cuda.staging import pack_masks
-from services.compute.sampling.device_sampler import DeviceSampler, Variant
+from services.compute.runner.uploads import pack_masks
+from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.sampler import Sampler
+from services.compute.sampling.slots import SlotFlags, Variant, slots_of
 from services.compute.step import (
-    DEVICE_TOKEN,
     MAX_BIAS,
     SlotDelta,
-    StepPlan,
     TokenMasks,
     int32_array,
 )
@@ -32,7 +33,7 @@ from tests.kernels.sampling_step import (
     random_logits,
     random_settings,
 )
-from tests.unit.compute.step_plans import decode_plan
+from tests.unit.compute.sampling_slots import take_slots
 from tests.unit.compute.token_masks import GRAMMAR_SPEC, bits_of
 
 PLAIN = SamplingParams(max_tokens=100, seed=1)
@@ -46,9 +47,14 @@ def sampler_of(step: SamplingStep, device: torch.device, vocab_size: int) -> Dev
     return sampler
 
 
-def plan_of(slots: list[int], indices: list[int]) -> StepPlan:
-    rows = ((slot, 0, index) for slot, index in zip(slots, indices, strict=True))
-    return decode_plan(*rows, tokens=int32_array([DEVICE_TOKEN] * len(slots)))
+def flags_of(deltas: Sequence[SlotDelta]) -> SlotFlags:
+    flags = SlotFlags(NUM_SLOTS)
+    flags.take(slots_of(deltas, VOCAB_SIZE)[0])
+    return flags
+
+
+def variant_of(flags: SlotFlags, *slots: int, index: int = 0) -> Variant:
+    return flags.variant(int32_array(slots), int32_array([index] * len(slots)))
 
 
 @pytest.mark.parametrize(("seed", "vocab_size"), [(0, 1003), (1, 5003), (2, 777)])
@@ -58,7 +64,7 @@ def test_tokens_counts_and_logprobs_are_the_cpus(
     step = make_step(random_settings(14, seed), vocab_size, device)
     ours = sampler_of(step, device, vocab_size)
     theirs = Sampler(NUM_SLOTS, vocab_size)
-    theirs.place(step.deltas)
+    take_slots(theirs, step.deltas, vocab_size)
     for turn in range(2):
         slots = [(slot * 5 + turn) % 14 for slot in range(14)][turn:]
         indices = [(slot + turn) % 5 for slot in slots]
@@ -67,7 +73,7 @@ def test_tokens_counts_and_logprobs_are_the_cpus(
         before = logits.clone()
         result = ours.launch(Variant.FULL, logits, len(slots)).cpu().numpy()
         assert torch.equal(logits, before)
-        tokens, finite, scores = ours.unpack(result, plan_of(slots, indices))
+        tokens, finite, scores = ours.unpack(result)
         sampled = theirs.sample(logits.cpu(), as_int64(slots), as_int64(indices))
         assert tokens.tolist() == sampled.tokens_S.tolist()
         assert finite.all()
@@ -90,8 +96,8 @@ def test_structured_rows_draw_what_the_cpu_draws_under_the_same_masks(device: to
     step = make_step(settings, VOCAB_SIZE, device)
     ours = sampler_of(step, device, VOCAB_SIZE)
     theirs = Sampler(NUM_SLOTS, VOCAB_SIZE)
-    theirs.place(step.deltas)
-    assert ours.variant(np.array([1])) is Variant.FULL
+    take_slots(theirs, step.deltas, VOCAB_SIZE)
+    assert variant_of(flags_of(step.deltas), 1) is Variant.FULL
     packed = np.full(len(ours.masks.packed), 10**9, dtype=np.int32)  # rows that nobody looks at
     for turn in range(3):
         logits = random_logits(14, VOCAB_SIZE, 20 + turn, device)
@@ -131,9 +137,12 @@ def test_a_void_draw_is_not_said_and_no_next_input(device: torch.device) -> None
     sampler.masks.bits_GM[0] = 0
     sampler.masks.bits_GM[0, 0] = 1
     step.resident.last_token.fill_(-7)
+    step.resident.length[:2], step.resident.output_index[:2] = 40, 5
     said = sampler._shaped.said_NV.clone()
     result = sampler.launch(Variant.FULL, random_logits(2, VOCAB_SIZE, 3, device), 2)
     assert step.resident.last_token[:2].tolist() == [-7, 0]
+    assert step.resident.length[:2].tolist() == [40, 41]
+    assert step.resident.output_index[:2].tolist() == [5, 6]
     assert 0 <= int(result[0, 0]) < VOCAB_SIZE
     said[1, 0] += 1
     assert torch.equal(sampler._shaped.said_NV, said)
@@ -149,9 +158,8 @@ def test_a_row_is_the_same_alone_and_in_company_and_in_any_variant_that_serves_i
     step.choose(range(12), indices)
     together = sampler_of(step, device, 2500).launch(Variant.FULL, logits, 12).clone()
     for slot in range(12):
-        sampler = sampler_of(step, device, 2500)
         step.choose([slot], [indices[slot]])
-        needed = sampler.variant(np.array([slot]), np.array([indices[slot]]))
+        needed = variant_of(flags_of(step.deltas), slot, index=indices[slot])
         assert (slot >= 3) or needed is Variant.PLAIN
         row = logits[slot : slot + 1]
         for variant in (needed, Variant.FULL):
@@ -170,7 +178,7 @@ def test_a_row_past_its_min_tokens_is_no_longer_adjusted(device: torch.device) -
     sampler = sampler_of(step, device, VOCAB_SIZE)
     sampler._shaped.adjusted_SV.fill_(torch.nan)
     theirs = Sampler(NUM_SLOTS, VOCAB_SIZE)
-    theirs.place(step.deltas)
+    take_slots(theirs, step.deltas, VOCAB_SIZE)
     logits = random_logits(2, VOCAB_SIZE, 9, device)
     for variant, index in ((Variant.FULL, 3), (Variant.FULL, 4), (Variant.CUTS, 4)):
         step.choose([0, 1], [index] * 2)
@@ -195,9 +203,7 @@ def test_a_result_is_read_by_what_its_own_step_asked(device: torch.device) -> No
     sampler = sampler_of(step, device, VOCAB_SIZE)
     logits = random_logits(2, VOCAB_SIZE, 8, device)
     result = sampler.launch(Variant.FULL, logits, 2).cpu().numpy()
-    # the next step's plan is placed before this step's result is read
-    sampler.place([SlotDelta(1, 1, GREEDY, 0, ()), SlotDelta(0, 1, step.deltas[1].sampling, 0, ())])
-    _, _, scores = sampler.unpack(result, plan_of([0, 1], [0, 0]))
+    _, _, scores = sampler.unpack(result)
     assert list(scores) == [1] and len(scores[1][0].top_ids) == 3
 
 
@@ -209,8 +215,7 @@ def test_a_slot_forgets_who_had_it(device: torch.device) -> None:
     eight = int32_array((8,))
     place(sampler, [SlotDelta(0, 1, first, 0, (), eight)], device)
     assert sampler._shaped.said_NV[0, [1, 4, 5, 8]].tolist() == [0, 0, 0, SEEN_IN_PROMPT]
-    sampler.place([SlotDelta(0, 2, GREEDY, 0, ())])
-    assert sampler.variant(np.array([0])) is Variant.PLAIN
+    assert variant_of(flags_of([*step.deltas, SlotDelta(0, 2, GREEDY, 0, ())]), 0) is Variant.PLAIN
 
 
 def test_a_step_takes_the_smallest_variant_that_serves_all_its_samples(
@@ -225,23 +230,17 @@ def test_a_step_takes_the_smallest_variant_that_serves_all_its_samples(
         replace(PLAIN, num_logprobs=0),
         replace(PLAIN, min_tokens=4),
     ]
-    sampler = sampler_of(make_step(settings, VOCAB_SIZE, device), device, VOCAB_SIZE)
-
-    def variant(*slots: int, index: int = 0) -> Variant:
-        return sampler.variant(np.array(slots), np.full(len(slots), index))
-
+    variant = partial(variant_of, flags_of(make_step(settings, VOCAB_SIZE, device).deltas))
     assert variant(0, 1, 3) is Variant.PLAIN
     assert variant(0, 2) is Variant.CUTS
     assert variant(2, 4) is Variant.FULL
     assert variant(5) is Variant.FULL
     assert variant(6, index=3) is Variant.FULL
     assert variant(6, index=4) is Variant.PLAIN
-    assert sampler.variant(np.array([6])) is Variant.FULL
+    assert variant(6) is Variant.FULL
 
 
-def test_more_bias_than_there_is_room_for_is_refused(device: torch.device) -> None:
-    step = make_step([GREEDY], VOCAB_SIZE, device)
-    sampler = DeviceSampler(2 * MAX_BIAS, step.resident, step.inputs)
+def test_more_bias_than_there_is_room_for_is_refused() -> None:
     bias = tuple((token, 1.0) for token in range(MAX_BIAS + 1))
     with pytest.raises(ValueError, match="1025 logit_bias pairs"):
-        sampler.place([SlotDelta(0, 0, replace(GREEDY, logit_bias=bias), 0, ())])
+        slots_of([SlotDelta(0, 0, replace(GREEDY, logit_bias=bias), 0, ())], 2 * MAX_BIAS)

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.compute.kernels.enter_slots import (
+from services.compute.kernels.enter_slots import enter_slots, enter_slots_reference
+from services.compute.kernels.logits_processors import SEEN_IN_PROMPT, ProcessorTables
+from services.compute.kernels.slot_entries import (
     ENTRY_INTS,
     HEADER_INTS,
     SlotEntry,
-    enter_slots,
-    enter_slots_reference,
     pack_entries,
     packed_size,
 )
-from services.compute.kernels.logits_processors import SEEN_IN_PROMPT, ProcessorTables
 from services.compute.step import MAX_BIAS, MAX_STOP_IDS, NO_IDS, Int32Array, int32_array
 
 NUM_SLOTS = 80

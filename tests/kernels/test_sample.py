@@ -39,7 +39,7 @@ def run(
         None,
         None,
         SampleScratch.make(bucket, logits.shape[1], logits.device),
-        step.resident.last_token,
+        step.resident,
         result,
     )
     return result, step.resident.last_token.clone()
@@ -52,15 +52,22 @@ def test_tokens_are_the_references(rows: int, vocab_size: int, device: torch.dev
     logits = random_logits(rows, vocab_size, seed=rows, device=device)
     result, last = run(step, logits)
     expected = torch.full_like(result, -7)
-    expected_last = torch.full_like(last, -7)
+    advanced = step.resident.length.clone(), step.resident.output_index.clone()
+    before = step.resident._replace(
+        length=torch.zeros_like(last),
+        output_index=torch.zeros_like(last),
+        last_token=torch.full_like(last, -7),
+    )
     sample_tokens_reference(
         logits.double(),
         step.rows,
-        expected_last,
+        before,
         expected,
     )
     assert result.tolist() == expected.tolist()
-    assert last.tolist() == expected_last.tolist()
+    assert last.tolist() == before.last_token.tolist()
+    for ours, theirs in zip(advanced, (before.length, before.output_index), strict=True):
+        assert ours.tolist() == theirs.tolist()
 
 
 def test_padding_is_left_alone(device: torch.device) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner.cuda import runner as cuda_runner
 from services.compute.runner.cuda.load import load_on
-from services.compute.step import Int32Array, StepPlan
+from services.compute.runner.packing_runner import PackingRunner
+from services.compute.runner.uploads import StepPacker
 from tests.kernels.host_stream import HostMark, HostStream
 from tests.unit.compute.hand_scheduler import HandScheduler
 
@@ -40,12 +42,12 @@ def test_a_step_begins_when_the_device_gets_work_and_not_while_the_host_packs(
             log.append("mark")
             return super().mark()
 
-    def logging_pack(plan: StepPlan, slot_rows: Int32Array, out: Int32Array) -> int:
+    def logging_pack(self: StepPacker, *arguments: Any) -> int:
         log.append("pack")
-        return pack(plan, slot_rows, out)
+        return pack(self, *arguments)
 
-    pack = cuda_runner.pack
-    monkeypatch.setattr(cuda_runner, "pack", logging_pack)
+    pack = StepPacker.pack
+    monkeypatch.setattr(StepPacker, "pack", logging_pack)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     settings = ComputeSettings(
         device="cuda",
@@ -56,10 +58,11 @@ def test_a_step_begins_when_the_device_gets_work_and_not_while_the_host_packs(
         max_prefill_tokens=8,
         max_batched_token_mem=64,
     )
-    hand = HandScheduler(load_on(tmp_path, settings, torch.device("cpu"), LoggingStream()), 8)
-    sequence = hand.add([3, 4, 5])
+    executor = load_on(tmp_path, settings, torch.device("cpu"), LoggingStream())
+    hand = HandScheduler(PackingRunner(executor), 8)
+    sequence = hand.add([3, 4, 5], SamplingParams(max_tokens=9, seed=1, presence_penalty=1.0))
     hand.step((sequence, 3))
-    assert log == ["mark", "pack", "mark"]  # a newcomer's settings go to the device first
+    assert log == ["mark", "pack", "mark"]  # what a newcomer brings goes to the device first
     log.clear()
     hand.step((sequence, 1))
     assert log == ["pack", "mark", "mark"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -8,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.compute.kernels.step_buffers import NO_SLOT, Resident, StepInputs
+from services.compute.kernels.slot_words import NUM_WORDS
+from services.compute.kernels.step_buffers import HEADER_INTS, NO_SLOT, Resident, StepInputs
 from services.compute.kernels.step_input import (
     apply_deltas,
     apply_deltas_reference,
     unpack_step,
     unpack_step_reference,
 )
-from services.compute.runner.cuda.packing import pack
-from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
+from services.compute.runner.uploads import StepPacker
+from services.compute.step import DEVICE_TOKEN, NO_IDS, Int32Array, StepPlan
 from tests.unit.compute.step_plans import PlanSizes, random_plan, random_slot_rows
 
 MAX_ROWS = 320
@@ -48,24 +50,44 @@ class Step(NamedTuple):
     slot_rows: Int32Array
     packed: Tensor
     tables: Resident
+    kept_P: Tensor  # slots of the rows that are those of the step before
 
 
-def make_step(sizes: PlanSizes, seed: int, num_slot_rows: int = 0, num_words: int = 5) -> Step:
+def make_step(sizes: PlanSizes, seed: int, num_slot_rows: int = 0, kept: bool = False) -> Step:
+    """With `kept` the decode rows are those of the step before."""
     plan = random_plan(sizes, seed)
-    slot_rows = random_slot_rows(num_slot_rows, num_words, sizes.num_slots, seed)
+    slot_rows = random_slot_rows(num_slot_rows, NUM_WORDS, sizes.num_slots, seed)
     out = np.full(20_000, POISON, dtype=np.int32)
-    pack(plan, slot_rows, out)
+    packer = StepPacker(sizes.num_slots)
+    num_kept = plan.num_decode_rows if kept else 0
+    if kept:
+        before = replace(sizes, chunks=())
+        packer.pack(
+            replace(random_plan(before, seed + 1), row_slot=plan.row_slot[:num_kept]),
+            slot_rows[:0],
+            out,
+        )
+    packer.pack(plan, slot_rows, out)
     generator = torch.Generator().manual_seed(seed)
 
-    def table(*shape: int) -> Tensor:
-        return torch.randint(0, 10_000, shape, dtype=torch.int32, generator=generator)
+    def table(*shape: int, high: int = 10_000) -> Tensor:
+        return torch.randint(0, high, shape, dtype=torch.int32, generator=generator)
 
     tables = Resident(
         page_table=table(sizes.num_groups, sizes.num_slots, sizes.max_pages),
+        length=table(sizes.num_slots, high=sizes.max_pages * sizes.page_tokens),
+        output_index=table(sizes.num_slots),
         last_token=table(sizes.num_slots),
-        slot_params=table(sizes.num_slots, num_words),
+        slot_params=table(sizes.num_slots, NUM_WORDS),
     )
-    return Step(sizes, plan, slot_rows, torch.from_numpy(out), tables)
+    decodes = slice(plan.num_decode_rows)
+    slots = plan.row_slot[decodes]
+    tables.length.numpy()[slots] = plan.q_start[decodes]
+    tables.output_index.numpy()[slots] = plan.sample_index[decodes]
+    given = plan.tokens[decodes] != DEVICE_TOKEN
+    tables.length.numpy()[slots[given]] = -1  # the upload says it
+    kept_P = torch.from_numpy(plan.row_slot[:num_kept].copy())
+    return Step(sizes, plan, slot_rows, torch.from_numpy(out), tables, kept_P)
 
 
 def moved(record: Resident | StepInputs, device: torch.device) -> Resident | StepInputs:
@@ -89,13 +111,16 @@ def unpacked(
     device: torch.device,
     unpack: Callable[..., None],
     bucket: int = 0,
-) -> StepInputs:
+) -> tuple[StepInputs, Resident]:
+    """The step's inputs, and what stays on the device."""
     inputs = poisoned_inputs(device, step.sizes.num_groups)
-    resident = moved(step.tables, device)
+    inputs.row_slot_R[: len(step.kept_P)] = step.kept_P.to(device)
+    resident = moved(step.tables, torch.device("cpu"))
+    apply_deltas_reference(step.packed, resident)
+    resident = moved(resident, device)
     num_tokens = bucket or max(1, step.plan.num_tokens)
     unpack(step.packed.to(device), resident, inputs, num_tokens, step.sizes.page_tokens)
-    assert_equal(resident, step.tables)
-    return inputs
+    return inputs, resident
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,14 +135,17 @@ def test_deltas_reach_their_places_and_nothing_else(
     group = plan.page_group if len(plan.page_group) else 0
     expected.page_table.numpy()[group, plan.page_slot, plan.page_index] = plan.page_id
     expected.slot_params.numpy()[step.slot_rows[:, 0]] = step.slot_rows[:, 1:]
+    decodes = slice(plan.num_decode_rows)
+    given = plan.tokens[decodes] != DEVICE_TOKEN
+    slots = plan.row_slot[decodes][given]
+    expected.length.numpy()[slots] = plan.q_start[decodes][given]
+    expected.output_index.numpy()[slots] = plan.sample_index[decodes][given]
+    expected.last_token.numpy()[slots] = plan.tokens[decodes][given]
     assert_equal(tables, expected)
 
 
-@pytest.mark.parametrize("num_words", [1, 4, 33])
-def test_deltas_are_the_reference_s_for_any_number_of_words(
-    num_words: int, device: torch.device
-) -> None:
-    step = make_step(PlanSizes(4, (6,), 50), 3, 20, num_words)
+def test_deltas_are_the_reference_s(device: torch.device) -> None:
+    step = make_step(PlanSizes(40, (6,), 50, 64), 3, 20)
     tables, expected = moved(step.tables, device), moved(step.tables, torch.device("cpu"))
     apply_deltas(step.packed.to(device), tables)
     apply_deltas_reference(step.packed, expected)
@@ -127,9 +155,20 @@ def test_deltas_are_the_reference_s_for_any_number_of_words(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_unpacked_as_by_the_reference(name: str, seed: int, device: torch.device) -> None:
-    step = make_step(CASES[name], seed, num_slot_rows=seed)
+    step = make_step(CASES[name], seed, num_slot_rows=seed, kept=bool(seed % 2))
     expected = unpacked(step, torch.device("cpu"), unpack_step_reference)
-    assert_equal(unpacked(step, device, unpack_step), expected)
+    for ours, theirs in zip(unpacked(step, device, unpack_step), expected, strict=True):
+        assert_equal(ours, theirs)
+
+
+def test_a_steady_step_of_decode_rows_is_a_header() -> None:
+    step = make_step(CASES["more decode rows than two blocks"], 3, kept=True)
+    plan = replace(step.plan, page_slot=NO_IDS, page_index=NO_IDS, page_id=NO_IDS)
+    plan = replace(plan, tokens=np.full_like(plan.tokens, DEVICE_TOKEN))
+    packer, out = StepPacker(320), np.zeros(5000, dtype=np.int32)
+    no_slot_rows = step.slot_rows[:0]
+    assert packer.pack(plan, no_slot_rows, out) == HEADER_INTS + plan.num_rows
+    assert packer.pack(plan, no_slot_rows, out) == HEADER_INTS
 
 
 @pytest.mark.parametrize("bucket", [MAX_TOKENS, 400, 129])
@@ -139,8 +178,9 @@ def test_a_step_is_unpacked_as_by_the_reference(name: str, seed: int, device: to
 def test_padding_fills_the_bucket_and_no_more(name: str, bucket: int, device: torch.device) -> None:
     bucket = max(bucket, CASES[name].num_decode_rows + sum(CASES[name].chunks))
     step = make_step(CASES[name], 7)
-    inputs = unpacked(step, device, unpack_step, bucket)
-    assert_equal(inputs, unpacked(step, torch.device("cpu"), unpack_step_reference, bucket))
+    inputs, _ = unpacked(step, device, unpack_step, bucket)
+    expected, _ = unpacked(step, torch.device("cpu"), unpack_step_reference, bucket)
+    assert_equal(inputs, expected)
     num_tokens, num_rows = step.plan.num_tokens, step.plan.num_rows
     num_samples = len(step.plan.sample_row)
     padded_rows = min(bucket, MAX_ROWS)
@@ -160,10 +200,11 @@ def test_padding_fills_the_bucket_and_no_more(name: str, bucket: int, device: to
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_reference_says_what_the_plan_says(name: str) -> None:
-    step = make_step(CASES[name], 11)
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_reference_says_what_the_plan_says(name: str, kept: bool) -> None:
+    step = make_step(CASES[name], 11, kept=kept)
     plan, sizes = step.plan, step.sizes
-    inputs = unpacked(step, torch.device("cpu"), unpack_step_reference)
+    inputs, resident = unpacked(step, torch.device("cpu"), unpack_step_reference)
     counts = [plan.num_rows, plan.num_decode_rows, plan.num_tokens, len(plan.sample_row)]
     assert inputs.counts.tolist() == [*counts, 0, 0, 0, 0]
     token, last_tokens = 0, []
@@ -175,7 +216,7 @@ def test_the_reference_says_what_the_plan_says(name: str) -> None:
             assert int(inputs.tokens_T[token]) == expected
             assert int(inputs.positions_T[token]) == position
             for group, kv_slots_T in enumerate(inputs.kv_slots_GT):
-                page = int(step.tables.page_table[group, slot, page_index])
+                page = int(resident.page_table[group, slot, page_index])
                 assert int(kv_slots_T[token]) == page * sizes.page_tokens + offset
             token += 1
         last_tokens.append(token - 1)
@@ -185,10 +226,14 @@ def test_the_reference_says_what_the_plan_says(name: str) -> None:
         assert int(inputs.sample_token_S[sample]) == last_tokens[row]
         assert int(inputs.sample_slot_S[sample]) == int(plan.row_slot[row])
         assert int(inputs.sample_index_S[sample]) == int(plan.sample_index[sample])
+        slot = int(plan.row_slot[row])
+        assert int(resident.length[slot]) == int(plan.q_start[row] + plan.q_len[row]) - 1
+        assert int(resident.output_index[slot]) == int(plan.sample_index[sample])
+        assert int(resident.last_token[slot]) == int(inputs.tokens_T[last_tokens[row]])
 
 
 def test_pages_beyond_two_billion_cache_slots_are_found(device: torch.device) -> None:
     step = make_step(PlanSizes(2, (3,), page_tokens=32), 5)
     step.tables.page_table.fill_(2**31 - 1)
-    inputs = unpacked(step, device, unpack_step)
+    inputs, _ = unpacked(step, device, unpack_step)
     assert (inputs.kv_slots_GT[0, :5] // 32 == 2**31 - 1).all()

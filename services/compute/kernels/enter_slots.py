@@ -2,86 +2,23 @@
 
 Two launches whose grids are fixed and whose sizes are read on the device, so that they can be
 captured. Counting needs no order: a bit for the prompt and numbers below it, added atomically.
-
-An upload is a buffer of int32: a header whose first word is the number of entries, the entries,
-then the ids of each in this order, without gaps: prompt ids, output ids, ids with a bias, the
-biases (float32 by their bits), stop ids.
+The upload is as `slot_entries` packs it.
 
 Shape legend: N slots, V vocabulary, B bias pairs of a slot, E stop ids of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.logits_processors import SEEN_IN_PROMPT, ProcessorTables
-from services.compute.step import MAX_BIAS, MAX_STOP_IDS, Int32Array
-
-HEADER_INTS = 8
-ENTRY_INTS = 8
-SLOT, COUNTED, NUM_PROMPT, NUM_OUTPUT, NUM_BIAS, NUM_STOPS, START = PLACES = range(7)
-"""Places in an entry; START is where its ids begin."""
+from services.compute.kernels.slot_entries import ENTRY_INTS, HEADER_INTS, PLACES
 
 _HEADER, _ENTRY = tl.constexpr(HEADER_INTS), tl.constexpr(ENTRY_INTS)
 _SLOT, _COUNTED, _NUM_PROMPT, _NUM_OUTPUT, _NUM_BIAS, _NUM_STOPS, _START = map(tl.constexpr, PLACES)
-
-SHARED_INTS = 1 << 18
-"""Room for the new sequences of one step together: 64 with prompts of 4,000 ids, in 1 MB."""
-
-
-def packed_size(max_positions: int) -> int:
-    """Int32 of a buffer that holds any one sequence, and the new ones of most steps together."""
-    longest = HEADER_INTS + ENTRY_INTS + max_positions + 2 * MAX_BIAS + MAX_STOP_IDS
-    return max(longest, SHARED_INTS)
-
-
-class SlotEntry(NamedTuple):
-    """One new sequence. With `counted` the counts of its slot start anew, with its own prompt and
-    outputs, for penalties; ids beyond the vocabulary are passed over."""
-
-    slot: int
-    counted: bool
-    prompt_ids: Int32Array
-    output_ids: Int32Array
-    bias_ids: Int32Array
-    bias: Int32Array  # float32 by their bits
-    stop_ids: Int32Array
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        prompt_ids, output_ids, bias_ids, _, stop_ids = self[2:]
-        return len(prompt_ids), len(output_ids), len(bias_ids), len(stop_ids)
-
-    @property
-    def num_ints(self) -> int:
-        num_prompt, num_output, num_bias, num_stops = self.sizes
-        return num_prompt + num_output + 2 * num_bias + num_stops
-
-
-def pack_entries(entries: Sequence[SlotEntry], out: Int32Array) -> int:
-    """Write entries to `out`; return how many int32. No two may be of the same slot."""
-    start = HEADER_INTS + ENTRY_INTS * len(entries)
-    rows: list[tuple[int, ...]] = []
-    columns: list[Int32Array] = []
-    end = start
-    for entry in entries:
-        rows.append((entry.slot, entry.counted, *entry.sizes, end, 0))
-        columns += entry[2:]
-        end += entry.num_ints
-    out[:HEADER_INTS] = 0
-    out[0] = len(entries)
-    if rows:
-        out[HEADER_INTS:start] = np.array(rows, dtype=np.int32).ravel()
-        np.concatenate(columns, out=out[start:end])
-    return end
-
 
 PROMPT_BIT = tl.constexpr(SEEN_IN_PROMPT)
 

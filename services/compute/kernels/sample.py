@@ -38,7 +38,7 @@ from services.compute.kernels.sample_rows import (
     slot_of,
 )
 from services.compute.kernels.slot_words import MaskRows, ProcessedLogits, SampleRows
-from services.compute.kernels.step_buffers import NUM_SAMPLES
+from services.compute.kernels.step_buffers import NUM_SAMPLES, Resident
 
 SMALL_PART = 1024
 """Ids of the smallest part: at one row, 126 of them keep all of an H200's processors busy."""
@@ -159,12 +159,20 @@ def _best_of_part(
 
 
 @triton.jit
+def _advance(slot, token, resident):
+    """A sequence has one token more."""
+    tl.store(resident.last_token + slot, token)
+    tl.store(resident.length + slot, tl.load(resident.length + slot) + 1)
+    tl.store(resident.output_index + slot, tl.load(resident.output_index + slot) + 1)
+
+
+@triton.jit
 def _pick(
     scratch,
     rows,
     said_ptr,
     mask_of_ptr,
-    last_token_ptr,
+    resident,
     result_ptr,
     V: tl.constexpr,
     C: tl.constexpr,
@@ -188,12 +196,12 @@ def _pick(
         if SHAPED:
             flags = tl.load(rows.params_NW + slot.to(tl.int64) * NUM_WORDS + FLAGS)
             if mask_of(sample, flags, mask_of_ptr) != VOID_MASK:
-                tl.store(last_token_ptr + slot, token)
+                _advance(slot, token, resident)
                 if (flags & PENALISED) != 0:
                     count_ptr = said_ptr + slot.to(tl.int64) * V + token
                     tl.store(count_ptr, tl.load(count_ptr) + 1)
         else:
-            tl.store(last_token_ptr + slot, token)
+            _advance(slot, token, resident)
 
 
 def sample_tokens(
@@ -202,15 +210,15 @@ def sample_tokens(
     shaped: ProcessedLogits | None,
     masks: MaskRows | None,
     scratch: SampleScratch,
-    last_token_N: Tensor,
+    resident: Resident,
     result_SR: Tensor,
 ) -> None:
-    """The next token of each sample into `last_token_N` and the first word of `result_SR`.
+    """The next token of each sample into its slot, which advances by it, and into `result_SR`.
 
-    Its second word is 1 if all logits were finite, 0 if the token means nothing. Rows beyond the
-    counted samples, or without a slot, stay as they are. Without `shaped` and `masks` no row may be
-    adjusted or cut; with them, tokens of penalised rows are counted. The token of a skipped
-    sample is what comes of its logits without a mask, and goes nowhere else.
+    It is the first word there; the second is 1 if all logits were finite, 0 if the token means
+    nothing. Rows beyond the counted samples, or without a slot, stay as they are. Without `shaped`
+    and `masks` no row may be adjusted or cut; with them, tokens of penalised rows are counted. The
+    token of a skipped sample is what comes of its logits without a mask, and goes nowhere else.
     """
     num_samples, vocab_size = logits_SV.shape
     few = num_samples <= FEW_SAMPLES
@@ -235,9 +243,9 @@ def sample_tokens(
     _pick[(num_samples,)](
         scratch,
         rows,
-        last_token_N if shaped is None else shaped.said_NV,
+        resident.last_token if shaped is None else shaped.said_NV,
         rows.slot_S if masks is None else masks.row_of_S,
-        last_token_N,
+        resident,
         result_SR,
         V=vocab_size,
         C=columns,
@@ -250,7 +258,7 @@ def sample_tokens(
 
 
 def sample_tokens_reference(
-    logits_SV: Tensor, rows: SampleRows, last_token_N: Tensor, result_SR: Tensor
+    logits_SV: Tensor, rows: SampleRows, resident: Resident, result_SR: Tensor
 ) -> None:
     """As the kernel's, in the precision of the logits."""
     for sample in range(int(rows.counts[NUM_SAMPLES])):
@@ -268,4 +276,6 @@ def sample_tokens_reference(
         token = int(torch.nan_to_num(scores, -torch.inf).argmax())
         result_SR[sample, 0] = token
         result_SR[sample, 1] = int(logits.isfinite().all())
-        last_token_N[slot] = token
+        resident.last_token[slot] = token
+        resident.length[slot] += 1
+        resident.output_index[slot] += 1

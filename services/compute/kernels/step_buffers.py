@@ -4,28 +4,45 @@ CUDA graphs hold addresses, not tensors, so buffers are made once and filled ane
 
 An upload is a buffer of int32: a header of counts, then sections without gaps, in this order:
 
-    row_slot[R]  q_start[R]  token_start[R+1]  tokens[T]  sample_row[S]  sample_index[S]
-    page_slot[D]  page_index[D]  page_id[D]  slot_rows[N, 1+W]
+    row_slot[R-P]  chunk_start[C]  token_start[C]  tokens[T-D]  sample_row[S-D]  sample_index[S-D]
+    states[4, E]  page_slot[Y]  page_index[Y]  page_id[Y]  slot_rows[N, 1+W]
 
-so that each section's start follows from the counts alone. token_start begins with 0 and ends
-with T; a slot row is a slot and its words. A page_slot has the cache group of its entry above bit
-GROUP_SHIFT.
+so that each section's start follows from the counts alone. The first P rows are those of the
+upload before: their slots are on the device. The first D rows decode: one token each, all of
+them sampled, and their tokens, positions and output indices are resident. The C = R - D rows
+behind them are chunks of prompts. A steady step of decode rows is a header and nothing else.
 
-Shape legend: R rows, T tokens, S samples, D page-table entries, N slots or slot rows, L pages of
-the longest sequence, W words of a slot, G cache groups.
+`states` are columns: slot, length, output index, last token of sequences that decode from here on
+without a chunk that the device has sampled. A slot row is a slot and its words. A page_slot has
+the cache group of its entry above bit GROUP_SHIFT. Behind the sections, and not on the device,
+follows what the host needs to launch the step (`runner.uploads`).
+
+Shape legend: R rows, P of which are kept, D decode rows, C chunks, T tokens, S samples, E states,
+Y page-table entries, N slots or slot rows, L pages of the longest sequence, W words of a slot,
+G cache groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-HEADER_INTS = 8
-NUM_ROWS, NUM_DECODE_ROWS, NUM_TOKENS, NUM_SAMPLES, NUM_PAGE_ENTRIES, NUM_SLOT_ROWS = range(6)
-"""Places in the header; the first four are those of `StepInputs.counts`. The rest is zero."""
+HEADER_INTS = 16
+(
+    NUM_ROWS,
+    NUM_DECODE_ROWS,
+    NUM_TOKENS,
+    NUM_SAMPLES,
+    NUM_PAGE_ENTRIES,
+    NUM_SLOT_ROWS,
+    NUM_KEPT_ROWS,
+    NUM_STATES,
+) = range(8)
+"""Places in the header; the first four are those of `StepInputs.counts`. The rest is the host's."""
 
 
 GROUP_SHIFT = 24
@@ -36,11 +53,12 @@ class Sections(NamedTuple):
     """Where each section of an upload starts, and where the last one ends."""
 
     row_slot: int
-    q_start: int
+    chunk_start: int
     token_start: int
     tokens: int
     sample_row: int
     sample_index: int
+    states: int
     page_slot: int
     page_index: int
     page_id: int
@@ -48,10 +66,14 @@ class Sections(NamedTuple):
     end: int
 
     @staticmethod
-    def of(counts: list[int], num_words: int) -> Sections:
-        rows, _, tokens, samples, entries, slot_rows = counts[:6]
-        sizes = (rows, rows, rows + 1, tokens, samples, samples, entries, entries, entries)
-        return Sections(*accumulate((HEADER_INTS, *sizes, slot_rows * (1 + num_words))))
+    def of(header: Sequence[int], num_words: int) -> Sections:
+        rows, decodes, tokens, samples, entries, slot_rows, kept, states = header[:8]
+        chunks = rows - decodes
+        sizes = (
+            *(rows - kept, chunks, chunks, tokens - decodes, samples - decodes, samples - decodes),
+            *(4 * states, entries, entries, entries, slot_rows * (1 + num_words)),
+        )
+        return Sections(*accumulate((HEADER_INTS, *sizes)))
 
 
 NUM_COUNTS = 8  # of which four are used: the host tells kernels nothing else of a step's sizes
@@ -96,9 +118,14 @@ class StepInputs(NamedTuple):
 
 
 class Resident(NamedTuple):
-    """What stays on the device from step to step, by slot."""
+    """What stays on the device from step to step, by slot.
+
+    Lengths are the device's: a step reads them, and its sampling advances them by what it accepted.
+    """
 
     page_table: Tensor  # int32 [G, N, L]
+    length: Tensor  # int32 [N], positions computed before the next decode step: its position
+    output_index: Tensor  # int32 [N], of the output token that comes next
     last_token: Tensor  # int32 [N], the token sampled last, the next step's input
     slot_params: Tensor  # int32 [N, W], sampling settings; floats by their bits
 
@@ -109,8 +136,13 @@ class Resident(NamedTuple):
         def table(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        pages = table(num_groups, num_slots, max_pages)
-        return Resident(pages, table(num_slots), table(num_slots, num_words))
+        return Resident(
+            page_table=table(num_groups, num_slots, max_pages),
+            length=table(num_slots),
+            output_index=table(num_slots),
+            last_token=table(num_slots),
+            slot_params=table(num_slots, num_words),
+        )
 
 
 def page_stride(kv_pages: Tensor) -> int:

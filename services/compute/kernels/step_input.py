@@ -20,19 +20,51 @@ from services.compute.kernels.step_buffers import (
     HEADER_INTS,
     NO_SLOT,
     NUM_COUNTS,
+    NUM_DECODE_ROWS,
+    NUM_KEPT_ROWS,
     NUM_SLOT_ROWS,
+    NUM_STATES,
     NUM_TOKENS,
     Resident,
     Sections,
     StepInputs,
 )
-from services.compute.step import DEVICE_TOKEN
 
 _BLOCK = 128  # a thread for each element: latency, not bandwidth, is what there is to lose
 _DELTA_PROGRAMS = 16  # 2,048 page-table entries at once; a step rarely has more than a few
 _HEADER = tl.constexpr(HEADER_INTS)
+_NUM_KEPT_ROWS = tl.constexpr(NUM_KEPT_ROWS)
+_NUM_STATES = tl.constexpr(NUM_STATES)
 _GROUP_SHIFT = tl.constexpr(GROUP_SHIFT)
+_NO_SLOT = tl.constexpr(NO_SLOT)
 _SLOT_MASK = tl.constexpr((1 << GROUP_SHIFT) - 1)
+
+
+@triton.jit
+def _chunks(packed, num_rows):
+    """Where the sections of chunks begin, behind the slots of rows."""
+    return packed + _HEADER + num_rows - tl.load(packed + _NUM_KEPT_ROWS)
+
+
+@triton.jit
+def _states(packed, num_rows, num_tokens, num_samples):
+    """Where the sections behind those of rows, tokens and samples begin."""
+    num_decode_rows = tl.load(packed + 1)
+    num_chunks = num_rows - num_decode_rows
+    rest = 2 * num_chunks + num_tokens - num_decode_rows + 2 * (num_samples - num_decode_rows)
+    return _chunks(packed, num_rows) + rest
+
+
+@triton.jit
+def _slots_of(row, real, packed, inputs):
+    """Slots of rows: of kept ones on the device, of others in the upload.
+
+    Another program may write a kept row's slot meanwhile: the same as it reads here.
+    """
+    num_kept = tl.load(packed + _NUM_KEPT_ROWS)
+    kept = tl.load(inputs.row_slot_R + row, mask=real & (row < num_kept), other=0)
+    sent = tl.load(packed + _HEADER + row - num_kept, mask=real & (row >= num_kept), other=0)
+    return tl.where(row < num_kept, kept, sent)
 
 
 @triton.jit
@@ -53,8 +85,20 @@ def _apply_deltas(
     num_samples = tl.load(packed + 3)
     num_entries = tl.load(packed + 4)
     num_slot_rows = tl.load(packed + 5)
-    page_slot = packed + (_HEADER + 1 + 3 * num_rows + num_tokens + 2 * num_samples)
+    states = _states(packed, num_rows, num_tokens, num_samples)
+    num_states = tl.load(packed + _NUM_STATES)
+    page_slot = states + 4 * num_states
     lanes = tl.arange(0, BLOCK)
+    for first in range(program * BLOCK, num_states, NUM_PROGRAMS * BLOCK):
+        state = first + lanes
+        mask = state < num_states
+        slot = tl.load(states + state, mask=mask, other=0)
+        length = tl.load(states + num_states + state, mask=mask, other=0)
+        index = tl.load(states + 2 * num_states + state, mask=mask, other=0)
+        token = tl.load(states + 3 * num_states + state, mask=mask, other=0)
+        tl.store(resident.length + slot, length, mask=mask)
+        tl.store(resident.output_index + slot, index, mask=mask)
+        tl.store(resident.last_token + slot, token, mask=mask)
     for first in range(program * BLOCK, num_entries, NUM_PROGRAMS * BLOCK):
         entry = first + lanes
         mask = entry < num_entries
@@ -74,7 +118,7 @@ def _apply_deltas(
 
 
 def apply_deltas(packed: Tensor, resident: Resident) -> None:
-    """Write the upload's page-table entries and slot rows into the resident tables.
+    """Write the upload's states, page-table entries and slot rows into the resident tables.
 
     No two entries of one upload may be for the same place: they are written in no order.
     """
@@ -111,33 +155,38 @@ def _unpack_tokens(
     num_rows = tl.load(packed)
     num_decode_rows = tl.load(packed + 1)
     num_tokens = tl.load(packed + 2)
-    q_start = packed + _HEADER + num_rows
-    token_start = q_start + num_rows
-    tokens = token_start + num_rows + 1
+    num_chunks = num_rows - num_decode_rows
+    chunk_start = _chunks(packed, num_rows)
+    token_start = chunk_start + num_chunks
+    tokens = token_start + num_chunks
     token = block * BLOCK + tl.arange(0, BLOCK)
     real = token < num_tokens
-    read = tl.load(tokens + token, mask=real, other=0)  # needs no row: on its way meanwhile
-    # A prefill token's row is the last one in low .. high-1 that starts at or before it.
     is_decode = token < num_decode_rows
-    low = tl.where(is_decode, token, num_decode_rows)
-    high = tl.where(is_decode, token + 1, num_rows)
-    unsure = num_rows - num_decode_rows
+    in_chunk = real & (token >= num_decode_rows)
+    read = tl.load(tokens + token - num_decode_rows, mask=in_chunk, other=0)  # needs no row
+    # A chunk's token is of the last chunk in low .. high-1 that starts at or before it.
+    low = token * 0
+    high = low + num_chunks
+    unsure = num_chunks
     if block * BLOCK + BLOCK <= num_decode_rows:
         unsure = unsure * 0
     while unsure > 1:
         middle = (low + high) // 2
-        split = real & (high - low > 1)
+        split = in_chunk & (high - low > 1)
         start = tl.load(token_start + middle, mask=split, other=0)
         after = split & (start <= token)
         before = split & (start > token)
         low = tl.where(after, middle, low)
         high = tl.where(before, middle, high)
         unsure = (unsure + 1) // 2
-    row = low
-    slot = tl.load(packed + _HEADER + row, mask=real, other=0).to(tl.int64)
-    first_position = tl.load(q_start + row, mask=real, other=0)
-    first_token = tl.load(token_start + row, mask=real, other=0)
-    position = first_position + token - first_token
+    row = tl.where(is_decode, token, num_decode_rows + low)
+    slot = _slots_of(row, real, packed, inputs).to(tl.int64)
+    decodes = real & is_decode
+    length = tl.load(resident.length + slot, mask=decodes, other=0)
+    last = tl.load(resident.last_token + slot, mask=decodes, other=0)
+    first_position = tl.load(chunk_start + low, mask=in_chunk, other=0)
+    first_token = tl.load(token_start + low, mask=in_chunk, other=0)
+    position = tl.where(is_decode, length, first_position + token - first_token)
     page_index = position // PAGE_TOKENS
     page_ptr = resident.page_table + slot * MAX_PAGES + page_index
     kv_slots_T = inputs.kv_slots_GT
@@ -146,50 +195,81 @@ def _unpack_tokens(
         page_ptr += group * (NUM_SLOTS * MAX_PAGES)
         kv_slots_T += group * MAX_TOKENS
     page = tl.load(page_ptr, mask=real, other=0).to(tl.int64)
-    last = tl.load(resident.last_token + slot, mask=real & (read < 0), other=0)
     kv_slot = page * PAGE_TOKENS + position % PAGE_TOKENS
     padded = token < token_bucket
-    tl.store(inputs.tokens_T + token, tl.where(read < 0, last, read), mask=padded)
+    tl.store(inputs.tokens_T + token, tl.where(is_decode, last, read), mask=padded)
     tl.store(inputs.positions_T + token, tl.where(real, position, 0), mask=padded)
     tl.store(kv_slots_T + token, tl.where(real, kv_slot, -1), mask=padded)
 
 
 @triton.jit
-def _unpack_rows(block, packed, inputs, row_bucket, BLOCK: tl.constexpr):
+def _unpack_rows(block, packed, resident, inputs, row_bucket, BLOCK: tl.constexpr):
     num_rows = tl.load(packed)
+    num_decode_rows = tl.load(packed + 1)
     num_tokens = tl.load(packed + 2)
-    q_start = packed + _HEADER + num_rows
-    token_start = q_start + num_rows
+    num_chunks = num_rows - num_decode_rows
+    chunk_start = _chunks(packed, num_rows)
+    token_start = chunk_start + num_chunks
     row = block * BLOCK + tl.arange(0, BLOCK)
     real = row < num_rows
     padded = row < row_bucket
-    slot = tl.load(packed + _HEADER + row, mask=real, other=0)
-    position = tl.load(q_start + row, mask=real, other=0)
-    first = tl.load(token_start + row, mask=real, other=0)
-    end = tl.load(token_start + row + 1, mask=real, other=0)
-    tl.store(inputs.row_slot_R + row, slot, mask=padded)
-    tl.store(inputs.q_start_R + row, position, mask=padded)
-    tl.store(inputs.q_len_R + row, end - first, mask=padded)
+    is_decode = row < num_decode_rows
+    in_chunk = real & (row >= num_decode_rows)
+    chunk = row - num_decode_rows
+    slot = _slots_of(row, real, packed, inputs)
+    length = tl.load(resident.length + slot, mask=real & is_decode, other=0)
+    start = tl.load(chunk_start + chunk, mask=in_chunk, other=0)
+    first = tl.load(token_start + chunk, mask=in_chunk, other=0)
+    there = in_chunk & (chunk + 1 < num_chunks)
+    end = tl.load(token_start + chunk + 1, mask=there, other=0)
+    end = tl.where(there, end, num_tokens)
+    q_len = tl.where(is_decode, 1, end - first)
+    tl.store(inputs.row_slot_R + row, tl.where(real, slot, 0), mask=padded)
+    tl.store(inputs.q_start_R + row, tl.where(is_decode, length, start), mask=padded)
+    tl.store(inputs.q_len_R + row, tl.where(real, q_len, 0), mask=padded)
+    first = tl.where(is_decode, row, first)
     tl.store(inputs.token_start_R + row, tl.where(real, first, num_tokens), mask=padded)
 
 
 @triton.jit
-def _unpack_samples(block, packed, inputs, sample_bucket, BLOCK: tl.constexpr):
+def _unpack_samples(block, packed, resident, inputs, sample_bucket, BLOCK: tl.constexpr):
     num_rows = tl.load(packed)
+    num_decode_rows = tl.load(packed + 1)
     num_tokens = tl.load(packed + 2)
     num_samples = tl.load(packed + 3)
-    token_start = packed + _HEADER + 2 * num_rows
-    sample_row = token_start + num_rows + 1 + num_tokens
+    num_chunks = num_rows - num_decode_rows
+    chunk_start = _chunks(packed, num_rows)
+    token_start = chunk_start + num_chunks
+    tokens = token_start + num_chunks
+    sample_row = tokens + num_tokens - num_decode_rows
+    sample_index = sample_row + num_samples - num_decode_rows
     sample = block * BLOCK + tl.arange(0, BLOCK)
     real = sample < num_samples
     padded = sample < sample_bucket
-    row = tl.load(sample_row + sample, mask=real, other=0)
-    index = tl.load(sample_row + num_samples + sample, mask=real, other=0)
-    slot = tl.load(packed + _HEADER + row, mask=real, other=-1)
-    end = tl.load(token_start + row + 1, mask=real, other=1)
-    tl.store(inputs.sample_token_S + sample, end - 1, mask=padded)
-    tl.store(inputs.sample_slot_S + sample, slot, mask=padded)
+    of_chunk = real & (sample >= num_decode_rows)
+    number = sample - num_decode_rows
+    row = tl.load(sample_row + number, mask=of_chunk, other=0)
+    row = tl.where(of_chunk, row, sample)
+    slot = _slots_of(row, real, packed, inputs)
+    decodes = real & (sample < num_decode_rows)
+    decode_index = tl.load(resident.output_index + slot, mask=decodes, other=0)
+    chunk_index = tl.load(sample_index + number, mask=of_chunk, other=0)
+    index = tl.where(of_chunk, chunk_index, decode_index)
+    chunk = row - num_decode_rows
+    there = of_chunk & (chunk + 1 < num_chunks)
+    end = tl.load(token_start + chunk + 1, mask=there, other=0)
+    last = tl.where(there, end, num_tokens) - 1
+    tl.store(inputs.sample_token_S + sample, tl.where(of_chunk, last, row) * real, mask=padded)
+    tl.store(inputs.sample_slot_S + sample, tl.where(real, slot, _NO_SLOT), mask=padded)
     tl.store(inputs.sample_index_S + sample, index, mask=padded)
+    # From its chunk on a sequence is as if it had decoded the chunk's last token: where its sample
+    # is skipped, the next step decodes that token again.
+    start = tl.load(chunk_start + chunk, mask=of_chunk, other=0)
+    first = tl.load(token_start + chunk, mask=of_chunk, other=0)
+    token = tl.load(tokens + last - num_decode_rows, mask=of_chunk, other=0)
+    tl.store(resident.length + slot, start + last - first, mask=of_chunk)
+    tl.store(resident.output_index + slot, index, mask=of_chunk)
+    tl.store(resident.last_token + slot, token, mask=of_chunk)
 
 
 @triton.jit(do_not_specialize=["token_bucket", "row_bucket", "sample_bucket"])
@@ -219,21 +299,23 @@ def _unpack_step(
             NUM_GROUPS, NUM_SLOTS, MAX_PAGES, MAX_TOKENS, PAGE_TOKENS, BLOCK,
         )  # fmt: skip
     elif program < sample_blocks_at:
-        _unpack_rows(program - row_blocks_at, packed, inputs, row_bucket, BLOCK)
+        _unpack_rows(program - row_blocks_at, packed, resident, inputs, row_bucket, BLOCK)
         if program == row_blocks_at:
             place = tl.arange(0, NUM_COUNTS)
             tl.store(inputs.counts + place, tl.load(packed + place, mask=place < 4, other=0))
     else:
-        _unpack_samples(program - sample_blocks_at, packed, inputs, sample_bucket, BLOCK)
+        block = program - sample_blocks_at
+        _unpack_samples(block, packed, resident, inputs, sample_bucket, BLOCK)
 
 
 def unpack_step(
     packed: Tensor, resident: Resident, inputs: StepInputs, num_tokens: int, page_tokens: int
 ) -> None:
-    """Fill `inputs` from the upload, tokens padded to the bucket `num_tokens` >= 1.
+    """Fill `inputs` from the upload and the resident lengths, padded to `num_tokens` >= 1 tokens.
 
     Rows are padded up to the lesser of `num_tokens` and the buffers' rows, with empty ones, and
-    samples to all that the buffers hold. Runs after `apply_deltas`: it looks up pages.
+    samples to all that the buffers hold. Runs after `apply_deltas`: it looks up pages. Slots of
+    sampled chunks get their length, output index and last token.
     """
     num_rows, num_samples = min(num_tokens, len(inputs.row_slot_R)), len(inputs.sample_slot_S)
     blocks = sum(triton.cdiv(size, _BLOCK) for size in (num_tokens, num_rows, num_samples))
@@ -258,42 +340,51 @@ def unpack_step(
 
 def apply_deltas_reference(packed: Tensor, resident: Resident) -> None:
     num_words = resident.slot_params.shape[1]
-    counts = packed[:HEADER_INTS].tolist()
-    at = Sections.of(counts, num_words)
+    header = packed[:HEADER_INTS].tolist()
+    at = Sections.of(header, num_words)
+    states_4E = packed[at.states : at.page_slot].view(4, header[NUM_STATES])
+    slot_E = states_4E[0].long()
+    resident.length[slot_E], resident.output_index[slot_E] = states_4E[1], states_4E[2]
+    resident.last_token[slot_E] = states_4E[3]
     packed = packed.long()
     page_slot = packed[at.page_slot : at.page_index]
     page_index = packed[at.page_index : at.page_id]
     page_group, page_slot = page_slot >> GROUP_SHIFT, page_slot & ((1 << GROUP_SHIFT) - 1)
     resident.page_table[page_group, page_slot, page_index] = packed[at.page_id : at.slot_rows].int()
-    slot_rows = packed[at.slot_rows : at.end].view(counts[NUM_SLOT_ROWS], 1 + num_words)
+    slot_rows = packed[at.slot_rows : at.end].view(header[NUM_SLOT_ROWS], 1 + num_words)
     resident.slot_params[slot_rows[:, 0]] = slot_rows[:, 1:].int()
 
 
 def unpack_step_reference(
     packed: Tensor, resident: Resident, inputs: StepInputs, num_tokens: int, page_tokens: int
 ) -> None:
-    counts = packed[:HEADER_INTS].tolist()
-    at = Sections.of(counts, resident.slot_params.shape[1])
+    header = packed[:HEADER_INTS].tolist()
+    num_decodes = header[NUM_DECODE_ROWS]
+    at = Sections.of(header, resident.slot_params.shape[1])
     packed = packed.long()
-    row_slot_R = packed[at.row_slot : at.q_start]
-    q_start_R = packed[at.q_start : at.token_start]
-    token_start_R = packed[at.token_start : at.tokens - 1]
-    q_len_R = packed[at.token_start : at.tokens].diff()
-    tokens_T = packed[at.tokens : at.sample_row]
-    sample_row_S = packed[at.sample_row : at.sample_index]
-    sample_index_S = packed[at.sample_index : at.page_slot]
+    kept_P = inputs.row_slot_R[: header[NUM_KEPT_ROWS]].long()
+    row_slot_R = torch.cat((kept_P, packed[at.row_slot : at.chunk_start]))
+    decode_slot_D = row_slot_R[:num_decodes]
+    decode_D = torch.arange(num_decodes, device=packed.device)
+    q_start_R = torch.cat((resident.length[decode_slot_D], packed[at.chunk_start : at.token_start]))
+    token_start_R = torch.cat((decode_D, packed[at.token_start : at.tokens]))
+    num_tokens_R = packed.new_tensor([header[NUM_TOKENS]])
+    q_len_R = torch.cat((token_start_R, num_tokens_R)).diff()
+    last_D = resident.last_token[decode_slot_D]
+    tokens_T = torch.cat((last_D, packed[at.tokens : at.sample_row]))
+    sample_row_S = torch.cat((decode_D, packed[at.sample_row : at.sample_index]))
+    index_D = resident.output_index[decode_slot_D]
+    sample_index_S = torch.cat((index_D, packed[at.sample_index : at.states]))
 
     row_T = torch.arange(len(row_slot_R), device=packed.device).repeat_interleave(q_len_R)
     slot_T = row_slot_R[row_T]
     positions_T = (
         q_start_R[row_T] + torch.arange(len(tokens_T), device=packed.device) - token_start_R[row_T]
     )
-    from_device_T = tokens_T == DEVICE_TOKEN
     page_GT = resident.page_table[:, slot_T, positions_T // page_tokens].long()
     kv_slots_GT = page_GT * page_tokens + positions_T % page_tokens
 
     inputs.counts[:] = pad(packed[:4], (0, len(inputs.counts) - 4))
-    tokens_T = torch.where(from_device_T, resident.last_token[slot_T], tokens_T)
     _fill(inputs.tokens_T[:num_tokens], tokens_T)
     _fill(inputs.positions_T[:num_tokens], positions_T)
     for out_T, kv_slots_T in zip(inputs.kv_slots_GT, kv_slots_GT, strict=True):
@@ -302,11 +393,15 @@ def unpack_step_reference(
     _fill(inputs.row_slot_R[rows], row_slot_R)
     _fill(inputs.q_start_R[rows], q_start_R)
     _fill(inputs.q_len_R[rows], q_len_R)
-    _fill(inputs.token_start_R[rows], token_start_R, padding=counts[NUM_TOKENS])
+    _fill(inputs.token_start_R[rows], token_start_R, padding=header[NUM_TOKENS])
     last_S = token_start_R[sample_row_S] + q_len_R[sample_row_S] - 1
     _fill(inputs.sample_token_S, last_S)
     _fill(inputs.sample_slot_S, row_slot_R[sample_row_S], padding=NO_SLOT)
     _fill(inputs.sample_index_S, sample_index_S)
+    slot_C, last_C = row_slot_R[sample_row_S][num_decodes:], last_S[num_decodes:]
+    resident.length[slot_C] = positions_T[last_C].int()
+    resident.output_index[slot_C] = sample_index_S[num_decodes:].int()
+    resident.last_token[slot_C] = tokens_T[last_C].int()
 
 
 def _fill(out: Tensor, values: Tensor, padding: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The eager runner: step plans as plain torch operations on the CPU, done before a call returns.
+"""The eager executor: uploads as plain torch operations on the CPU, done before a call returns.
 
 It knows slots, pages and rows; requests, prefixes and queues are the scheduler's.
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,15 @@ from torch import Tensor
 
 from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
+from services.compute.kernels.slot_entries import packed_size as entries_size
+from services.compute.kernels.slot_words import mask_words
+from services.compute.kernels.step_buffers import (
+    GROUP_SHIFT,
+    NUM_DECODE_ROWS,
+    NUM_KEPT_ROWS,
+    NUM_ROWS,
+    NUM_TOKENS,
+)
 from services.compute.layers.eager_attention import (
     EagerAttention,
     Geometry,
@@ -29,7 +39,8 @@ from services.compute.layers.eager_attention import (
 from services.compute.layers.weighted_layers import Linear, LinearMap, PackedLinear, can_pack
 from services.compute.models.builder import MakeLinear
 from services.compute.models.eager_decoder import EagerDecoder
-from services.compute.runner.device_errors import fatal_if_the_device_fails, place_all
+from services.compute.runner.device_errors import fatal_if_the_device_fails
+from services.compute.runner.executor import Executor, PagePairs, UploadKind
 from services.compute.runner.model_loader import (
     Limits,
     ModelLoader,
@@ -37,20 +48,24 @@ from services.compute.runner.model_loader import (
     cpu_room_bytes,
     prepare_cpu,
 )
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.pooling import embedding_of, pooled_tokens
-from services.compute.runner.protocol import RunnerSpec, check_tokens
+from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.uploads import (
+    MAX_PAGE_ENTRIES,
+    NUM_POOLS,
+    NUM_SCORES,
+    StepUpload,
+    masks_size,
+    packed_size,
+    read_masks,
+)
 from services.compute.sampling.logprobs import score_prompt
 from services.compute.sampling.sampler import Sampled, Sampler
-from services.compute.step import (
-    DEVICE_TOKEN,
-    Float32Array,
-    RowScores,
-    StepPlan,
-    StepResult,
-    TokenMasks,
-)
+from services.compute.step import Float32Array, Int32Array, RowScores, StepPlan, StepResult
 
 TOKENS_AT_ONCE = 512  # normalised for a mean
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 
 class EagerPooler:
@@ -61,11 +76,11 @@ class EagerPooler:
         self._sum_NE = torch.zeros(num_slots, hidden_size)
 
     def take(
-        self, plan: StepPlan, x_TE: Tensor, normed: Callable[[Tensor], Tensor]
+        self, step: StepUpload, x_TE: Tensor, normed: Callable[[Tensor], Tensor]
     ) -> dict[int, Float32Array]:
         """Add a step's hidden states; returns the embeddings that are complete, by row."""
         embeddings = {}
-        for part in pooled_tokens(plan, self._pooling):
+        for part in pooled_tokens(step, self._pooling):
             sum_E = self._sum_NE[part.slot]
             if part.begins:
                 sum_E.zero_()
@@ -86,8 +101,10 @@ STALL_AFTER_S = 60.0
 class EagerTicket:
     """One step: its logits, scores and embeddings, then its samples."""
 
-    plan: StepPlan
+    step_id: int
     start_s: float
+    slots_S: Int64Array
+    indices_S: Int64Array
     logits_SV: Tensor
     scores: dict[int, RowScores]
     embeddings: dict[int, Float32Array]
@@ -95,8 +112,60 @@ class EagerTicket:
     end_s: float = 0.0
 
 
-class EagerRunner:
-    """Runs step plans one after the other in the order given."""
+class Rows(NamedTuple):
+    """A step's rows, decode rows first, as upload and resident states say them."""
+
+    slots_R: Int64Array
+    q_start_R: Int64Array
+    q_len_R: Int64Array
+    tokens_T: Int64Array
+    sample_row_S: Int64Array
+    sample_index_S: Int64Array
+
+
+class SlotStates:
+    """What stays from step to step, by slot; the reference is `kernels.step_input`."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._length, self._output_index, self._last_token = np.zeros(
+            (3, num_slots), dtype=np.int64
+        )
+        self._rows: Int64Array = np.zeros(0, dtype=np.int64)  # slots of the step before
+
+    def unpack(self, step: StepUpload) -> Rows:
+        """The rows of a step; its sampled chunks and states change the slots'."""
+        slots_E, *states = step.states()
+        self._length[slots_E], self._output_index[slots_E], self._last_token[slots_E] = states
+        header, starts = step.header, step.section("token_start")
+        num_decodes = header[NUM_DECODE_ROWS]
+        kept = self._rows[: header[NUM_KEPT_ROWS]]
+        slots_R = self._rows = np.concatenate((kept, step.section("row_slot")))
+        decodes = slots_R[:num_decodes]
+        first_R = np.concatenate((np.arange(num_decodes), starts, [header[NUM_TOKENS]]))
+        rows = Rows(
+            slots_R,
+            np.concatenate((self._length[decodes], step.section("chunk_start"))),
+            np.diff(first_R),
+            np.concatenate((self._last_token[decodes], step.section("tokens"))),
+            np.concatenate((np.arange(num_decodes), step.section("sample_row"))),
+            np.concatenate((self._output_index[decodes], step.section("sample_index"))),
+        )
+        sampled = rows.sample_row_S[num_decodes:]
+        last, slots = first_R[sampled + 1] - 1, slots_R[sampled]
+        self._length[slots] = (rows.q_start_R + rows.q_len_R)[sampled] - 1
+        self._output_index[slots] = rows.sample_index_S[num_decodes:]
+        self._last_token[slots] = rows.tokens_T[last]
+        return rows
+
+    def advance(self, slots: Int64Array, tokens: Int64Array) -> None:
+        """These slots have one token more."""
+        self._length[slots] += 1
+        self._output_index[slots] += 1
+        self._last_token[slots] = tokens
+
+
+class EagerExecutor:
+    """Executes uploads one after the other in the order given."""
 
     def __init__(self, loader: ModelLoader, model: EagerDecoder, limits: Limits) -> None:
         settings, shape, pooling = loader.settings, loader.config.shape, loader.pooling
@@ -117,66 +186,72 @@ class EagerRunner:
         pages_per_slot = -(-limits.max_model_len // settings.page_tokens)
         tables = len(self._windows), settings.max_num_seqs, pages_per_slot
         self._tables_GNL = np.zeros(tables, dtype=np.int64)
-        self._last_token = torch.zeros(settings.max_num_seqs, dtype=torch.int64)
-        self._spec = loader.spec(limits, model.has_head, STALL_AFTER_S, overlaps=False)
-
-    @staticmethod
-    @torch.inference_mode()
-    def load(path: Path, settings: ComputeSettings) -> EagerRunner:
-        loader = ModelLoader.read(path, settings, CPU)
-        prepare_cpu(choose_threads(settings, loader.config.shape, loader.dtype))
-        make_linear: MakeLinear[LinearMap] = PackedLinear if can_pack(loader.dtype, CPU) else Linear
-        model = EagerDecoder(loader.decoder(make_linear), loader.max_positions)
-        runner = EagerRunner(loader, model, loader.limits(cpu_room_bytes))
-        if settings.warmup:
-            runner.warm_up()
-        return runner
+        self._states = SlotStates(settings.max_num_seqs)
+        self._spec = spec = loader.spec(limits, model.has_head, STALL_AFTER_S, overlaps=False)
+        rows = spec.max_num_seqs
+        sizes = {
+            UploadKind.ENTRIES: entries_size(loader.max_positions),
+            UploadKind.STEP: packed_size(rows, spec.max_step_tokens, MAX_PAGE_ENTRIES, rows),
+            UploadKind.MASKS: masks_size(rows, mask_words(shape.vocab_size)),
+        }
+        self._buffers = {kind: np.zeros(size, dtype=np.int32) for kind, size in sizes.items()}
 
     def spec(self) -> RunnerSpec:
         return self._spec
 
+    def buffer(self, kind: UploadKind) -> Int32Array:
+        return self._buffers[kind]
+
+    def enter(self, num_ints: int) -> None:
+        self._sampler.enter(self._buffers[UploadKind.ENTRIES][:num_ints])
+
     @fatal_if_the_device_fails
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> EagerTicket:
-        """Apply transfers and deltas, and compute the logits of the plan's samples.
-
-        Raises ValueError for a token id outside the vocabulary, once the deltas are applied.
-        """
+    def forward(self, num_ints: int) -> EagerTicket:
         start_s = time.monotonic()
-        place_all(self._sampler.place, plan.slots)
-        self._cache.swap_out(plan.swap_out)
-        self._cache.swap_in(plan.swap_in)
-        groups = plan.page_group if len(plan.page_group) else 0
-        self._tables_GNL[groups, plan.page_slot, plan.page_index] = plan.page_id
-        tokens_T = self._tokens(plan)
-        q_len = plan.q_len.astype(np.int64)
-        q_start = plan.q_start.astype(np.int64)
-        num_pages = -(-int((q_start + q_len).max(initial=0)) // self._geometry.page_tokens)
-        tables_GRL = self._tables_GNL[:, :, :num_pages][:, plan.row_slot]
+        step = StepUpload.read(self._buffers[UploadKind.STEP][:num_ints])
+        self._apply(step)
+        if not step.header[NUM_ROWS]:
+            none = np.zeros(0, dtype=np.int64)
+            no_logits = torch.zeros(0, self._spec.vocab_size)
+            return EagerTicket(step.step_id, start_s, none, none, no_logits, {}, {})
+        rows = self._states.unpack(step)
+        q_start, q_len = rows.q_start_R, rows.q_len_R
+        num_pages = -(-int((q_start + q_len).max()) // self._geometry.page_tokens)
+        tables_GRL = self._tables_GNL[:, :, :num_pages][:, rows.slots_R]
+        num_decodes = step.header[NUM_DECODE_ROWS]
         works = tuple(
-            plan_attention(q_start, q_len, tables, plan.num_decode_rows, self._geometry, window)
+            plan_attention(q_start, q_len, tables, num_decodes, self._geometry, window)
             for tables, window in zip(tables_GRL, self._windows, strict=True)
         )
         attention = EagerAttention(self._cache, works, self._workspace)
-        x_TE = self._model.forward(tokens_T, attention)
-        scores = self._score(plan, x_TE) if plan.scores else {}
+        x_TE = self._model.forward(torch.from_numpy(rows.tokens_T), attention)
+        scores = self._score(step, x_TE) if step.header[NUM_SCORES] else {}
         embeddings: dict[int, Float32Array] = {}
-        if plan.pools and self._pools is not None:
-            embeddings = self._pools.take(plan, x_TE, self._model.normed)
-        last = np.cumsum(q_len)[plan.sample_row] - 1
-        if not np.array_equal(last, np.arange(plan.num_tokens)):
+        if step.header[NUM_POOLS] and self._pools is not None:
+            embeddings = self._pools.take(step, x_TE, self._model.normed)
+        last = np.cumsum(q_len)[rows.sample_row_S] - 1
+        if not np.array_equal(last, np.arange(len(rows.tokens_T))):
             x_TE = x_TE.index_select(0, torch.from_numpy(last))
-        return EagerTicket(plan, start_s, self._model.logits(x_TE), scores, embeddings)
+        slots_S = rows.slots_R[rows.sample_row_S]
+        logits_SV = self._model.logits(x_TE)
+        return EagerTicket(
+            step.step_id, start_s, slots_S, rows.sample_index_S, logits_SV, scores, embeddings
+        )
 
     @fatal_if_the_device_fails
     @torch.inference_mode()
-    def sample(self, ticket: EagerTicket, masks: TokenMasks | None = None) -> EagerTicket:
-        plan = ticket.plan
-        slots = plan.row_slot[plan.sample_row].astype(np.int64)
-        sampled = self._sampler.sample(
-            ticket.logits_SV, slots, plan.sample_index.astype(np.int64), masks
-        )
-        self._last_token.index_copy_(0, torch.from_numpy(slots), sampled.tokens_S)
+    def sample(self, ticket: EagerTicket, num_ints: int) -> EagerTicket:
+        slots, masks = ticket.slots_S, None
+        if num_ints:
+            spec, packed = self._spec, self._buffers[UploadKind.MASKS][:num_ints]
+            masks = read_masks(packed, spec.max_num_seqs, mask_words(spec.vocab_size))
+        sampled = self._sampler.sample(ticket.logits_SV, slots, ticket.indices_S, masks)
+        tokens = sampled.tokens_S.numpy()
+        if masks is not None and masks.skipped:
+            drawn = np.delete(np.arange(len(slots)), masks.skipped)
+            slots, tokens = slots[drawn], tokens[drawn]
+        self._states.advance(slots, tokens)
         ticket.sampled = sampled
         ticket.end_s = time.monotonic()
         return ticket
@@ -185,10 +260,10 @@ class EagerRunner:
     def result(self, ticket: EagerTicket) -> StepResult:
         sampled = ticket.sampled
         if sampled is None:
-            raise RuntimeError(f"step {ticket.plan.step_id} has not been sampled")
+            raise RuntimeError(f"step {ticket.step_id} has not been sampled")
         finite = sampled.finite_S.numpy()
         return StepResult(
-            step_id=ticket.plan.step_id,
+            step_id=ticket.step_id,
             tokens=sampled.tokens_S.numpy().astype(np.int32)[:, None],
             n_valid=finite.astype(np.int32),
             nonfinite=~finite,
@@ -202,40 +277,50 @@ class EagerRunner:
     def ready(self, ticket: EagerTicket) -> bool:
         return ticket.sampled is not None
 
+    @torch.inference_mode()
+    def swap(self, out: PagePairs, into: PagePairs) -> None:
+        self._cache.swap_out(out)
+        self._cache.swap_in(into)
+
     def close(self) -> None:
         pass
 
-    def warm_up(self) -> None:
-        """Run a prefill and a decode of one sequence, so that no request pays for first calls."""
-        num_tokens = min(64, self._spec.max_model_len - 1)
-        for step in _warm_up_plans(num_tokens) if num_tokens > 0 else ():
-            self.result(self.sample(self.forward(step)))
+    def _apply(self, step: StepUpload) -> None:
+        """Change slots and tables as the step says."""
+        self._sampler.take(step.slot_rows())
+        page_slot = step.section("page_slot")
+        groups, slots = page_slot >> GROUP_SHIFT, page_slot & ((1 << GROUP_SHIFT) - 1)
+        self._tables_GNL[groups, slots, step.section("page_index")] = step.section("page_id")
 
-    def _score(self, plan: StepPlan, x_TE: Tensor) -> dict[int, RowScores]:
+    def _score(self, step: StepUpload, x_TE: Tensor) -> dict[int, RowScores]:
         """Scores by row: of each row's first positions, as many as it has targets."""
-        first_R = np.cumsum(plan.q_len) - plan.q_len
         scores = {}
-        for score in plan.scores:
-            first = int(first_R[score.row])
+        for score in step.scores():
+            first = step.chunk(score.row).first
             x_PE = x_TE[first : first + len(score.targets)]
             scores[score.row] = score_prompt(x_PE, score.targets, score.num_top, self._model.logits)
         return scores
 
-    def _tokens(self, plan: StepPlan) -> Tensor:
-        """Input ids [T]: the plan's, or the slot's last sampled token where it leaves that open."""
-        check_tokens(plan, self._spec.vocab_size)
-        ids = plan.tokens.astype(np.int64)
-        from_device = np.nonzero(ids == DEVICE_TOKEN)[0]
-        ids[from_device] = 0
-        tokens_T = torch.from_numpy(ids)
-        if len(from_device):
-            row_of_token = np.repeat(np.arange(plan.num_rows), plan.q_len)
-            slots = plan.row_slot[row_of_token[from_device]].astype(np.int64)
-            last = self._last_token.index_select(0, torch.from_numpy(slots))
-            if len(from_device) == len(ids):
-                return last
-            tokens_T.index_copy_(0, torch.from_numpy(from_device), last)
-        return tokens_T
+
+@torch.inference_mode()
+def load_eager(path: Path, settings: ComputeSettings) -> EagerExecutor:
+    """Load a model onto the CPU and run it once, if the settings say so."""
+    loader = ModelLoader.read(path, settings, CPU)
+    prepare_cpu(choose_threads(settings, loader.config.shape, loader.dtype))
+    make_linear: MakeLinear[LinearMap] = PackedLinear if can_pack(loader.dtype, CPU) else Linear
+    model = EagerDecoder(loader.decoder(make_linear), loader.max_positions)
+    executor = EagerExecutor(loader, model, loader.limits(cpu_room_bytes))
+    if settings.warmup:
+        warm_up(executor)
+    return executor
+
+
+def warm_up(executor: Executor) -> None:
+    """Run a prefill and a decode of one sequence, so that no request pays for first calls."""
+    runner = PackingRunner(executor)
+    num_tokens = min(64, runner.spec().max_model_len - 1)
+    for step in _warm_up_plans(num_tokens) if num_tokens > 0 else ():
+        runner.result(runner.sample(runner.forward(step)))
 
 
 def _warm_up_plans(num_tokens: int) -> tuple[StepPlan, StepPlan]:

@@ -14,7 +14,8 @@ import numpy as np
 from common.decoder_shape import architecture_of, is_headless
 from common.errors import ModelError
 from common.model_folder import Pooling, read_pooling
-from services.compute.step import Float32Array, StepPlan
+from services.compute.runner.uploads import StepUpload
+from services.compute.step import Float32Array
 
 SMALLEST_NORM = 1e-12  # as torch's normalize
 
@@ -48,14 +49,12 @@ def model_pooling(folder: Path, raw: Mapping[str, Any]) -> Pooling | None:
     return pooling
 
 
-def pooled_tokens(plan: StepPlan, pooling: Pooling) -> list[PooledTokens]:
-    """The tokens that a plan's pooled rows add; no entry for a row that adds and ends nothing."""
-    last_S = np.add.accumulate(plan.q_len)
+def pooled_tokens(upload: StepUpload, pooling: Pooling) -> list[PooledTokens]:
+    """The tokens that a step's pooled rows add; no entry for a row that adds and ends nothing."""
     parts = []
-    for row, ends in ((pool.row, pool.ends) for pool in plan.pools):
-        start, length = int(plan.q_start[row]), int(plan.q_len[row])
-        first, total = int(last_S[row]) - length, 1
-        begins = start == 0
+    for row, ends in ((pool.row, pool.ends) for pool in upload.pools()):
+        _, slot, start, first, length = upload.chunk(row)
+        total, begins = 1, start == 0
         match pooling.kind:
             case "mean":
                 num_tokens, total = length, start + length
@@ -64,7 +63,6 @@ def pooled_tokens(plan: StepPlan, pooling: Pooling) -> list[PooledTokens]:
             case "cls":
                 num_tokens = int(begins)
         if num_tokens or ends:
-            slot = int(plan.row_slot[row])
             parts.append(PooledTokens(row, slot, first, num_tokens, begins, ends, total))
     return parts
 

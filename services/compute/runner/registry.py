@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
+from services.compute.runner.executor import Executor
 from services.compute.runner.protocol import Runner
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -25,14 +26,21 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
         from services.compute.runner import sim
 
         return sim.load(folder, settings)
+    from services.compute.runner.packing_runner import PackingRunner
+
+    return PackingRunner(load_executor(folder, settings))
+
+
+def load_executor(folder: Path, settings: ComputeSettings) -> Executor:
+    """Load the model onto the CPU or the GPU, as what executes uploads."""
     if _takes_cuda(settings):
         check_toolchain()  # before minutes go into loading
         from services.compute.runner.cuda.load import load_cuda
 
         return load_cuda(folder, settings)
-    from services.compute.runner.eager import EagerRunner
+    from services.compute.runner.eager import load_eager
 
-    return EagerRunner.load(folder, settings)
+    return load_eager(folder, settings)
 
 
 def _takes_cuda(settings: ComputeSettings) -> bool:

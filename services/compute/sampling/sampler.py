@@ -21,6 +21,7 @@ from torch import Tensor
 
 from common.messages.tokens import TokenLogprobs
 from services.compute.kernels import slot_words as words
+from services.compute.kernels.slot_entries import read_entries
 from services.compute.sampling.logits_processors import (
     PenaltyRows,
     apply_min_p,
@@ -29,8 +30,8 @@ from services.compute.sampling.logits_processors import (
 )
 from services.compute.sampling.logprobs import RawLogprobs
 from services.compute.sampling.noise import coordinates, draw_where_it_counts
-from services.compute.sampling.slots import SamplingSlots, is_penalised
-from services.compute.step import SlotDelta, TokenMasks
+from services.compute.sampling.slots import SamplingSlots
+from services.compute.step import Int32Array, TokenMasks
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -46,17 +47,22 @@ class Sampler:
     """Draws tokens by each slot's settings."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self._slots = SamplingSlots(num_slots, vocab_size)
+        self._slots = SamplingSlots(num_slots)
         self._penalties = PenaltyRows(vocab_size)
 
-    def place(self, deltas: Sequence[SlotDelta]) -> None:
-        """Give sequences their slots; nothing of earlier sequences stays."""
-        for delta in deltas:
-            self._slots.place(delta)
-            if is_penalised(delta.sampling):
-                self._penalties.place(delta.slot, delta.prompt_ids, delta.output_ids)
-            else:
-                self._penalties.release(delta.slot)
+    def enter(self, packed: Int32Array) -> None:
+        """Sequences bring what their words do not hold, as `slot_entries` packs it; their slots'
+        former counts, bias and stop ids go."""
+        for entry in read_entries(packed):
+            self._slots.enter(entry)
+            if entry.counted:
+                self._penalties.place(entry.slot, entry.prompt_ids, entry.output_ids)
+
+    def take(self, slot_rows: Int32Array) -> None:
+        """Sequences take their slots, after their entries; rows [N, 1+W] are slots and words."""
+        self._slots.take(slot_rows)
+        for slot in slot_rows[:, 0][slot_rows[:, 1 + words.FLAGS] & words.PENALISED == 0].tolist():
+            self._penalties.release(slot)
 
     def sample(
         self,
@@ -109,7 +115,8 @@ class Sampler:
         logits_SV.index_put_(where, torch.from_numpy(values), accumulate=True)
 
     def _mask_early_stops(self, logits_SV: Tensor, slots: Int64Array, indices: Int64Array) -> None:
-        samples = np.nonzero(indices < self._slots.min_tokens[slots])[0]
+        early = indices < self._slots.min_tokens[slots]
+        samples = np.nonzero(early & self._slots.asks(slots, words.HAS_STOPS))[0]
         if not len(samples):
             return
         where = self._pairs(samples, [self._slots.stop_ids[slot] for slot in slots[samples]])

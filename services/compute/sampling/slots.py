@@ -1,15 +1,26 @@
-"""The sampling settings of every slot: as arrays for torch, as int32 words for kernels."""
+"""The sampling settings of every slot: as int32 words for uploads, as arrays for torch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from common.messages.sampling import SamplingParams
 from services.compute.kernels import slot_words as words
-from services.compute.step import BoolArray, Int32Array, SlotDelta
+from services.compute.kernels.slot_entries import SlotEntry
+from services.compute.step import (
+    MAX_BIAS,
+    MAX_STOP_IDS,
+    NO_IDS,
+    BoolArray,
+    Int32Array,
+    SlotDelta,
+    int32_array,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -23,8 +34,7 @@ class SamplingSlots:
     Shape legend: N slots, W words of a slot.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, num_slots: int) -> None:
         self._words_NW = words_NW = np.zeros((num_slots, words.NUM_WORDS), dtype=np.int32)
         floats_NW = words_NW.view(np.float32)
         self._flags = words_NW[:, words.FLAGS]
@@ -44,14 +54,16 @@ class SamplingSlots:
         self.bias_values = [np.zeros(0, dtype=np.float32)] * num_slots
         self.stop_ids = [np.zeros(0, dtype=np.int64)] * num_slots
 
-    def place(self, delta: SlotDelta) -> None:
-        """A sequence takes its slot; ids beyond the vocabulary are of no effect and left out."""
-        slot = delta.slot
-        self._words_NW[slot] = slot_words(delta, self._vocab_size)
-        bias = known_bias(delta.sampling, self._vocab_size)
-        self.bias_ids[slot] = np.array(list(bias), dtype=np.int64)
-        self.bias_values[slot] = np.array(list(bias.values()), dtype=np.float32)
-        self.stop_ids[slot] = known_ids(delta.stop_ids, self._vocab_size).astype(np.int64)
+    def enter(self, entry: SlotEntry) -> None:
+        """A sequence brings its bias and stop ids; they count while its flags say so."""
+        slot = entry.slot
+        self.bias_ids[slot] = entry.bias_ids.astype(np.int64)
+        self.bias_values[slot] = entry.bias.view(np.float32).copy()
+        self.stop_ids[slot] = entry.stop_ids.astype(np.int64)
+
+    def take(self, slot_rows: Int32Array) -> None:
+        """Sequences take their slots; rows [N, 1+W] are slots and their words."""
+        self._words_NW[slot_rows[:, 0]] = slot_rows[:, 1:]
 
     def asks(self, slots: Int64Array, flag: int) -> BoolArray:
         """Which of the slots have any of these flags."""
@@ -90,6 +102,83 @@ def slot_words(delta: SlotDelta, vocab_size: int) -> Int32Array:
     words_W[words.NUM_BIAS] = num_bias
     words_W[words.NUM_STOPS] = num_stops
     return words_W
+
+
+def slot_entry(delta: SlotDelta, words_W: Int32Array, vocab_size: int) -> SlotEntry | None:
+    """What a sequence brings besides its words; None for most, which bring nothing.
+
+    Raises ValueError for more bias pairs or stop ids than there is room for.
+    """
+    flags = int(words_W[words.FLAGS])
+    if not flags & (words.PENALISED | words.BIASED | words.HAS_STOPS):
+        return None
+    bias = known_bias(delta.sampling, vocab_size)
+    stops = known_ids(delta.stop_ids, vocab_size) if flags & words.HAS_STOPS else NO_IDS
+    if len(bias) > MAX_BIAS or len(stops) > MAX_STOP_IDS:
+        raise ValueError(
+            f"slot {delta.slot}: {len(bias)} logit_bias pairs and {len(stops)} stop ids; "
+            f"there is room for {MAX_BIAS} and {MAX_STOP_IDS}"
+        )
+    counted = bool(flags & words.PENALISED)
+    return SlotEntry(
+        delta.slot,
+        counted,
+        delta.prompt_ids if counted else NO_IDS,
+        delta.output_ids if counted else NO_IDS,
+        int32_array(list(bias)),
+        np.array(list(bias.values()), dtype=np.float32).view(np.int32),
+        stops,
+    )
+
+
+def slots_of(deltas: Sequence[SlotDelta], vocab_size: int) -> tuple[Int32Array, list[SlotEntry]]:
+    """Slot rows [N, 1+W] of new sequences, and the entries of those that have one.
+
+    Raises ValueError as `slot_entry`.
+    """
+    rows = np.empty((len(deltas), 1 + words.NUM_WORDS), dtype=np.int32)
+    entries = []
+    for row, delta in zip(rows, deltas, strict=True):
+        row[0], row[1:] = delta.slot, slot_words(delta, vocab_size)
+        if (entry := slot_entry(delta, row[1:], vocab_size)) is not None:
+            entries.append(entry)
+    return rows, entries
+
+
+class Variant(IntEnum):
+    """Which operations a step's sampling needs; on a GPU each is captured by itself.
+
+    Rows that want less than a variant offers come out of it bit by bit as from the smaller one.
+    """
+
+    PLAIN = 0  # greedy or temperature only
+    CUTS = 1  # top_k, top_p and min_p as well: what most models' own defaults ask for
+    FULL = 2  # penalties, bias, early stops, masks and logprobs as well
+
+
+class SlotFlags:
+    """What the samples of slots ask for."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._flags = np.zeros(num_slots, dtype=np.int32)
+        self._min_tokens = np.zeros(num_slots, dtype=np.int32)
+
+    def take(self, slot_rows: Int32Array) -> None:
+        """Sequences take their slots; rows [N, 1+W] are slots and their words."""
+        slots = slot_rows[:, 0]
+        self._flags[slots] = slot_rows[:, 1 + words.FLAGS]
+        self._min_tokens[slots] = slot_rows[:, 1 + words.MIN_TOKENS]
+
+    def variant(self, slots: Int32Array, indices: Int32Array) -> Variant:
+        """What samples of these slots need, `indices` being their output numbers."""
+        flags = self._flags[slots]
+        all_flags = int(np.bitwise_or.reduce(flags, initial=0))
+        if all_flags & words.HAS_STOPS:
+            flags = np.where(indices < self._min_tokens[slots], flags, flags & ~words.HAS_STOPS)
+            all_flags = int(np.bitwise_or.reduce(flags, initial=0))
+        if all_flags & (words.ADJUSTED | words.SCORED):
+            return Variant.FULL
+        return Variant.CUTS if all_flags & words.CUT else Variant.PLAIN
 
 
 def is_penalised(sampling: SamplingParams) -> bool:

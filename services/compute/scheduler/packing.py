@@ -21,7 +21,6 @@ from services.compute.step import (
     int32_array,
 )
 
-_LONG_AGO = -1  # a step whose result was committed long ago
 _NO_DELTAS: dict[str, Any] = {"page_slot": NO_IDS, "page_index": NO_IDS, "page_id": NO_IDS}
 
 
@@ -76,20 +75,18 @@ class _DecodeColumns:
         self._start_of = np.zeros(num_slots, dtype=np.int32)  # the position that comes next
         self._index_of = np.zeros(num_slots, dtype=np.int32)  # output index less position
         self._epoch_of = np.zeros(num_slots, dtype=np.int32)
-        self._step_of = np.zeros(num_slots, dtype=np.int64)  # the last step with a row of it
         self._structured_of = np.zeros(num_slots, dtype=np.bool_)
         self._num_structured = 0  # slots whose last owner was structured
         self.structured: tuple[int, ...] = ()
-        self.slot = self.epoch = self.one = self.row = self._device_tokens = NO_IDS
-        self.start = self.stop = self.index = self.tokens = NO_IDS
+        self.slot = self.epoch = self.one = self.row = self.tokens = NO_IDS
+        self.start = self.stop = self.index = NO_IDS
 
-    def begin(self, sequence: Sequence, step_id: int) -> None:
+    def begin(self, sequence: Sequence) -> None:
         """A sequence samples its first token in this step; from the next on it decodes."""
         slot = sequence.slot
         self._start_of[slot] = sequence.num_scheduled_tokens
         self._index_of[slot] = 1 - sequence.prompt_len
         self._epoch_of[slot] = sequence.epoch
-        self._step_of[slot] = step_id
         structured = sequence.params.structured
         if structured != self._structured_of[slot]:
             self._structured_of[slot] = structured
@@ -97,24 +94,19 @@ class _DecodeColumns:
 
     def reschedule(self, sequence: Sequence) -> None:
         """The row that a sequence has in the step packed last draws nothing: pack it again."""
-        slot = sequence.slot
-        self._start_of[slot] -= 1
-        self._step_of[slot] = _LONG_AGO
+        self._start_of[sequence.slot] -= 1
 
-    def advance(self, rows: list[Sequence], step_id: int, oldest_in_flight: int) -> None:
-        """Make the columns those of step `step_id`; earlier ones than `oldest_in_flight` have
-        their results."""
+    def advance(self, rows: list[Sequence]) -> None:
+        """Make the columns those of the next step."""
         if not rows and not self._rows:
             return  # the columns are empty as it is
         if rows is not self._rows:
             self._set_rows(rows)
         slot = self.slot
-        self.tokens = self._tokens(oldest_in_flight)
         self.start = self._start_of[slot]
         self.stop = self.start + 1
         self.index = self.start + self._index_of[slot]
         self._start_of[slot] = self.stop
-        self._step_of[slot] = step_id
 
     def _set_rows(self, rows: list[Sequence]) -> None:
         num_rows = len(rows)
@@ -123,20 +115,10 @@ class _DecodeColumns:
         self.epoch = self._epoch_of[self.slot]
         self.one = np.ones(num_rows, dtype=np.int32)
         self.row = np.arange(num_rows, dtype=np.int32)
-        self._device_tokens = np.full(num_rows, DEVICE_TOKEN, dtype=np.int32)
+        self.tokens = np.full(num_rows, DEVICE_TOKEN, dtype=np.int32)
         self.structured = ()
         if self._num_structured:
             self.structured = tuple(np.flatnonzero(self._structured_of[self.slot]).tolist())
-
-    def _tokens(self, oldest_in_flight: int) -> Int32Array:
-        """The input tokens of rows whose last step has its result; others are on the device."""
-        known = self._step_of[self.slot] < oldest_in_flight
-        if not known.any():
-            return self._device_tokens
-        rows, tokens = self._rows, self._device_tokens.copy()
-        for row in np.flatnonzero(known).tolist():
-            tokens[row] = rows[row].last_id
-        return tokens
 
 
 class Packer:
@@ -146,15 +128,15 @@ class Packer:
         self._state = state
         self._columns = _DecodeColumns(num_slots)
 
-    def pack(self, draft: Draft, step_id: int, oldest_in_flight: int) -> LaunchedStep:
-        """Make the plan of a draft; steps before `oldest_in_flight` have their results.
+    def pack(self, draft: Draft, step_id: int) -> LaunchedStep:
+        """Make the plan of a draft.
 
         Decode rows come first, then chunks; a chunk of one last token is a decode row like any
         other.
         """
         deltas = _take_deltas(self._state, draft.chunks)
         columns = self._columns
-        columns.advance(draft.decodes, step_id, oldest_in_flight)
+        columns.advance(draft.decodes)
         if not draft.chunks:
             plan = _decode_plan(step_id, columns, deltas)
             return LaunchedStep(plan, draft.decodes, [], draft.published)
@@ -163,7 +145,7 @@ class Packer:
         chunks = [*single, *longer]
         sampled = [c for c in chunks if c.samples]
         for chunk in sampled:
-            columns.begin(chunk.sequence, step_id)
+            columns.begin(chunk.sequence)
         plan = _mixed_plan(step_id, columns, deltas, chunks, len(single))
         samples = [*draft.decodes, *(c.sequence for c in sampled)]
         return LaunchedStep(plan, samples, chunks, draft.published)

@@ -88,8 +88,7 @@ class Scheduler:
             return None
         step_id = self._next_step_id
         self._next_step_id += 1
-        oldest = self._in_flight[0].plan.step_id if self._in_flight else step_id
-        step = self._packer.pack(draft, step_id, oldest)
+        step = self._packer.pack(draft, step_id)
         self._in_flight.append(step)
         self._unpublished = step
         return step.plan

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from services.compute.config import ComputeSettings
 from services.compute.runner.cuda.load import load_on
-from services.compute.runner.cuda.runner import CudaRunner
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import StepPlan, StepResult, TokenMasks
 from tests.kernels.host_stream import HostStream
@@ -32,19 +32,19 @@ SETTINGS = ComputeSettings(
 )
 
 
-def load_runner(folder: Path, settings: ComputeSettings, device: torch.device) -> CudaRunner:
+def load_runner(folder: Path, settings: ComputeSettings, device: torch.device) -> PackingRunner:
     """The runner of a folder; on a GPU its stream becomes torch's, so the runner before is done."""
     stream: DeviceStream = GraphStream(device) if ON_GPU else HostStream()
-    return load_on(folder, settings, device, stream)
+    return PackingRunner(load_on(folder, settings, device, stream))
 
 
-def logits_after_step(runner: CudaRunner, num_samples: int) -> Tensor:
+def logits_after_step(runner: PackingRunner, num_samples: int) -> Tensor:
     """Float32 logits [S, V] of the step launched last, on the host."""
     return _logits_SV(runner)[:num_samples].clone().cpu()
 
 
-def _logits_SV(runner: CudaRunner) -> Tensor:
-    return runner._machine._decoder.logits_SV
+def _logits_SV(runner: PackingRunner) -> Tensor:
+    return runner.executor._machine._decoder.logits_SV
 
 
 class LogitsTap:
@@ -54,7 +54,7 @@ class LogitsTap:
     so requests need seeds of their own.
     """
 
-    def __init__(self, runner: Any, machine: CudaRunner) -> None:
+    def __init__(self, runner: Any, machine: PackingRunner) -> None:
         """`machine` is the CUDA runner under `runner`."""
         self._runner = runner
         self._machine = machine

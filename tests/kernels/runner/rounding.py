@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from services.compute.runner.cuda.runner import CudaRunner
+from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import logits_after_step
 from tests.unit.compute.hand_scheduler import HandScheduler, Sequence
 
@@ -70,7 +70,7 @@ def logits_of_transformers(
 class Positions:
     """A runner's logits after the first n tokens of one text, for many n."""
 
-    def __init__(self, runner: CudaRunner, page_tokens: int, text: list[int]) -> None:
+    def __init__(self, runner: PackingRunner, page_tokens: int, text: list[int]) -> None:
         self._runner = runner
         self._page_tokens = page_tokens
         self._text = text

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.messages.sampling import SamplingParams
-from services.compute.runner.cuda.runner import CudaRunner
+from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, LogitsTap, load_runner
 from tests.unit.compute.engine_histories import (
     EOS_IDS,
@@ -60,13 +60,13 @@ def runner(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     device: torch.device,
-) -> CudaRunner:
+) -> PackingRunner:
     model = make_model(request.param, **SIZES).to(torch.bfloat16)
     return load_runner(save_model(model, tmp_path_factory.mktemp("model")), INVARIANT, device)
 
 
 @pytest.fixture(scope="module")
-def serve(runner: CudaRunner) -> Serve:
+def serve(runner: PackingRunner) -> Serve:
     def make(spec: dict[str, Any], **settings: Any) -> tuple[Server, LogitsTap]:
         tap = LogitsTap(Restricted(runner, eos_token_ids=EOS_IDS, **spec), runner)
         return Server(tap, INVARIANT.model_copy(update=settings)), tap

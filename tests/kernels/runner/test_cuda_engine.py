@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from services.compute.runner.cuda.runner import CudaRunner
+from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import SETTINGS, load_runner
 from tests.unit.compute.engine_scenarios import (
     COUNT,
@@ -41,14 +41,14 @@ def runner(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     device: torch.device,
-) -> CudaRunner:
+) -> PackingRunner:
     folder = save_model(model, tmp_path_factory.mktemp("model"))
     settings = ENGINE_SETTINGS.model_copy(update={"batch_invariant": request.param, **LARGEST})
     return load_runner(folder, settings, device)
 
 
 @pytest.fixture
-def serve(runner: CudaRunner) -> Serve:
+def serve(runner: PackingRunner) -> Serve:
     def make(spec: dict[str, Any] | None = None, **settings: Any) -> Server:
         restricted = Restricted(runner, **(spec or {}))
         return Server(restricted, ENGINE_SETTINGS.model_copy(update=settings))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from services.compute.runner.cuda.runner import CudaRunner
+from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, load_runner
 from tests.unit.compute import runner_scenarios
 from tests.unit.compute.hand_scheduler import HandScheduler
@@ -46,7 +46,7 @@ def expected(family: tuple[Path, PreTrainedModel, list[list[int]]], count: int) 
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["fast", "batch_invariant"])
-def runner(family, request: pytest.FixtureRequest, device: torch.device) -> CudaRunner:
+def runner(family, request: pytest.FixtureRequest, device: torch.device) -> PackingRunner:
     settings = SETTINGS.model_copy(
         update={"batch_invariant": request.param, "page_tokens": PAGE_TOKENS}
     )

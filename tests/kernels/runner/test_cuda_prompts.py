@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from services.compute.runner.cuda.runner import CudaRunner
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.step import Int32Array, PoolRow, ScoreRow, StepPlan
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, SIZES, load_runner
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
@@ -34,14 +34,14 @@ FEW_PAGES = {"num_pages": 14, "max_model_len": 100}
 @pytest.fixture(scope="module", params=list(VARIANTS) if ON_GPU else ["qwen3"])
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, device: torch.device
-) -> tuple[CudaRunner, PreTrainedModel]:
+) -> tuple[PackingRunner, PreTrainedModel]:
     model = make_model(request.param, **SIZES)
     folder = save_model(model, tmp_path_factory.mktemp(request.param))
     return load_runner(folder, SETTINGS, device), model
 
 
 def test_scores_are_those_of_transformers_however_the_prompts_are_cut(
-    family: tuple[CudaRunner, PreTrainedModel],
+    family: tuple[PackingRunner, PreTrainedModel],
 ) -> None:
     runner, model = family
     for chunk, num_top, in_flight in (
@@ -56,7 +56,7 @@ def test_scores_are_those_of_transformers_however_the_prompts_are_cut(
 
 @pytest.mark.gpu
 def test_scores_are_told_once_however_often_pages_are_short(
-    family: tuple[CudaRunner, PreTrainedModel],
+    family: tuple[PackingRunner, PreTrainedModel],
 ) -> None:
     runner, model = family
     windows = [group.window for group in runner.spec().kv_groups]
@@ -87,7 +87,7 @@ def test_embeddings_are_those_of_transformers(
 
 
 def test_more_positions_than_a_slice_and_a_bad_target(
-    family: tuple[CudaRunner, PreTrainedModel],
+    family: tuple[PackingRunner, PreTrainedModel],
 ) -> None:
     """A step's scores come in slices of as many rows as the step may sample."""
     runner, model = family

@@ -11,11 +11,11 @@ import torch
 
 from common.errors import FatalError
 from common.messages.sampling import SamplingParams
-from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES
-from services.compute.runner.cuda.runner import CudaRunner
-from services.compute.runner.eager import EagerRunner
+from services.compute.runner.packing_runner import PackingRunner, Ticket
+from services.compute.runner.uploads import MAX_PAGE_ENTRIES
 from services.compute.step import StepPlan
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import GREEDY, HandScheduler
 from tests.unit.compute.runner_promises import (
     PROMPT,
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["fast", "batch_invariant"] if ON_GPU else ["batch_invariant"])
 def load(request: pytest.FixtureRequest, device: torch.device) -> Load:
     """Runners of the same settings are one, so that no test has two at a time."""
-    runners: dict[str, CudaRunner] = {}
+    runners: dict[str, PackingRunner] = {}
     settings = SETTINGS.model_copy(update={"batch_invariant": request.param == "batch_invariant"})
 
     def make(folder: Path, **changes: object) -> HandScheduler:
@@ -78,7 +78,7 @@ def test_it_draws_the_tokens_that_the_cpu_draws(load: Load, folder: Path) -> Non
     count = 24 if ON_GPU else 4
     roomy = {"max_prefill_tokens": 200}
     cpu = SETTINGS.model_copy(update={"device": "cpu", "num_threads": 1, **roomy})
-    expected = HandScheduler(EagerRunner.load(folder, cpu), cpu.page_tokens)
+    expected = HandScheduler(load_on_cpu(folder, cpu), cpu.page_tokens)
     ours = load(folder, **roomy)
     assert run_ahead(ours, count) == run_ahead(expected, count)
     for our_result, their_result in zip(ours.results, expected.results, strict=True):
@@ -164,7 +164,7 @@ def test_a_plan_may_have_more_page_entries_than_an_upload_holds(load: Load, fold
 class Forwarding:
     """A runner whose first `forward` is another one."""
 
-    def __init__(self, runner: CudaRunner, forward) -> None:
+    def __init__(self, runner: PackingRunner, forward) -> None:
         self.num_steps = 0
         self._forward = forward
         self._runner = runner
@@ -183,7 +183,7 @@ def test_an_error_of_the_device_ends_the_process(
     def fail(*_: object) -> None:
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(hand.runner._machine, "forward", fail)
+    monkeypatch.setattr(hand.runner.executor._machine, "forward", fail)
     with pytest.raises(FatalError, match="illegal memory access"):
         hand.step((hand.add(PROMPT), 3))
 
@@ -194,7 +194,8 @@ def test_a_step_that_was_not_sampled_has_no_result(load: Load, folder: Path) -> 
     tickets = []
     hand.runner = Forwarding(hand.runner, lambda plan: tickets.append(forward(plan)) or tickets[0])
     hand.step((hand.add(PROMPT), 3))
-    ticket = replace(tickets[0], end=None, result_SW=None)
+    launched = replace(tickets[0].launched, end=None, result_SW=None)
+    ticket = Ticket(tickets[0].plan, launched)
     with pytest.raises(RuntimeError, match="has not been sampled"):
         hand.runner.result(ticket)
 

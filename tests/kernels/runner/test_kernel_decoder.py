@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.compute.runner.eager import EagerRunner
 from tests.kernels.runner.cuda_runners import ON_GPU, SETTINGS, load_runner, logits_after_step
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.models.family_models import FAMILIES, random_model
 from tests.unit.compute.runner_scenarios import prompt_of
@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_cpu(
     runner = load_runner(tmp_path, settings, device)
     ours = HandScheduler(runner, settings.page_tokens)
     cpu = settings.model_copy(update={"device": "cpu"})
-    theirs = HandScheduler(EagerRunner.load(tmp_path, cpu), settings.page_tokens)
+    theirs = HandScheduler(load_on_cpu(tmp_path, cpu), settings.page_tokens)
     pairs = [
         (ours.add(prompt), theirs.add(prompt)) for prompt in map(prompt_of, (9, 21, 5), range(3))
     ]
@@ -58,7 +58,7 @@ def test_logits_are_those_of_the_cpu(
         logits_SV = logits_after_step(runner, len(sampled))
         ours.finish(launched)
         ticket, _ = launched = theirs.launch(*((pair[1], count) for pair, count in rows))
-        torch.testing.assert_close(logits_SV, ticket.logits_SV, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(logits_SV, ticket.launched.logits_SV, rtol=1e-3, atol=1e-3)
         theirs.finish(launched)
         assert [our.output for our, _ in pairs] == [their.output for _, their in pairs]
 

@@ -12,7 +12,7 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.runner.cuda.runner import CudaRunner
+from services.compute.runner.packing_runner import PackingRunner
 from tests.kernels.runner.cuda_runners import load_runner, logits_after_step
 from tests.unit.compute.hand_scheduler import HandScheduler
 
@@ -59,7 +59,7 @@ def used_share() -> float:
     return 1.0 - free / total
 
 
-def logits_on(runner: CudaRunner, pages: list[int]) -> torch.Tensor:
+def logits_on(runner: PackingRunner, pages: list[int]) -> torch.Tensor:
     """After a prompt and after some tokens, with the sequence on these pages."""
     hand = HandScheduler(runner, SETTINGS.page_tokens)
     hand.free_pages = pages

@@ -127,7 +127,9 @@ class Slot:
 
     delta: SlotDelta
     pages: dict[tuple[int, int], int] = field(default_factory=dict)  # by group and index
-    last: int | None = None
+    last: int | None = None  # the token that the next decode row takes
+    length: int = -1  # its position
+    index: int = -1  # of its output
     outputs: list[int] = field(default_factory=list)
     num_pooled: int = 0
 
@@ -238,7 +240,10 @@ class FakeDevice:
                 token = int(plan.tokens[token_start[row] + position - start])
                 if token == DEVICE_TOKEN:
                     assert slot.last is not None, "there is no sampled token in this slot"
+                    assert slot.length == position, "the host is wrong about a slot's length"
                     token = slot.last
+                else:
+                    slot.last, slot.length, slot.index = token, position, -1
                 prefix = extend(prefix, token)
                 prefixes[row].append(prefix)
                 for group in range(len(self.windows)):
@@ -340,11 +345,13 @@ class FakeDevice:
         for sample, (row, index) in enumerate(zip(plan.sample_row, plan.sample_index, strict=True)):
             slot = self.slots[int(plan.row_slot[row])]
             sampling = slot.delta.sampling
+            assert slot.index in (-1, index), "the host is wrong about a slot's output index"
+            slot.index = int(index)
             if sample in skipped:
-                slot.last, nonfinite[sample] = None, sampling.seed in self.nonfinite_seeds
+                nonfinite[sample] = sampling.seed in self.nonfinite_seeds
                 continue
             token = next_token(prefixes[row], int(index), sampling, slot.delta, slot.outputs)
-            slot.last = token
+            slot.last, slot.length, slot.index = token, slot.length + 1, slot.index + 1
             slot.outputs.append(token)
             tokens[sample, 0] = token
             if sampling.seed in self.nonfinite_seeds:

@@ -10,7 +10,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from services.compute.config import ComputeSettings
-from services.compute.runner.eager import EagerRunner
+from services.compute.runner.packing_runner import PackingRunner
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_scenarios import (
     COUNT,
     PROMPTS,
@@ -35,24 +36,24 @@ def reference(variant: str) -> tuple[PreTrainedModel, list[list[int]]]:
 @pytest.fixture(scope="module", params=list(VARIANTS))
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, EagerRunner]:
+) -> tuple[str, PackingRunner]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     save_model(reference(request.param)[0], folder)
-    return request.param, EagerRunner.load(folder, SETTINGS)
+    return request.param, load_on_cpu(folder, SETTINGS)
 
 
 @pytest.fixture
-def model(runner: tuple[str, EagerRunner]) -> PreTrainedModel:
+def model(runner: tuple[str, PackingRunner]) -> PreTrainedModel:
     return reference(runner[0])[0]
 
 
 @pytest.fixture
-def expected(runner: tuple[str, EagerRunner]) -> list[list[int]]:
+def expected(runner: tuple[str, PackingRunner]) -> list[list[int]]:
     return reference(runner[0])[1]
 
 
 @pytest.fixture
-def serve(runner: tuple[str, EagerRunner]) -> Serve:
+def serve(runner: tuple[str, PackingRunner]) -> Serve:
     """On a runner that is driven a step ahead, as an asynchronous device would be."""
 
     def make(spec: dict[str, Any] | None = None, **settings: Any) -> Server:

@@ -1,4 +1,4 @@
-"""From a model folder to a CUDA runner: weights, kernels, measured KV memory, recorded graphs."""
+"""From a model folder to a CUDA executor: weights, kernels, measured KV memory, recorded graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.layers.weighted_layers import Linear
-from services.compute.runner.cuda.runner import CudaRunner
+from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
 from services.compute.runner.model_loader import Limits, ModelLoader
@@ -42,14 +42,14 @@ class StartLog:
 
 
 @torch.inference_mode()
-def load_cuda(path: Path, settings: ComputeSettings) -> CudaRunner:
+def load_cuda(path: Path, settings: ComputeSettings) -> CudaExecutor:
     device = torch.device("cuda", torch.cuda.current_device())
     return load_on(path, settings, device, GraphStream(device))
 
 
 def load_on(
     path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
-) -> CudaRunner:
+) -> CudaExecutor:
     try:
         return _load(path, settings, device, stream)
     except torch.OutOfMemoryError as error:  # trying again would not help
@@ -63,7 +63,7 @@ def load_on(
 
 def _load(
     path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
-) -> CudaRunner:
+) -> CudaExecutor:
     log = StartLog(device)
     loader = ModelLoader.read(path, settings, device)
     sizes = MachineSizes(
@@ -82,7 +82,7 @@ def _load(
         if number == machine.num_launches or number % 32 == 0:
             log.say("graphs recorded", done=number, of=machine.num_launches)
     spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
-    return CudaRunner(machine, cache, spec, stream)
+    return CudaExecutor(machine, cache, spec, stream)
 
 
 def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits:

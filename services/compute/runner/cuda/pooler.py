@@ -17,7 +17,8 @@ from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.runner.cuda.staging import Results, SliceStaging
 from services.compute.runner.cuda.stream import DeviceStream
 from services.compute.runner.pooling import PooledTokens, embedding_of, pooled_tokens
-from services.compute.step import Float32Array, Int32Array, StepPlan
+from services.compute.runner.uploads import StepUpload
+from services.compute.step import Float32Array, Int32Array
 
 SLICE_TOKENS = 512
 HEADER_INTS = 8  # of which the first says how many rows there are
@@ -76,9 +77,9 @@ class Pooler:
         self._decoder.normed_at(block[HEADER_INTS : self._table_at], self._normed_TE)
         pool(self._normed_TE, block[:1], table_RW, self._sum_NE, self._out_RE)
 
-    def start(self, plan: StepPlan) -> Pooled | None:
-        """Launch what a plan's pools add; None where that is nothing."""
-        parts = pooled_tokens(plan, self._pooling)
+    def start(self, step: StepUpload) -> Pooled | None:
+        """Launch what a step's pools add; None where that is nothing."""
+        parts = pooled_tokens(step, self._pooling)
         if not parts:
             return None
         num_slices = self._pack(parts)

@@ -30,7 +30,8 @@ from services.compute.kernels.step_buffers import NUM_COUNTS, NUM_SAMPLES
 from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.runner.cuda.staging import Results, SliceStaging
 from services.compute.runner.cuda.stream import DeviceStream
-from services.compute.step import MAX_SCORED_TOKENS, Int32Array, RowScores, StepPlan
+from services.compute.runner.uploads import StepUpload
+from services.compute.step import MAX_SCORED_TOKENS, Int32Array, RowScores, ScoreRow
 
 MOST_ROWS = 256
 """Of a slice. Its logits lie where the step's own will lie, so it has no more than those."""
@@ -41,6 +42,7 @@ class Scored:
     """The scores of a step, there once the device is past it."""
 
     upload: int
+    rows: tuple[ScoreRow, ...]
     result_PR: Int32Array
 
 
@@ -85,20 +87,21 @@ class PromptScorer:
         rows = SampleRows(num_top_S, num_top_S, counts, self._settings_W)
         logprobs(logits_SV, rows, self._scratch, result_SR)
 
-    def start(self, plan: StepPlan) -> Scored:
-        """Launch the scoring of a plan's prompts, of which there are some.
+    def start(self, step: StepUpload) -> Scored:
+        """Launch the scoring of a step's prompts, of which there are some.
 
         Raises ValueError for more than MAX_SCORED_TOKENS, and for targets that are no tokens.
         """
-        columns_3P = self._columns(plan)
+        rows = step.scores()
+        columns_3P = self._columns(step, rows)
         num_positions, target_P = columns_3P.shape[1], columns_3P[2]
         if num_positions > MAX_SCORED_TOKENS:
             raise ValueError(
-                f"step {plan.step_id}: {num_positions} positions to score are more than "
+                f"step {step.step_id}: {num_positions} positions to score are more than "
                 f"{MAX_SCORED_TOKENS}"
             )
         if target_P.min() < 0 or target_P.max() >= self._vocab_size:
-            raise ValueError(f"step {plan.step_id}: a target is not in the vocabulary")
+            raise ValueError(f"step {step.step_id}: a target is not in the vocabulary")
         size = self._slice_rows
         num_slices = -(-num_positions // size)
         for number, block in enumerate(self._slices.blocks(num_slices)):
@@ -111,14 +114,14 @@ class PromptScorer:
             self._slices.select(number)
             self._stream.replay(self.name)
             self._result_PR[number * size : (number + 1) * size].copy_(self._slice_SR)
-        return Scored(upload, self._results.copy(self._result_PR[:num_positions]))
+        return Scored(upload, rows, self._results.copy(self._result_PR[:num_positions]))
 
-    def take(self, plan: StepPlan, scored: Scored) -> dict[int, RowScores]:
+    def take(self, scored: Scored) -> dict[int, RowScores]:
         """Scores by row, once the device is past the step."""
         self._slices.done(scored.upload)
         scores = {}
         first = 0
-        for score in plan.scores:
+        for score in scored.rows:
             rows_PR = scored.result_PR[first : first + len(score.targets)]
             first += len(score.targets)
             floats_PR = rows_PR.view(np.float32)
@@ -131,12 +134,11 @@ class PromptScorer:
             )
         return scores
 
-    def _columns(self, plan: StepPlan) -> Int32Array:
-        """Tokens of the plan, numbers of candidates and targets, by position."""
-        start_R = np.add.accumulate(plan.q_len) - plan.q_len
+    def _columns(self, step: StepUpload, rows: tuple[ScoreRow, ...]) -> Int32Array:
+        """Tokens of the step, numbers of candidates and targets, by position."""
         columns = []
-        for score in plan.scores:
-            count, first = len(score.targets), start_R[score.row]
+        for score in rows:
+            count, first = len(score.targets), step.chunk(score.row).first
             token_P = np.arange(first, first + count, dtype=np.int32)
             num_top_P = np.full(count, min(score.num_top, self._max_top), dtype=np.int32)
             columns.append(np.stack((token_P, num_top_P, score.targets)))

@@ -1,19 +1,17 @@
 """Host memory that a step is uploaded from and read back into, while others are written and read.
 
-Shape legend: S samples, W words of a result, G rows of mask bits, M words of such a row.
+Shape legend: S samples, W words of a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from services.compute.kernels.enter_slots import ENTRY_INTS, HEADER_INTS, SlotEntry, pack_entries
-from services.compute.kernels.slot_words import NO_MASK, VOID_MASK, MaskRows
 from services.compute.runner.cuda.stream import DeviceStream
-from services.compute.step import Int32Array, StepPlan, TokenMasks
+from services.compute.step import Int32Array
 
 _COPY_INTS = 1024
 """Copies are of whole multiples of this, so that their views can be kept: making two slices costs
@@ -28,6 +26,9 @@ class Staging:
     is done, and the caller passes that on (`done`). With as many buffers as there are uploads
     between a step's launch and its result, that never waits; `wait` is for the rest, as a step
     whose page-table entries need several uploads.
+
+    Pinned memory is allocated at the start: 0.5 MB of it for each new sequence with a penalty took
+    0.1 ms, and the device waited.
     """
 
     def __init__(self, device_buffer: Tensor, num_buffers: int, wait: Callable[[], None]) -> None:
@@ -118,86 +119,3 @@ class SliceStaging(Staging):
         """Give the next launch the block of this slice of the upload."""
         size = len(self.block)
         self.block.copy_(self.device_buffer[number * size : (number + 1) * size])
-
-
-class SlotStaging(Staging):
-    """Uploads entries and has them entered, in stream order before their step.
-
-    Pinned memory is allocated at the start: 0.5 MB of it for each new sequence took 0.1 ms, and the
-    device waited. Only sequences with penalties, bias or early stops have entries.
-    """
-
-    def __init__(
-        self, packed: Tensor, num_buffers: int, wait: Callable[[], None], enter: Callable[[], None]
-    ) -> None:
-        """`enter` launches what is in `packed`."""
-        super().__init__(packed, num_buffers, wait)
-        self._enter = enter
-
-    def upload_entries(self, entries: Sequence[SlotEntry]) -> int:
-        """Start the copies and launches; return the last upload's number, 0 if there is none."""
-        last = 0
-        for part in self._parts(entries):
-            last = self.upload(pack_entries(part, self.buffer()))
-            self._enter()
-        return last
-
-    def _parts(self, entries: Sequence[SlotEntry]) -> Iterator[list[SlotEntry]]:
-        """Groups of entries that fit into one upload; a single entry always fits."""
-        part: list[SlotEntry] = []
-        size = HEADER_INTS
-        for entry in entries:
-            num_ints = ENTRY_INTS + entry.num_ints
-            if part and size + num_ints > len(self.device_buffer):
-                yield part
-                part, size = [], HEADER_INTS
-            part.append(entry)
-            size += num_ints
-        if part:
-            yield part
-
-
-class MaskStaging(Staging):
-    """Fills `MaskRows` for the samples of a step, in stream order before their sampling.
-
-    One copy, of as many rows as there are masks. Steps without structured samples do not read them.
-    """
-
-    def __init__(self, rows: MaskRows, num_buffers: int, wait: Callable[[], None]) -> None:
-        super().__init__(rows.packed, num_buffers, wait)
-        self._max_samples, self._num_words = rows.bits_GM.shape
-
-    def upload_masks(self, plan: StepPlan, masks: TokenMasks | None) -> int:
-        """Start the copy; return the upload's number.
-
-        Raises ValueError where a structured sample is neither masked nor skipped.
-        """
-        missing = set(plan.structured)
-        if masks is not None:
-            missing.difference_update(masks.samples.tolist(), masks.skipped)
-        if masks is None or missing:
-            raise ValueError(
-                f"step {plan.step_id}: no mask for structured samples {sorted(missing)}"
-            )
-        size = pack_masks(masks, self._max_samples, self._num_words, self.buffer())
-        return self.upload(size)
-
-
-def pack_masks(masks: TokenMasks, max_samples: int, num_words: int, out: Int32Array) -> int:
-    """Write masks as `MaskRows.packed` has them; return how many int32.
-
-    Raises ValueError for rows of another width than the vocabulary's.
-    """
-    num_rows = len(masks.samples)
-    if masks.bits.shape != (num_rows, num_words):
-        raise ValueError(
-            f"masks of {num_rows} samples are {list(masks.bits.shape)}, "
-            f"not {[num_rows, num_words]} words"
-        )
-    row_of_S = out[:max_samples]
-    row_of_S.fill(NO_MASK)
-    row_of_S[list(masks.skipped)] = VOID_MASK
-    row_of_S[masks.samples] = range(num_rows)
-    end = max_samples + num_rows * num_words
-    out[max_samples:end].reshape(num_rows, num_words)[:] = masks.bits
-    return end

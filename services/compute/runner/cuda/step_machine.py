@@ -20,10 +20,10 @@ from torch import Tensor
 
 from common.model_folder import Pooling
 from services.compute.kernels.decode_plan import DecodeWork
-from services.compute.kernels.enter_slots import packed_size as entries_size
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits
+from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.step_input import apply_deltas, unpack_step
@@ -40,11 +40,12 @@ from services.compute.layers.products import InvariantProduct, Product, ProductB
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from services.compute.models.kernel_decoder import KernelDecoder
-from services.compute.runner.cuda.packing import MAX_PAGE_ENTRIES, packed_size
 from services.compute.runner.cuda.pooler import Pooler
 from services.compute.runner.cuda.prompt_scorer import PromptScorer
 from services.compute.runner.cuda.stream import DeviceStream
-from services.compute.sampling.device_sampler import DeviceSampler, Variant
+from services.compute.runner.uploads import MAX_PAGE_ENTRIES, packed_size
+from services.compute.sampling.device_sampler import DeviceSampler
+from services.compute.sampling.slots import Variant
 
 ROW_STEPS = ((8, 0), (64, 8), (256, 16), (512, 32), (1 << 30, 64))
 TOKEN_STEPS = ((128, 16), (512, 32), (1024, 64), (2048, 128), (4096, 256), (1 << 30, 512))
@@ -126,7 +127,7 @@ class StepMachine:
         self.inputs = StepInputs.make(sizes.max_tokens, sizes.max_rows, device, num_groups)
         self.resident = Resident.make(sizes.max_rows, max_pages, NUM_WORDS, device, num_groups)
         upload_ints = packed_size(
-            sizes.max_rows, sizes.max_tokens, MAX_PAGE_ENTRIES, sizes.max_rows, NUM_WORDS
+            sizes.max_rows, sizes.max_tokens, MAX_PAGE_ENTRIES, sizes.max_rows
         )
         self.packed = torch.zeros(upload_ints, dtype=torch.int32, device=device)
         self.entries = torch.zeros(

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from common.decoder_shape import ARCHITECTURES
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner.eager import EagerRunner
+from services.compute.runner.packing_runner import PackingRunner
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_scenarios import COUNT
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.models.family_models import (
@@ -57,9 +58,9 @@ WITH_WINDOWS = [name for name, family in FAMILIES.items() if family.window]
 
 
 @cache
-def runner_of(name: str, folder: Path) -> EagerRunner:
+def runner_of(name: str, folder: Path) -> PackingRunner:
     FAMILIES[name].save(random_model(name), folder)
-    return EagerRunner.load(folder, SETTINGS)
+    return load_on_cpu(folder, SETTINGS)
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +75,7 @@ def folder(name: str, folders: Path) -> Path:
     return folder
 
 
-def serve(runner: EagerRunner, spec: dict[str, Any] | None = None, **settings: Any) -> Server:
+def serve(runner: PackingRunner, spec: dict[str, Any] | None = None, **settings: Any) -> Server:
     """A runner that is driven a step ahead, as an asynchronous device would be."""
     return Server(
         Restricted(runner, overlaps=True, **(spec or {})), SETTINGS.model_copy(update=settings)
@@ -129,14 +130,14 @@ class TestFamily:
         (tmp_path / "config.json").unlink()
         older = older_config(raw, FAMILIES[name])
         (tmp_path / "config.json").write_text(json.dumps(older))
-        ask(serve(EagerRunner.load(tmp_path, SETTINGS)), name, SHORT)
+        ask(serve(load_on_cpu(tmp_path, SETTINGS)), name, SHORT)
 
     def test_no_further_off_in_bfloat16_than_transformers(self, name: str, tmp_path: Path) -> None:
         """From its own rounded weights in float32, by the logprobs of a prompt."""
         rounded = copy.deepcopy(random_model(name)).to(torch.bfloat16)
         FAMILIES[name].save(rounded, tmp_path)
         prompt, settings = ALL_PROMPTS[3], SETTINGS.model_copy(update={"dtype": "bfloat16"})
-        runner = EagerRunner.load(tmp_path, settings)
+        runner = load_on_cpu(tmp_path, settings)
         heard, _ = run_prompts(runner, [scored(0, prompt)], chunk=512)
         theirs_P = own_logprobs(rounded, prompt)
         exact_P = own_logprobs(rounded.float(), prompt)
@@ -161,7 +162,7 @@ def test_far_past_the_window(name: str, folder: Path, chunk: int) -> None:
 def test_the_longest_text_fits_a_small_cache_alone(name: str, folder: Path) -> None:
     runner_of(name, folder)
     small = SETTINGS.model_copy(update={"max_batched_token_mem": 100})
-    runner = EagerRunner.load(folder, small)
+    runner = load_on_cpu(folder, small)
     prompt = prompt_of(runner.spec().max_model_len - 4, 1)
     server = serve(runner)
     server.ask(0, prompt, replace(GREEDY, max_tokens=4))
@@ -195,7 +196,7 @@ def test_an_embedding_model_gives_the_embeddings_of_transformers(
     raw["architectures"] = [EMBEDDERS[name].architecture]
     (tmp_path / "config.json").write_text(json.dumps(raw))
     requests = [pooled(number, prompt) for number, prompt in enumerate(ALL_PROMPTS)]
-    heard, _ = run_prompts(EagerRunner.load(tmp_path, SETTINGS), requests, chunk)
+    heard, _ = run_prompts(load_on_cpu(tmp_path, SETTINGS), requests, chunk)
     for number, prompt in enumerate(ALL_PROMPTS):
         expected = expected_embedding(model, prompt, "last")
         assert np.allclose(heard[number].embedding, expected, rtol=1e-4, atol=1e-4)

@@ -17,7 +17,8 @@ from common.decoder_shape import ARCHITECTURES
 from common.errors import ModelError
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner.eager import EagerRunner
+from services.compute.runner.packing_runner import PackingRunner
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_server import Server
 from tests.unit.compute.models.family_models import (
     ALL_PROMPTS,
@@ -117,7 +118,7 @@ def test_a_field_is_obeyed_or_refused(name: str, changes: dict[str, Any], tmp_pa
     model = make_random(family.model(**changes))
     family.save(model, tmp_path)
     try:
-        runner = EagerRunner.load(tmp_path, SETTINGS)
+        runner = load_on_cpu(tmp_path, SETTINGS)
     except ModelError:
         return
     check(runner, model)
@@ -143,10 +144,10 @@ def test_fields_that_are_left_out_have_the_values_of_transformers(
     model.save_pretrained(tmp_path)
     raw = {"architectures": [family.name], "model_type": model.config.model_type, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    check(EagerRunner.load(tmp_path, SETTINGS), model)
+    check(load_on_cpu(tmp_path, SETTINGS), model)
 
 
-def check(runner: EagerRunner, model: PreTrainedModel) -> None:
+def check(runner: PackingRunner, model: PreTrainedModel) -> None:
     """It says what transformers says."""
     server = Server(runner, SETTINGS)
     server.ask(0, PROMPT, GREEDY)

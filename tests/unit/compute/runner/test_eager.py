@@ -12,8 +12,8 @@ import torch
 from common.decoder_shape import read_shape
 from common.errors import ConfigError, FatalError, ModelError
 from services.compute.config import ComputeSettings
-from services.compute.runner.eager import EagerRunner
 from services.compute.runner.model_loader import choose_threads
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.runner_promises import (
     PROMPT,
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load() -> Load:
     def make(folder: Path, **changes: object) -> HandScheduler:
         settings = SETTINGS.model_copy(update=changes)
-        return HandScheduler(EagerRunner.load(folder, settings), settings.page_tokens)
+        return HandScheduler(load_on_cpu(folder, settings), settings.page_tokens)
 
     return make
 
@@ -106,7 +106,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(
         exact = model(torch.tensor([prompt])).logits[0, -1]
         theirs = model.to(torch.bfloat16)(torch.tensor([prompt])).logits[0, -1].float()
     scale = exact.std()
-    our_error = (ticket.logits_SV[0] - exact).std() / scale
+    our_error = (ticket.launched.logits_SV[0] - exact).std() / scale
     their_error = (theirs - exact).std() / scale
     assert our_error < 1.6 * their_error
 
@@ -119,7 +119,7 @@ def test_an_error_of_the_device_ends_the_process(
     def fail(*_: object) -> None:
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(hand.runner._model, "logits", fail)
+    monkeypatch.setattr(hand.runner.executor._model, "logits", fail)
     with pytest.raises(FatalError, match="illegal memory access"):
         hand.step((hand.add(PROMPT), 3))
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from services.compute.config import ComputeSettings
-from services.compute.runner.eager import EagerRunner
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.runner_scenarios import (
     COUNT,
@@ -46,13 +46,13 @@ def expected(family: tuple[Path, PreTrainedModel, list[list[int]]]) -> list[list
 
 @pytest.fixture
 def hand(family: tuple[Path, PreTrainedModel, list[list[int]]]) -> HandScheduler:
-    return HandScheduler(EagerRunner.load(family[0], SETTINGS), PAGE_TOKENS)
+    return HandScheduler(load_on_cpu(family[0], SETTINGS), PAGE_TOKENS)
 
 
 def test_logits_are_those_of_transformers(hand: HandScheduler, family) -> None:
     sequences = [hand.add(prompt) for prompt in PROMPTS]
     (ticket, _) = hand.launch(*((s, len(s.prompt)) for s in sequences))
-    for row, prompt in zip(ticket.logits_SV, PROMPTS, strict=True):
+    for row, prompt in zip(ticket.launched.logits_SV, PROMPTS, strict=True):
         with torch.inference_mode():
             expected = family[1](torch.tensor([prompt])).logits[0, -1]
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)

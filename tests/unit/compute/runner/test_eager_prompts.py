@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from common.errors import ModelError
 from services.compute.config import ComputeSettings
 from services.compute.device import model_card
-from services.compute.runner.eager import EagerRunner
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.sampling import logprobs
 from services.compute.sampling.logprobs import score_prompt
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.prompt_run import (
     check_scores,
     expected_embedding,
@@ -46,7 +47,7 @@ FEW_PAGES = {"num_pages": 14, "max_model_len": 100, "num_host_pages": 0}
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_scores_are_those_of_transformers_in_every_family(variant: str, tmp_path: Path) -> None:
     model = make_model(variant)
-    runner = EagerRunner.load(save_model(model, tmp_path), SETTINGS)
+    runner = load_on_cpu(save_model(model, tmp_path), SETTINGS)
     requests = [scored(number, prompt, 5) for number, prompt in enumerate(PROMPTS)]
     heard, _ = run_prompts(runner, requests, chunk=33)
     for number, prompt in enumerate(PROMPTS):
@@ -54,10 +55,10 @@ def test_scores_are_those_of_transformers_in_every_family(variant: str, tmp_path
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[EagerRunner, PreTrainedModel]:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[PackingRunner, PreTrainedModel]:
     model = make_model("llama")
     folder = save_model(model, tmp_path_factory.mktemp("llama"))
-    return EagerRunner.load(folder, SETTINGS), model
+    return load_on_cpu(folder, SETTINGS), model
 
 
 @settings(max_examples=25, deadline=None)
@@ -68,7 +69,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[EagerRunner, PreTra
     scarce=st.booleans(),
 )
 def test_chunks_and_preemptions_do_not_change_them(
-    llama: tuple[EagerRunner, PreTrainedModel],
+    llama: tuple[PackingRunner, PreTrainedModel],
     chunk: int,
     num_top: int,
     in_flight: int,
@@ -109,7 +110,7 @@ def test_embeddings_are_those_of_transformers(variant: str, kind: str, tmp_path:
     model = make_model(variant)
     normalize = kind != "cls"
     folder = save_embedding_model(model, tmp_path, kind, normalize)
-    runner = EagerRunner.load(folder, SETTINGS)
+    runner = load_on_cpu(folder, SETTINGS)
     for chunk, spec in ((7, {}), (200, {}), (30, FEW_PAGES)):
         requests = [pooled(number, prompt) for number, prompt in enumerate(PROMPTS)]
         heard, _ = run_prompts(runner, requests, chunk, **spec)
@@ -126,7 +127,7 @@ def test_embeddings_are_the_same_beside_generation_and_after_preemption(
     model = make_model("qwen3")
     folder = save_embedding_model(model, tmp_path, kind)
     save_model(model, folder)
-    runner = EagerRunner.load(folder, SETTINGS)
+    runner = load_on_cpu(folder, SETTINGS)
     assert runner.spec().generates
     for num_host_pages in (0, 20):
         long = scored(50, PROMPTS[2], 0, 60)
@@ -142,7 +143,7 @@ def test_embeddings_are_the_same_beside_generation_and_after_preemption(
 
 def test_a_card_and_a_spec_say_how_a_model_pools(tmp_path: Path) -> None:
     folder = save_embedding_model(make_model("llama"), tmp_path, "mean")
-    spec = EagerRunner.load(folder, SETTINGS).spec()
+    spec = load_on_cpu(folder, SETTINGS).spec()
     assert (spec.pooling, spec.generates) == ("mean", False)
     from common.config import ModelSettings
 
@@ -153,4 +154,4 @@ def test_a_card_and_a_spec_say_how_a_model_pools(tmp_path: Path) -> None:
 def test_the_inside_of_a_model_alone_is_refused(tmp_path: Path) -> None:
     make_model("qwen3").base_model.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"Qwen3Model has no head .* no modules\.json"):
-        EagerRunner.load(tmp_path, SETTINGS)
+        load_on_cpu(tmp_path, SETTINGS)

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from common.messages.generate import Generate
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.runner.eager import EagerRunner
 from services.compute.scheduler.outputs import sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
+from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.generate_requests import generate_request
 from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 
@@ -48,7 +48,7 @@ def serve(
     settings = ComputeSettings(
         device="cpu", dtype="float32", page_tokens=8, max_num_seqs=8, num_threads=1, warmup=False
     ).model_copy(update=changes)
-    runner = EagerRunner.load(folder, settings)
+    runner = load_on_cpu(folder, settings)
     scheduler = Scheduler(
         runner.spec(),
         SchedulerSettings(max_num_seqs=8, max_prefill_tokens=24, in_flight_steps=in_flight),

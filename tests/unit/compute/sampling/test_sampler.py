@@ -15,6 +15,7 @@ from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.kernels.slot_words import MAX_TOP_LOGPROBS
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import SlotDelta, int32_array
+from tests.unit.compute.sampling_slots import take_slots
 
 VOCAB_SIZE = 1003
 PLAIN = SamplingParams(max_tokens=100, seed=1)
@@ -24,7 +25,8 @@ GREEDY = replace(PLAIN, temperature=0.0)
 def place(sampler: Sampler, slot: int, sampling: SamplingParams, **known: tuple[int, ...]) -> None:
     stop_ids = known.pop("stop_ids", ())
     ids = {name: int32_array(values) for name, values in known.items()}
-    sampler.place([SlotDelta(slot, 0, sampling, 0, stop_ids, **ids)])
+    vocab_size = sampler._penalties._vocab_size
+    take_slots(sampler, [SlotDelta(slot, 0, sampling, 0, stop_ids, **ids)], vocab_size)
 
 
 def sampler_of(*all_settings: SamplingParams, vocab_size: int = VOCAB_SIZE) -> Sampler:
@@ -135,7 +137,8 @@ def test_seed_choice_and_index_each_change_the_draw() -> None:
     draws = set()
     for seed in (1, 2):
         for choice in (0, 1):
-            sampler.place([SlotDelta(0, 0, replace(PLAIN, seed=seed), choice, ())])
+            delta = SlotDelta(0, 0, replace(PLAIN, seed=seed), choice, ())
+            take_slots(sampler, [delta], VOCAB_SIZE)
             draws |= {int(draw(sampler, flat, [0], [index]).tokens_S) for index in (0, 1)}
     assert len(draws) == 8
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from common.messages.sampling import GrammarSpec, SamplingParams
 from services.compute.sampling.sampler import Sampler
 from services.compute.step import SlotDelta, TokenMasks
+from tests.unit.compute.sampling_slots import take_slots
 from tests.unit.compute.token_masks import bits_of
 
 VOCAB_SIZE = 77
@@ -20,7 +21,8 @@ VOCAB_SIZE = 77
 
 def make_sampler(*settings: dict[str, Any]) -> Sampler:
     sampler = Sampler(len(settings), VOCAB_SIZE)
-    sampler.place(
+    take_slots(
+        sampler,
         [
             SlotDelta(
                 slot,
@@ -30,7 +32,8 @@ def make_sampler(*settings: dict[str, Any]) -> Sampler:
                 (),
             )
             for slot, fields in enumerate(settings)
-        ]
+        ],
+        VOCAB_SIZE,
     )
     return sampler
 

@@ -54,10 +54,10 @@ def test_a_prompt_whose_sample_is_void_goes_on_as_a_decode_row_of_its_last_token
     first = launch(loop, skipped=ALL)
     assert first.sample_index.tolist() == [0]
     second = launch(loop, skipped=ALL)
-    assert second.tokens.tolist() == [6]
+    assert second.tokens.tolist() == [DEVICE_TOKEN]
     assert (second.num_decode_rows, second.q_start.tolist()) == (1, [4])
     third = launch(loop)
-    assert third.tokens.tolist() == [6]
+    assert third.tokens.tolist() == [DEVICE_TOKEN]
     assert third.sample_index.tolist() == [0]
     fourth = launch(loop)
     assert fourth.tokens.tolist() == [DEVICE_TOKEN]
@@ -67,7 +67,7 @@ def test_a_prompt_whose_sample_is_void_goes_on_as_a_decode_row_of_its_last_token
     loop.check_finished()
 
 
-def test_a_decode_row_that_is_void_gets_its_token_from_the_host() -> None:
+def test_a_decode_row_that_is_void_decodes_the_token_again_that_the_device_has() -> None:
     loop = make_loop()
     loop.add(make_request(0, **STRUCTURED))
     loop.add(make_request(1))
@@ -76,7 +76,8 @@ def test_a_decode_row_that_is_void_gets_its_token_from_the_host() -> None:
     assert skipped.tokens.tolist() == [DEVICE_TOKEN, DEVICE_TOKEN]
     again = launch(loop)
     loop.hear()
-    assert again.tokens.tolist() == [loop.streams[0].tokens[0], DEVICE_TOKEN]
+    assert again.tokens.tolist() == [DEVICE_TOKEN, DEVICE_TOKEN]
+    assert (again.q_start - skipped.q_start).tolist() == [0, 1]
     assert again.sample_index.tolist() == [1, 2]
     loop.run()
     loop.check_finished()

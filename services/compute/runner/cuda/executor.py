@@ -1,0 +1,171 @@
+"""The CUDA executor: uploads as two graph launches, one copy before them and one after.
+
+It knows slots, pages and rows; requests, prefixes and queues are the scheduler's. Nothing here
+waits for the device but `result`.
+
+Shape legend: S samples, W words of a result.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.compute.kernels.step_buffers import (
+    HEADER_INTS,
+    NUM_DECODE_ROWS,
+    NUM_ROWS,
+    NUM_SAMPLES,
+    NUM_TOKENS,
+)
+from services.compute.layers.paged_cache import PagedCache
+from services.compute.runner.cuda.pooler import Pooled
+from services.compute.runner.cuda.prompt_scorer import Scored
+from services.compute.runner.cuda.staging import Results, Staging
+from services.compute.runner.cuda.step_machine import StepMachine
+from services.compute.runner.cuda.stream import DeviceClock, DeviceStream, Mark
+from services.compute.runner.device_errors import fatal_if_the_device_fails
+from services.compute.runner.executor import PagePairs, UploadKind
+from services.compute.runner.protocol import RunnerSpec
+from services.compute.runner.uploads import NUM_POOLS, NUM_SCORES, VARIANT, StepUpload, step_id_of
+from services.compute.sampling.slots import Variant
+from services.compute.step import Float32Array, Int32Array, RowScores, StepResult
+
+NO_RESULT: Int32Array = np.zeros((0, 2), dtype=np.int32)
+
+
+@dataclass(slots=True)
+class CudaTicket:
+    """A launched step: its header, and where and when its tokens can be read."""
+
+    header: list[int]
+    begin: Mark
+    upload: int = 0
+    entries_upload: int = 0
+    mask_upload: int = 0
+    scored: Scored | None = None
+    pooled: Pooled | None = None
+    end: Mark | None = None
+    result_SW: Int32Array | None = None  # holds the result once `end` has passed
+
+
+class CudaExecutor:
+    """Executes uploads one after the other in the order given."""
+
+    def __init__(
+        self, machine: StepMachine, cache: PagedCache, spec: RunnerSpec, stream: DeviceStream
+    ) -> None:
+        self._machine = machine
+        self._cache = cache
+        self._spec = spec
+        self._stream = stream
+        self._clock = DeviceClock()
+        pinned = machine.packed.device.type == "cuda"
+        num_buffers, wait = machine.sizes.num_buffers, stream.synchronize
+        self._steps = Staging(machine.packed, num_buffers, wait)
+        self._entries = Staging(machine.entries, num_buffers, wait)
+        self._masks = Staging(machine.sampler.masks.packed, num_buffers, wait)
+        self._stagings = {
+            UploadKind.ENTRIES: self._entries,
+            UploadKind.STEP: self._steps,
+            UploadKind.MASKS: self._masks,
+        }
+        self._results = Results(num_buffers, machine.max_result_ints, pinned)
+        self._begin: Mark | None = None  # of a step whose entries went before it
+        self._entries_upload = 0
+
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def buffer(self, kind: UploadKind) -> Int32Array:
+        return self._stagings[kind].buffer()
+
+    @fatal_if_the_device_fails
+    @torch.inference_mode()
+    def enter(self, num_ints: int) -> None:
+        self._begin = self._begin or self._stream.mark()
+        self._entries_upload = self._entries.upload(num_ints)
+        self._machine.enter()
+
+    @fatal_if_the_device_fails
+    @torch.inference_mode()
+    def forward(self, num_ints: int) -> CudaTicket:
+        """Raises ValueError for prompts that cannot be scored, once the step is launched."""
+        ints = self._steps.buffer()[:num_ints]
+        header = ints[:HEADER_INTS].tolist()
+        # A step begins with the first work that the device gets for it.
+        ticket = CudaTicket(header, self._begin or self._stream.mark())
+        ticket.entries_upload, self._begin = self._entries_upload, None
+        ticket.upload = self._steps.upload(num_ints)
+        if not header[NUM_ROWS]:
+            self._machine.apply()
+            return ticket
+        only_decodes = header[NUM_DECODE_ROWS] == header[NUM_ROWS]
+        self._machine.forward(header[NUM_TOKENS], only_decodes)
+        if header[NUM_SCORES]:
+            ticket.scored = self._machine.scorer.start(StepUpload.read(ints))
+        if header[NUM_POOLS] and self._machine.pooler is not None:
+            ticket.pooled = self._machine.pooler.start(StepUpload.read(ints))
+        return ticket
+
+    @fatal_if_the_device_fails
+    @torch.inference_mode()
+    def sample(self, ticket: CudaTicket, num_ints: int) -> CudaTicket:
+        """Launch the draws and their way to the host."""
+        num_samples = ticket.header[NUM_SAMPLES]
+        if num_samples:
+            if num_ints:
+                ticket.mask_upload = self._masks.upload(num_ints)
+            result_SW = self._machine.sample(Variant(ticket.header[VARIANT]), num_samples)
+            ticket.result_SW = self._results.copy(result_SW)
+        else:
+            ticket.result_SW = NO_RESULT
+        ticket.end = self._stream.mark()
+        return ticket
+
+    @fatal_if_the_device_fails
+    def result(self, ticket: CudaTicket) -> StepResult:
+        step_id = step_id_of(ticket.header)
+        if ticket.end is None or ticket.result_SW is None:
+            raise RuntimeError(f"step {step_id} has not been sampled")
+        waited = not ticket.end.query()
+        ticket.end.synchronize()
+        self._steps.done(ticket.upload)
+        self._entries.done(ticket.entries_upload)
+        self._masks.done(ticket.mask_upload)
+        start_s, end_s = self._clock.times_of(ticket.begin, ticket.end, time.monotonic(), waited)
+        tokens, finite, logprobs = self._machine.sampler.unpack(ticket.result_SW)
+        scores: dict[int, RowScores] = {}
+        if ticket.scored is not None:
+            scores = self._machine.scorer.take(ticket.scored)
+        embeddings: dict[int, Float32Array] = {}
+        if ticket.pooled is not None and self._machine.pooler is not None:
+            embeddings = self._machine.pooler.take(ticket.pooled)
+        return StepResult(
+            step_id=step_id,
+            tokens=tokens[:, None],
+            n_valid=finite.astype(np.int32),
+            nonfinite=~finite,
+            logprobs=logprobs,
+            device_start_s=start_s,
+            device_end_s=end_s,
+            scores=scores,
+            embeddings=embeddings,
+        )
+
+    def ready(self, ticket: CudaTicket) -> bool:
+        return ticket.end is not None and ticket.end.query()
+
+    @fatal_if_the_device_fails
+    @torch.inference_mode()
+    def swap(self, out: PagePairs, into: PagePairs) -> None:
+        if out or into:
+            self._begin = self._begin or self._stream.mark()
+            self._cache.swap_out(out)
+            self._cache.swap_in(into)
+
+    def close(self) -> None:
+        self._stream.synchronize()

@@ -1,0 +1,117 @@
+"""The runner of plans over an executor of uploads: everything that a step needs is packed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from services.compute.kernels.slot_entries import entries_that_fit, pack_entries
+from services.compute.kernels.slot_words import mask_words
+from services.compute.runner.device_errors import place_all
+from services.compute.runner.executor import Executor, UploadKind
+from services.compute.runner.protocol import RunnerSpec, check_tokens
+from services.compute.runner.uploads import (
+    MAX_PAGE_ENTRIES,
+    NO_SLOT_ROWS,
+    StepPacker,
+    pack_masks,
+    split,
+    without_rows,
+)
+from services.compute.sampling.slots import slots_of
+from services.compute.step import Int32Array, SlotDelta, StepPlan, StepResult, TokenMasks
+
+
+class Ticket:
+    """A step on its way: its plan, and the executor's own ticket."""
+
+    __slots__ = ("launched", "plan")
+
+    def __init__(self, plan: StepPlan, launched: Any) -> None:
+        self.plan = plan
+        self.launched = launched
+
+
+class PackingRunner:
+    """Packs each plan and hands the bytes to the executor, here or, through it, elsewhere."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self._spec = executor.spec()
+        self._packer = StepPacker(self._spec.max_num_seqs)
+
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def forward(self, plan: StepPlan) -> Ticket:
+        """Pack and launch transfers, deltas and the forward pass.
+
+        Raises ValueError for a token id outside the vocabulary, once the deltas are applied.
+        """
+        slot_rows = self._place(plan.slots) if plan.slots else NO_SLOT_ROWS
+        self.executor.swap(plan.swap_out, plan.swap_in)
+        try:
+            check_tokens(plan, self._spec.vocab_size)
+        except ValueError:
+            for part in split(without_rows(plan), MAX_PAGE_ENTRIES):
+                self._launch(part, slot_rows)
+            raise
+        *parts, step = split(plan, MAX_PAGE_ENTRIES)
+        for part in parts:
+            self._launch(part, NO_SLOT_ROWS)
+        return Ticket(plan, self._launch(step, slot_rows))
+
+    def sample(self, ticket: Ticket, masks: TokenMasks | None = None) -> Ticket:
+        """Launch the draws and their way to the host.
+
+        Raises ValueError where a structured sample is neither masked nor skipped.
+        """
+        plan, num_ints = ticket.plan, 0
+        if plan.structured:
+            num_ints = self._pack_masks(plan, masks)
+        ticket.launched = self.executor.sample(ticket.launched, num_ints)
+        return ticket
+
+    def result(self, ticket: Ticket) -> StepResult:
+        return self.executor.result(ticket.launched)
+
+    def ready(self, ticket: Ticket) -> bool:
+        return self.executor.ready(ticket.launched)
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def _launch(self, plan: StepPlan, slot_rows: Int32Array) -> Any:
+        packer, executor = self._packer, self.executor
+        num_ints = packer.pack(plan, slot_rows, executor.buffer(UploadKind.STEP))
+        try:
+            return executor.forward(num_ints)
+        except BaseException:
+            packer.forget_rows()
+            raise
+
+    def _place(self, deltas: Sequence[SlotDelta]) -> Int32Array:
+        """Send what new sequences bring; return their slot rows [N, 1+W]."""
+        placed = place_all(partial(slots_of, vocab_size=self._spec.vocab_size), deltas)
+        entries = [entry for _, brought in placed for entry in brought]
+        buffer = self.executor.buffer
+        if entries:
+            room = len(buffer(UploadKind.ENTRIES))
+            for part in entries_that_fit(entries, room):
+                self.executor.enter(pack_entries(part, buffer(UploadKind.ENTRIES)))
+        return np.concatenate([rows for rows, _ in placed])
+
+    def _pack_masks(self, plan: StepPlan, masks: TokenMasks | None) -> int:
+        missing = set(plan.structured)
+        if masks is not None:
+            missing.difference_update(masks.samples.tolist(), masks.skipped)
+        if masks is None or missing:
+            raise ValueError(
+                f"step {plan.step_id}: no mask for structured samples {sorted(missing)}"
+            )
+        buffer = self.executor.buffer(UploadKind.MASKS)
+        spec = self._spec
+        return pack_masks(masks, spec.max_num_seqs, mask_words(spec.vocab_size), buffer)
