@@ -95,6 +95,7 @@ class Recorder:
         self.normed_inputs: list[NormedInput] = []
         self._takes_norms, self._can_gate = takes_norms, can_gate
         self.fused = self
+        self.norms_behind = False
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         assert x_TI.data_ptr() != out_TO.data_ptr()
@@ -107,7 +108,8 @@ class Recorder:
     def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
         self.log.append(f"gated {activation}")
 
-    def can_norm(self, num_tokens: int) -> bool:
+    def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
+        self.norms_behind = norms_behind
         return self._takes_norms
 
     def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor) -> None:
@@ -170,6 +172,7 @@ def run(
         product=recorder,
         ropes=ropes,
         pdl=False,
+        norms_behind=decoder.layers[-1].last[0] is not None,
     )
     table, slots = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(MAX_TOKENS, dtype=torch.int64)
     caches = [LayerCache(torch.zeros(2, 2, 2, 16, 8), table, slots) for _ in decoder.layers]
@@ -254,6 +257,19 @@ def test_norms_behind_the_parts_are_in_the_launch_of_the_next_norm(
         behind += [layer.mixer.behind, layer.feed_forward.behind]
     assert [normed.post for normed in recorder.normed_inputs] == [None, *behind[:-1]]
     assert (hidden.behind, hidden.scale) == decoder.layers[-1].last == (behind[-1], 1.0)
+
+
+def test_products_are_asked_whether_they_take_norms_behind_the_parts_too(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    for name, behind in (("LlamaForCausalLM", False), ("Gemma3ForCausalLM", True)):
+        recorder = Recorder(takes_norms=False, can_gate=True)
+        hidden, stream = run(decoder_of(name), 1, recorder, patched)
+        assert recorder.norms_behind is behind
+        mixer = ["product", "rotate", "attend", "product"]
+        layer = ["add norm", *mixer, "add norm", recorder.log[7], "product"]
+        assert recorder.log == ["plan", "norm", *(layer * LAYERS)[1:]]
+        assert hidden.x_TE.data_ptr() == stream.x_TE.data_ptr()  # nothing to copy at the end
 
 
 def test_a_scale_of_what_is_added_is_in_the_launch_of_the_next_norm(

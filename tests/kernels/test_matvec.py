@@ -13,6 +13,7 @@ from torch import Tensor
 from services.compute.kernels.matmul import linear_reference
 from services.compute.kernels.matvec import (
     NormedInput,
+    gate_up,
     matvec,
     norm_gate_up,
     norm_gate_up_reference,
@@ -172,6 +173,22 @@ def test_norm_gate_up_pairs_each_gate_with_its_up_row(
         assert error(out, expected) < BOUNDS[dtype] * squared, (num_gates, num_in)
 
 
+@pytest.mark.parametrize("config", [None, WALKING])
+def test_gate_up_is_norm_gate_up_of_an_input_that_is_normed(
+    device: torch.device, config: MatvecConfig | None
+) -> None:
+    for seed, (num_gates, num_in) in enumerate(SHAPES):
+        inputs = Inputs(seed, torch.float16, device)
+        x, weight = inputs.draw(1, num_in), inputs.weight(2 * num_gates, num_in)
+        out = inputs.poisoned(1, num_gates)
+        gate_up(x, weight, out, "gelu_tanh", config=config)
+        both = torch.empty(1, 2 * num_gates, dtype=torch.float64)
+        linear_reference(*doubles(x, weight, None), both)
+        gate, up = both.chunk(2, dim=1)
+        expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        assert error(out, expected) < BOUNDS[torch.float16], (num_gates, num_in)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_norm_rounds_where_the_separate_kernels_round(
     device: torch.device, dtype: torch.dtype
@@ -241,7 +258,9 @@ def test_a_chain_under_dependent_launch_computes_the_same_bits(
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("num_in", [64, 896, 2048, 3072, 4096, 5120, 8192, 14336, 28672])
+@pytest.mark.parametrize(
+    "num_in", [64, 896, 2048, 2560, 3072, 4096, 5120, 8192, 10240, 14336, 28672]
+)
 def test_constants_fit_the_multiprocessor(num_in: int, itemsize: int) -> None:
     for num_out in (128, 2048, 4096, 6144, 28672, 128256):
         for make, tiles in (
@@ -258,3 +277,11 @@ def test_constants_fit_the_multiprocessor(num_in: int, itemsize: int) -> None:
             staged = (config.num_stages - 1) * block_bytes
             assert resident * (staged + 1024) <= SHARED_BYTES, (make, num_out)
             assert block_bytes // (32 * config.num_warps) <= 512, (make, num_out)
+
+
+def test_rows_that_fill_half_of_their_padding_have_half_as_many_warps_and_twice_the_rows() -> None:
+    shapes = ((4096, 4096), (4096, 2560), (2560, 2048), (2560, 10240), (4096, 3584))
+    found = [matvec_config(num_out, num_in, 2) for num_out, num_in in shapes]
+    assert [(config.rows, config.num_warps) for config in found] == [
+        (1, 8), (2, 4), (2, 4), (1, 8), (1, 8)
+    ]  # fmt: skip

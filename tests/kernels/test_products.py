@@ -68,19 +68,22 @@ def test_gates_and_ups_are_one_launch_with_few_rows_of_short_weights_without_bia
         assert not product.can_gate(num_rows, Linear(weight.to(dtype), bias.to(dtype)))
         assert not product.can_gate(num_rows, Linear(weight))
         assert not ProductByRows(None).can_gate(num_rows, Linear(weight.to(dtype)))
-    for num_rows in (1, 65):
-        assert not product.can_gate(num_rows, Linear(weight.half()))
+    assert not product.can_gate(65, Linear(weight.half()))
+    for by_rows in (product, ProductByRows(None)):  # one row has a kernel of its own
+        assert by_rows.can_gate(1, Linear(weight.half())) and by_rows.can_gate(1, Linear(weight))
+        assert not by_rows.can_gate(1, Linear(weight, bias))
 
 
-def test_a_norm_is_in_the_launch_of_one_row_unless_all_rows_are_to_be_alike(
+def test_a_norm_is_in_the_launch_of_one_row_unless_there_are_two_or_all_rows_are_to_be_alike(
     device: torch.device,
 ) -> None:
     for product in (ProductByRows(SkinnyWork.make(512, device)), ProductByRows(None)):
-        assert [n for n in range(70) if product.can_norm(n)] == [1]
+        assert [n for n in range(70) if product.can_norm(n, norms_behind=False)] == [1]
+        assert not any(product.can_norm(n, norms_behind=True) for n in range(70))
     assert InvariantProduct().fused is None
 
 
-@pytest.mark.parametrize("num_rows", [2, 64])
+@pytest.mark.parametrize("num_rows", [1, 2, 64])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gates_and_ups_in_one_launch(device: torch.device, num_rows: int, activation: str) -> None:
     x, weight, _ = draw(device, torch.float16, num_rows, 512, 64)

@@ -40,6 +40,10 @@ from services.compute.kernels.step_buffers import (
 
 MAX_MERGE_CHUNKS = 64
 
+EARLY_WIDTH = 129
+"""From heads of this width on, the attention of one row lets the next kernel start with it: it
+waits for memory more than it reads, and the products behind it ask for their weights meanwhile."""
+
 
 @triton.jit(do_not_specialize=["window"])
 def _decode_kernel(
@@ -71,7 +75,10 @@ def _decode_kernel(
     MERGE_S: tl.constexpr,
     WIDEN: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0)  # fastest: all heads of a page are read at about the same time
     item = tl.program_id(1)
     # Everything about the item lies in one sector and is asked for together with the count. Were
@@ -144,7 +151,7 @@ def _decode_kernel(
         top_G = new_top_G
         next_N = position_N + BLOCK_N
         page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
-    if PDL:
+    if PDL and not EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     sum_G = tl.sum(sum_GN, axis=1)
 
@@ -228,6 +235,8 @@ def decode_attention(
     scale_log2, cap_log2 = score_scale(scale, softcap)
     block_dim = padded(head_dim)
     merge_group = triton.next_power_of_2(group)
+    early = num_rows == 1 and head_dim >= EARLY_WIDTH
+    launch = dependent_launch(pdl, q_THD)
     merge_elements = tiling.merge_registers * 32 * tiling.num_warps
     _decode_kernel[(kv_heads, work.item_limit(num_rows))](
         q_THD,
@@ -259,7 +268,8 @@ def decode_attention(
         WIDEN=q_THD.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
-        **dependent_launch(pdl, q_THD),
+        EARLY=early and launch["PDL"],
+        **launch,
     )
 
 

@@ -164,6 +164,8 @@ def _matvec_kernel(
         rows = program * ROWS + tl.arange(0, ROWS)
         safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
         prefetch_rows(w_ptr, safe * NUM_IN, 0, NUM_IN, PREFETCH_LINES)
+        if ACTIVATION is not None:
+            prefetch_rows(w_ptr, (safe + NUM_OUT) * NUM_IN, 0, NUM_IN, PREFETCH_LINES)
         _wait_for_inputs(PDL)
     for block in tl.range(program, (NUM_OUT + ROWS - 1) // ROWS, PROGRAMS, num_stages=STAGES):
         rows = block * ROWS + tl.arange(0, ROWS)
@@ -225,6 +227,20 @@ def norm_matvec(
 ) -> None:
     """The product with a normed input, else as `matvec`."""
     _launch(normed, weight_OE, bias_O, out_TO, config, pdl)
+
+
+def gate_up(
+    x_TE: Tensor,
+    weight_2F_E: Tensor,
+    out_TF: Tensor,
+    activation: Activation,
+    *,
+    config: MatvecConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """As `norm_gate_up`, for an input that is normed already."""
+    plain = NormedInput(x_TE, None, None, None)
+    _launch(plain, weight_2F_E, None, out_TF, config, pdl, activation)
 
 
 def norm_gate_up(

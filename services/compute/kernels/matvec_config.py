@@ -21,7 +21,9 @@ SHARED_BYTES = 227 << 10
 
 SMALL_ROW_BYTES = 4 << 10
 WIDE_ROW_BYTES = 8 << 10
-PLAIN_TILE_BYTES = 8 << 10
+PLAIN_TILE_BYTES = 10 << 10
+"""Without padding: two rows of 2,560."""
+
 MAX_ROWS = 8
 MAX_WARPS = 8
 
@@ -36,6 +38,8 @@ LONG_TILE_BYTES = 32 << 10
 LONG_ROWS = 4
 
 LINE_BYTES = 128
+LOAD_BYTES = 16
+"""Of a thread at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,8 @@ def matvec_config(num_out: int, num_in: int, itemsize: int, normed: bool = False
     if normed:
         rows = 8 if row_bytes <= SMALL_ROW_BYTES else 2
         return MatvecConfig(_spread(rows, num_out), _few_warps(row_bytes))
-    rows = min(MAX_ROWS, max(1, PLAIN_TILE_BYTES // row_bytes))
-    return MatvecConfig(_spread(rows, num_out), _warps(row_bytes))
+    rows = min(MAX_ROWS, _power_of_two(PLAIN_TILE_BYTES // (num_in * itemsize)))
+    return MatvecConfig(_spread(rows, num_out), _busy(_warps(row_bytes), num_in * itemsize))
 
 
 def gate_up_config(num_gates: int, num_in: int, itemsize: int) -> MatvecConfig:
@@ -77,6 +81,17 @@ def prefetch_lines(num_in: int, itemsize: int) -> int:
 def _warps(row_bytes: int) -> int:
     most = MAX_WARPS if row_bytes <= 4 * WIDE_ROW_BYTES else 2 * MAX_WARPS
     return max(1, min(most, row_bytes // WARP_BYTES))
+
+
+def _busy(num_warps: int, num_bytes: int) -> int:
+    """Half as many where a row ends early in their second loads: most of them would have none."""
+    turn_bytes = 32 * LOAD_BYTES * num_warps
+    return num_warps // 2 if turn_bytes < num_bytes < turn_bytes * 3 // 2 else num_warps
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is no larger, 1 at least."""
+    return 1 << max(0, number.bit_length() - 1)
 
 
 def _few_warps(row_bytes: int) -> int:

@@ -4,7 +4,8 @@ The arithmetic of eager_step.py in eight or nine launches a layer: norms take th
 with them; head norms, rotation and the cache write are one; so are SiLU and the product with up,
 and with few rows the products before them. One token takes six: norm and qkv, rotation and cache
 write, attention, out, norm with gate, up and SiLU, down. A product takes 3 to 55 us there, and each
-launch that is left out saves 1.6 and a gap (benchmarks/results/gpu_kernels.md).
+launch that is left out saves 1.6 and a gap (benchmarks/results/gpu_kernels.md). Models with norms
+behind their parts, too, take eight: both norms and the addition are one before each part.
 
 Shape legend: T tokens (the bucket), E hidden width, F inner width of the MLP, H query heads,
 K kv heads, D head width, C = (H + 2K) * D, N pages, P positions in a page, J = D / 2.
@@ -94,6 +95,7 @@ class KernelDevice:
     product: Product
     ropes: Mapping[RopeSpec, RotaryTables]
     pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
+    norms_behind: bool = False  # of parts, beside those before them
 
 
 class KernelStep:
@@ -112,7 +114,8 @@ class KernelStep:
         self._attention = attention
         fused = device.product.fused
         # takes norms into its launches; None: they are launched by themselves
-        self._row = fused if fused is not None and fused.can_norm(num_tokens) else None
+        takes_norms = fused is not None and fused.can_norm(num_tokens, device.norms_behind)
+        self._row = fused if takes_norms else None
 
     def embed(self, embedding: Embedding) -> Hidden:
         stream, num_tokens = self._device.stream, self._num_tokens

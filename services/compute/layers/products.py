@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.matmul import matmul
-from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up, norm_matvec
+from services.compute.kernels.matvec import (
+    NormedInput,
+    gate_up,
+    matvec,
+    norm_gate_up,
+    norm_matvec,
+)
 from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
 from services.compute.kernels.skinny_matmul_config import MAX_TOKENS, SkinnyWork
 from services.compute.layers.parts import Activation
@@ -46,8 +52,9 @@ class FusedProduct(Protocol):
         self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor, /
     ) -> None: ...
 
-    def can_norm(self, num_tokens: int) -> bool:
-        """Whether a product takes the norm of its input into its launch."""
+    def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
+        """Whether a product takes the norm of its input into its launch, where parts have norms
+        behind them, too, or have none."""
         ...
 
     def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor, /) -> None: ...
@@ -117,13 +124,20 @@ class ProductByRows:
             cublas(x_TI, linear, out_TO)
 
     def can_gate(self, num_tokens: int, linear: Linear) -> bool:
-        return linear.bias_O is None and self._suits(num_tokens, linear.weight_OI)
+        has_kernel = num_tokens == 1 or self._suits(num_tokens, linear.weight_OI)
+        return linear.bias_O is None and has_kernel
 
     def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
-        skinny_gate_up(x_TI, linear.weight_OI, out_TF, activation, pdl=self.pdl)
+        if x_TI.shape[0] == 1:
+            gate_up(x_TI, linear.weight_OI, out_TF, activation, pdl=self.row_pdl)
+        else:
+            skinny_gate_up(x_TI, linear.weight_OI, out_TF, activation, pdl=self.pdl)
 
-    def can_norm(self, num_tokens: int) -> bool:
-        return num_tokens == 1
+    def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
+        # Every program of the product would do both norms: at Gemma 3's 2,560 inputs that is as
+        # many instructions as the product, and two sums more to wait for while few bytes are asked
+        # for. A launch of its own does them once, while the product's programs ask for weights.
+        return num_tokens == 1 and not norms_behind
 
     def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor) -> None:
         norm_matvec(normed, linear.weight_OI, linear.bias_O, out_TO, pdl=self.row_pdl)

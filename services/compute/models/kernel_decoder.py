@@ -51,6 +51,7 @@ class KernelDecoder:
             product=product,
             ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},
             pdl=pdl,
+            norms_behind=decoder.layers[-1].last[0] is not None,
         )
         self._sampled_SE = torch.zeros(max_samples, shape.hidden_size, dtype=dtype, device=device)
         self.logits_SV = torch.zeros(max_samples, shape.vocab_size, device=device)
