@@ -39,6 +39,8 @@ class Model:
     qkv: int
     inner: int
     vocabulary: int
+    mixed: int = 0  # of the heads together, where it is not the width
+    norms_behind: bool = False  # of parts, beside those before them
 
 
 MODELS = (
@@ -46,7 +48,15 @@ MODELS = (
     Model("1B", width=2048, qkv=3072, inner=8192, vocabulary=128256),
     Model("Qwen2.5-7B", width=3584, qkv=4608, inner=18944, vocabulary=152064),
     Model("Phi-4", width=5120, qkv=7680, inner=17920, vocabulary=100352),
-    Model("Gemma-3-4B", width=2560, qkv=4096, inner=10240, vocabulary=262208),
+    Model(
+        "Gemma-3-4B",
+        width=2560,
+        qkv=4096,
+        inner=10240,
+        vocabulary=262208,
+        mixed=2048,
+        norms_behind=True,
+    ),
 )
 
 
@@ -73,7 +83,7 @@ def cases() -> Iterator[Case]:
 def _maps(model: Model) -> Iterator[Case]:
     width, inner = model.width, model.inner
     yield from _normed(f"{model.name} qkv", model.qkv, width)
-    yield from _plain(f"{model.name} o", width, width)
+    yield from _plain(f"{model.name} o", width, model.mixed or width)
     yield from _gated(f"{model.name} gate/up", inner, width)
     yield from _plain(f"{model.name} down", width, inner)
     yield from _plain(f"{model.name} head", model.vocabulary, width)
@@ -138,14 +148,15 @@ class Layer:
 
     def __init__(self, model: Model) -> None:
         width, inner = model.width, model.inner
-        self.qkv, self.out = draw(model.qkv, width), draw(width, width)
+        mixed = model.mixed or width
+        self.qkv, self.out = draw(model.qkv, width), draw(width, mixed)
         self.gate_up, self.down = draw(2 * inner, width), draw(width, inner)
         self.norm = torch.ones(width, device="cuda", dtype=torch.bfloat16)
         self.x, self.delta, self.sum = (draw(1, width).mul_(0.1) for _ in range(3))
         self.normed = torch.empty_like(self.x)
         self.mixed = draw(1, model.qkv)
         self.wide, self.gated = draw(1, 2 * inner), draw(1, inner)
-        self.heads = self.mixed[:, :width]
+        self.heads = self.mixed[:, :mixed]
 
     @property
     def num_bytes(self) -> float:
@@ -155,7 +166,7 @@ class Layer:
         """cuBLAS and torch's own norm, additions and gate."""
         width = self.norm.shape
         mixed = F.linear(F.rms_norm(self.x, width, self.norm, EPS), self.qkv)
-        self.x.add_(F.linear(mixed[:, : width[0]], self.out))
+        self.x.add_(F.linear(mixed[:, : self.out.shape[1]], self.out))
         wide = F.linear(F.rms_norm(self.x, width, self.norm, EPS), self.gate_up)
         gate, up = wide.chunk(2, dim=-1)
         self.x.add_(F.linear(F.silu(gate).mul_(up), self.down))

@@ -1,7 +1,8 @@
 """`python -m benchmarks.kernels matvec_sweep`: the constants of the matrix-vector kernels.
 
-Times every sensible cut of each map of Llama-3.1-8B and 3.2-1B, then the best few under dependent
-launch, and prints a table, from which config.py's constants are. A
+Times sensible cuts of each map of Llama-3.1-8B and 3.2-1B, then the best few under dependent
+launch, and prints a table, from which config.py's constants are; benchmarks.gpu_tune does so for
+other models. A
 pool of processes compiles first, into Triton's cache on disk: some 500 kernels, half a second each.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -20,8 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
-from benchmarks.kernels.matvec import EPS, MODELS, cold_weights, draw
-from services.compute.kernels.matvec import NormedInput, matvec, norm_gate_up, norm_matvec
+from benchmarks.kernels.matvec import EPS, MODELS, Model, cold_weights, draw
+from services.compute.kernels.matvec import (
+    NormedInput,
+    gate_up,
+    matvec,
+    norm_gate_up,
+    norm_matvec,
+)
 from services.compute.kernels.matvec_config import (
     MatvecConfig,
     gate_up_config,
@@ -33,7 +40,8 @@ from services.compute.layers.weighted_layers import Norm
 NUM_SMS = 132
 SHARED_BYTES = 220 << 10
 IN_FLIGHT = (40 << 10, 216 << 10)  # bytes for each multiprocessor, fewest and most
-MOST_CUTS = 28
+MOST_CUTS = 20
+THREAD_BYTES = (32, 320)  # of weights, fewest and most, without padding
 LONG_OUTPUTS = 50_000
 NUM_BEST = 6
 BUDGET_S = 60.0
@@ -42,12 +50,13 @@ CALLS, REPLAYS = 20, 6
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """One linear map: `kind` says which kernel."""
+    """One linear map: `kind` says which kernel: plain, gated, norm or norm gated."""
 
     name: str
     kind: str
     num_out: int
     num_in: int
+    norms_behind: bool = False
 
     @property
     def num_bytes(self) -> float:
@@ -55,11 +64,11 @@ class Map:
 
     @property
     def tiles(self) -> int:
-        return 2 if self.kind == "gate_up" else 1
+        return 2 if self.kind.endswith("gated") else 1
 
     @property
     def default(self) -> MatvecConfig:
-        if self.kind == "gate_up":
+        if self.tiles == 2:
             return gate_up_config(self.num_out // 2, self.num_in, 2)
         is_normed = self.kind == "norm"
         return matvec_config(self.num_out, self.num_in, 2, is_normed)
@@ -74,18 +83,20 @@ class Job:
     pdl: bool = False
 
 
-def maps() -> list[Map]:
-    """The maps that share no constants."""
-    found = []
-    for model in MODELS:
-        found += [
-            Map(f"{model.name} qkv", "norm", model.qkv, model.width),
-            Map(f"{model.name} o", "plain", model.width, model.width),
-            Map(f"{model.name} gate/up", "gate_up", 2 * model.inner, model.width),
-            Map(f"{model.name} down", "plain", model.width, model.inner),
-            Map(f"{model.name} head", "plain", model.vocabulary, model.width),
-        ]
-    return found
+def maps(model: Model) -> list[Map]:
+    """The maps that share no constants; with norms behind parts, with norms and without."""
+    width, behind = model.width, model.norms_behind
+    found = [
+        Map("qkv", "norm", model.qkv, width, behind),
+        Map("o", "plain", width, model.mixed or width),
+        Map("gate/up", "norm gated", 2 * model.inner, width, behind),
+        Map("down", "plain", width, model.inner),
+        Map("head", "plain", model.vocabulary, width),
+    ]
+    if behind:
+        found.append(Map("qkv", "plain", model.qkv, width))
+        found.append(Map("gate/up", "gated", 2 * model.inner, width))
+    return [replace(m, name=f"{model.name} {m.name}") for m in found]
 
 
 def cuts(m: Map) -> list[MatvecConfig]:
@@ -102,15 +113,16 @@ def _thinned(found: list[MatvecConfig], most: int) -> list[MatvecConfig]:
 def _cuts(m: Map) -> list[MatvecConfig]:
     row_bytes = 2 * padded(m.num_in) * m.tiles
     outputs = m.num_out // m.tiles
+    fewest, most = THREAD_BYTES
     found, whole = [], []
     for rows in (1, 2, 4, 8, 16):
         tile = rows * row_bytes
-        for warps in (4, 8, 16):
-            if not 32 <= tile // (32 * warps) <= 256 or row_bytes // m.tiles // (32 * warps) > 128:
+        for warps in (2, 4, 8, 16):
+            if not fewest <= rows * m.tiles * 2 * m.num_in // (32 * warps) <= most:
                 continue
             if 32 * warps * 16 > row_bytes // m.tiles * 2:
                 continue
-            if outputs // rows <= NUM_SMS * 64 // warps * 4:
+            if outputs // rows <= NUM_SMS * 64 // warps * 8:
                 whole.append(MatvecConfig(rows, warps))
             for per_sm in (1, 2, 3, 4, 6, 8):
                 for stages in (2, 3, 4, 6):
@@ -127,7 +139,11 @@ def _cuts(m: Map) -> list[MatvecConfig]:
 def _rows_of(m: Map) -> tuple[NormedInput, Tensor]:
     x, delta = draw(1, m.num_in), draw(1, m.num_in)
     out = torch.empty(1, m.num_out // m.tiles, device="cuda", dtype=x.dtype)
-    return NormedInput(x, delta, Norm(draw(m.num_in), EPS), torch.empty_like(x)), out
+    norm = Norm(draw(m.num_in), EPS)
+    if m.norms_behind:  # as Gemma's
+        norm = Norm(draw(m.num_in).float(), EPS, round_first=False)
+    post = norm if m.norms_behind else None
+    return NormedInput(x, delta, norm, torch.empty_like(x), post), out
 
 
 def call(job: Job, weight: Tensor) -> None:
@@ -137,6 +153,8 @@ def call(job: Job, weight: Tensor) -> None:
         matvec(normed.x_TE, weight, None, out, config=job.config, pdl=job.pdl)
     elif job.map.kind == "norm":
         norm_matvec(normed, weight, None, out, config=job.config, pdl=job.pdl)
+    elif job.map.kind == "gated":
+        gate_up(normed.x_TE, weight, out, "silu", config=job.config, pdl=job.pdl)
     else:
         norm_gate_up(normed, weight, out, "silu", config=job.config, pdl=job.pdl)
 
@@ -225,8 +243,9 @@ def best(m: Map, single: dict[Job, float]) -> list[Job]:
 
 def report(m: Map, times: dict[Job, float], blas_s: float) -> None:
     """A line for cuBLAS and one for each of the best cuts."""
+    floor_s = m.num_bytes / READ_BYTES_PER_S
     print(
-        f"{m.name} {m.num_out}x{m.num_in}: floor {m.num_bytes / READ_BYTES_PER_S * 1e6:.1f} µs, "
+        f"{m.name} ({m.kind}) {m.num_out}x{m.num_in}: floor {floor_s * 1e6:.1f} µs, "
         f"cuBLAS {blas_s * 1e6:.2f} µs {m.num_bytes / blas_s / 1e12:.2f} TB/s"
     )
     for job in best(m, {j: t for j, t in times.items() if not j.pdl}):
@@ -245,10 +264,10 @@ def _micros(seconds: float | None) -> str:
     return "     -" if seconds is None else f"{seconds * 1e6:6.2f}"
 
 
-def sweep(pool: ProcessPoolExecutor) -> dict[str, int]:
-    """Print the tables; what was passed over, and how often."""
+def sweep(pool: ProcessPoolExecutor, models: Sequence[Model]) -> dict[Map, MatvecConfig]:
+    """Print the tables; the fastest cuts, with or without dependent launch."""
     run = Sweep(pool)
-    found = maps()
+    found = [m for model in models for m in maps(model)]
     good = run.compiled([Job(m, config) for m in found for config in cuts(m)])
     times: dict[Job, float] = {}
     blas_s = {}
@@ -263,16 +282,23 @@ def sweep(pool: ProcessPoolExecutor) -> dict[str, int]:
         weights = cold_weights(m.num_out, m.num_in)
         times |= run.times([job for job in good if job.map == m], weights)
         report(m, {j: t for j, t in times.items() if j.map == m}, blas_s[m])
+    for problem, count in run.failures.items():
+        print(f"passed over {count}: {problem}")
     run.say("done")
-    return run.failures
+    fastest: dict[Map, MatvecConfig] = {}
+    for job in sorted(times, key=times.__getitem__):
+        fastest.setdefault(job.map, job.config)
+    return fastest
+
+
+def compilers() -> ProcessPoolExecutor:
+    """A process for each core but two."""
+    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
 def cases() -> Iterator[Case]:
     """None: a sweep prints a table of its own."""
-    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        failures = sweep(pool)
-    for problem, count in failures.items():
-        print(f"passed over {count}: {problem}")
+    with compilers() as pool:
+        sweep(pool, MODELS[:2])
     yield from ()

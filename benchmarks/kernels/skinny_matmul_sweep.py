@@ -8,10 +8,8 @@ compiles first, into Triton's cache on disk: some 700 kernels, a quarter of a se
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -20,8 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import READ_BYTES_PER_S, Case
-from benchmarks.kernels.matvec import MODELS, cold_weights, draw
-from benchmarks.kernels.matvec_sweep import time_s
+from benchmarks.kernels.matvec import MODELS, Model, cold_weights, draw
+from benchmarks.kernels.matvec_sweep import compilers, time_s
 from services.compute.kernels.activations import act_mul
 from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
 from services.compute.kernels.skinny_matmul_config import (
@@ -82,13 +80,13 @@ class Kernel:
     pdl: bool = False
 
 
-def weights() -> list[Weight]:
-    """The weights of both models."""
+def weights(models: Sequence[Model]) -> list[Weight]:
+    """The weights of these models."""
     found = []
-    for model in MODELS:
+    for model in models:
         found += [
             Weight(f"{model.name} qkv", "plain", model.qkv, model.width),
-            Weight(f"{model.name} o", "plain", model.width, model.width),
+            Weight(f"{model.name} o", "plain", model.width, model.mixed or model.width),
             Weight(f"{model.name} gate/up silu", "gated", model.inner, model.width),
             Weight(f"{model.name} gate/up", "plain", 2 * model.inner, model.width),
             Weight(f"{model.name} down", "plain", model.width, model.inner),
@@ -267,13 +265,14 @@ def report(
         )
 
 
-def sweep(pool: ProcessPoolExecutor) -> dict[str, int]:
-    """Print the tables; what was passed over, and how often."""
+def sweep(pool: ProcessPoolExecutor, models: Sequence[Model], tiles: Sequence[int] = TILES) -> None:
+    """Print the tables, and what was passed over, and how often."""
     run = Sweep(pool)
-    todo = [(weight, tokens, cuts(weight, tokens)) for weight in weights() for tokens in TILES]
+    found_weights = weights(models)
+    todo = [(weight, tokens, cuts(weight, tokens)) for weight in found_weights for tokens in tiles]
     run.compile([Kernel(w.kind, w.num_in, config) for w, _, configs in todo for config in configs])
     found = {}
-    for weight in weights():
+    for weight in found_weights:
         values = cold_weights(weight.rows, weight.num_in)
         for w, tokens, configs in todo:
             if w == weight:
@@ -290,21 +289,18 @@ def sweep(pool: ProcessPoolExecutor) -> dict[str, int]:
             )
         ]
     )
-    for weight in weights():
+    for weight in found_weights:
         values = cold_weights(weight.rows, weight.num_in)
-        for tokens in TILES:
+        for tokens in tiles:
             assert block_tokens(tokens) == tokens
             report(run, weight, tokens, values, found[weight, tokens])
+    for problem, count in run.failures.items():
+        print(f"passed over {count}: {problem}")
     run.say("done")
-    return run.failures
 
 
 def cases() -> Iterator[Case]:
     """None: a sweep prints a table of its own."""
-    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        failures = sweep(pool)
-    for problem, count in failures.items():
-        print(f"passed over {count}: {problem}")
+    with compilers() as pool:
+        sweep(pool, MODELS[:2])
     yield from ()
