@@ -27,7 +27,7 @@ from benchmarks.kernels import matvec_sweep, skinny_matmul_sweep
 from benchmarks.kernels.case import READ_BYTES_PER_S
 from benchmarks.kernels.matvec import Model
 from services.compute.kernels import decode_attention
-from services.compute.kernels.decode_plan import DecodeWork
+from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork
 from services.compute.kernels.matvec import (
     NormedInput,
     gate_up,
@@ -118,6 +118,8 @@ class Variant:
     pdl: bool = True
     early: bool = True
     cuts: Cuts = field(default_factory=dict)
+    min_chunk: int = MIN_CHUNK  # of decode attention
+    tiling: DecodeTiling | None = None
 
 
 class Bench:
@@ -191,6 +193,8 @@ class Bench:
         page, offset = divmod(CONTEXT, PAGE_TOKENS)
         slots_GR = self.tables[:, :num_rows, page].long() * PAGE_TOKENS + offset
         inputs.kv_slots_GT[:, :num_rows] = slots_GR
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # graphs are captured on a stream of their own
 
     def product(self, variant: Variant) -> Product:
         shape = self.shape
@@ -207,8 +211,9 @@ class Bench:
         group = shape.num_heads // shape.num_kv_heads
         max_rows = len(inputs.row_slot_R)
         work = DecodeWork.make(
-            max_rows, shape.num_kv_heads, group, shape.head_dim, device=self.device
-        )
+            max_rows, shape.num_kv_heads, group, shape.head_dim, device=self.device,
+            min_chunk=variant.min_chunk, tiling=variant.tiling,
+        )  # fmt: skip
         plans = {window: work.for_window(window) for window in set(self.layout.windows)}
         prefill = PrefillWork.make(max_rows, max_rows, group, self.device)
         tables = AttentionTables(inputs, plans, prefill, PAGE_TOKENS, variant.pdl)
@@ -294,8 +299,8 @@ def launches(bench: Bench, num_rows: int) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         graph.replay()
         torch.cuda.synchronize()
-    events = [e for e in profile.events() if e.device_time > 0 and "::" not in e.name[:6]]
-    events.sort(key=lambda e: e.time_range.start)
+    events = [event for event in profile.events() if event.device_time > 0]
+    events.sort(key=lambda event: event.time_range.start)
     found = [(event.name, event.device_time) for event in events]
     turns = [n for n, (name, _) in enumerate(found) if "rotate" in name]
     layers = [found[a:b] for a, b in zip(turns, turns[1:], strict=False)]
@@ -344,6 +349,10 @@ def tune_row(bench: Bench) -> None:
         Variant("products not dependent launches", row_pdl=False),
         Variant("products dependent launches", row_pdl=True),
         Variant("no dependent launches at all", pdl=False, row_pdl=False, early=False),
+        Variant("attention in chunks of 32", min_chunk=32),
+        Variant("attention in chunks of 128", min_chunk=128),
+        Variant("attention in tiles of 32, four warps", tiling=DecodeTiling(32, 4)),
+        Variant("attention in tiles of 16, four stages", tiling=DecodeTiling(16, 2, 4)),
     ]
     compare(bench, variants, 1)
     launches(bench, 1)
@@ -360,7 +369,8 @@ def tune_row(bench: Bench) -> None:
         Variant("the fastest cuts, both norms in the products", cuts=cuts, takes_norms=True),
     ]
     for key, config in cuts.items():
-        best.append(Variant(f"of these {key} alone", cuts={key: config}))
+        if not (bench.norms_behind and key[0].startswith("norm")):
+            best.append(Variant(f"of these {key} alone", cuts={key: config}))
     compare(bench, best, 1)
 
 
