@@ -49,7 +49,7 @@ from services.compute.layers.kernel_attention import AttentionTables, DecodeAtte
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.parts import Activation
-from services.compute.layers.products import Product, ProductByRows
+from services.compute.layers.products import ProductByRows
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
@@ -113,7 +113,7 @@ class Variant:
     """What is decided otherwise; None: as the server does."""
 
     name: str
-    takes_norms: bool | None = None
+    takes_norms: bool = False
     row_pdl: bool | None = None
     pdl: bool = True
     early: bool = True
@@ -196,15 +196,6 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # graphs are captured on a stream of their own
 
-    def product(self, variant: Variant) -> Product:
-        shape = self.shape
-        row_pdl = variant.row_pdl
-        if row_pdl is None:
-            row_pdl = variant.pdl and shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
-        return TunedProduct(
-            self.work, variant.pdl, row_pdl, variant.cuts, variant.takes_norms or False
-        )
-
     def step(self, variant: Variant, num_rows: int) -> Callable[[], object]:
         """Launches the forward pass and the logits."""
         inputs, shape = self.inputs, self.shape
@@ -218,9 +209,11 @@ class Bench:
         prefill = PrefillWork.make(max_rows, max_rows, group, self.device)
         tables = AttentionTables(inputs, plans, prefill, PAGE_TOKENS, variant.pdl)
         attention = DecodeAttention(tables)
-        decoder = KernelDecoder(
-            self.decoder, inputs, self.product(variant), MAX_POSITIONS, variant.pdl
-        )
+        row_pdl, takes_norms = variant.row_pdl, variant.takes_norms
+        if row_pdl is None:
+            row_pdl = variant.pdl and shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
+        product = TunedProduct(self.work, variant.pdl, row_pdl, variant.cuts, takes_norms)
+        decoder = KernelDecoder(self.decoder, inputs, product, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(
                 self.cache.layer_pages(layer),

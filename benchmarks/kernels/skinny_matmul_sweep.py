@@ -106,7 +106,7 @@ def cuts(weight: Weight, tokens: int) -> list[SkinnyConfig]:
 def _cuts(weight: Weight, tokens: int) -> Iterator[SkinnyConfig]:
     for block_out in (32, 64, 128, 256):
         blocks = -(-weight.num_out // block_out)
-        for splits in (1, 2, 4, 8, 16):
+        for splits in (1, 2, 3, 4, 8, 16):
             for per_sm in (1, 2, 3):
                 if not _fills(weight, blocks * splits, splits, per_sm):
                     continue
@@ -118,18 +118,19 @@ def _fills(weight: Weight, programs: int, splits: int, per_sm: int) -> bool:
     room = NUM_SMS * per_sm
     if splits == 1:
         return programs >= 0.7 * room
-    return weight.kind == "plain" and 0.66 * room <= programs <= room
+    return weight.kind == "plain" and 0.6 * room <= programs <= room
 
 
 def _shapes(
     weight: Weight, tokens: int, block_out: int, block_in: int, splits: int, per_sm: int
 ) -> Iterator[SkinnyConfig]:
-    steps = weight.num_in / (splits * block_in)
-    if steps < 2 or steps != int(steps) or 1 < splits > MAX_SPLIT_OUTPUTS // weight.num_out:
+    steps = -(-weight.num_in // (splits * block_in))
+    is_even = splits == 3 or weight.num_in % (splits * block_in) == 0
+    if steps < 2 or not is_even or 1 < splits > MAX_SPLIT_OUTPUTS // weight.num_out:
         return
     one = SkinnyConfig(tokens, block_out, block_in, splits, num_stages=1)
     room = SHARED_BYTES // per_sm - 2048
-    stages = min(MOST_STAGES, int(steps) + 1, room // one.staged_bytes(2, weight.tiles))
+    stages = min(MOST_STAGES, steps + 1, room // one.staged_bytes(2, weight.tiles))
     if stages < 3 or (stages - 1) * block_out * block_in * 2 * weight.tiles * per_sm < 40 << 10:
         return
     config = replace(one, num_stages=stages)

@@ -47,6 +47,7 @@ CONFIGS = [
     SkinnyConfig(64, 64, 64, splits=2, weight_first=True),
     SkinnyConfig(64, 64, 32, splits=4, num_stages=2, weight_first=False),
     SkinnyConfig(64, 16, 64, splits=1, num_stages=3, weight_first=True),
+    SkinnyConfig(64, 32, 32, splits=3, num_stages=2, weight_first=True),
 ]
 
 
@@ -226,3 +227,12 @@ def test_constants_fit_the_multiprocessor_and_the_work(
             blocks = -(-num_out // config.block_out)
             size = blocks * config.splits * config.block_out * config.block_tokens
             assert size <= work.partial.numel() and blocks <= work.arrivals.numel()
+
+
+def test_inputs_are_split_in_three_where_two_leave_multiprocessors_idle_and_four_are_too_many() -> (
+    None
+):
+    splits = {
+        num_out: skinny_config(16, num_out, 10240, 2).splits for num_out in (2048, 2560, 3072)
+    }
+    assert splits == {2048: 4, 2560: 3, 3072: 2}

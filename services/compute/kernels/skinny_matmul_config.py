@@ -30,7 +30,8 @@ LARGE_TILES = 4 * NUM_SMS
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """Constants of one launch; all are powers of two but `num_stages`."""
+    """Constants of one launch; all are powers of two but `num_stages` and `splits`, which may be
+    3."""
 
     block_tokens: int
     block_out: int  # outputs of a program; of gates, where there are gates
@@ -112,6 +113,8 @@ def _split(config: SkinnyConfig, num_out: int, num_in: int, itemsize: int) -> Sk
         and num_in % (2 * splits * config.block_in) == 0
     ):
         splits *= 2
+    if splits == 2 and 3 * tiles <= NUM_SMS < 4 * tiles:  # 2,560 outputs: 120 programs, not 80
+        splits = 3
     steps = -(-num_in // (splits * config.block_in))
     stages = max(2, min(steps + 1, fitting_stages(config, 1, itemsize)))
     return replace(config, splits=splits, num_stages=stages, pdl=config.pdl or splits > 1)
