@@ -73,6 +73,7 @@ TILINGS = {
         PrefillTiling(128, 32, 8, 2),
         PrefillTiling(128, 32, 8, 3),
         PrefillTiling(64, 32, 4, 2),
+        PrefillTiling(64, 32, 4, 3),
         PrefillTiling(64, 64, 4, 2),
         PrefillTiling(64, 64, 8, 2),
     ),

@@ -21,7 +21,7 @@ BUDGETS = {  # package: lines, files
     "services/launcher": (1_250, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (38_500, 236),
+    "services": (38_450, 236),
 }
 MIN_MEDIAN_LINES = 90
 
