@@ -130,6 +130,7 @@ class Bench:
             path = make_folder(Path(folder) / "model", SHAPES[name])
             config = read_config(json.loads((path / "config.json").read_text()))
         self.device = device
+        self._kept: list[Callable[[], None]] = []
         self.shape, self.name = config.shape, name
         self.decoder: Decoder[Linear] = config.build(DummyWeights(torch.bfloat16, device), Linear)
         self.layout = CacheLayout.of([mixer.window for mixer in self.decoder.mixers])
@@ -241,6 +242,7 @@ class Bench:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 launch()
+        self._kept.append(launch)  # a graph does not own the memory that it reads
         return graph
 
 
