@@ -231,7 +231,6 @@ class Bench:
         return launch
 
     def graph(self, variant: Variant, num_rows: int) -> torch.cuda.CUDAGraph:
-        """The step's graph, after one step that compiles."""
         self.fill(num_rows)
         launch = self.step(variant, num_rows)
         with _early(variant.early), torch.inference_mode():

@@ -18,6 +18,7 @@ COMMANDS = {
     "rm": "remove a downloaded model",
     "bench": "measure a server under load",
     "timeline": "draw what the processes of a server did in the last seconds",
+    "replay": "run a recording of the compute service again and compare",
     "health": "exit with 0 if a service of this host is ready, with 1 if not",
     "keys": "make the keys for links between hosts",
     "version": "print the version",
@@ -26,7 +27,7 @@ COMMANDS = {
 MODULES = {
     **dict.fromkeys(("chat", "complete"), "chat"),
     **dict.fromkeys(("pull", "list", "rm"), "models"),
-    **dict.fromkeys(("health", "keys", "timeline", "version"), "operations"),
+    **dict.fromkeys(("health", "keys", "replay", "timeline", "version"), "operations"),
 }
 
 

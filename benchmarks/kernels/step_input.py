@@ -16,7 +16,8 @@ import torch
 from benchmarks.kernels.case import Case
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
-from services.compute.kernels.step_input import apply_deltas, unpack_step
+from services.compute.kernels.step_deltas import apply_deltas
+from services.compute.kernels.step_input import unpack_step
 from services.compute.runner.uploads import StepPacker
 from services.compute.step import DEVICE_TOKEN, Int32Array, StepPlan
 

@@ -1,10 +1,11 @@
-"""`slipstream health`, `keys`, `timeline` and `version`: for operators."""
+"""`slipstream health`, `keys`, `replay`, `timeline` and `version`: for operators."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -14,6 +15,11 @@ HEALTH = "Exit with 0 if a service of this host is ready, with 1 if not."
 KEYS = """\
 Make the keys of one deployment, for links that leave the host: copy the folder
 to every host and name it in [links] curve_dir. Existing keys are kept."""
+REPLAY = """\
+Run a recording again ([compute] record_dir makes them), by a process that has the
+model and no scheduler, and compare every result with the recorded one, bit by
+bit. After a crash of the device it shows whether the same step fails again. Exits
+with 0 if all is equal, with 1 if not."""
 TIMELINE = """\
 Write what every process of a running server did in the last seconds as a trace
 for Perfetto or Chrome: plan, launch, wait, commit and send of each step, the
@@ -104,6 +110,17 @@ def timeline(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     return 0
 
 
+def add_replay_options(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the recording")
+    model = "the model's folder, if it is another one here than it was"
+    parser.add_argument("--model", metavar="DIR", help=model)
+
+
+def replay(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    command = [sys.executable, "-m", "services.compute.runner.replay", options.file]
+    return subprocess.run([*command, *([options.model] if options.model else [])]).returncode
+
+
 def version(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     import importlib.metadata
 
@@ -117,6 +134,7 @@ def version(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 COMMANDS = {
     "health": Command(HEALTH, health, add_health_options),
     "keys": Command(KEYS, keys, add_keys_options),
+    "replay": Command(REPLAY, replay, add_replay_options),
     "timeline": Command(TIMELINE, timeline, add_timeline_options),
     "version": Command(VERSION, version),
 }

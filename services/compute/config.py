@@ -88,6 +88,11 @@ class ComputeSettings(Settings):
     core: int = Field(
         -1, ge=-1, description="the core for the thread that drives the device; -1 is any"
     )
+    record_dir: str = Field(
+        "",
+        description="folder for a recording of every step, which `slipstream replay` runs again; "
+        "it holds the ids of all prompts and answers (default: none is made)",
+    )
     warmup: bool = Field(True, description="run steps of all sizes before the first request")
     grammar_at_startup: bool = Field(
         True,

@@ -20,6 +20,7 @@ from common.messages.sampling import SamplingParams
 from services.compute.grammar.protocol import MaskSource
 from services.compute.runner.protocol import Runner, SlotErrors
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.transfers import Transfer
 from services.compute.step import BoolArray, StepPlan, TokenMasks
 from services.compute.step_times import StepRecords, StepTimer, step_kind
 
@@ -89,11 +90,17 @@ class Engine:
         self._mask_source = mask_source
         self._masking = None if mask_source is None else Masking(scheduler, mask_source)
         self._in_flight: deque[_Launched] = deque()
+        self._transfers: list[tuple[Transfer, Any]] = []  # under way, with their tickets
         self.forget()
 
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers under way: while there are any, `launch` has to look for their end."""
+        return len(self._transfers)
 
     @property
     def has_room(self) -> bool:
@@ -127,7 +134,7 @@ class Engine:
         if not self.has_room:
             return False
         began_s = self._clock()
-        plan = self._scheduler.plan(began_s)
+        plan = self._plan(began_s)
         planned_s = self._clock()
         if plan is None:
             return False
@@ -152,6 +159,43 @@ class Engine:
         self.stats.plan_s += planned_s - began_s
         self.stats.launch_s += launched_s - planned_s
         return True
+
+    def _plan(self, now_s: float) -> StepPlan | None:
+        """Plan a step between the transfers that have ended and those that have to start."""
+        self._end_transfers()
+        plan = self._scheduler.plan(now_s)
+        if self._start_transfers() and plan is None:
+            # They may have ended or failed already, as where nothing overlaps.
+            self._end_transfers()
+            plan = self._scheduler.plan(now_s)
+            self._start_transfers()
+        return plan
+
+    def _start_transfers(self) -> bool:
+        """Start what the scheduler wants copied; False if that is nothing."""
+        transfers = self._scheduler.take_transfers()
+        for transfer in transfers:
+            try:
+                ticket = self._runner.transfer(transfer.direction, transfer.pages)
+            except FatalError:
+                raise
+            except Exception as error:  # its sequence computes again what should have been copied
+                self._scheduler.transfer_failed(transfer)
+                self._on_step_error(error, {})
+            else:
+                self._transfers.append((transfer, ticket))
+        return bool(transfers)
+
+    def _end_transfers(self) -> None:
+        if not self._transfers:
+            return
+        under_way = []
+        for transfer, ticket in self._transfers:
+            if self._runner.transferred(ticket):
+                self._scheduler.transferred(transfer)
+            else:
+                under_way.append((transfer, ticket))
+        self._transfers = under_way
 
     def _forward(self, plan: StepPlan) -> Any:
         """Launch the forward pass; sequences whose settings the runner cannot take fail alone."""

@@ -105,8 +105,7 @@ class StepPlan:
     anew. The same holds after a sampled chunk. pos_upper[r] bounds the length after the step.
 
     Page-table entries (slot, index, page; of a cache group's table) are applied before the forward
-    pass, and before them the transfers: swap_out (device page, host page), then swap_in (host page,
-    device page). A row may read what another row of the same step writes: in every layer the runner
+    pass. A row may read what another row of the same step writes: in every layer the runner
     stores the keys and values of all rows before any of them attends.
 
     `structured` numbers the samples whose slots have a grammar: they are drawn under a mask each.
@@ -130,8 +129,6 @@ class StepPlan:
     page_id: Int32Array  # [D]
     page_group: Int32Array = field(default_factory=lambda: NO_IDS)  # [D]; empty: all of group 0
     slots: tuple[SlotDelta, ...] = ()
-    swap_out: tuple[tuple[int, int], ...] = ()
-    swap_in: tuple[tuple[int, int], ...] = ()
     structured: tuple[int, ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     pools: tuple[PoolRow, ...] = ()

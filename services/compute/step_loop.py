@@ -46,8 +46,9 @@ class StepLoop:
             if self._engine.waits_for_masks():
                 await self._sample()
                 continue
-            if not self._engine.num_in_flight and not self._scheduler.has_work():
-                self._engine.rest()
+            engine = self._engine
+            if not (engine.num_in_flight or engine.num_transfers or self._scheduler.has_work()):
+                engine.rest()
                 self._collect_garbage()
                 await self._sleep(None)
                 continue
@@ -56,8 +57,9 @@ class StepLoop:
             if launched and self._engine.has_room:
                 continue
             if not self._engine.num_in_flight:
-                # The policy waits for more requests, or for its window.
-                await self._sleep(max(TIMER_S, self._engine.plan_delay_s()))
+                # The policy waits for more requests, or for its window; or pages are on their way.
+                delay_s = 0.0 if self._engine.num_transfers else self._engine.plan_delay_s()
+                await self._sleep(max(TIMER_S, delay_s))
             elif self._engine.waits_for_masks():
                 continue
             elif launched or not await self._sleep_until_near(self._engine.result_delay_s()):

@@ -72,6 +72,7 @@ class FaultyRunner:
         self._runner = runner
         self.spec, self.ready, self.close = runner.spec, runner.ready, runner.close
         self.sample = runner.sample
+        self.transfer, self.transferred = runner.transfer, runner.transferred
         self.forward_errors: list[Exception] = []
         self.result_errors: list[Exception] = []
 

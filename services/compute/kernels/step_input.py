@@ -1,4 +1,4 @@
-"""Step input on the device: two launches that turn a packed upload into what kernels read.
+"""Step input on the device: a launch that turns a packed upload into what kernels read.
 
 Their grids follow from buckets alone and every size is read on the device, so that a captured
 launch serves any step of its bucket. Little is moved (a decode step of 256 rows reads 8 KB and
@@ -16,43 +16,22 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from services.compute.kernels.step_buffers import (
-    GROUP_SHIFT,
     HEADER_INTS,
     NO_SLOT,
     NUM_COUNTS,
     NUM_DECODE_ROWS,
     NUM_KEPT_ROWS,
-    NUM_SLOT_ROWS,
-    NUM_STATES,
     NUM_TOKENS,
     Resident,
     Sections,
     StepInputs,
 )
+from services.compute.kernels.step_deltas import chunks_of, set_slots
 
 _BLOCK = 128  # a thread for each element: latency, not bandwidth, is what there is to lose
-_DELTA_PROGRAMS = 16  # 2,048 page-table entries at once; a step rarely has more than a few
 _HEADER = tl.constexpr(HEADER_INTS)
 _NUM_KEPT_ROWS = tl.constexpr(NUM_KEPT_ROWS)
-_NUM_STATES = tl.constexpr(NUM_STATES)
-_GROUP_SHIFT = tl.constexpr(GROUP_SHIFT)
 _NO_SLOT = tl.constexpr(NO_SLOT)
-_SLOT_MASK = tl.constexpr((1 << GROUP_SHIFT) - 1)
-
-
-@triton.jit
-def _chunks(packed, num_rows):
-    """Where the sections of chunks begin, behind the slots of rows."""
-    return packed + _HEADER + num_rows - tl.load(packed + _NUM_KEPT_ROWS)
-
-
-@triton.jit
-def _states(packed, num_rows, num_tokens, num_samples):
-    """Where the sections behind those of rows, tokens and samples begin."""
-    num_decode_rows = tl.load(packed + 1)
-    num_chunks = num_rows - num_decode_rows
-    rest = 2 * num_chunks + num_tokens - num_decode_rows + 2 * (num_samples - num_decode_rows)
-    return _chunks(packed, num_rows) + rest
 
 
 @triton.jit
@@ -65,77 +44,6 @@ def _slots_of(row, real, packed, inputs):
     kept = tl.load(inputs.row_slot_R + row, mask=real & (row < num_kept), other=0)
     sent = tl.load(packed + _HEADER + row - num_kept, mask=real & (row >= num_kept), other=0)
     return tl.where(row < num_kept, kept, sent)
-
-
-@triton.jit
-def _apply_deltas(
-    packed,
-    resident,
-    NUM_GROUPS: tl.constexpr,
-    NUM_SLOTS: tl.constexpr,
-    MAX_PAGES: tl.constexpr,
-    NUM_WORDS: tl.constexpr,
-    PADDED_WORDS: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    program = tl.program_id(0)
-    num_rows = tl.load(packed)
-    num_tokens = tl.load(packed + 2)
-    num_samples = tl.load(packed + 3)
-    num_entries = tl.load(packed + 4)
-    num_slot_rows = tl.load(packed + 5)
-    states = _states(packed, num_rows, num_tokens, num_samples)
-    num_states = tl.load(packed + _NUM_STATES)
-    page_slot = states + 4 * num_states
-    lanes = tl.arange(0, BLOCK)
-    for first in range(program * BLOCK, num_states, NUM_PROGRAMS * BLOCK):
-        state = first + lanes
-        mask = state < num_states
-        slot = tl.load(states + state, mask=mask, other=0)
-        length = tl.load(states + num_states + state, mask=mask, other=0)
-        index = tl.load(states + 2 * num_states + state, mask=mask, other=0)
-        token = tl.load(states + 3 * num_states + state, mask=mask, other=0)
-        tl.store(resident.length + slot, length, mask=mask)
-        tl.store(resident.output_index + slot, index, mask=mask)
-        tl.store(resident.last_token + slot, token, mask=mask)
-    for first in range(program * BLOCK, num_entries, NUM_PROGRAMS * BLOCK):
-        entry = first + lanes
-        mask = entry < num_entries
-        slot = tl.load(page_slot + entry, mask=mask, other=0).to(tl.int64)
-        if NUM_GROUPS > 1:
-            slot = (slot >> _GROUP_SHIFT) * NUM_SLOTS + (slot & _SLOT_MASK)
-        index = tl.load(page_slot + num_entries + entry, mask=mask, other=0)
-        page = tl.load(page_slot + 2 * num_entries + entry, mask=mask, other=0)
-        tl.store(resident.page_table + slot * MAX_PAGES + index, page, mask=mask)
-    slot_rows = page_slot + 3 * num_entries
-    words = tl.arange(0, PADDED_WORDS)
-    for row in range(program, num_slot_rows, NUM_PROGRAMS):
-        slot_row = slot_rows + row * (1 + NUM_WORDS)
-        place = tl.load(slot_row).to(tl.int64)
-        values = tl.load(slot_row + 1 + words, mask=words < NUM_WORDS, other=0)
-        tl.store(resident.slot_params + place * NUM_WORDS + words, values, mask=words < NUM_WORDS)
-
-
-def apply_deltas(packed: Tensor, resident: Resident) -> None:
-    """Write the upload's states, page-table entries and slot rows into the resident tables.
-
-    No two entries of one upload may be for the same place: they are written in no order.
-    """
-    num_words = resident.slot_params.shape[1]
-    num_groups, num_slots, max_pages = resident.page_table.shape
-    _apply_deltas[(_DELTA_PROGRAMS,)](
-        packed,
-        resident,
-        NUM_GROUPS=num_groups,
-        NUM_SLOTS=num_slots,
-        MAX_PAGES=max_pages,
-        NUM_WORDS=num_words,
-        PADDED_WORDS=triton.next_power_of_2(num_words),
-        NUM_PROGRAMS=_DELTA_PROGRAMS,
-        BLOCK=_BLOCK,
-        num_warps=4,
-    )
 
 
 @triton.jit
@@ -156,7 +64,7 @@ def _unpack_tokens(
     num_decode_rows = tl.load(packed + 1)
     num_tokens = tl.load(packed + 2)
     num_chunks = num_rows - num_decode_rows
-    chunk_start = _chunks(packed, num_rows)
+    chunk_start = chunks_of(packed, num_rows)
     token_start = chunk_start + num_chunks
     tokens = token_start + num_chunks
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -208,7 +116,7 @@ def _unpack_rows(block, packed, resident, inputs, row_bucket, BLOCK: tl.constexp
     num_decode_rows = tl.load(packed + 1)
     num_tokens = tl.load(packed + 2)
     num_chunks = num_rows - num_decode_rows
-    chunk_start = _chunks(packed, num_rows)
+    chunk_start = chunks_of(packed, num_rows)
     token_start = chunk_start + num_chunks
     row = block * BLOCK + tl.arange(0, BLOCK)
     real = row < num_rows
@@ -238,7 +146,7 @@ def _unpack_samples(block, packed, resident, inputs, sample_bucket, BLOCK: tl.co
     num_tokens = tl.load(packed + 2)
     num_samples = tl.load(packed + 3)
     num_chunks = num_rows - num_decode_rows
-    chunk_start = _chunks(packed, num_rows)
+    chunk_start = chunks_of(packed, num_rows)
     token_start = chunk_start + num_chunks
     tokens = token_start + num_chunks
     sample_row = tokens + num_tokens - num_decode_rows
@@ -267,9 +175,7 @@ def _unpack_samples(block, packed, resident, inputs, sample_bucket, BLOCK: tl.co
     start = tl.load(chunk_start + chunk, mask=of_chunk, other=0)
     first = tl.load(token_start + chunk, mask=of_chunk, other=0)
     token = tl.load(tokens + last - num_decode_rows, mask=of_chunk, other=0)
-    tl.store(resident.length + slot, start + last - first, mask=of_chunk)
-    tl.store(resident.output_index + slot, index, mask=of_chunk)
-    tl.store(resident.last_token + slot, token, mask=of_chunk)
+    set_slots(resident, slot, start + last - first, index, token, of_chunk)
 
 
 @triton.jit(do_not_specialize=["token_bucket", "row_bucket", "sample_bucket"])
@@ -338,23 +244,6 @@ def unpack_step(
     )
 
 
-def apply_deltas_reference(packed: Tensor, resident: Resident) -> None:
-    num_words = resident.slot_params.shape[1]
-    header = packed[:HEADER_INTS].tolist()
-    at = Sections.of(header, num_words)
-    states_4E = packed[at.states : at.page_slot].view(4, header[NUM_STATES])
-    slot_E = states_4E[0].long()
-    resident.length[slot_E], resident.output_index[slot_E] = states_4E[1], states_4E[2]
-    resident.last_token[slot_E] = states_4E[3]
-    packed = packed.long()
-    page_slot = packed[at.page_slot : at.page_index]
-    page_index = packed[at.page_index : at.page_id]
-    page_group, page_slot = page_slot >> GROUP_SHIFT, page_slot & ((1 << GROUP_SHIFT) - 1)
-    resident.page_table[page_group, page_slot, page_index] = packed[at.page_id : at.slot_rows].int()
-    slot_rows = packed[at.slot_rows : at.end].view(header[NUM_SLOT_ROWS], 1 + num_words)
-    resident.slot_params[slot_rows[:, 0]] = slot_rows[:, 1:].int()
-
-
 def unpack_step_reference(
     packed: Tensor, resident: Resident, inputs: StepInputs, num_tokens: int, page_tokens: int
 ) -> None:
@@ -368,8 +257,7 @@ def unpack_step_reference(
     decode_D = torch.arange(num_decodes, device=packed.device)
     q_start_R = torch.cat((resident.length[decode_slot_D], packed[at.chunk_start : at.token_start]))
     token_start_R = torch.cat((decode_D, packed[at.token_start : at.tokens]))
-    num_tokens_R = packed.new_tensor([header[NUM_TOKENS]])
-    q_len_R = torch.cat((token_start_R, num_tokens_R)).diff()
+    q_len_R = torch.cat((token_start_R, packed.new_tensor([header[NUM_TOKENS]]))).diff()
     last_D = resident.last_token[decode_slot_D]
     tokens_T = torch.cat((last_D, packed[at.tokens : at.sample_row]))
     sample_row_S = torch.cat((decode_D, packed[at.sample_row : at.sample_index]))
@@ -399,9 +287,9 @@ def unpack_step_reference(
     _fill(inputs.sample_slot_S, row_slot_R[sample_row_S], padding=NO_SLOT)
     _fill(inputs.sample_index_S, sample_index_S)
     slot_C, last_C = row_slot_R[sample_row_S][num_decodes:], last_S[num_decodes:]
-    resident.length[slot_C] = positions_T[last_C].int()
-    resident.output_index[slot_C] = sample_index_S[num_decodes:].int()
-    resident.last_token[slot_C] = tokens_T[last_C].int()
+    states = positions_T[last_C], sample_index_S[num_decodes:], tokens_T[last_C]
+    for table, values_C in zip(resident[1:4], states, strict=True):
+        table[slot_C] = values_C.int()
 
 
 def _fill(out: Tensor, values: Tensor, padding: int = 0) -> None:

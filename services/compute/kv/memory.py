@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,12 +39,17 @@ class PagePool:
     tree. Sharing is counted in the tree, where it happens. The page given back last is handed out
     first, so that the pages in use stay few and warm.
 
+    A leased page is one that a transfer still reads or writes. Its owner may give it back all the
+    same: then nobody has it, and it is free when its last lease has ended.
+
     `_place` says where in `_free` each page was put last: it is free if it is still there. So
     taking pages marks nothing. With arrays, the 8,192 pages of a prompt of 128k tokens are one
     copy of 32 KB; in a list they are as many objects, each of which has to be touched.
     """
 
-    __slots__ = ("_free", "_place", "num_free", "num_pages")
+    __slots__ = (
+        *("_arriving", "_free", "_leases", "_place", "_returned", "num_free", "num_pages"),
+    )
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 0:
@@ -52,6 +57,19 @@ class PagePool:
         self.num_pages = self.num_free = num_pages
         self._free = array("i", range(num_pages))  # the first `num_free` of them
         self._place = self._free[:]
+        self._leases: dict[int, int] = {}  # by page: most often there is one
+        self._returned: set[int] = set()  # of these, without an owner
+        self._arriving: set[int] = set()  # of these, written to for the owner
+
+    @property
+    def num_read(self) -> int:
+        """Pages with an owner that a transfer reads."""
+        return len(self._leases) - len(self._returned) - len(self._arriving)
+
+    @property
+    def num_returned(self) -> int:
+        """Pages without an owner that come free when their leases end."""
+        return len(self._returned)
 
     def take(self, count: int) -> array[int] | None:
         num_left = self.num_free - count
@@ -62,16 +80,43 @@ class PagePool:
         return pages
 
     def give_back(self, page: int) -> None:
-        """Free one page; RuntimeError if it is free already."""
+        """Free one page, or when its leases end; RuntimeError if it has been given back already."""
         if not self.is_used(page):
             raise RuntimeError(f"page {page} is freed twice")
+        if self._leases and page in self._leases:
+            self._returned.add(page)
+            self._arriving.discard(page)
+            return
         self._place[page] = self.num_free
         self._free[self.num_free] = page
         self.num_free += 1
 
+    def lease(self, pages: Iterable[int], arriving: bool) -> None:
+        """Hand none of these pages out again before as many calls of `end_lease`.
+
+        `arriving` says that they are written, and not read.
+        """
+        leases = self._leases
+        for page in pages:
+            leases[page] = leases.get(page, 0) + 1
+        if arriving:
+            self._arriving.update(pages)
+
+    def end_lease(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._leases[page] -= 1
+            if not self._leases[page]:
+                del self._leases[page]
+                self._arriving.discard(page)
+                if page in self._returned:
+                    self._returned.remove(page)
+                    self.give_back(page)
+
     def is_used(self, page: int) -> bool:
+        """Whether a page has an owner."""
         place = self._place[page]
-        return place >= self.num_free or self._free[place] != page
+        was_taken = place >= self.num_free or self._free[place] != page
+        return was_taken and page not in self._returned
 
 
 class PageBundles:
@@ -170,6 +215,20 @@ class KVMemory:
 
     @property
     def num_available(self) -> int:
+        """Pages that can be taken now, at least.
+
+        Evicting a page that a transfer reads frees nothing yet. How many of those are evictable is
+        not known, so all of them are taken off, though sequences may hold some.
+        """
+        return max(self._num_free_or_evictable - self.device.num_read, 0)
+
+    @property
+    def num_expected(self) -> int:
+        """Pages that can be taken when all leases have ended."""
+        return self._num_free_or_evictable + self.device.num_returned
+
+    @property
+    def _num_free_or_evictable(self) -> int:
         available = self.device.num_free
         for kind in self.kinds:
             available += kind.width * kind.tree.num_evictable
@@ -177,12 +236,13 @@ class KVMemory:
 
     def take(self, count: int) -> array[int] | None:
         """Take device pages, all or none, evicting from the trees where none are free."""
-        missing = count - self.device.num_free
-        if missing > 0:
+        device = self.device
+        if count > device.num_free:
             if count > self.num_available:
                 return None
-            self._evict(missing)
-        return self.device.take(count)
+            while count > device.num_free:  # again where what was evicted is leased
+                self._evict(count - device.num_free)
+        return device.take(count)
 
     def flush(self) -> int:
         """Forget all pages without a holder; return how many there were."""

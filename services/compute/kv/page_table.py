@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Hashable, Iterable
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -107,6 +107,10 @@ class PageTable:
         """Make room for a whole prompt, or in a window for the positions computed now."""
         return self.grow(num_tokens, 0)
 
+    def num_lacking(self, num_tokens: int) -> int:
+        """Pages that room for this many positions still takes."""
+        return self._kind.width * max(-((self.room - num_tokens) // self.page_tokens), 0)
+
     def grow(self, num_tokens: int, start: int) -> bool:
         """Make room for this many positions, of which queries come from `start` on.
 
@@ -187,17 +191,13 @@ class PageTable:
         first, end = self._kind.first_entry(num_tokens), self._kind.entries_for(num_tokens)
         return self._kind.pages_of(self.pages[first - self.first : end - self.first])
 
-    def restored(self, num_tokens: int, host_pages: Iterator[int]) -> list[tuple[int, int]]:
-        """Pair what `swapped_pages` became, if it was not found again, with what takes its place.
-
-        Takes those of this table from `host_pages`.
-        """
+    def restored(self, num_tokens: int, host_pages: array[int]) -> tuple[array[int], array[int]]:
+        """Pair what `swapped_pages` became with what takes its place, but for pages found again."""
         pages = self.swapped_pages(num_tokens)
-        pairs = list(zip(islice(host_pages, len(pages)), pages, strict=True))
-        return pairs[len(self.nodes) * self._kind.width :]
-
-    def holds_any(self, pages: set[int]) -> bool:
-        return not pages.isdisjoint(self._kind.pages_of(self.pages))
+        if len(pages) != len(host_pages):
+            raise RuntimeError(f"{len(host_pages)} pages were swapped out, {len(pages)} come back")
+        num_found = len(self.nodes) * self._kind.width
+        return host_pages[num_found:], pages[num_found:]
 
     def distrust(self) -> None:
         """Make all shared pages of this sequence unfindable: one of them may be damaged."""
@@ -337,6 +337,9 @@ class PageTables:
     def reserve(self, num_tokens: int, num_now: int) -> bool:
         return all(table.reserve(num_tokens, num_now) for table in self.tables)
 
+    def num_lacking(self, num_tokens: int) -> int:
+        return sum(table.num_lacking(num_tokens) for table in self.tables)
+
     def grow(self, num_tokens: int, start: int) -> bool:
         self.drop(start)  # of all kinds, before one of them takes
         return all(table.grow(num_tokens, start) for table in self.tables)
@@ -361,11 +364,14 @@ class PageTables:
     def swapped_pages(self, num_tokens: int) -> array[int]:
         return array("i", chain.from_iterable(t.swapped_pages(num_tokens) for t in self.tables))
 
-    def restored(self, num_tokens: int, host_pages: Iterator[int]) -> list[tuple[int, int]]:
-        return [pair for table in self.tables for pair in table.restored(num_tokens, host_pages)]
-
-    def holds_any(self, pages: set[int]) -> bool:
-        return any(table.holds_any(pages) for table in self.tables)
+    def restored(self, num_tokens: int, host_pages: array[int]) -> tuple[array[int], array[int]]:
+        sources, targets, stop = array("i"), array("i"), 0
+        for table in self.tables:
+            start, stop = stop, stop + len(table.swapped_pages(num_tokens))
+            froms, tos = table.restored(num_tokens, host_pages[start:stop])
+            sources += froms
+            targets += tos
+        return sources, targets
 
     def distrust(self) -> None:
         for table in self.tables:

@@ -1,4 +1,4 @@
-"""Keys and values of all sequences in pages on the device, and pages on the host for swapping.
+"""Keys and values of all sequences in pages on the device, and pages on the host to swap to.
 
 Which page belongs to whom is not known here.
 
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from services.compute.kv.transfer import Direction, PagePairs
 
 
 class Place(NamedTuple):
@@ -132,12 +134,15 @@ class PagedCache:
         for page in pages:  # one index_fill_ over all took 80 times as long
             self.device_pages[page].zero_()
 
-    def swap_out(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy device pages to host pages, (device, host) each."""
-        for device_page, host_page in moves:
-            self.host_pages[host_page].copy_(self.device_pages[device_page], True)
+    def sides(self, direction: Direction) -> tuple[Tensor, Tensor]:
+        """Where a transfer reads and where it writes."""
+        if direction is Direction.TO_HOST:
+            return self.device_pages, self.host_pages
+        return self.host_pages, self.device_pages
 
-    def swap_in(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy host pages to device pages, (host, device) each."""
-        for host_page, device_page in moves:
-            self.device_pages[device_page].copy_(self.host_pages[host_page], True)
+
+def copy_pages(source: Tensor, target: Tensor, pages: PagePairs) -> None:
+    """Copy pages between memories of the same shape, in a loop over runs of them."""
+    columns = (column.tolist() for column in pages.runs())
+    for first, to, length in zip(*columns, strict=True):
+        target[to : to + length].copy_(source[first : first + length], non_blocking=True)

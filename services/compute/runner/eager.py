@@ -30,17 +30,19 @@ from services.compute.kernels.step_buffers import (
     NUM_ROWS,
     NUM_TOKENS,
 )
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.eager_attention import (
     EagerAttention,
     Geometry,
     Workspace,
     plan_attention,
 )
+from services.compute.layers.paged_cache import copy_pages
 from services.compute.layers.weighted_layers import Linear, LinearMap, PackedLinear, can_pack
 from services.compute.models.builder import MakeLinear
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.device_errors import fatal_if_the_device_fails
-from services.compute.runner.executor import Executor, PagePairs, UploadKind
+from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.model_loader import (
     Limits,
     ModelLoader,
@@ -278,9 +280,12 @@ class EagerExecutor:
         return ticket.sampled is not None
 
     @torch.inference_mode()
-    def swap(self, out: PagePairs, into: PagePairs) -> None:
-        self._cache.swap_out(out)
-        self._cache.swap_in(into)
+    def transfer(self, direction: Direction, pages: PagePairs) -> None:
+        """Copy at once: the ticket is ready when this returns."""
+        copy_pages(*self._cache.sides(direction), pages)
+
+    def transferred(self, ticket: None) -> bool:
+        return True
 
     def close(self) -> None:
         pass

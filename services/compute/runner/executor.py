@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import Int32Array, StepResult
-
-PagePairs: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class UploadKind(IntEnum):
@@ -23,8 +22,8 @@ class Executor(Protocol):
     """Executes uploads (`runner.uploads`) in the order given: a runner without plans.
 
     The caller writes an upload to `buffer` of its kind and says how many int32 it has. Nothing else
-    goes to an executor, so that it may as well run in another process, beside others of its rank,
-    or again from a recording.
+    goes to an executor but the pages of transfers, so that it may as well run in another process,
+    beside others of its rank, or again from a recording.
     """
 
     def spec(self) -> RunnerSpec: ...
@@ -49,6 +48,10 @@ class Executor(Protocol):
 
     def ready(self, ticket: Any) -> bool: ...
 
-    def swap(self, out: PagePairs, into: PagePairs) -> None: ...
+    def transfer(self, direction: Direction, pages: PagePairs) -> Any:
+        """As a runner's: start copying pages; returns a ticket."""
+        ...
+
+    def transferred(self, ticket: Any) -> bool: ...
 
     def close(self) -> None: ...

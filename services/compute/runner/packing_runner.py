@@ -10,6 +10,7 @@ import numpy as np
 
 from services.compute.kernels.slot_entries import entries_that_fit, pack_entries
 from services.compute.kernels.slot_words import mask_words
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.device_errors import place_all
 from services.compute.runner.executor import Executor, UploadKind
 from services.compute.runner.protocol import RunnerSpec, check_tokens
@@ -47,12 +48,11 @@ class PackingRunner:
         return self._spec
 
     def forward(self, plan: StepPlan) -> Ticket:
-        """Pack and launch transfers, deltas and the forward pass.
+        """Pack and launch deltas and the forward pass.
 
         Raises ValueError for a token id outside the vocabulary, once the deltas are applied.
         """
         slot_rows = self._place(plan.slots) if plan.slots else NO_SLOT_ROWS
-        self.executor.swap(plan.swap_out, plan.swap_in)
         try:
             check_tokens(plan, self._spec.vocab_size)
         except ValueError:
@@ -80,6 +80,12 @@ class PackingRunner:
 
     def ready(self, ticket: Ticket) -> bool:
         return self.executor.ready(ticket.launched)
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> Any:
+        return self.executor.transfer(direction, pages)
+
+    def transferred(self, ticket: Any) -> bool:
+        return self.executor.transferred(ticket)
 
     def close(self) -> None:
         self.executor.close()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from services.compute.kv.memory import KVGroup
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.step import DEVICE_TOKEN, StepPlan, StepResult, TokenMasks
 
 
@@ -47,7 +48,7 @@ class Runner(Protocol):
     def spec(self) -> RunnerSpec: ...
 
     def forward(self, plan: StepPlan) -> Any:
-        """Apply the plan's transfers and deltas and launch its forward pass.
+        """Apply the plan's deltas and launch its forward pass.
 
         Returns a ticket, opaque to the engine, for the step on its way through the device.
 
@@ -69,6 +70,19 @@ class Runner(Protocol):
 
     def ready(self, ticket: Any) -> bool:
         """Whether `result` would return at once."""
+        ...
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> Any:
+        """Start copying pages between device and host, without waiting; return a ticket for it.
+
+        What is read is what all steps launched so far leave, and all transfers before. Until the
+        ticket is ready no step may write to a page that is read, nor use one that is written.
+        Raises only if nothing has been copied.
+        """
+        ...
+
+    def transferred(self, ticket: Any) -> bool:
+        """Whether a transfer's pages have been copied; steps launched from now on may use them."""
         ...
 
     def close(self) -> None:

@@ -27,8 +27,12 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
 
         return sim.load(folder, settings)
     from services.compute.runner.packing_runner import PackingRunner
+    from services.compute.runner.recording import RecordingExecutor
 
-    return PackingRunner(load_executor(folder, settings))
+    executor = load_executor(folder, settings)
+    if settings.record_dir:
+        executor = RecordingExecutor.begin(executor, folder, settings)
+    return PackingRunner(executor)
 
 
 def load_executor(folder: Path, settings: ComputeSettings) -> Executor:

@@ -18,6 +18,7 @@ from common.messages.tokens import TokenLogprobs
 from common.model_folder import describe, eos_token_ids, read_json, read_pooling
 from services.compute.config import ComputeSettings
 from services.compute.kv.memory import KVGroup
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.step import (
     Float32Array,
@@ -217,6 +218,12 @@ class SimRunner:
             if ticket.plan.pools
             else {},
         )
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> None:
+        """Nothing: its pages hold nothing, and copies take no time beside its steps."""
+
+    def transferred(self, ticket: None) -> bool:
+        return True
 
     def close(self) -> None:
         pass

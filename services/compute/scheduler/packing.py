@@ -9,7 +9,7 @@ import numpy as np
 
 from services.compute.kv.memory import PageKind
 from services.compute.kv.page_table import NewEntries
-from services.compute.scheduler.sequence import Chunk, Draft, LaunchedStep, Sequence
+from services.compute.scheduler.sequence import Chunk, Draft, LaunchedStep, Sequence, Status
 from services.compute.scheduler.state import SchedulerState
 from services.compute.step import (
     DEVICE_TOKEN,
@@ -27,9 +27,10 @@ _NO_DELTAS: dict[str, Any] = {"page_slot": NO_IDS, "page_index": NO_IDS, "page_i
 def _take_deltas(state: SchedulerState, chunks: list[Chunk]) -> dict[str, Any]:
     """What changes on the device before the step's forward pass, as fields of the plan."""
     running, deltas = state.running, _NO_DELTAS.copy()
-    deltas["swap_out"], deltas["swap_in"] = state.transfers.take()
     if running.new_owners:
-        deltas["slots"] = tuple(s.slot_delta() for s in running.new_owners if s.slot >= 0)
+        # Once each: one may have been described for a plan that was not made, and have left since.
+        owners = [s for s in dict.fromkeys(running.new_owners) if s.status is Status.RUNNING]
+        deltas["slots"] = tuple(sequence.slot_delta() for sequence in owners)
         running.new_owners = []
     if not running.dirty_tables and not chunks:
         return deltas
@@ -38,7 +39,7 @@ def _take_deltas(state: SchedulerState, chunks: list[Chunk]) -> dict[str, Any]:
     kinds = state.memory.kinds
     by_kind = [NewEntries() for _ in kinds]
     for sequence in (*running.dirty_tables, *(chunk.sequence for chunk in chunks)):
-        if sequence.slot >= 0:
+        if sequence.status is Status.RUNNING:
             sequence.table.send(sequence.slot, sequence.num_scheduled_tokens, by_kind)
     running.dirty_tables = []
     if state.memory.num_groups == 1:

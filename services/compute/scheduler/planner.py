@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
-
 from services.compute.kv.page_table import Paths
+from services.compute.kv.transfer import Direction
 from services.compute.scheduler.policies import Quota
 from services.compute.scheduler.sequence import Chunk, Draft, Sequence, Status
 from services.compute.scheduler.state import SchedulerSettings, SchedulerState, by_order
-from services.compute.step import StepPlan
 
 
 class Planner:
@@ -23,6 +21,9 @@ class Planner:
     has rows in flight; a step later nothing of it is in flight, and it is preempted if the page is
     still missing. Until then nothing is admitted. The oldest sequence can take everything from
     the others, and alone it fits (intake checked that), so there is always progress.
+
+    The pages of a victim that is swapped out come free when they have been copied. Rows wait for as
+    many as are coming; only who needs more takes the next victim's.
     """
 
     def __init__(self, state: SchedulerState, max_tokens: int, settings: SchedulerSettings) -> None:
@@ -33,6 +34,8 @@ class Planner:
         self._max_chunk = min(settings.max_prefill_tokens, max_tokens)
         self._max_scored_tokens = settings.max_scored_tokens
         self._held: set[Sequence] = set()
+        self._step_id = 0  # the next plan's
+        self._num_awaited = 0  # pages that held rows wait for transfers to free
         self._short_of_pages = False
         self._head: Sequence | None = None  # the first in the queue, if it did not fit
         self._head_found: Paths | None = None  # its pages that the prefix trees have
@@ -47,11 +50,13 @@ class Planner:
         An empty draft says that nothing can run now.
         """
         self._held.clear()
+        self._num_awaited = 0
+        self._step_id = step_id
         if not self._running.decoding:
             self._short_of_pages = False
         draft = Draft()
         for quota in quotas:
-            self._make_rooms(quota, step_id)
+            self._make_rooms(quota)
             budget = self._max_tokens
             if quota.decode:
                 decoding = self._running.decoding
@@ -66,22 +71,37 @@ class Planner:
         self._schedule(draft)
         return draft
 
-    def recompute_swapped(self, broken: StepPlan) -> None:
-        """A step broke that should have swapped pages out or in: their sequences recompute."""
-        for sequence in self._waiting:
-            if sequence.status is Status.SWAPPED and sequence.swap_step == broken.step_id:
-                self._state.transfers.drop(sequence.host_pages)
-                sequence.host_pages = array("i")
-                sequence.restart(0)
-                sequence.status = Status.WAITING
-        targets = {page for _, page in broken.swap_in}
-        for sequence in list(self._running) if targets else ():
-            # One that is in flight has a row in a later step, which came after the swap.
-            if not sequence.in_flight and sequence.table.holds_any(targets):
-                sequence.restart(0)
-                self._requeue(sequence, Status.WAITING)
+    def transferred(self, number: int) -> None:
+        """A transfer has ended: a sequence that waited for it runs from the next plan on."""
+        sequence = self._state.transfers.end(number)
+        if sequence.status is Status.LOADING and sequence.transfer == number:
+            self._state.drop_host_pages(sequence)
+            self._running.enter(sequence)
 
-    def _make_rooms(self, quota: Quota, step_id: int) -> None:
+    def transfer_failed(self, number: int) -> None:
+        """Nothing was copied: the sequence computes everything again, if it needs its pages yet."""
+        self._recompute(self._state.transfers.end(number))
+
+    def recompute_swapped(self, broken_id: int) -> None:
+        """A step broke: what was swapped out while it was in flight may hold pages that it wrote.
+
+        They may have taken the place of the sequence's own in its table.
+        """
+        for sequence in [*self._waiting, *self._running]:
+            if sequence.swap_step > broken_id:
+                self._recompute(sequence)
+
+    def _recompute(self, sequence: Sequence) -> None:
+        """Forget the pages that a sequence has on the host, if it is not running."""
+        if sequence.status is Status.LOADING:
+            self._requeue(sequence, Status.WAITING)
+        elif sequence.status is not Status.SWAPPED:
+            return
+        self._state.drop_host_pages(sequence)
+        sequence.restart(0)
+        sequence.status = Status.WAITING
+
+    def _make_rooms(self, quota: Quota) -> None:
         """Get pages for all rows that the next step may have of running sequences, by seniority."""
         running = self._running
         due: list[Sequence] = []
@@ -99,7 +119,7 @@ class Planner:
         due.sort(key=by_order)
         for sequence in due:
             if sequence.slot >= 0 and sequence not in self._held:
-                self._make_room(sequence, quota.prefill_tokens, step_id)
+                self._make_room(sequence, quota.prefill_tokens)
 
     def _chunks_without_room(self, budget: int) -> list[Sequence]:
         """The prefills whose next chunks may not have their pages yet, as of a window."""
@@ -114,41 +134,58 @@ class Planner:
             budget -= stop - start
         return due
 
-    def _make_room(self, sequence: Sequence, max_chunk: int, step_id: int) -> None:
+    def _make_room(self, sequence: Sequence, max_chunk: int) -> None:
         """Get the pages of a sequence's next position or chunk, or hold it."""
         start, num_tokens = sequence.num_scheduled_tokens, sequence.num_tokens
         stop = min(num_tokens, start + max_chunk) if start + 1 < num_tokens else start + 1
         while not sequence.table.grow(stop, start):
             self._short_of_pages = True
+            if self._are_coming(sequence.table.num_lacking(stop)):
+                self._held.add(sequence)
+                return
             victim = self._running.youngest()
             if victim is sequence or victim.in_flight:
                 # The youngest waits for pages without giving up its own: no older one needs them.
                 self._held.add(victim)
                 self._held.add(sequence)
                 return
-            self._preempt(victim, step_id)
+            self._preempt(victim)
         sequence.set_replan()
         self._running.dirty_tables.append(sequence)
 
-    def _preempt(self, victim: Sequence, step_id: int) -> None:
-        """Free the victim's device pages and queue it again; `step_id` is the next plan's.
+    def _are_coming(self, num_pages: int) -> bool:
+        """Whether transfers will free so many pages, beside those that are waited for already."""
+        memory = self._state.memory
+        num_expected = memory.num_expected
+        if num_expected <= memory.num_available or self._num_awaited + num_pages > num_expected:
+            return False
+        self._num_awaited += num_pages
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Free the victim's device pages and queue it again.
 
         It has no row in flight, so every token that it sampled is known. It is swapped out while
         there is swap space for all of it, else it recomputes; its full pages stay in the prefix
-        tree until they are needed, so that often part of the work is found done.
+        tree until they are needed, so that often part of the work is found done. If it is still
+        loading, its pages on the host are as good as they were.
         """
-        state = self._state
-        pages = victim.table.swapped_pages(victim.num_computed_tokens)
-        host_pages = state.memory.host.take(len(pages)) if victim.can_swap else None
-        if host_pages:
-            state.transfers.swap_out(pages, host_pages)
-            victim.host_pages = host_pages
-            victim.swap_step = step_id
+        if victim.status is Status.LOADING or self._swap_out(victim):
             self._requeue(victim, Status.SWAPPED)
         else:
             victim.restart(0)
             self._requeue(victim, Status.WAITING)
         self.preemptions_total += 1
+
+    def _swap_out(self, victim: Sequence) -> bool:
+        state = self._state
+        pages = victim.table.swapped_pages(victim.num_computed_tokens)
+        host_pages = state.memory.host.take(len(pages)) if victim.can_swap else None
+        if not host_pages:
+            return False
+        state.transfers.start(Direction.TO_HOST, pages, host_pages, victim)
+        victim.host_pages, victim.swap_step = host_pages, self._step_id
+        return True
 
     def _requeue(self, sequence: Sequence, status: Status) -> None:
         sequence.table.release()
@@ -171,10 +208,14 @@ class Planner:
             if first is None or not self._start(first, budget, now_s):
                 return
             num_new -= is_new
-            budget -= self._add_chunk(draft, first, budget)
+            if first.status is Status.RUNNING:
+                budget -= self._add_chunk(draft, first, budget)
 
     def _start(self, sequence: Sequence, budget: int, now_s: float) -> bool:
-        """Give the first in the queue its pages and a slot; False if it has to wait."""
+        """Give the first in the queue its pages and a slot; False if it has to wait.
+
+        It runs at once, or when its pages are back from the host.
+        """
         state, table, num_tokens = self._state, sequence.table, sequence.num_tokens
         # While it stays the first, only what has come and gone since is looked up.
         found = self._head_found if sequence is self._head else None
@@ -196,8 +237,7 @@ class Planner:
         table.adopt(nodes, start)
         if not table.reserve(num_tokens, min(num_tokens, start + budget)):
             raise RuntimeError("pages counted as available could not be taken")
-        if sequence.host_pages:
-            self._swap_in(sequence, start)
+        is_loading = self._swap_in(sequence, start)
         sequence.restart(start)
         if not sequence.has_run:
             sequence.queued_s = now_s - sequence.params.arrived_at_s
@@ -205,15 +245,22 @@ class Planner:
             self.num_started_total += 1
             self.prompt_tokens_total += sequence.prompt_len
             self.cached_tokens_total += sequence.cached_tokens
-        state.running.enter(sequence)
+        if not is_loading:
+            state.running.enter(sequence)
         return True
 
-    def _swap_in(self, sequence: Sequence, start: int) -> None:
-        transfers, host_pages = self._state.transfers, sequence.host_pages
-        if start == sequence.num_computed_tokens:  # else a prefix hit reaches further
-            transfers.swap_in(sequence.table.restored(start, iter(host_pages)))
-        transfers.spend(host_pages)
-        sequence.host_pages = array("i")
+    def _swap_in(self, sequence: Sequence, start: int) -> bool:
+        """Bring back what a swapped sequence has on the host alone; False if that is nothing."""
+        state, host_pages = self._state, sequence.host_pages
+        if host_pages and start == sequence.num_computed_tokens:  # else a hit reaches further
+            sources, targets = sequence.table.restored(start, host_pages)
+            if sources:
+                number = state.transfers.start(Direction.TO_DEVICE, sources, targets, sequence)
+                sequence.transfer = number
+                state.running.load(sequence)
+                return True
+        state.drop_host_pages(sequence)
+        return False
 
     def _add_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
         """Add as many known tokens of a sequence as the budget allows; return their number."""

@@ -19,7 +19,8 @@ from services.compute.scheduler.packing import Packer
 from services.compute.scheduler.planner import Planner
 from services.compute.scheduler.policies import BatchView, SchedulingPolicy
 from services.compute.scheduler.sequence import LaunchedStep, Sequence, Status
-from services.compute.scheduler.state import SchedulerSettings, SchedulerState
+from services.compute.scheduler.state import SchedulerSettings, SchedulerState, by_order
+from services.compute.scheduler.transfers import Transfer
 from services.compute.step import StepPlan, StepResult
 
 
@@ -29,7 +30,7 @@ class SchedulerStats:
 
     num_waiting: int
     num_running: int
-    num_swapped: int
+    num_swapped: int  # or on their way back
     num_slots: int  # most that can run
     pages_total: int
     pages_free: int  # never used or evictable at once
@@ -78,7 +79,10 @@ class Scheduler:
         return True
 
     def plan(self, now_s: float) -> StepPlan | None:
-        """Plan the next step; None if nothing can run before a result, a request or `wake_at_s`."""
+        """Plan the next step.
+
+        None if nothing can run before a result, a request, the end of a transfer or `wake_at_s`.
+        """
         if len(self._in_flight) > self._max_in_flight:
             return None
         self._publish_launched()
@@ -92,6 +96,20 @@ class Scheduler:
         self._in_flight.append(step)
         self._unpublished = step
         return step.plan
+
+    def take_transfers(self) -> list[Transfer]:
+        """Take what has to be copied since the last call, before the plan just made is launched.
+
+        There may be some without a plan. Each is told of again: `transferred` or `transfer_failed`.
+        """
+        return self._state.transfers.take()
+
+    def transferred(self, transfer: Transfer) -> None:
+        self._planner.transferred(transfer.number)
+
+    def transfer_failed(self, transfer: Transfer) -> None:
+        """The runner raised before it copied anything."""
+        self._planner.transfer_failed(transfer.number)
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         """Take the result of the oldest step in flight; ValueError if it is another's."""
@@ -138,12 +156,18 @@ class Scheduler:
         step = self._step(plan)
         if step is self._unpublished:
             self._unpublished = None
-        doubtful = self._distrust(step)
-        self._in_flight.remove(step)
         running = self._state.running
-        readers = [s for s in running if not doubtful.isdisjoint(s.table.tips)]
-        ended = self._fail([*step.sequences(), *readers], failure)
-        self._planner.recompute_swapped(plan)
+        # With pages that have been on the host since the step was planned, too.
+        failing = {s for s in running if s.swap_step > plan.step_id and s.status is Status.RUNNING}
+        failing.update(step.sequences())
+        readers = failing
+        while readers:  # of their pages, of the pages of those that read them, and so on
+            doubtful = self._distrust(plan.step_id, readers)
+            readers = {s for s in running if not doubtful.isdisjoint(s.table.tips)} - failing
+            failing |= readers
+        self._in_flight.remove(step)
+        ended = self._fail(sorted(failing, key=by_order), failure)
+        self._planner.recompute_swapped(plan.step_id)
         running.resend(plan.slots)
         return ended
 
@@ -173,10 +197,11 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         state, planner = self._state, self._planner
         num_swapped = sum(s.status is Status.SWAPPED for s in state.waiting)
+        num_loading = sum(s.status is Status.LOADING for s in state.running)
         return SchedulerStats(
             num_waiting=state.num_waiting - num_swapped,
-            num_running=len(state.running),
-            num_swapped=num_swapped,
+            num_running=len(state.running) - num_loading,
+            num_swapped=num_swapped + num_loading,
             num_slots=self._max_num_seqs,
             pages_total=state.memory.device.num_pages,
             pages_free=state.memory.num_available,
@@ -227,15 +252,14 @@ class Scheduler:
                 # A position that will be computed again writes to its page, so that is not shared.
                 self._publish(step, sequence, chunk.stop - (sequence in skipped))
 
-    def _distrust(self, broken: LaunchedStep) -> set[Node]:
-        """Hide what the sequences of a broken step published in it or since; return held nodes."""
-        involved = set(broken.sequences())
+    def _distrust(self, broken_id: int, sequences: set[Sequence]) -> set[Node]:
+        """Hide what these have published in a broken step or since; return the nodes still held."""
         return {
             held
             for step in self._in_flight
-            if step.plan.step_id >= broken.plan.step_id
+            if step.plan.step_id >= broken_id
             for sequence, node in step.published
-            if sequence in involved
+            if sequence in sequences
             for held in self._state.memory.detach(node)
         }
 

@@ -20,12 +20,17 @@ from services.compute.step import NO_IDS, Int32Array, SlotDelta, StepPlan
 
 
 class Status(Enum):
-    """Where a sequence is. A parked one waits for its leader's prompt pages."""
+    """Where a sequence is.
+
+    A parked one waits for its leader's prompt pages. A swapped one has its pages on the host; while
+    it is loading they are on their way back, and it keeps a slot.
+    """
 
     WAITING = "waiting"
     PARKED = "parked"
     RUNNING = "running"
     SWAPPED = "swapped"
+    LOADING = "loading"
     ENDED = "ended"
 
 
@@ -72,7 +77,7 @@ class Sequence:
         *("host_pages", "leader", "live", "num_computed_tokens", "num_scheduled_tokens"),
         *("num_scored", "opened", "order", "outputs", "page_tokens", "params", "prompt_len"),
         *("queued_s", "replan_at", "slot", "status", "stop_ids", "swap_step", "table"),
-        *("token_limit", "wants_scores"),
+        *("token_limit", "transfer", "wants_scores"),
     )
 
     def __init__(
@@ -112,7 +117,8 @@ class Sequence:
         self.replan_at = 0  # scheduled tokens at which the planner has to do more than the next row
         self.check_at = len(self.outputs) + 1  # outputs at which commit does more than append
         self.host_pages = array("i")
-        self.swap_step = -1  # the step whose transfers fill `host_pages`
+        self.swap_step = -1  # the first step after it was swapped out last
+        self.transfer = -1  # the one that it waits for while it is loading
         self.leader: Sequence | None = None  # the choice whose prompt pages this one waits for
         self.followers: list[Sequence] = []
 

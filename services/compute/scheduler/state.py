@@ -15,12 +15,11 @@ from common.messages.address import AttemptId
 from common.messages.failure import Ending, EndReason, Failure
 from common.messages.logprobs import PromptLogprobs
 from common.messages.tokens import TokenLogprobs
-from services.compute.kv.memory import KVMemory, PagePool
+from services.compute.kv.memory import KVMemory
 from services.compute.scheduler.outputs import Output, OutputRoutes, SequenceOutput
 from services.compute.scheduler.sequence import Sequence, Status
+from services.compute.scheduler.transfers import Transfers
 from services.compute.step import MAX_SCORED_TOKENS, SlotDelta
-
-PagePairs = tuple[tuple[int, int], ...]
 
 by_order = attrgetter("order")
 
@@ -220,13 +219,21 @@ class RunningBatch:
             self._settle()
         return self._prefilling
 
-    def enter(self, sequence: Sequence) -> None:
+    def load(self, sequence: Sequence) -> None:
+        """Keep a slot for a sequence that enters when its pages are on the device."""
         if self._stale:
             self._settle()
         sequence.slot = self._free_slots.pop()
+        sequence.status = Status.LOADING
+        self.sequences[sequence] = None
+
+    def enter(self, sequence: Sequence) -> None:
+        if sequence.slot < 0:
+            self.load(sequence)
+        elif self._stale:
+            self._settle()
         sequence.status = Status.RUNNING
         sequence.has_run = True
-        self.sequences[sequence] = None
         self.routes.enter(sequence)
         prefilling = self._prefilling.copy()
         insort(prefilling, sequence, key=by_order)
@@ -255,11 +262,12 @@ class RunningBatch:
 
     def resend(self, missed: Iterable[SlotDelta]) -> None:
         """A plan may have been lost: send all page tables again, and its settings of slots."""
-        for sequence in self.sequences:
+        known = [s for s in self.sequences if s.status is Status.RUNNING]
+        for sequence in known:
             sequence.table.resend()
-        self.dirty_tables = list(self.sequences)
+        self.dirty_tables = known
         epochs = {delta.slot: delta.epoch for delta in missed}
-        for sequence in self.sequences:
+        for sequence in known:
             # One that is in flight has a row in a later step, so that its settings have come.
             if epochs.get(sequence.slot) == sequence.epoch and not sequence.in_flight:
                 self._describe(sequence)
@@ -278,48 +286,6 @@ class RunningBatch:
         self._prefilling = [s for s in self._prefilling if s.slot >= 0]
 
 
-class Transfers:
-    """Swaps that the next plan carries; the device does them before its forward pass.
-
-    So a device page that is swapped out may be given away at once: its next owner writes to it
-    later. A host page that is swapped in is free only after the plan, whose swap-outs come first.
-    """
-
-    def __init__(self, host: PagePool) -> None:
-        self._host = host
-        self._out_to_host: list[tuple[int, int]] = []
-        self._into_device: list[tuple[int, int]] = []
-        self._spent: list[int] = []
-
-    def swap_out(self, device_pages: Iterable[int], host_pages: Iterable[int]) -> None:
-        self._out_to_host.extend(zip(device_pages, host_pages, strict=True))
-
-    def swap_in(self, pairs: Iterable[tuple[int, int]]) -> None:
-        self._into_device.extend(pairs)
-
-    def spend(self, host_pages: Iterable[int]) -> None:
-        self._spent.extend(host_pages)
-
-    def drop(self, host_pages: Iterable[int]) -> None:
-        """Free host pages that will not be read, and cancel the copies to them."""
-        if self._out_to_host:
-            dropped = set(host_pages)
-            self._out_to_host = [pair for pair in self._out_to_host if pair[1] not in dropped]
-        for page in host_pages:
-            self._host.give_back(page)
-
-    def take(self) -> tuple[PagePairs, PagePairs]:
-        if not self._out_to_host and not self._spent:
-            return (), ()
-        taken = tuple(self._out_to_host), tuple(self._into_device)
-        self._out_to_host = []
-        self._into_device = []
-        for page in self._spent:
-            self._host.give_back(page)
-        self._spent = []
-        return taken
-
-
 class SchedulerState:
     """Where every sequence is, what each part of the scheduler changes, and how sequences end."""
 
@@ -329,7 +295,7 @@ class SchedulerState:
         self.waiting = WaitingQueue()
         self.forks = Forks(self.waiting)
         self.running = RunningBatch(num_slots)
-        self.transfers = Transfers(memory.host)
+        self.transfers = Transfers(memory)
         self.outputs: list[Output] = []  # those of one attempt are in order
 
     @property
@@ -374,7 +340,8 @@ class SchedulerState:
         """Give back slot, pages and place in the queue; the terminal is among the outputs.
 
         Pages are free at once, also those that a step in flight still writes to: one stream orders
-        all writes, so the next owner's come later. What that step samples is discarded by commit.
+        all writes, so the next owner's come later. Those that a transfer moves are leased until its
+        end. What a step in flight samples is discarded by commit.
         """
         match sequence.status:
             case Status.RUNNING:
@@ -385,8 +352,10 @@ class SchedulerState:
                 self.waiting.remove(sequence)
             case Status.SWAPPED:
                 self.waiting.remove(sequence)
-                self.transfers.drop(sequence.host_pages)
-                sequence.host_pages = array("i")
+                self.drop_host_pages(sequence)
+            case Status.LOADING:
+                self.running.leave(sequence)
+                self.drop_host_pages(sequence)
             case Status.ENDED:
                 raise RuntimeError(f"{sequence.attempt} ends twice")
         sequence.table.release()
@@ -394,3 +363,8 @@ class SchedulerState:
         sequence.live = False
         self.attempts.remove(sequence)
         self.forks.succeed(sequence)
+
+    def drop_host_pages(self, sequence: Sequence) -> None:
+        for page in sequence.host_pages:
+            self.memory.host.give_back(page)
+        sequence.host_pages = array("i")

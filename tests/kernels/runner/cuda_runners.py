@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.compute.config import ComputeSettings
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.cuda.load import load_on
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
 from services.compute.runner.packing_runner import PackingRunner
@@ -86,6 +87,12 @@ class LogitsTap:
 
     def ready(self, ticket: Any) -> bool:
         return self._runner.ready(ticket)
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> Any:
+        return self._runner.transfer(direction, pages)
+
+    def transferred(self, ticket: Any) -> bool:
+        return self._runner.transferred(ticket)
 
     def close(self) -> None:
         self._runner.close()

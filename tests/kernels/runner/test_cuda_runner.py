@@ -111,7 +111,7 @@ def test_nothing_waits_for_the_device_before_the_result(load: Load, folder: Path
 def test_a_launch_returns_while_the_device_is_busy_with_the_steps_before(
     load: Load, folder: Path
 ) -> None:
-    """With swaps both ways and newcomers whose settings need uploads of their own."""
+    """With transfers both ways and newcomers whose settings need uploads of their own."""
     hand = load(folder, max_prefill_tokens=200)
     run_ahead(hand, 3)
     away, back = hand.add(PROMPTS[1]), hand.add(PROMPTS[0])
@@ -122,7 +122,8 @@ def test_a_launch_returns_while_the_device_is_busy_with_the_steps_before(
     torch.cuda._sleep(4_000_000_000)  # cycles: two seconds
     busy = torch.cuda.Event()
     busy.record()
-    rows = [(s, 1) for s in (*hand.sequences[:4], back)] + [(s, 3) for s in newcomers]
+    hand.swap_in(back)
+    rows = [(s, 1) for s in hand.sequences[:4]] + [(s, 3) for s in newcomers]
     launched = hand.launch(*rows, swap_out=(away,))
     still_busy = not busy.query()
     hand.finish(launched)

@@ -13,6 +13,7 @@ from common.messages.tokens import TokenLogprobs
 from services.compute.config import ComputeSettings
 from services.compute.device import scheduler_settings
 from services.compute.engine import Engine
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.protocol import Runner, RunnerSpec
 from services.compute.scheduler.outputs import sequence_outputs
 from services.compute.scheduler.policies import make_policy
@@ -49,6 +50,12 @@ class Restricted:
 
     def ready(self, ticket: Any) -> bool:
         return self._runner.ready(ticket)
+
+    def transfer(self, direction: Direction, pages: PagePairs) -> Any:
+        return self._runner.transfer(direction, pages)
+
+    def transferred(self, ticket: Any) -> bool:
+        return self._runner.transferred(ticket)
 
     def close(self) -> None:
         self._runner.close()
@@ -102,7 +109,8 @@ class Server:
     @property
     def is_busy(self) -> bool:
         """Whether anything is queued, running or on its way."""
-        return self.scheduler.has_work() or self.engine.num_in_flight > 0
+        in_flight = self.engine.num_in_flight or self.engine.num_transfers
+        return self.scheduler.has_work() or in_flight > 0
 
     def run(self) -> None:
         """Until nothing is left, which leaves every page free."""

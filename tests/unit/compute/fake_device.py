@@ -6,6 +6,9 @@ that it sees, as attention does, and checks that they belong together; and the t
 depends on all of them. So a page that was lost, overwritten or shared wrongly fails an assertion
 at the read, or gives a wrong token. What is in a page that has no owner is gone.
 
+A transfer copies when it is finished, as late as it can: until then no row may write to a page that
+it reads, nor use one that it writes, and no other transfer may write to either.
+
 What a row reads was written in an earlier step, or is written in the same step by another row:
 in every layer of a model all rows store their keys before any of them attends. Here, where a row
 is computed at once, that other row is taken first.
@@ -22,7 +25,9 @@ import numpy as np
 from common.messages.sampling import SamplingParams
 from common.messages.tokens import TokenLogprobs
 from services.compute.kv.memory import KVGroup
+from services.compute.kv.transfer import Direction
 from services.compute.runner.protocol import RunnerSpec
+from services.compute.scheduler.transfers import Transfer
 from services.compute.step import (
     DEVICE_TOKEN,
     Float32Array,
@@ -34,6 +39,7 @@ from services.compute.step import (
 )
 
 EOS = 1
+Page = list[tuple[int, int, int]]
 EMPTY = (-1, 0, -1)  # (token, prefix hash, group) of a position that was never written
 DAMAGED = (-7, 0, -1)  # what a broken step leaves behind: a row that reads it computes nonsense
 
@@ -142,6 +148,8 @@ class FakeDevice:
         self.page_tokens = spec.kv_groups[0].page_tokens
         self.windows = [group.window for group in spec.kv_groups]
         self.unowned: Iterable[int] = ()  # pages that no row of the next step may read
+        self.returned: frozenset[int] = frozenset()  # such that a transfer still reads or writes
+        self.transfers: list[tuple[Transfer, list[Page]]] = []  # with what they should read
         self.pages = [[EMPTY] * self.page_tokens for _ in range(spec.num_pages)]
         self.host = [[EMPTY] * self.page_tokens for _ in range(spec.num_host_pages)]
         self.slots: dict[int, Slot] = {}
@@ -159,7 +167,6 @@ class FakeDevice:
         """
         assert plan.step_id > self.last_step_id, "plans are numbered in their order"
         self.last_step_id = plan.step_id
-        self._transfer(plan)
         for delta in plan.slots:
             old = self.slots.get(delta.slot)
             assert old is None or delta.epoch > old.delta.epoch, "a slot's epoch only grows"
@@ -184,14 +191,41 @@ class FakeDevice:
                 result.embeddings[pool.row] = embedding
         return result
 
-    def _transfer(self, plan: StepPlan) -> None:
-        targets = [host for _, host in plan.swap_out] + [~page for _, page in plan.swap_in]
-        assert len(set(targets)) == len(targets), "two transfers write to one page"
-        for page, host in plan.swap_out:
-            self.host[host] = list(self.pages[page])
-        for host, page in plan.swap_in:
-            self.pages[page] = list(self.host[host])
-        self.num_swapped_out += len(plan.swap_out)
+    def transfer(self, transfer: Transfer) -> None:
+        """Begin a transfer: what it will write is as good as gone."""
+        sources, targets = (pages.tolist() for pages in transfer.pages)
+        assert all(pages.dtype == np.int32 for pages in transfer.pages)
+        to_host = transfer.direction is Direction.TO_HOST
+        source, target = (self.pages, self.host) if to_host else (self.host, self.pages)
+        assert len(set(targets)) == len(targets) == len(sources) > 0
+        is_free = self.under_way(target is self.host).isdisjoint(targets)
+        assert is_free, "a transfer writes to a page of another one"
+        for page in targets:
+            target[page] = [EMPTY] * self.page_tokens
+        self.num_swapped_out += len(sources) * to_host
+        self.transfers.append((transfer, [list(source[page]) for page in sources]))
+
+    def finish_transfer(self) -> Transfer:
+        """Copy what the oldest transfer is about."""
+        (transfer, contents), *self.transfers = self.transfers
+        to_host = transfer.direction is Direction.TO_HOST
+        source, target = (self.pages, self.host) if to_host else (self.host, self.pages)
+        columns = (transfer.pages.sources.tolist(), transfer.pages.targets.tolist(), contents)
+        for first, to, content in zip(*columns, strict=True):
+            # Pages on the host may just have been written by a transfer that began before.
+            assert source[first] == content or not to_host, "a page changed under a transfer"
+            target[to] = list(source[first])
+        return transfer
+
+    def under_way(self, on_host: bool, written: bool | None = None) -> set[int]:
+        """The pages of one memory that transfers read or write, or of these one alone."""
+        pages: set[int] = set()
+        for transfer, _ in self.transfers:
+            is_written = (transfer.direction is Direction.TO_HOST) is on_host
+            if written in (None, is_written):
+                sources, targets = transfer.pages
+                pages.update((targets if is_written else sources).tolist())
+        return pages
 
     def _check_shape(self, plan: StepPlan) -> None:
         rows = plan.num_rows
@@ -212,12 +246,15 @@ class FakeDevice:
     def _check_owners(self, plan: StepPlan) -> None:
         """A page that rows of this step use is one group's, and at one place in all of them."""
         owners: dict[int, tuple[int, int]] = {}
+        arriving = self.under_way(on_host=False, written=True)
         for row, slot in enumerate(plan.row_slot.tolist()):
             start, stop = int(plan.q_start[row]), int(plan.pos_upper[row])
             for group in range(len(self.windows)):
                 first = self._seen_from(group, start) // self.page_tokens
                 for index in range(first, -(-stop // self.page_tokens)):
                     page = self.slots[slot].pages[group, index]
+                    assert page not in arriving, "a row uses a page that is not there yet"
+                    assert page not in self.returned, "a row uses a page that was given back"
                     owner = owners.setdefault(page, (group, index))
                     assert owner == (group, index), f"page {page} has two owners"
 
@@ -231,6 +268,7 @@ class FakeDevice:
         prefixes: list[list[int]] = [[] for _ in range(plan.num_rows)]
         token_start = (np.cumsum(plan.q_len) - plan.q_len).tolist()
         written: dict[tuple[int, int], int] = {}
+        leaving = self.under_way(on_host=False, written=False)
         for row in self._rows_in_order(plan):
             slot = self.slots[int(plan.row_slot[row])]
             assert slot.delta.epoch == plan.row_epoch[row], "the row is of a former owner"
@@ -248,6 +286,7 @@ class FakeDevice:
                 prefixes[row].append(prefix)
                 for group in range(len(self.windows)):
                     place = page, offset = self._place(slot, group, position)
+                    assert page not in leaving, "a row writes to a page that is still read"
                     assert written.setdefault(place, prefix) == prefix, "two rows, one place"
                     self.pages[page][offset] = DAMAGED if prefix < 0 else (token, prefix, group)
         return prefixes

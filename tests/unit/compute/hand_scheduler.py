@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.messages.sampling import SamplingParams
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.protocol import Runner
 from services.compute.step import DEVICE_TOKEN, SlotDelta, StepPlan, StepResult, int32_array
 
@@ -29,6 +30,7 @@ class Sequence:
     computed: int = 0
     output: list[int] = field(default_factory=list)
     host_pages: list[int] = field(default_factory=list)
+    loading: tuple[object] | None = None  # the ticket of its pages' way back
     placed: bool = False
 
 
@@ -44,6 +46,7 @@ class HandScheduler:
         if scatter:  # neighbours in a sequence are not neighbours in memory
             np.random.default_rng(3).shuffle(self.free_pages)
         self.free_host_pages = list(range(spec.num_host_pages))
+        self.leaving: list[tuple[object, list[int]]] = []  # tickets, pages free behind them
         self.sequences: list[Sequence] = []
         self.step_id = 0
         self.results: list[StepResult] = []
@@ -82,8 +85,10 @@ class HandScheduler:
         """Forward and sample a step; its tokens are on the device only."""
         decode = [r for r in rows if self._is_decode(*r)]
         ordered = decode + [r for r in rows if not self._is_decode(*r)]
-        out_moves = [move for sequence in swap_out for move in self._swap_out(sequence)]
-        in_moves, deltas = [], []
+        self._end_transfers()
+        for sequence in swap_out:
+            self.swap_out(sequence)
+        deltas = []
         slots, q_start, q_len, tokens, sample_row, sample_index, entries = (
             [],
             [],
@@ -95,7 +100,7 @@ class HandScheduler:
         )
         sampled: list[Sequence] = []
         for number, (sequence, queries) in enumerate(ordered):
-            in_moves += self._swap_in(sequence)
+            self._load(sequence)
             if not sequence.placed:
                 deltas.append(self._delta(sequence))
                 entries += self._entries(sequence, 0)
@@ -134,8 +139,6 @@ class HandScheduler:
             page_id=table[:, 2],
             page_group=table[:, 3],
             slots=tuple(deltas),
-            swap_out=tuple(out_moves),
-            swap_in=tuple(in_moves),
         )
         return self.runner.sample(self.runner.forward(plan)), sampled
 
@@ -181,16 +184,42 @@ class HandScheduler:
             output_ids=int32_array(sequence.output),
         )
 
-    def _swap_out(self, sequence: Sequence) -> list[tuple[int, int]]:
-        moves = []
-        for page in sequence.pages:
-            host_page = self.free_host_pages.pop()
-            moves.append((page, host_page))
-            sequence.host_pages.append(host_page)
-        self.free_pages = sequence.pages + self.free_pages
+    def swap_out(self, sequence: Sequence) -> None:
+        """Begin a sequence's way to the host; its pages are free when it is over."""
+        taken = [self.free_host_pages.pop() for _ in sequence.pages]
+        pages = PagePairs(int32_array(sequence.pages), int32_array(taken))
+        ticket = self.runner.transfer(Direction.TO_HOST, pages)
+        self.leaving.append((ticket, sequence.pages))
+        sequence.host_pages = taken
         sequence.pages = []
         sequence.placed = False
-        return moves
+
+    def swap_in(self, sequence: Sequence) -> None:
+        """Begin its way back; steps with a row of it wait for the end."""
+        taken = [self.free_pages.pop() for _ in sequence.host_pages]
+        pages = PagePairs(int32_array(sequence.host_pages), int32_array(taken))
+        sequence.loading = (self.runner.transfer(Direction.TO_DEVICE, pages),)
+        sequence.pages = taken
+
+    def _load(self, sequence: Sequence) -> None:
+        if not sequence.host_pages:
+            return
+        if sequence.loading is None:
+            self.swap_in(sequence)
+        (ticket,) = sequence.loading
+        while not self.runner.transferred(ticket):
+            pass
+        self.free_host_pages += sequence.host_pages
+        sequence.host_pages, sequence.loading = [], None
+
+    def _end_transfers(self) -> None:
+        """Free the pages that have been copied to the host."""
+        leaving, self.leaving = self.leaving, []
+        for ticket, pages in leaving:
+            if self.runner.transferred(ticket):
+                self.free_pages = pages + self.free_pages
+            else:
+                self.leaving.append((ticket, pages))
 
     def _entries(self, sequence: Sequence, first: int) -> list[tuple[int, int, int, int]]:
         """Of the page tables, for a sequence's pages from this one on."""
@@ -199,13 +228,3 @@ class HandScheduler:
             (slot, number // num_groups, page, number % num_groups)
             for number, page in enumerate(sequence.pages[first:], first)
         ]
-
-    def _swap_in(self, sequence: Sequence) -> list[tuple[int, int]]:
-        moves = []
-        for host_page in sequence.host_pages:
-            page = self.free_pages.pop()
-            moves.append((host_page, page))
-            sequence.pages.append(page)
-        self.free_host_pages += sequence.host_pages
-        sequence.host_pages = []
-        return moves

@@ -6,10 +6,11 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from services.compute.kv.memory import KVMemory, PageKind
+from services.compute.kv.memory import KVMemory, PageKind, PagePool
 from services.compute.kv.page_table import PageTable, PageTables
 from services.compute.kv.prefix_tree import NO_PAGE, Node, PrefixTree
 from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.sequence import Status
 from services.compute.step import StepPlan
 
 
@@ -40,9 +41,22 @@ def check_memory(memory: KVMemory, tables: Iterable[PageTable | PageTables]) -> 
         owners.update(check_kind(kind, [t for t in all_tables if t._kind is kind]))
     assert all(count == 1 for count in owners.values()), "a page has two owners"
     assert all(memory.device.is_used(page) for page in owners)
-    assert len(owners) + memory.device.num_free == memory.device.num_pages, "a page is lost"
+    check_pool(memory.device, len(owners))
+    device = memory.device
     evictable = sum(kind.width * kind.tree.num_evictable for kind in memory.kinds)
-    assert memory.num_available == memory.device.num_free + evictable
+    assert memory.num_available == max(device.num_free + evictable - device.num_read, 0)
+    assert memory.num_expected == device.num_free + evictable + device.num_returned
+    is_read = {page for page in owners if page in device._leases and page not in device._arriving}
+    assert len(is_read) == device.num_read
+
+
+def check_pool(pool: PagePool, num_owned: int) -> None:
+    """Every page that nobody owns is free, or will be when its leases have ended."""
+    assert num_owned + pool.num_free + pool.num_returned == pool.num_pages, "a page is lost"
+    assert pool._returned <= pool._leases.keys()
+    assert pool._arriving <= pool._leases.keys() - pool._returned
+    assert not any(pool.is_used(page) for page in pool._returned)
+    assert pool._returned.isdisjoint(pool._free[: pool.num_free])
 
 
 def check_kind(kind: PageKind, tables: list[PageTable]) -> list[int]:
@@ -78,13 +92,16 @@ def check_scheduler(scheduler: Scheduler) -> None:
     check_memory(memory, [sequence.table for sequence in sequences])
     host = [page for sequence in sequences for page in sequence.host_pages]
     assert len(set(host)) == len(host)
-    assert len(host) + memory.host.num_free == memory.host.num_pages
+    check_pool(memory.host, len(host))
+    check_leases(scheduler)
     running = scheduler._state.running
     slots = [sequence.slot for sequence in sequences if sequence.slot >= 0]
     assert len(set(slots)) == len(slots) == len(running)
     assert sorted(slots + running._free_slots) == list(range(len(running._epochs)))
     for sequence in sequences:
         tables = tables_of(sequence.table)
+        has_host_pages = sequence.status in (Status.SWAPPED, Status.LOADING)
+        assert has_host_pages is (len(sequence.host_pages) > 0)
         if sequence.slot < 0:
             assert not any(table.pages or table.first for table in tables)
             assert not sequence.in_flight
@@ -93,9 +110,25 @@ def check_scheduler(scheduler: Scheduler) -> None:
             assert len(table.pages) <= most, "more than a window and a chunk"
 
 
+def check_leases(scheduler: Scheduler) -> None:
+    """Leased are the pages of the transfers under way, and loading sequences wait for one."""
+    memory, transfers = scheduler._state.memory, scheduler._state.transfers
+    leases: dict[PagePool, Counter[int]] = {memory.device: Counter(), memory.host: Counter()}
+    for transfer, _ in transfers._under_way.values():
+        pools = transfers._pools(transfer.direction)
+        for pool, pages in zip(pools, transfer.pages, strict=True):
+            leases[pool].update(pages.tolist())
+    for pool, expected in leases.items():
+        assert pool._leases == expected
+    for sequence in scheduler._state.running:
+        if sequence.status is Status.LOADING:
+            assert transfers._under_way[sequence.transfer][1] is sequence
+
+
 def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     """Every row's sequence holds, in every kind, all pages that the row reads or writes."""
-    by_slot = {sequence.slot: sequence for sequence in scheduler._state.running}
+    running = scheduler._state.running
+    by_slot = {s.slot: s for s in running if s.status is Status.RUNNING}
     for slot, start, stop in zip(plan.row_slot, plan.q_start, plan.pos_upper, strict=True):
         for table in tables_of(by_slot[int(slot)].table):
             kind = table._kind
@@ -107,4 +140,10 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
 def unowned_pages(scheduler: Scheduler) -> list[int]:
     """Device pages that are free: no plan made by now may read them."""
     device = scheduler._state.memory.device
-    return [page for page in range(device.num_pages) if not device.is_used(page)]
+    pages = set(range(device.num_pages)) - returned_pages(scheduler)
+    return [page for page in pages if not device.is_used(page)]
+
+
+def returned_pages(scheduler: Scheduler) -> frozenset[int]:
+    """Device pages without an owner that transfers still read or write."""
+    return frozenset(scheduler._state.memory.device._returned)

@@ -92,6 +92,11 @@ def run_prompts(
         if waiting:
             scheduler.add_request(waiting.popleft(), 0.0)
         plan = scheduler.plan(0.0)
+        for transfer in scheduler.take_transfers():
+            ticket = runner.transfer(transfer.direction, transfer.pages)
+            while not runner.transferred(ticket):
+                pass
+            scheduler.transferred(transfer)
         if plan is not None:
             in_the_air.append((plan, runner.sample(runner.forward(plan))))
         if in_the_air and (plan is None or len(in_the_air) > in_flight):

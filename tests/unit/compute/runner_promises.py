@@ -34,6 +34,7 @@ class Refusing:
         self.refused: list[int] = []
         self.spec, self.sample, self.result = runner.spec, runner.sample, runner.result
         self.ready, self.close = runner.ready, runner.close
+        self.transfer, self.transferred = runner.transfer, runner.transferred
 
     def forward(self, plan: StepPlan) -> Any:
         try:
@@ -62,7 +63,7 @@ class FewSteps:
     def test_settings_that_cannot_be_taken_are_told_before_anything_is_launched(
         self, load: Load, folder: Path
     ) -> None:
-        """The plan comes again without them, and swaps both ways are done once."""
+        """The plan comes again without them, beside transfers both ways."""
         hand = load(folder, swap_space=0.01)
         first, away = hand.add(PROMPT), hand.add(PROMPT)
         hand.run(first, 3)
@@ -133,13 +134,26 @@ class FewSteps:
         assert entry.top_ids == tuple(raw.topk(3).indices.tolist())
         assert entry.top_logprobs == pytest.approx(raw.topk(3).values.tolist(), abs=1e-4)
 
-    def test_a_step_may_move_pages_and_compute_nothing(self, load: Load, folder: Path) -> None:
+    def test_pages_go_and_come_back_without_a_step(self, load: Load, folder: Path) -> None:
+        """Through other pages, and one right behind the other."""
         hand = load(folder, swap_space=0.01)
         sequence = hand.add(PROMPT)
         hand.run(sequence, 5)
-        result = hand.step(swap_out=(sequence,))
-        assert result.tokens.shape == (0, 1)
+        hand.swap_out(sequence)
+        hand.swap_in(sequence)
         assert hand.run(sequence, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
+
+    def test_what_a_transfer_reads_stays_until_it_is_ready(self, load: Load, folder: Path) -> None:
+        """Steps meanwhile write to all other pages that there are."""
+        hand = load(folder, swap_space=0.01, max_batched_token_mem=80)
+        away, other = hand.add(PROMPT), hand.add(PROMPT[::-1])
+        hand.run(away, 5)
+        hand.step((other, len(PROMPT)), swap_out=(away,))
+        hand.run(other, 60)
+        assert other.output == greedy_ids(make_model("llama"), PROMPT[::-1], 60)
+        other_pages, other.pages = other.pages, []
+        hand.free_pages += other_pages
+        assert hand.run(away, 12) == greedy_ids(make_model("llama"), PROMPT, 12)
 
 
 class RunnerPromises(FewSteps):

@@ -12,11 +12,13 @@ from common.messages.failure import Ending
 from common.messages.generate import Generate
 from common.messages.logprobs import PromptLogprobs
 from common.messages.sampling import SamplingParams
+from services.compute.kv.transfer import Direction
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.outputs import SequenceOutput, sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst, SchedulingPolicy
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.state import SchedulerSettings
+from services.compute.scheduler.transfers import Transfer
 from services.compute.step import StepPlan, StepResult
 from tests.unit.compute.fake_device import (
     FakeDevice,
@@ -27,7 +29,7 @@ from tests.unit.compute.fake_device import (
     score_of,
 )
 from tests.unit.compute.generate_requests import generate_request, prompt_ids
-from tests.unit.compute.memory_check import check_plan, unowned_pages
+from tests.unit.compute.memory_check import check_plan, returned_pages, unowned_pages
 
 ROUTER = "router"
 DETOKENIZERS = (Address("inproc://d0", "d0"), Address("inproc://d1", "d1"))
@@ -140,11 +142,12 @@ class Stream:
 
 @dataclass
 class Loop:
-    """The engine's loop, one call at a time."""
+    """The engine's loop, one call at a time. Transfers last for so many turns."""
 
     spec: RunnerSpec
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     policy: SchedulingPolicy = field(default_factory=DecodeFirst)
+    transfer_turns: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.spec, self.settings, self.policy)
@@ -152,6 +155,10 @@ class Loop:
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.streams: dict[int, Stream] = {}
         self.plans: list[StepPlan] = []
+        self.transfers: list[Transfer] = []  # all that were begun
+        self.due: deque[int] = deque()  # in which turns those under way end
+        self.num_failing = 0  # how many of the next transfers fail
+        self.num_turns = 0
         self.now_s = 0.0
 
     def add(self, request: Generate) -> None:
@@ -167,12 +174,42 @@ class Loop:
         return self.scheduler.abort(AttemptId(ROUTER, counter), self.now_s)
 
     def plan(self) -> StepPlan | None:
-        """Plan a step, whose rows must not read what has no owner now."""
+        """Plan a step, whose rows must not read what has no owner now; start and end transfers."""
+        self.num_turns += 1
+        self.end_transfers()
         plan = self.scheduler.plan(self.now_s)
+        if self.start_transfers() and plan is None:
+            self.end_transfers()
+            plan = self.scheduler.plan(self.now_s)
+            self.start_transfers()
         if plan is not None:
             check_plan(self.scheduler, plan)
             self.device.unowned = unowned_pages(self.scheduler)
+            self.device.returned = returned_pages(self.scheduler)
         return plan
+
+    def start_transfers(self) -> bool:
+        """Start what the scheduler wants copied, or let it fail; False if that is nothing."""
+        transfers = self.scheduler.take_transfers()
+        for transfer in transfers:
+            if self.num_failing:
+                self.num_failing -= 1
+                self.scheduler.transfer_failed(transfer)
+                continue
+            self.transfers.append(transfer)
+            self.device.transfer(transfer)
+            self.due.append(self.num_turns + self.transfer_turns)
+        return bool(transfers)
+
+    def end_transfers(self, all_of_them: bool = False) -> None:
+        """End those whose time has come."""
+        while self.due and (all_of_them or self.due[0] <= self.num_turns):
+            self.due.popleft()
+            self.scheduler.transferred(self.device.finish_transfer())
+
+    def num_moved(self, direction: Direction) -> int:
+        """Pages of all transfers in a direction."""
+        return sum(len(t.pages.sources) for t in self.transfers if t.direction is direction)
 
     def launch(self) -> StepPlan | None:
         """Plan a step and run it; its result waits."""
@@ -218,7 +255,7 @@ class Loop:
     def run(self, max_steps: int = 10_000) -> None:
         """Turn until nothing is left to do."""
         for _ in range(max_steps):
-            if not self.step():
+            if not self.step() and not self.due:
                 wake_at_s = self.scheduler.wake_at_s()
                 if wake_at_s is None:
                     break

@@ -21,6 +21,7 @@ from services.compute.kernels.step_buffers import (
     NUM_SAMPLES,
     NUM_TOKENS,
 )
+from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.runner.cuda.pooler import Pooled
 from services.compute.runner.cuda.prompt_scorer import Scored
@@ -28,7 +29,7 @@ from services.compute.runner.cuda.staging import Results, Staging
 from services.compute.runner.cuda.step_machine import StepMachine
 from services.compute.runner.cuda.stream import DeviceClock, DeviceStream, Mark
 from services.compute.runner.device_errors import fatal_if_the_device_fails
-from services.compute.runner.executor import PagePairs, UploadKind
+from services.compute.runner.executor import UploadKind
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.runner.uploads import NUM_POOLS, NUM_SCORES, VARIANT, StepUpload, step_id_of
 from services.compute.sampling.slots import Variant
@@ -62,6 +63,7 @@ class CudaExecutor:
         self._cache = cache
         self._spec = spec
         self._stream = stream
+        self._copies = stream.beside()
         self._clock = DeviceClock()
         pinned = machine.packed.device.type == "cuda"
         num_buffers, wait = machine.sizes.num_buffers, stream.synchronize
@@ -161,11 +163,13 @@ class CudaExecutor:
 
     @fatal_if_the_device_fails
     @torch.inference_mode()
-    def swap(self, out: PagePairs, into: PagePairs) -> None:
-        if out or into:
-            self._begin = self._begin or self._stream.mark()
-            self._cache.swap_out(out)
-            self._cache.swap_in(into)
+    def transfer(self, direction: Direction, pages: PagePairs) -> Mark:
+        return self._copies.copy_pages(*self._cache.sides(direction), pages)
+
+    @fatal_if_the_device_fails
+    def transferred(self, ticket: Mark) -> bool:
+        return ticket.query()
 
     def close(self) -> None:
+        self._copies.synchronize()
         self._stream.synchronize()

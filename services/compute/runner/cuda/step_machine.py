@@ -26,7 +26,8 @@ from services.compute.kernels.skinny_matmul_config import fits_device as skinny_
 from services.compute.kernels.slot_entries import packed_size as entries_size
 from services.compute.kernels.slot_words import NUM_WORDS
 from services.compute.kernels.step_buffers import Resident, StepInputs
-from services.compute.kernels.step_input import apply_deltas, unpack_step
+from services.compute.kernels.step_deltas import apply_deltas
+from services.compute.kernels.step_input import unpack_step
 from services.compute.layers.kernel_attention import (
     AttentionTables,
     DecodeAttention,

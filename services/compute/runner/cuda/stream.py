@@ -10,7 +10,13 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import structlog
 import torch
+from torch import Tensor
+
+from services.compute.kv.transfer import PagePairs
+from services.compute.layers.paged_cache import copy_pages
+from services.compute.runner.cuda.batch_copy import BatchCopy
 
 
 class Mark(Protocol):
@@ -46,6 +52,25 @@ class DeviceStream(Protocol):
 
     def synchronize(self) -> None:
         """Wait for all of it."""
+        ...
+
+    def beside(self) -> CopyStream:
+        """Make a stream of copies that runs beside this one."""
+        ...
+
+
+class CopyStream(Protocol):
+    """Copies of pages, one transfer after the other, beside the stream that computes."""
+
+    def copy_pages(self, source: Tensor, target: Tensor, pages: PagePairs) -> Mark:
+        """Start the copies, which begin behind what the other stream has been given so far.
+
+        Returns the mark of their end. The other stream does not wait for it.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for all of them."""
         ...
 
 
@@ -101,6 +126,44 @@ class GraphStream:
 
     def forget(self) -> None:
         self._graphs.clear()
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def beside(self) -> SideStream:
+        return SideStream(self._device, self._stream)
+
+
+class SideStream:
+    """A CUDA stream of the lowest priority, on which the copy engines move pages.
+
+    A transfer is one call of the driver, or where it is too old (below CUDA 12.8) one call for each
+    run of consecutive pages.
+    """
+
+    def __init__(self, device: torch.device, compute: torch.cuda.Stream) -> None:
+        self._compute = compute
+        self._stream = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+        self._batch = BatchCopy.find()
+
+    def copy_pages(self, source: Tensor, target: Tensor, pages: PagePairs) -> Mark:
+        # Behind the steps that wrote what leaves, or that still read what pages held before.
+        self._stream.wait_stream(self._compute)
+        if self._batch is None or not self._copied_at_once(self._batch, source, target, pages):
+            with torch.cuda.stream(self._stream):
+                copy_pages(source, target, pages)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def _copied_at_once(
+        self, batch: BatchCopy, source: Tensor, target: Tensor, pages: PagePairs
+    ) -> bool:
+        error = batch.copy_pages(source, target, pages, self._stream.cuda_stream)
+        if error:  # whatever it has started is copied again, in the same order
+            structlog.get_logger().warning("copies are not batched", error=error)
+            self._batch = None
+        return not error
 
     def synchronize(self) -> None:
         self._stream.synchronize()

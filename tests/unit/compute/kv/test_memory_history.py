@@ -6,6 +6,7 @@ group's part of a text's tokens.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -65,7 +66,10 @@ def needed(kind: PageKind, position: int) -> range:
 
 
 class MemoryHistory(RuleBasedStateMachine):
-    """Tables begin, grow, publish, swap and end; pages are evicted and distrusted in between."""
+    """Tables begin, grow, publish, swap and end; pages are evicted and distrusted in between.
+
+    Pages that are swapped out are leased for a while.
+    """
 
     texts = Bundle("texts")
 
@@ -76,6 +80,7 @@ class MemoryHistory(RuleBasedStateMachine):
         self.live: list[Text] = []
         self.contents: dict[int, Content | None] = {}
         self.has_distrusted = False
+        self.leases: list[array[int]] = []
 
     def tables(self, text: Text) -> Iterator[tuple[PageKind, PageTable]]:
         """One for each kind."""
@@ -105,6 +110,7 @@ class MemoryHistory(RuleBasedStateMachine):
     def adopt(self, text: Text, nodes: Paths, start: int) -> bool:
         """Begin a table; False, and it is empty, if pages are short."""
         table, available = text.table, self.memory.num_available
+        before = self.memory.num_expected
         num_tokens = len(text.tokens)
         num_missing = table.num_missing(nodes, start, num_tokens, MAX_CHUNK)
         trees = [
@@ -112,7 +118,8 @@ class MemoryHistory(RuleBasedStateMachine):
             for kind, held in zip(self.memory.kinds, nodes, strict=True)
         ]
         table.adopt(nodes, start)
-        assert self.memory.num_available == available - sum(trees)
+        assert self.memory.num_expected == before - sum(trees)
+        assert self.leases or self.memory.num_available == available - sum(trees)
         reserved = table.reserve(num_tokens, min(num_tokens, start + MAX_CHUNK))
         assert reserved or num_missing > available
         if not reserved:
@@ -145,6 +152,7 @@ class MemoryHistory(RuleBasedStateMachine):
         for index in range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)):
             is_full = (index + 1) * PAGE_TOKENS <= stop
             for group, page in self.pages(text, index):
+                assert not any(page in leased for leased in self.leases)
                 self.contents[page] = text.content(group, index) if is_full else None
         text.num_written = stop
 
@@ -181,7 +189,14 @@ class MemoryHistory(RuleBasedStateMachine):
         if not text.swapped:
             pages = text.table.swapped_pages(text.num_written)
             text.swapped = [self.contents.get(page) for page in pages]
+            self.memory.device.lease(pages, arriving=False)
+            self.leases.append(pages)
             text.table.release()
+
+    @rule(which=st.integers(0, 5))
+    def end_lease(self, which: int) -> None:
+        if which < len(self.leases):
+            self.memory.device.end_lease(self.leases.pop(which))
 
     @rule(text=texts)
     def swap_in(self, text: Text) -> None:
@@ -192,10 +207,9 @@ class MemoryHistory(RuleBasedStateMachine):
         if not self.adopt(text, text.table.select(found, start), start):
             return
         if start == text.num_written:
-            numbers = iter(range(len(text.swapped)))
-            for number, page in text.table.restored(start, numbers):
+            numbers = array("i", range(len(text.swapped)))
+            for number, page in zip(*text.table.restored(start, numbers), strict=True):
                 self.contents[page] = text.swapped[number]
-            assert not [*numbers]
         text.num_written, text.swapped = start, []
 
     @rule(text=texts)
@@ -214,7 +228,9 @@ class MemoryHistory(RuleBasedStateMachine):
         available = self.memory.num_available
         pages = self.memory.take(count)
         assert (pages is not None) is (count <= available)
+        leased = set().union(*self.leases)
         for page in pages or ():
+            assert page not in leased
             self.contents[page] = None
             self.memory.device.give_back(page)
 
@@ -239,6 +255,8 @@ class MemoryHistory(RuleBasedStateMachine):
             return
         for text in self.live:
             text.table.release()
+        for pages in self.leases:
+            self.memory.device.end_lease(pages)
         self.memory.flush()
         assert self.memory.device.num_free == self.memory.device.num_pages
 

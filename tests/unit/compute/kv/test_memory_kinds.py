@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -186,7 +187,9 @@ def test_pages_swapped_in_without_those_before_them_are_found_again() -> None:
     table.adopt(table.select(found, 19), 19)
     assert table.reserve(20, 20)
     pages = table.swapped_pages(19)
-    assert table.restored(19, iter([7, 8])) == [(7, pages[0]), (8, pages[1])]
+    assert table.restored(19, array("i", [7, 8])) == (array("i", [7, 8]), pages)
+    with pytest.raises(RuntimeError, match="3 pages were swapped out, 2 come back"):
+        table.restored(19, array("i", [7, 8, 9]))
     assert len(table.publish(keys, 20)) == 2
     assert [node.page >= 0 for node in path(memory)] == [False] * 8 + [True] * 2
     assert [num_hit(memory, pages) for pages in (8, 9, 10)] == [0, 0, 10]

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compute.layers.paged_cache import CacheLayout, PagedCache
+from services.compute.kv.transfer import Direction, PagePairs
+from services.compute.layers.paged_cache import CacheLayout, PagedCache, copy_pages
+from services.compute.step import int32_array
 
 CPU = torch.device("cpu")
 
@@ -115,8 +117,9 @@ def test_a_page_is_cleared_in_all_layers() -> None:
 def test_pages_come_back_from_the_host_as_they_went() -> None:
     cache = filled(CacheLayout.of([0] * 3), 4, 2)
     before = cache.device_pages.clone()
-    cache.swap_out([(1, 0), (3, 1)])
+    copy_pages(*cache.sides(Direction.TO_HOST), PagePairs(int32_array([1, 3]), int32_array([0, 1])))
     cache.device_pages[[1, 3]] = 0.0
-    cache.swap_in([(0, 2), (1, 0)])
+    back = PagePairs(int32_array([0, 1]), int32_array([2, 0]))
+    copy_pages(*cache.sides(Direction.TO_DEVICE), back)
     assert torch.equal(cache.device_pages[2], before[1])
     assert torch.equal(cache.device_pages[0], before[3])

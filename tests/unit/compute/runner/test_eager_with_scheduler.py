@@ -61,6 +61,9 @@ def serve(
         if waiting:
             scheduler.add_request(waiting.pop(0), now_s)
         plan = scheduler.plan(now_s)
+        for transfer in scheduler.take_transfers():
+            assert runner.transferred(runner.transfer(transfer.direction, transfer.pages))
+            scheduler.transferred(transfer)
         if plan is not None:
             in_the_air.append((plan, runner.sample(runner.forward(plan))))
         if in_the_air and (plan is None or len(in_the_air) > in_flight):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages.failure import Failure
+from services.compute.scheduler.sequence import Status
 from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.memory_check import check_scheduler
@@ -123,26 +124,54 @@ def test_pages_evicted_before_their_step_breaks_are_left_alone() -> None:
     check_scheduler(loop.scheduler)
 
 
-def test_sequences_whose_swap_broke_compute_everything_again() -> None:
+def test_a_sequence_whose_pages_were_not_copied_to_the_host_computes_everything_again() -> None:
     loop = Loop(make_spec(num_pages=10, num_host_pages=10))
     loop.add(make_request(0, PROMPT, 20))
     loop.add(make_request(1, tuple(range(12, 25)), 20))
-    while True:
-        plan = loop.scheduler.plan(0.0)
-        if plan is not None and plan.swap_out:
-            break
-        if plan is not None:
-            loop.in_flight.append((plan, loop.device.run(plan)))
-        if len(loop.in_flight) > 1 or plan is None:
-            loop.collect()
-            loop.hear()
-    loop.scheduler.fail_step(plan, BROKEN, 0.0)  # the device saw nothing of it
-    check_scheduler(loop.scheduler)
+    loop.num_failing = 1
+    while loop.num_failing:
+        assert loop.step()
+        check_scheduler(loop.scheduler)
+    stats = loop.scheduler.stats()
+    assert (stats.num_swapped, stats.num_waiting, stats.preemptions_total) == (0, 1, 1)
+    assert loop.scheduler._state.memory.host.num_free == 10
+    loop.run()
+    loop.check_finished()
+    assert loop.reasons() == ["length", "length"]
+
+
+def test_a_sequence_whose_pages_did_not_come_back_computes_everything_again() -> None:
+    loop = Loop(make_spec(num_pages=10, num_host_pages=10), transfer_turns=2)
+    loop.add(make_request(0, PROMPT, 20))
+    loop.add(make_request(1, tuple(range(12, 25)), 20))
+    while not loop.scheduler.stats().num_swapped:
+        loop.step()
+    loop.num_failing = 1
+    while loop.num_failing:
+        assert loop.step() or loop.due
+        check_scheduler(loop.scheduler)
     assert loop.scheduler.stats().num_swapped == 0
     assert loop.scheduler._state.memory.host.num_free == 10
     loop.run()
     loop.check_finished()
-    assert loop.reasons() == ["failed", "length"]
+    assert loop.reasons() == ["length", "length"]
+
+
+def test_a_broken_step_leaves_alone_who_is_on_the_way_back() -> None:
+    loop = Loop(make_spec(num_pages=12, num_host_pages=10), transfer_turns=3)
+    loop.add(make_request(0, PROMPT, 20))
+    loop.add(make_request(1, tuple(range(12, 25)), 28))
+    while not any(s.status is Status.LOADING for s in loop.scheduler._state.running):
+        assert loop.step() or loop.due
+    loop.add(make_request(2, (2, 3), 4))
+    broken = loop.plan()
+    assert broken is not None
+    loop.scheduler.fail_step(broken, BROKEN, 0.0)
+    check_scheduler(loop.scheduler)
+    assert loop.scheduler.stats().num_swapped == 1
+    loop.run()
+    loop.check_finished()
+    assert loop.reasons() == ["length", "length", "failed"]
 
 
 def test_page_tables_are_sent_again_after_a_broken_step() -> None:
@@ -180,26 +209,6 @@ def test_who_had_a_slot_and_no_row_in_a_broken_step_keeps_its_own_settings(ran: 
     loop.run()
     loop.check_finished()
     assert loop.reasons() == ["length", "length", "failed", "length"]
-
-
-def test_pages_that_a_broken_step_should_have_brought_back_are_computed_again() -> None:
-    """Though their sequence has no row in it: the scores of another use up what there may be."""
-    settings = SchedulerSettings(max_scored_tokens=4, in_flight_steps=0)
-    loop = Loop(make_spec(num_pages=24, num_host_pages=20), settings)
-    prompt = tuple(position % 30 + 2 for position in range(80))
-    loop.add(make_request(0, (2, 3), 90))
-    loop.add(make_request(1, prompt, 4, num_prompt_logprobs=0))
-    while not loop.scheduler.stats().num_swapped or loop.scheduler.stats().num_running:
-        loop.step()
-    loop.add(make_request(2, PROMPT[::-1], 4, num_prompt_logprobs=0, priority=-1))
-    broken = loop.scheduler.plan(0.0)
-    assert broken is not None
-    assert (len(broken.slots), broken.num_rows, len(broken.swap_in)) == (2, 1, 15)
-    loop.scheduler.fail_step(broken, BROKEN, 0.0)
-    check_scheduler(loop.scheduler)
-    loop.run()
-    loop.check_finished()
-    assert loop.reasons() == ["length", "length", "failed"]
 
 
 def test_who_runs_on_the_device_already_when_a_step_breaks_is_not_described_again() -> None:

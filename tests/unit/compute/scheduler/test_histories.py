@@ -27,12 +27,15 @@ from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from common.messages.generate import Generate
 from common.messages.sampling import GrammarSpec
+from services.compute.kv.transfer import Direction
 from services.compute.scheduler.policies import PolicyName, make_policy
+from services.compute.scheduler.sequence import Status
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.step import StepPlan
 from tests.cases import num_cases
 from tests.unit.compute.fake_device import generate, make_spec
 from tests.unit.compute.generate_requests import prompt_ids
+from tests.unit.compute.history_inputs import refusals, shapes, wishes
 from tests.unit.compute.memory_check import check_scheduler, tables_of
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
@@ -40,45 +43,6 @@ BROKEN = Failure(500, "engine_step_failed", "The step failed.")
 FAILED = Failure(500, "grammar_failed", "The grammar failed.")
 REFUSED = Failure(500, "engine_settings_failed", "The settings were not taken.")
 
-
-# Of models that see everything, windows only, both; in whole pages of four tokens or not.
-WINDOWS = [(0,), (0,), (8,), (7, 7), (0, 8, 8, 8, 8, 8), (5, 0), (0, 13, 13, 0), (2, 11), (30, 0)]
-shapes = st.fixed_dictionaries(
-    {
-        "num_pages": st.sampled_from([10, 14, 20, 60]),
-        "num_host_pages": st.sampled_from([0, 6, 40]),
-        "max_num_seqs": st.sampled_from([2, 3, 8]),
-        "max_step_tokens": st.sampled_from([8, 12, 64]),
-        "max_prefill_tokens": st.sampled_from([3, 8, 64]),
-        "max_scored_tokens": st.sampled_from([2, 2, 7, 512]),
-        "in_flight_steps": st.sampled_from([0, 1, 1, 2]),
-        "prefix_cache": st.sampled_from([0, 1, 1]),
-        "pooling": st.sampled_from(["last", "mean"]),
-        "windows": st.sampled_from(WINDOWS),
-    }
-)
-wishes = st.fixed_dictionaries(
-    {
-        "shared": st.integers(0, 14),
-        "max_tokens": st.integers(1, 24),
-        "num_choices": st.sampled_from([1, 1, 1, 2, 3]),
-        "priority": st.sampled_from([0, 0, 0, 1, -1]),
-        "ignore_eos": st.booleans(),
-        "retry": st.sampled_from([0, 0, 0, 1, 5, 30]),
-    },
-    optional={
-        "presence_penalty": st.just(0.5),
-        "num_logprobs": st.sampled_from([0, 2]),
-        "min_tokens": st.integers(1, 6),
-        "stop_token_ids": st.just((3, 4)),
-        "cache_salt": st.just("tenant"),
-        "num_prompt_logprobs": st.sampled_from([0, 3]),
-        "grammar_spec": st.just(GrammarSpec(allowed_token_ids=(3,))),
-    },
-)
-
-
-refusals = st.sampled_from([0, 0, 0, 0, 0, 1, 2, 6])  # slots, as bits
 
 pytestmark = pytest.mark.hypothesis
 
@@ -122,6 +86,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 prefix_cache=bool(shape["prefix_cache"]),
             ),
             make_policy(self.policy, 0.05),
+            shape["transfer_turns"],
         )
         self.counter = 0
         self.damaged: set[int] = set()
@@ -339,6 +304,26 @@ class SchedulerHistory(RuleBasedStateMachine):
             if len(self.loop.in_flight) > depth or (self.loop.in_flight and not launched):
                 self.collect()
 
+    @precondition(lambda self: self.loop.spec.num_host_pages)
+    @rule(turns=st.sampled_from([20, 40, 80]), pattern=st.integers(0, 63))
+    def turn_until_pages_come_back(self, turns: int, pattern: int) -> None:
+        """What follows finds a sequence on its way, if pages are short."""
+        for _ in range(turns):
+            running = self.loop.scheduler._state.running
+            if any(sequence.status is Status.LOADING for sequence in running):
+                return
+            self.turn(turns=1, damaged=1, pattern=pattern, refused=0)
+
+    @precondition(lambda self: self.loop.device.transfers)
+    @rule()
+    def transfers_end(self) -> None:
+        self.loop.end_transfers(all_of_them=True)
+
+    @rule(count=st.integers(1, 2), chance=st.integers(0, 3))
+    def transfers_will_fail(self, count: int, chance: int) -> None:
+        if not chance:
+            self.loop.num_failing = count
+
     @rule(chance=st.integers(0, 7))
     def logits_become_nonfinite(self, chance: int) -> None:
         if chance:
@@ -361,6 +346,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             self.loop.hear()
             check_scheduler(self.loop.scheduler)
             for sequence in self.loop.scheduler._state.running:
+                self.seen[sequence.status.value] += 1
                 self.seen["left behind"] += any(t.first for t in tables_of(sequence.table))
 
     def teardown(self) -> None:
@@ -372,6 +358,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             self.collect()
         self.loop.run()
         self.loop.check_finished()
+        self.seen["came back"] += self.loop.num_moved(Direction.TO_DEVICE) > 0
         self.seen["read in the step of the write"] += self.loop.device.num_reads_of_same_step
         check_scheduler(self.loop.scheduler)
         self.loop.scheduler.flush_prefix_cache()
@@ -388,5 +375,5 @@ def test_any_history_gives_every_attempt_its_own_tokens_and_one_terminal(
     run_state_machine_as_test(machine, settings=SETTINGS)
     if settings.default.derandomize:  # what `make fuzz` draws need not have everything in it
         shared = "read in the step of the write"
-        for event in ("refused", "described again", "left behind", shared):
+        for event in ("refused", "described again", "left behind", "loading", shared):
             assert machine.seen[event], event

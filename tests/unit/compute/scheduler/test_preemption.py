@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.compute.kv.memory import PagePool
-from services.compute.scheduler.state import SchedulerSettings, Transfers
+from services.compute.kv.transfer import Direction
+from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -132,9 +132,8 @@ def test_with_swap_space_the_victim_comes_back_without_computing_anything_again(
     assert loop.scheduler.stats().num_swapped == 1
     loop.run()
     loop.check_finished()
-    out = [pair for plan in loop.plans for pair in plan.swap_out]
-    assert out
-    resumed = next(plan for plan in loop.plans if plan.swap_in)
+    assert loop.num_moved(Direction.TO_HOST)
+    resumed = [plan for plan in loop.plans if plan.slots][-1]
     assert resumed.q_len.tolist() == [1]
     assert resumed.num_decode_rows == 1
     computed = sum(plan.num_tokens for plan in loop.plans)
@@ -153,9 +152,7 @@ def test_a_swap_brings_back_only_what_the_prefix_tree_has_lost() -> None:
     loop = two_that_do_not_fit(num_host_pages=10)
     step_until_preempted(loop)
     loop.run()
-    out = sum(len(plan.swap_out) for plan in loop.plans)
-    back = sum(len(plan.swap_in) for plan in loop.plans)
-    assert 0 < back <= out
+    assert 0 < loop.num_moved(Direction.TO_DEVICE) <= loop.num_moved(Direction.TO_HOST)
     loop.check_finished()
 
 
@@ -167,29 +164,3 @@ def test_a_request_that_needs_all_the_memory_runs_when_it_is_alone() -> None:
     loop.run()
     loop.check_finished()
     assert [len(stream.tokens) for stream in loop.streams.values()] == [20, 13, 20]
-
-
-def test_a_page_swapped_in_is_not_a_target_of_the_same_plan() -> None:
-    host = PagePool(2)
-    transfers = Transfers(host)
-    pages = host.take(2)
-    assert pages is not None
-    transfers.swap_in(zip(pages, [5, 6], strict=True))
-    transfers.spend(pages)
-    assert host.num_free == 0, "not before the plan is made"
-    assert transfers.take() == ((), ((pages[0], 5), (pages[1], 6)))
-    assert host.num_free == 2
-    assert transfers.take() == ((), ())
-
-
-def test_a_swap_that_nobody_will_read_is_cancelled() -> None:
-    host = PagePool(4)
-    transfers = Transfers(host)
-    first, second = host.take(2), host.take(1)
-    assert first is not None
-    assert second is not None
-    transfers.swap_out([7, 8], first)
-    transfers.swap_out([9], second)
-    transfers.drop(first)
-    assert host.num_free == 3
-    assert transfers.take() == (((9, second[0]),), ())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from common.messages.sampling import GrammarSpec
+from services.compute.kv.transfer import Direction
 from services.compute.runner.protocol import RunnerSpec
 from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import make_spec
@@ -186,7 +187,7 @@ def test_a_preempted_sequence_comes_back_with_what_it_still_sees(
     loop.check_finished()
     stats = loop.scheduler.stats()
     assert stats.preemptions_total
-    swapped = [len(plan.swap_out) for plan in loop.plans if plan.swap_out]
+    swapped = [len(t.pages.sources) for t in loop.transfers if t.direction is Direction.TO_HOST]
     assert bool(swapped) is bool(num_host_pages)
     if windows == (8,):
         assert max(swapped, default=0) <= 3 * stats.preemptions_total
@@ -275,5 +276,5 @@ def test_what_another_computed_meanwhile_is_not_swapped_in(
     loop.add(make_request(2, text(40), 4, priority=-1))
     loop.run()
     loop.check_finished()
-    assert 0 < sum(len(plan.swap_out) for plan in loop.plans) < num_pages
-    assert not any(plan.swap_in for plan in loop.plans)
+    assert 0 < loop.num_moved(Direction.TO_HOST) < num_pages
+    assert loop.num_moved(Direction.TO_DEVICE) == 0

@@ -1,0 +1,107 @@
+"""What was recorded comes out of a second process, which has a runner and nothing else, again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from services.compute.config import ComputeSettings
+from services.compute.runner.eager import load_eager
+from services.compute.runner.executor import UploadKind
+from services.compute.runner.recording import (
+    RESULT,
+    TRANSFER,
+    TRANSFERRED,
+    Recording,
+    RecordingExecutor,
+)
+from services.compute.runner.registry import load_runner
+from services.compute.runner.replay import Replay
+from tests.unit.compute.prompt_run import save_embedding_model
+from tests.unit.compute.recorded_run import frames_of, record, with_another_token
+from tests.unit.compute.tiny_models import make_model, save_model
+
+SETTINGS = ComputeSettings(
+    device="cpu", dtype="float32", page_tokens=8, max_num_seqs=8, max_prefill_tokens=16,
+    max_batched_token_mem=1024, swap_space=0.01, num_threads=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make_model("qwen3")
+    folder = save_embedding_model(made, tmp_path_factory.mktemp("model"), "mean")
+    save_model(made, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recording(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recordings")
+    file, num_swapped = record(load_eager(model, SETTINGS), folder, model, SETTINGS)
+    assert num_swapped > 0
+    return file
+
+
+def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.cli", "replay", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_every_kind_of_request_is_in_the_recording(recording: Path) -> None:
+    kinds = {frame.kind for frame in frames_of(recording)}
+    assert kinds == {*UploadKind, RESULT, TRANSFER, TRANSFERRED}
+
+
+def test_a_second_process_says_bitwise_the_same(recording: Path) -> None:
+    done = replay(recording)
+    assert done.returncode == 0, done.stderr
+    results = sum(frame.kind == RESULT for frame in frames_of(recording))
+    assert f"{results} results" in done.stdout
+    assert done.stdout.endswith("tokens: bitwise equal\n")
+
+
+def test_a_recording_whose_writer_was_killed_is_replayed_up_to_there(
+    recording: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cut").write_bytes(recording.read_bytes()[:-7])
+    cut = Recording(tmp_path / "cut")
+    found = Replay().run(load_eager(cut.model, cut.settings), cut.frames())
+    assert (found.difference, found.error) == ("", "")
+    assert found.num_results == sum(frame.kind == RESULT for frame in frames_of(recording)) - 1
+
+
+def test_another_token_is_a_difference_that_is_told(recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(with_another_token(recording, 3))
+    other = Recording(tmp_path / "other")
+    found = Replay().run(load_eager(other.model, other.settings), other.frames())
+    assert found.num_results == 3
+    assert "is token" in found.difference and "and was" in found.difference
+
+
+def test_a_setting_makes_a_file_for_each_process(model: Path, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"record_dir": str(tmp_path / "new")})
+    runner = load_runner(model, settings)
+    runner.close()
+    (file,) = (tmp_path / "new").iterdir()
+    assert Recording(file).settings.record_dir == ""
+    assert Recording(file).model == model.resolve()
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("something else\n")
+    done = replay(tmp_path / "text")
+    assert done.returncode == 2
+    assert "is no recording of this version" in done.stderr
+    assert replay(tmp_path / "absent").returncode == 2
+
+
+def test_a_folder_that_cannot_be_written_is_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = SETTINGS.model_copy(update={"record_dir": str(tmp_path / "file")})
+    with pytest.raises(ConfigError, match="no file can be made there"):
+        RecordingExecutor.begin(load_eager(model, SETTINGS), model, settings)
