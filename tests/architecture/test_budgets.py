@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (6_490, 43),
     "services/router": (11_460, 64),
     "services/tokenizer": (3_250, 17),
-    "services/compute": (17_750, 115),
+    "services/compute": (19_150, 124),
     "services/detokenizer": (2_450, 16),
     "services/launcher": (1_250, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (38_450, 236),
+    "services": (39_900, 245),
 }
 MIN_MEDIAN_LINES = 90
 
