@@ -16,10 +16,10 @@ KEYS = """\
 Make the keys of one deployment, for links that leave the host: copy the folder
 to every host and name it in [links] curve_dir. Existing keys are kept."""
 REPLAY = """\
-Run a recording again ([compute] record_dir makes them), by a process that has the
-model and no scheduler, and compare every result with the recorded one, bit by
-bit. After a crash of the device it shows whether the same step fails again. Exits
-with 0 if all is equal, with 1 if not."""
+Run a recording again, in a process that has the model and no scheduler, and
+compare every result with the recorded one, bit by bit. [compute] record_dir
+makes recordings. After a crash of the device this shows whether the same step
+fails again. Exits with 0 if all is equal, with 1 if not."""
 TIMELINE = """\
 Write what every process of a running server did in the last seconds as a trace
 for Perfetto or Chrome: plan, launch, wait, commit and send of each step, the
@@ -112,7 +112,7 @@ def timeline(options: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def add_replay_options(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="the recording")
-    model = "the model's folder, if it is another one here than it was"
+    model = "the model's folder (default: where it was)"
     parser.add_argument("--model", metavar="DIR", help=model)
 
 

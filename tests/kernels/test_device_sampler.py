@@ -54,7 +54,7 @@ def flags_of(deltas: Sequence[SlotDelta]) -> SlotFlags:
 
 
 def variant_of(flags: SlotFlags, *slots: int, index: int = 0) -> Variant:
-    return flags.variant(int32_array(slots), int32_array([index] * len(slots)))
+    return flags.variant(int32_array(slots), int32_array([index] * len(slots)))[0]
 
 
 @pytest.mark.parametrize(("seed", "vocab_size"), [(0, 1003), (1, 5003), (2, 777)])

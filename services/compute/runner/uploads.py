@@ -11,6 +11,7 @@ M words of such a row, V vocabulary.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from services.compute.kernels.slot_words import NO_MASK, NUM_WORDS, VOID_MASK
 from services.compute.kernels.step_buffers import GROUP_SHIFT, HEADER_INTS, Sections
-from services.compute.sampling.slots import SlotFlags
+from services.compute.sampling.slots import SlotFlags, Variant
 from services.compute.step import (
     DEVICE_TOKEN,
     MAX_SCORED_TOKENS,
@@ -36,6 +37,8 @@ than this come only where cached prefixes of 262,144 tokens and more are taken u
 
 VARIANT, STEP_ID, NUM_SCORES, NUM_TARGETS, NUM_POOLS = 8, 9, 11, 12, 13
 """Places in a step's header that are the host's; a step id takes two, the low one first."""
+
+_HEADER = struct.Struct("=9iq5i")  # 16 int32, of which two are the step id
 
 NO_SLOT_ROWS: Int32Array = np.zeros((0, 1 + NUM_WORDS), dtype=np.int32)
 
@@ -119,6 +122,9 @@ class StepPacker:
     def __init__(self, num_slots: int) -> None:
         self._flags = SlotFlags(num_slots)
         self._rows = NO_IDS  # slots of the rows of the step before, as the device has them
+        # Of a step of decode rows whose tokens the device had, and what their sampling needs as
+        # long as they are these: most steps are such a step again, with the same two arrays.
+        self._steady: tuple[Int32Array, Int32Array, Variant] | None = None
 
     def pack(self, plan: StepPlan, slot_rows: Int32Array, out: Int32Array) -> int:
         """Write the plan and its slot rows [N, 1+W] (slot, words) to `out`; return how many int32.
@@ -127,42 +133,35 @@ class StepPacker:
         """
         if len(slot_rows):
             self._flags.take(slot_rows)
-        num_rows, num_decodes = plan.num_rows, plan.num_decode_rows
+            self._steady = None
+        num_rows = plan.num_rows
         if not num_rows:
             return self._write(plan, (0, 0, 0, 0), [], slot_rows, out)
-        kept = self._kept(plan)
-        states = self._states(plan)
-        num_samples = len(plan.sample_row)
-        variant = self._flags.variant(plan.row_slot[plan.sample_row], plan.sample_index)
-        columns = [plan.row_slot[kept:]] if kept < num_rows else []
-        if num_decodes < num_rows:
-            ends = np.add.accumulate(plan.q_len, dtype=np.int32)
-            columns += [
-                plan.q_start[num_decodes:],
-                (ends - plan.q_len)[num_decodes:],
-                plan.tokens[num_decodes:],
-                plan.sample_row[num_decodes:],
-                plan.sample_index[num_decodes:],
-            ]
-        if len(states):
-            columns.append(states)
-        self._rows = NO_IDS  # until the device has this step
-        size = self._write(
-            plan, (num_samples, kept, len(states) // 4, variant), columns, slot_rows, out
-        )
+        steady, self._steady = self._steady, None  # until the device has this step
+        if steady and plan.row_slot is steady[0] and plan.tokens is steady[1]:
+            size = self._write(plan, (num_rows, num_rows, 0, steady[2]), [], slot_rows, out)
+            self._steady = steady
+            return size
+        kept, states = self._kept(plan), self._states(plan)
+        columns = self._columns(plan, kept, states)
+        slots_S = plan.row_slot[plan.sample_row]
+        variant, is_lasting = self._flags.variant(slots_S, plan.sample_index)
+        self._rows = NO_IDS
+        counts = len(plan.sample_row), kept, len(states) // 4, variant
+        size = self._write(plan, counts, columns, slot_rows, out)
         self._rows = plan.row_slot
+        if is_lasting and plan.num_decode_rows == num_rows and not len(states):
+            self._steady = plan.row_slot, plan.tokens, variant
         return size
 
     def forget_rows(self) -> None:
         """The step packed last did not reach the device."""
-        self._rows = NO_IDS
+        self._rows, self._steady = NO_IDS, None
 
     def _kept(self, plan: StepPlan) -> int:
         """How many of the first rows are those of the step before; all or none of the decodes."""
-        row_slot, rows, count = plan.row_slot, self._rows, plan.num_decode_rows
-        if row_slot is rows and count == len(rows):
-            return count
-        return count if np.array_equal(row_slot[:count], rows[:count]) else 0
+        count = plan.num_decode_rows
+        return count if np.array_equal(plan.row_slot[:count], self._rows[:count]) else 0
 
     @staticmethod
     def _states(plan: StepPlan) -> Int32Array:
@@ -173,6 +172,21 @@ class StepPacker:
             return NO_IDS
         columns = plan.row_slot, plan.q_start, plan.sample_index, tokens
         return np.concatenate([column[given] for column in columns])
+
+    @staticmethod
+    def _columns(plan: StepPlan, kept: int, states: Int32Array) -> list[Int32Array]:
+        """The sections of rows, tokens, samples and states."""
+        columns, num_decodes = [plan.row_slot[kept:]], plan.num_decode_rows
+        if num_decodes < plan.num_rows:
+            ends = np.add.accumulate(plan.q_len, dtype=np.int32)
+            columns += [
+                plan.q_start[num_decodes:],
+                (ends - plan.q_len)[num_decodes:],
+                plan.tokens[num_decodes:],
+                plan.sample_row[num_decodes:],
+                plan.sample_index[num_decodes:],
+            ]
+        return [*columns, states]
 
     @staticmethod
     def _write(
@@ -198,19 +212,15 @@ class StepPacker:
             columns += [score.targets for score in plan.scores]
         if num_pools:
             columns.append(np.array([(p.row, p.ends) for p in plan.pools], np.int32).ravel())
-        header = np.array(
-            (
-                *(plan.num_rows, plan.num_decode_rows, plan.num_tokens, num_samples),
-                *(num_entries, len(slot_rows), kept, num_states),
-                *(variant, 0, 0, num_scores, num_targets, num_pools, 0, 0),
-            ),
-            dtype=np.int32,
-        )
-        header[STEP_ID : STEP_ID + 2].view(np.uint64)[0] = plan.step_id
         size = HEADER_INTS + sum(map(len, columns))
         if size > len(out):
             raise ValueError(f"step {plan.step_id}: {size} int32 do not fit into {len(out)}")
-        np.concatenate((header, *columns), out=out[:size])
+        counted = plan.num_rows, plan.num_decode_rows, plan.num_tokens, num_samples
+        deltas = num_entries, len(slot_rows), kept, num_states
+        tail = num_scores, num_targets, num_pools, 0, 0
+        _HEADER.pack_into(out.data, 0, *counted, *deltas, variant, plan.step_id, *tail)
+        if columns:
+            np.concatenate(columns, out=out[HEADER_INTS:size])
         return size
 
 

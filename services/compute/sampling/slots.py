@@ -169,16 +169,18 @@ class SlotFlags:
         self._flags[slots] = slot_rows[:, 1 + words.FLAGS]
         self._min_tokens[slots] = slot_rows[:, 1 + words.MIN_TOKENS]
 
-    def variant(self, slots: Int32Array, indices: Int32Array) -> Variant:
-        """What samples of these slots need, `indices` being their output numbers."""
+    def variant(self, slots: Int32Array, indices: Int32Array) -> tuple[Variant, bool]:
+        """What samples of these slots need, `indices` being their output numbers; and whether they
+        will need it as long as the slots have these owners."""
         flags = self._flags[slots]
         all_flags = int(np.bitwise_or.reduce(flags, initial=0))
-        if all_flags & words.HAS_STOPS:
+        is_lasting = not all_flags & words.HAS_STOPS
+        if not is_lasting:
             flags = np.where(indices < self._min_tokens[slots], flags, flags & ~words.HAS_STOPS)
             all_flags = int(np.bitwise_or.reduce(flags, initial=0))
         if all_flags & (words.ADJUSTED | words.SCORED):
-            return Variant.FULL
-        return Variant.CUTS if all_flags & words.CUT else Variant.PLAIN
+            return Variant.FULL, is_lasting
+        return Variant.CUTS if all_flags & words.CUT else Variant.PLAIN, is_lasting
 
 
 def is_penalised(sampling: SamplingParams) -> bool:

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.messages.sampling import SamplingParams
 from services.compute.kernels.slot_words import NO_MASK, NUM_WORDS, VOID_MASK
 from services.compute.kernels.step_buffers import GROUP_SHIFT, HEADER_INTS
 from services.compute.runner.uploads import (
     NO_SLOT_ROWS,
+    VARIANT,
     StepPacker,
     StepUpload,
     masks_size,
@@ -20,12 +23,14 @@ from services.compute.runner.uploads import (
     split,
     without_rows,
 )
+from services.compute.sampling.slots import Variant, slots_of
 from services.compute.step import (
     DEVICE_TOKEN,
     NO_IDS,
     Int32Array,
     PoolRow,
     ScoreRow,
+    SlotDelta,
     StepPlan,
     TokenMasks,
     int32_array,
@@ -33,6 +38,7 @@ from services.compute.step import (
 from tests.unit.compute.step_plans import PlanSizes, random_plan, random_slot_rows
 
 POISON = -77
+GREEDY = SamplingParams(max_tokens=9, seed=1, temperature=0.0)
 
 
 @st.composite
@@ -141,6 +147,39 @@ def test_rows_are_sent_anew_after_a_step_that_did_not_reach_the_device() -> None
     assert len(packed(plan, packer=packer)) == len(whole) - 3
     packer.forget_rows()
     assert packed(plan, packer=packer).tolist() == whole
+
+
+def steady_plan(**changes: Any) -> StepPlan:
+    plan = without_chunks(random_plan(PlanSizes(4), 1))
+    return replace(plan, tokens=np.full(4, DEVICE_TOKEN, dtype=np.int32), **changes)
+
+
+def test_a_steady_step_is_a_header_until_a_slot_has_another_owner() -> None:
+    plan, packer = steady_plan(), StepPacker(32)
+    assert len(packed(plan, packer=packer)) == HEADER_INTS + 4
+    again = replace(plan, step_id=2**40 + 1, q_start=plan.q_start + 1)
+    for _ in range(2):
+        step = StepUpload.read(packed(again, packer=packer))
+        assert (len(step.ints), step.step_id) == (HEADER_INTS, 2**40 + 1)
+        assert step.header[:8] == [4, 4, 4, 4, 0, 0, 4, 0]
+        assert step.header[VARIANT] == Variant.PLAIN
+    penalised = replace(GREEDY, presence_penalty=1.0)
+    slot_rows, _ = slots_of([SlotDelta(int(plan.row_slot[2]), 1, penalised, 0, ())], 500)
+    assert StepUpload.read(packed(again, slot_rows, packer)).header[VARIANT] == Variant.FULL
+    assert StepUpload.read(packed(again, packer=packer)).header[VARIANT] == Variant.FULL
+
+
+def test_early_stops_are_looked_at_in_every_step() -> None:
+    plan, packer = steady_plan(), StepPacker(32)
+    early = replace(GREEDY, min_tokens=5, max_tokens=9)
+    slot_rows, _ = slots_of([SlotDelta(int(s), 1, early, 0, (3,)) for s in plan.row_slot], 500)
+    variants = []
+    for index in range(4, 7):
+        plan = replace(plan, sample_index=np.full(4, index, dtype=np.int32))
+        header = StepUpload.read(packed(plan, slot_rows, packer)).header
+        variants.append(header[VARIANT])
+        slot_rows = NO_SLOT_ROWS
+    assert variants == [Variant.FULL, Variant.PLAIN, Variant.PLAIN]
 
 
 def test_rows_are_kept_over_a_step_without_rows() -> None:
