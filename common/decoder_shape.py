@@ -184,10 +184,25 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads)),
-        max_position_embeddings=_count(raw, "max_position_embeddings", 2048),
+        max_position_embeddings=_num_positions(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tied)),
         gated=family.gated,
     )
+
+
+def _num_positions(raw: Mapping[str, Any]) -> int:
+    """Return how many positions there are: with YaRN as many times the original ones as it says,
+    for which models leave max_position_embeddings as it was (Qwen2.5)."""
+    positions = _count(raw, "max_position_embeddings", 2048)
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters")
+    if not isinstance(scaling, Mapping) or "long_factor" in scaling:
+        return positions
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    is_yarn = "yarn" in (scaling.get("rope_type"), scaling.get("type"))
+    if not is_yarn or not isinstance(original, int) or not isinstance(factor, int | float):
+        return positions
+    stretched = min(original * factor, _LARGEST["max_position_embeddings"])
+    return int(stretched) if stretched > positions else positions
 
 
 def _count(raw: Mapping[str, Any], name: str, default: int = 0) -> int:

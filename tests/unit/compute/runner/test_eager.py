@@ -20,7 +20,7 @@ from tests.unit.compute.runner_promises import (
     Load,
     RunnerPromises,
 )
-from tests.unit.compute.tiny_models import VOCAB_SIZE, make_model, save_model
+from tests.unit.compute.tiny_models import VOCAB_SIZE, greedy_ids, make_model, save_model
 
 SETTINGS = ComputeSettings(
     device="cpu", dtype="float32", page_tokens=8, max_num_seqs=8, max_batched_token_mem=1024,
@@ -147,3 +147,19 @@ def test_weights_read_in_a_step_are_counted_by_shape() -> None:
 
 class TestPromises(RunnerPromises):
     pass
+
+
+def test_yarn_goes_on_beyond_the_positions_that_the_config_names(tmp_path: Path) -> None:
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    model = make_model("qwen2", rope_parameters=yarn, max_position_embeddings=64)
+    settings = ComputeSettings(device="cpu", dtype="float32", page_tokens=8, max_num_seqs=2)
+    runner = load_on_cpu(save_model(model, tmp_path), settings)
+    assert runner.spec().max_model_len == 256
+    hand = HandScheduler(runner, 8)
+    prompt = list(range(3, 53)) * 3
+    assert hand.run(hand.add(prompt), 12, chunk=60) == greedy_ids(model, prompt, 12)
