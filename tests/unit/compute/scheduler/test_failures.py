@@ -13,6 +13,7 @@ from tests.unit.compute.scheduler_loop import Loop, make_request
 
 BROKEN = Failure(500, "engine_step_failed", "The step failed.")
 PROMPT = tuple(range(2, 15))
+READER = (*PROMPT[:8], 21, 22, 23, 24, 25)
 
 
 def fail_oldest(loop: Loop) -> None:
@@ -93,6 +94,43 @@ def test_a_step_that_breaks_late_takes_those_along_that_read_its_pages(
     loop.run()
     loop.check_finished()
     assert loop.reasons() == ["failed", "failed", "length", "length"]
+
+
+def damaged_in_one_kind(windows: tuple[int, ...]) -> Loop:
+    """Request 1 leaves damaged pages for the window alone, and request 2 has read them."""
+    settings = SchedulerSettings(max_prefill_tokens=8, in_flight_steps=2)
+    loop = Loop(make_spec(windows=windows), settings)
+    loop.add(make_request(0, PROMPT, 24))
+    for _ in range(4):
+        loop.step()
+    while loop.collect():
+        pass
+    loop.scheduler.flush_prefix_cache()  # but for the pages in use: the window has left its first
+    loop.add(make_request(1, (*PROMPT[:8], 20), 4))
+    loop.add(make_request(2, READER, 4))  # waits, so that pages are shared as soon as planned
+    broken = loop.plan()
+    assert broken is not None
+    loop.in_flight.append((broken, loop.device.run(broken, damaged=True)))
+    loop.abort(1)  # before its pages for all positions give way to those of request 0
+    reading = loop.launch()
+    assert reading is not None
+    assert reading.q_start[-1] == 8, "request 2 goes on behind eight shared positions"
+    loop.launch()  # shares what request 2 has filled
+    return loop
+
+
+@pytest.mark.parametrize("windows", [(0, 4), (4, 0)])
+def test_pages_of_those_that_read_a_broken_step_are_not_found_in_any_kind_of_cache(
+    windows: tuple[int, ...],
+) -> None:
+    """What request 2 filled for all positions is below pages of request 0, which are intact."""
+    loop = damaged_in_one_kind(windows)
+    fail_oldest(loop)
+    assert loop.reasons() == ["failed", "aborted", "failed"]
+    loop.add(make_request(3, READER, 4))
+    loop.run()
+    loop.check_finished()
+    assert loop.reasons()[3] == "length"
 
 
 def test_a_page_that_was_only_begun_in_the_broken_step_is_not_shared_either() -> None:
