@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from services.compute.scheduler.sequence import Status
 from services.compute.scheduler.state import SchedulerSettings
-from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.fake_device import generate, make_spec
 from tests.unit.compute.memory_check import check_scheduler
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
@@ -210,6 +211,71 @@ def test_a_broken_step_leaves_alone_who_is_on_the_way_back() -> None:
     loop.run()
     loop.check_finished()
     assert loop.reasons() == ["length", "length", "failed"]
+
+
+def swapped_out_with_a_damaged_page(in_flight_steps: int) -> Loop:
+    """Request 2 is swapped out while a broken step is in flight, in which it has no row."""
+    settings = SchedulerSettings(max_prefill_tokens=2, in_flight_steps=in_flight_steps)
+    loop = Loop(make_spec(num_pages=9, num_host_pages=10), settings)
+    victim = make_request(2, (12, 13, 14, 15), 10)
+    outputs = generate((12, 13, 14, 15), victim.sampling, 0)
+    loop.add(make_request(0, (2, 3), 14))
+    for _ in range(4):
+        loop.launch()
+        loop.collect()
+    loop.add(make_request(1, (7, 8), 10))
+    loop.add(victim)
+    for _ in range(6):
+        loop.launch()
+        loop.collect()
+    loop.add(make_request(3, (12, 13, 14, 15, *outputs[:4], 30), 4, priority=-1))
+    loop.add(make_request(4, (20, 21, 22), 4))  # waits, so that pages are shared when planned
+    loop.launch()
+    broken = loop.plan()  # pages are short: request 3 alone has a row, and fills its second page
+    assert broken is not None
+    assert (broken.q_start.tolist(), broken.q_len.tolist()) == ([6], [2])
+    loop.in_flight.append((broken, loop.device.run(broken, damaged=True)))
+    loop.collect()  # fills the second page of request 2, which gives way to that of request 3
+    loop.launch()
+    assert status_of(loop, 2) is Status.SWAPPED
+    return loop
+
+
+def status_of(loop: Loop, counter: int) -> Status:
+    """Where an open attempt is."""
+    sequence = loop.scheduler._state.attempts.get(AttemptId("router", counter))
+    assert sequence is not None
+    return sequence.status
+
+
+def test_a_sequence_swapped_out_during_a_broken_step_computes_everything_again() -> None:
+    loop = swapped_out_with_a_damaged_page(in_flight_steps=1)
+    fail_oldest(loop)
+    assert status_of(loop, 2) is Status.WAITING
+    loop.run()
+    loop.check_finished()
+    assert loop.reasons() == ["length", "length", "length", "failed", "length"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(Status.LOADING, "length"), (Status.RUNNING, "failed")]
+)
+def test_a_sequence_swapped_out_during_a_broken_step_fails_if_it_runs_again(
+    status: Status, reason: str
+) -> None:
+    """While its pages are only on the way back, it computes everything again."""
+    loop = swapped_out_with_a_damaged_page(in_flight_steps=2)
+    loop.abort(0)
+    loop.abort(3)
+    loop.scheduler.flush_prefix_cache()  # so that the damaged page is on the host alone
+    loop.launch()
+    if status is Status.RUNNING:
+        loop.end_transfers(all_of_them=True)
+    assert status_of(loop, 2) is status
+    fail_oldest(loop)
+    loop.run()
+    loop.check_finished()
+    assert loop.reasons() == ["aborted", "length", reason, "aborted", "length"]
 
 
 def test_page_tables_are_sent_again_after_a_broken_step() -> None:
