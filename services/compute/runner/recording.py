@@ -63,8 +63,8 @@ def result_ints(result: StepResult) -> Int32Array:
 class RecordingExecutor:
     """An executor whose uploads and results go to a file, too.
 
-    Written without a buffer of its own, so that a crash loses nothing of what led to it: 2 us a
-    frame of a steady step.
+    Written without a buffer of its own, so that a crash loses nothing of what led to it. A steady
+    step costs the host 8 to 12 us for its three frames, most of it for the digest of the result.
     """
 
     def __init__(self, executor: Executor, file: BinaryIO) -> None:
