@@ -194,14 +194,19 @@ def _num_positions(raw: Mapping[str, Any]) -> int:
     """Return how many positions there are: with YaRN as many times the original ones as it says,
     for which models leave max_position_embeddings as it was (Qwen2.5)."""
     positions = _count(raw, "max_position_embeddings", 2048)
-    scaling = raw.get("rope_scaling") or raw.get("rope_parameters")
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling")
+    if isinstance(scaling, Mapping):  # transformers 5 may have one for each type of layer
+        scaling = scaling.get("full_attention") or scaling
     if not isinstance(scaling, Mapping) or "long_factor" in scaling:
         return positions
-    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-    is_yarn = "yarn" in (scaling.get("rope_type"), scaling.get("type"))
-    if not is_yarn or not isinstance(original, int) or not isinstance(factor, int | float):
+    if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
         return positions
-    stretched = min(original * factor, _LARGEST["max_position_embeddings"])
+    name = "original_max_position_embeddings"
+    original, factor = raw.get(name) or scaling.get(name) or positions, scaling.get("factor")
+    if not isinstance(original, int | float) or not isinstance(factor, int | float):
+        return positions  # what reads the rotation refuses it
+    most = _LARGEST["max_position_embeddings"]
+    stretched = min(min(original, most) * min(factor, most), most)
     return int(stretched) if stretched > positions else positions
 
 

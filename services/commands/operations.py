@@ -19,7 +19,8 @@ REPLAY = """\
 Run a recording again, in a process that has the model and no scheduler, and
 compare every result with the recorded one, bit by bit. [compute] record_dir
 makes recordings. After a crash of the device this shows whether the same step
-fails again. Exits with 0 if all is equal, with 1 if not."""
+fails again. Exits with 0 if all is equal, with 1 if not, and with 2 if it
+cannot be replayed here."""
 TIMELINE = """\
 Write what every process of a running server did in the last seconds as a trace
 for Perfetto or Chrome: plan, launch, wait, commit and send of each step, the

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (6_490, 43),
+    "common": (6_500, 43),
     "services/router": (11_460, 64),
     "services/tokenizer": (3_250, 17),
     "services/compute": (19_150, 124),

@@ -15,8 +15,6 @@ from services.compute.step import SlotDelta
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation: the device is none the worse for it
-
 
 def fatal_if_the_device_fails(method: Callable[P, T]) -> Callable[P, T]:
     """After a device error no later call can be trusted: the process has to end."""
@@ -38,9 +36,7 @@ def place_all(place: Callable[[Sequence[SlotDelta]], T], deltas: Sequence[SlotDe
     """
     try:
         return [place(deltas)]
-    except Exception as error:
-        if _is_device_failure(error):
-            raise
+    except Exception:
         return _place_each(place, deltas)
 
 
@@ -50,16 +46,8 @@ def _place_each(place: Callable[[Sequence[SlotDelta]], T], deltas: Sequence[Slot
     for delta in deltas:
         try:
             placed.append(place((delta,)))
-        except Exception as error:  # of memory, of a list that is too long
-            if _is_device_failure(error):
-                raise
+        except Exception as error:  # of a list that is too long
             errors[delta.slot] = error
     if errors:
         raise SlotErrors(errors) from next(iter(errors.values()))
     return placed
-
-
-def _is_device_failure(error: Exception) -> bool:
-    """Whether the device failed, not a request."""
-    code = getattr(error, "error_code", None)
-    return isinstance(error, torch.AcceleratorError) and code != CUDA_OUT_OF_MEMORY

@@ -66,6 +66,8 @@ from services.compute.sampling.logprobs import score_prompt
 from services.compute.sampling.sampler import Sampled, Sampler
 from services.compute.step import Float32Array, Int32Array, RowScores, StepPlan, StepResult
 
+CPU = torch.device("cpu")
+STALL_AFTER_S = 60.0
 TOKENS_AT_ONCE = 512  # normalised for a mean
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -93,10 +95,6 @@ class EagerPooler:
             if part.ends:
                 embeddings[part.row] = embedding_of(sum_E.numpy(), part.total, self._pooling)
         return embeddings
-
-
-CPU = torch.device("cpu")
-STALL_AFTER_S = 60.0
 
 
 @dataclass(slots=True)

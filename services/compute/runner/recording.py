@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import structlog
 import torch
 
 from common.errors import ConfigError
@@ -69,7 +70,7 @@ class RecordingExecutor:
 
     def __init__(self, executor: Executor, file: BinaryIO) -> None:
         self._executor = executor
-        self._file = file
+        self._file: BinaryIO | None = file
         self._num_transfers = 0
 
     @staticmethod
@@ -82,12 +83,13 @@ class RecordingExecutor:
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.recording"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = path.open("xb", buffering=0)
+            # it holds what people wrote: no one else may read it
+            file = open(path, "xb", buffering=0, opener=lambda p, flags: os.open(p, flags, 0o600))
         except OSError as error:
             raise ConfigError(
                 f"compute.record_dir is {folder}, and no file can be made there: {error}"
             ) from error
-        about = describe(executor.spec(), model, settings)
+        about = how_to_repeat(executor.spec(), model, settings)
         file.write(FORMAT + json.dumps(about).encode() + b"\n")
         return RecordingExecutor(executor, file)
 
@@ -132,23 +134,35 @@ class RecordingExecutor:
 
     def close(self) -> None:
         self._executor.close()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _upload(self, kind: UploadKind, num_ints: int) -> None:
         self._write(kind, self._executor.buffer(kind)[:num_ints])
 
     def _write(self, kind: int, ints: Int32Array) -> None:
-        self._file.write(_HEAD.pack(kind, len(ints)) + ints.tobytes())
+        """Add a frame; where that fails, as on a full disk, the recording ends and no more."""
+        if self._file is None:
+            return
+        frame = _HEAD.pack(kind, len(ints)) + ints.tobytes()
+        try:
+            if self._file.write(frame) == len(frame):
+                return
+            error = "no space is left"
+        except OSError as failure:
+            error = str(failure)
+        structlog.get_logger().error("recording ended", file=self._file.name, error=error)
+        self._file.close()
+        self._file = None
 
 
-def describe(spec: RunnerSpec, model: Path, settings: ComputeSettings) -> dict[str, Any]:
+def how_to_repeat(spec: RunnerSpec, model: Path, settings: ComputeSettings) -> dict[str, Any]:
     """What the same executor is made of: the model's folder and settings that size it alike."""
     groups, page_tokens = len(spec.kv_groups), spec.kv_groups[0].page_tokens
     sizes = {
         "device": "cuda" if spec.overlaps else "cpu",
         "num_threads": torch.get_num_threads(),
         "record_dir": "",
-        "max_model_len": spec.max_model_len,
         "max_batched_token_mem": -(-spec.num_pages // groups) * page_tokens,
     }
     return {"model": str(model.resolve()), "settings": {**settings.model_dump(), **sizes}}
@@ -174,7 +188,7 @@ class Recording:
             values = json.loads(about)
             self.model = Path(values["model"])
             self.settings = ComputeSettings(**values["settings"])
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path}: its second line does not describe a run: {error}"
             ) from error

@@ -25,6 +25,10 @@ def load_runner(folder: Path, settings: ComputeSettings) -> Runner:
     if settings.device == "sim":
         from services.compute.runner import sim
 
+        if settings.record_dir:
+            raise ConfigError(
+                "compute.record_dir: the device sim has nothing to record; leave it out."
+            )
         return sim.load(folder, settings)
     from services.compute.runner.packing_runner import PackingRunner
     from services.compute.runner.recording import RecordingExecutor

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError, FatalError, ModelError
+from common.errors import ConfigError, ModelError
 from services.compute.kernels.step_buffers import NUM_ROWS
 from services.compute.kv.transfer import Direction, PagePairs
 from services.compute.runner.executor import Executor, UploadKind
@@ -99,8 +99,8 @@ class Replay:
                         break
                 else:
                     calls.repeat(frame)
-        except FatalError as error:
-            self.error = f"step {calls.step_id}: {error}"
+        except Exception as error:  # whatever it is, it is what the replay was to show
+            self.error = f"step {calls.step_id}: {error or type(error).__name__}"
         self.num_steps = calls.num_steps
         return self
 
@@ -126,9 +126,15 @@ def main(arguments: list[str]) -> int:
     try:
         recording = Recording(Path(arguments[0]))
         model = Path(arguments[1]) if len(arguments) > 1 else recording.model
+    except ConfigError as error:
+        sys.stderr.write(f"slipstream replay: {error}\n")
+        return 2
+    device = recording.settings.device
+    try:
         executor = load_executor(model, recording.settings)
     except (ConfigError, ModelError) as error:
-        sys.stderr.write(f"slipstream replay: {error}\n")
+        about = f"{arguments[0]} was recorded with {model} on the device {device}"
+        sys.stderr.write(f"slipstream replay: {about}, which cannot be loaded here: {error}\n")
         return 2
     found = Replay().run(executor, recording.frames())
     verdict = found.error or found.difference or EQUAL

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-import torch
 
 from common.messages.sampling import SamplingParams
 from services.compute.runner.device_errors import place_all
@@ -50,29 +49,3 @@ def test_those_that_cannot_be_placed_are_named_and_no_others() -> None:
 
 def test_what_fails_only_together_is_placed_one_by_one() -> None:
     assert place_all(Room(most=2).place, DELTAS) == [[0], [1], [2], [3]]
-
-
-def fail_at_once(deltas: Sequence[SlotDelta]) -> None:
-    raise torch.AcceleratorError("an illegal memory access was encountered")
-
-
-def fail_after_another(deltas: Sequence[SlotDelta]) -> None:
-    if len(deltas) > 1:
-        raise MemoryError
-    fail_at_once(deltas)
-
-
-@pytest.mark.parametrize("place", [fail_at_once, fail_after_another])
-def test_an_error_of_the_device_is_not_a_newcomers(
-    place: Callable[[Sequence[SlotDelta]], None],
-) -> None:
-    with pytest.raises(torch.AcceleratorError):
-        place_all(place, DELTAS)
-
-
-def test_memory_that_a_driver_does_not_have_is_the_newcomers_fault() -> None:
-    error = torch.AcceleratorError("CUDA error: out of memory")
-    error.error_code = 2  # type: ignore[attr-defined]
-    with pytest.raises(SlotErrors) as raised:
-        place_all(Room(never={2: error}).place, DELTAS)
-    assert raised.value.by_slot == {2: error}

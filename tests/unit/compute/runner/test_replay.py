@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from common.errors import ConfigError
 from services.compute.config import ComputeSettings
 from services.compute.runner.eager import load_eager
 from services.compute.runner.executor import UploadKind
+from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.recording import (
+    FORMAT,
     RESULT,
     TRANSFER,
     TRANSFERRED,
@@ -22,7 +25,7 @@ from services.compute.runner.recording import (
 from services.compute.runner.registry import load_runner
 from services.compute.runner.replay import Replay
 from tests.unit.compute.prompt_run import save_embedding_model
-from tests.unit.compute.recorded_run import frames_of, record, with_another_token
+from tests.unit.compute.recorded_run import frames_of, record, run_all_kinds, with_another_token
 from tests.unit.compute.tiny_models import make_model, save_model
 
 SETTINGS = ComputeSettings(
@@ -94,6 +97,8 @@ def test_a_setting_makes_a_file_for_each_process(model: Path, tmp_path: Path) ->
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("something else\n")
+    (tmp_path / "list").write_bytes(FORMAT + b"[1]\n")
+    assert "does not describe a run" in replay(tmp_path / "list").stderr
     done = replay(tmp_path / "text")
     assert done.returncode == 2
     assert "is no recording of this version" in done.stderr
@@ -105,3 +110,57 @@ def test_a_folder_that_cannot_be_written_is_refused(model: Path, tmp_path: Path)
     settings = SETTINGS.model_copy(update={"record_dir": str(tmp_path / "file")})
     with pytest.raises(ConfigError, match="no file can be made there"):
         RecordingExecutor.begin(load_eager(model, SETTINGS), model, settings)
+
+
+class FullDisk(io.BytesIO):
+    """Takes so many bytes and no more."""
+
+    name = "full"
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.kept = b""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        if self.room <= 0:
+            raise OSError(28, "No space left on device")
+        taken = data[: self.room]
+        self.room -= len(taken)
+        self.kept += taken
+        return len(taken)
+
+
+@pytest.mark.parametrize("room", [0, 300, 1001, 5003])
+def test_a_full_disk_ends_the_recording_and_nothing_else(model: Path, room: int) -> None:
+    file = FullDisk(room)
+    runner = PackingRunner(RecordingExecutor(load_eager(model, SETTINGS), file))
+    assert run_all_kinds(runner, SETTINGS, 20) > 0
+    assert file.closed and len(file.kept) <= room
+    runner.close()
+
+
+def test_the_length_that_the_settings_leave_open_stays_open(tmp_path: Path) -> None:
+    """Phi-3 chooses its factors by the longest that the model could have, not the cache."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    config = {"rope_parameters": {**rope, "original_max_position_embeddings": 64}}
+    folder = save_model(make_model("llama", max_position_embeddings=512, **config), tmp_path / "m")
+    settings = SETTINGS.model_copy(update={"max_batched_token_mem": 256})
+    executor = load_eager(folder, settings)
+    assert executor.spec().max_model_len == 256
+    file, _ = record(executor, tmp_path / "recordings", folder, settings)
+    recording = Recording(file)
+    again = load_eager(recording.model, recording.settings)
+    assert again.spec() == executor.spec()
+    assert Replay().run(again, recording.frames()).difference == ""
+
+
+def test_only_its_user_may_read_a_recording(recording: Path) -> None:
+    assert recording.stat().st_mode & 0o077 == 0
+
+
+def test_a_device_without_uploads_is_not_recorded(tmp_path: Path) -> None:
+    settings = ComputeSettings(device="sim", record_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="the device sim has nothing to record"):
+        load_runner(tmp_path, settings)
