@@ -248,13 +248,13 @@ class KVMemory:
         """Forget all pages without a holder; return how many there were."""
         return sum(kind.width * kind.tree.evict(kind.tree.num_evictable) for kind in self.kinds)
 
-    def detach(self, node: Node) -> list[Node]:
-        """Make a node of any kind unfindable, and all below it; return those still held."""
+    def detach(self, node: Node) -> None:
+        """Make a node of any kind unfindable, and all below it."""
         if node.detached:
-            return []
+            return
         *others, last = self.kinds
         kind = next((kind for kind in others if kind.tree.has(node)), last)
-        return kind.tree.detach(node)
+        kind.tree.detach(node)
 
     def most_pages(self, num_tokens: int, max_chunk: int) -> int:
         """Most pages that a sequence of this length holds at once, computed in such chunks."""

@@ -38,8 +38,8 @@ class PageTable:
     """
 
     __slots__ = (
-        *("_kind", "_namespace", "_tree", "first", "nodes", "num_sent", "page_tokens", "pages"),
-        "room",
+        *("_kind", "_left", "_namespace", "_tree", "first", "nodes", "num_sent", "page_tokens"),
+        *("pages", "room"),
     )
 
     def __init__(self, kind: PageKind, namespace: Hashable) -> None:
@@ -50,6 +50,7 @@ class PageTable:
         self.first = 0
         self.pages = array("i")
         self.nodes: list[Node] = []
+        self._left: list[Node] = []  # the last shared node, if the sequence has none any more
         self.num_sent = 0
         self.room = 0
 
@@ -59,8 +60,8 @@ class PageTable:
 
     @property
     def tips(self) -> list[Node]:
-        """The last shared node: below one that is detached no other is findable."""
-        return self.nodes[-1:]
+        """The last node that was shared: all that the sequence has read is at or above it."""
+        return self.nodes[-1:] or self._left
 
     def find(self, page_keys: PageKeys, max_pages: int, found: Paths | None = None) -> Paths:
         """Look up how much of this sequence the tree knows; nothing is held yet.
@@ -99,7 +100,7 @@ class PageTable:
     def adopt(self, nodes: Paths, start: int) -> None:
         """Begin the (empty) table of a sequence that goes on at `start` with what `select` gave."""
         self._tree.hold(nodes[0])
-        self.nodes = nodes[0]
+        self.nodes, self._left = nodes[0], []
         self.pages = array("i", [node.page for node in self.nodes])
         self.room = len(self.pages) * self.page_tokens
 
@@ -212,6 +213,7 @@ class PageTable:
         for page in self.pages[len(self.nodes) :]:
             self._kind.give_back(page)
         self._tree.release(self.nodes, self._kind.memory.now)
+        self._left = self.tips
         self.pages = array("i")
         self.nodes = []
         self.first = self.num_sent = self.room = 0
@@ -220,11 +222,7 @@ class PageTable:
 class WindowTable(PageTable):
     """Of a window, only what the next query sees; of a long prompt the chunk computed now, too."""
 
-    __slots__ = ("_is_distrusted",)
-
-    def __init__(self, kind: PageKind, namespace: Hashable) -> None:
-        super().__init__(kind, namespace)
-        self._is_distrusted = False  # the last shared entry was, and has left the window since
+    __slots__ = ()
 
     def longest_hit(self, path: list[Node], num_pages: int) -> int:
         end = at = min(num_pages, len(path))
@@ -266,7 +264,8 @@ class WindowTable(PageTable):
         count = first - self.first
         if count <= 0:
             return
-        self._is_distrusted |= 0 < len(nodes) <= count
+        if 0 < len(nodes) <= count:
+            self._left = nodes[-1:]
         for page in self.pages[len(nodes) : count]:
             self._kind.give_back(page)
         self._tree.release(nodes[:count], self._kind.memory.now)
@@ -275,11 +274,8 @@ class WindowTable(PageTable):
         self.num_sent = max(self.num_sent, first)
 
     def publish(self, page_keys: PageKeys, num_tokens: int, launched: bool = True) -> list[Node]:
-        return [] if self._is_distrusted else super().publish(page_keys, num_tokens, launched)
-
-    def release(self) -> None:
-        super().release()
-        self._is_distrusted = False
+        # The last shared page leaves the window only if it is detached, and the path with it.
+        return [] if self._left else super().publish(page_keys, num_tokens, launched)
 
 
 class PageTables:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 
 NO_PAGE = -1
 
@@ -25,6 +25,13 @@ class Node:
         self.children: dict[Hashable, Node] = {}
         self.refs = 0
         self.detached = False
+
+    def is_below(self, nodes: Container[Node]) -> bool:
+        """Whether these include this node or one above it, detached or not."""
+        at: Node | None = self
+        while at is not None and at not in nodes:
+            at = at.parent
+        return at is not None
 
 
 class PrefixTree:
@@ -157,27 +164,23 @@ class PrefixTree:
             node, above = above, above.parent
         return self._roots.get(node.key) is node
 
-    def detach(self, node: Node) -> list[Node]:
-        """Make a node and all below it unfindable; return those that are still held.
+    def detach(self, node: Node) -> None:
+        """Make a node and all below it unfindable.
 
-        Their pages are freed when the last holder releases them.
+        Pages that are still held are freed when the last holder releases them.
         """
         if node.detached:
-            return []
+            return
         self._unlink(node)
-        still_held: list[Node] = []
         doubtful = [node]
         while doubtful:
             at = doubtful.pop()
             at.detached = True
             doubtful.extend(at.children.values())
             at.children = {}
-            if at.refs:
-                still_held.append(at)
-            elif at.page != NO_PAGE:
+            if not at.refs and at.page != NO_PAGE:
                 del self._idle[at]
                 self._give_back(at.page)
-        return still_held
 
     def _root(self, namespace: Hashable) -> Node:
         root = self._roots.get(namespace)

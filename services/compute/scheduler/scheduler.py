@@ -162,8 +162,7 @@ class Scheduler:
         failing.update(step.sequences())
         readers = failing
         while readers:  # of their pages, of the pages of those that read them, and so on
-            doubtful = self._distrust(plan.step_id, readers)
-            readers = {s for s in running if not doubtful.isdisjoint(s.table.tips)} - failing
+            readers = self._readers(self._distrust(plan.step_id, readers)) - failing
             failing |= readers
         self._in_flight.remove(step)
         ended = self._fail(sorted(failing, key=by_order), failure)
@@ -253,15 +252,18 @@ class Scheduler:
                 self._publish(step, sequence, chunk.stop - (sequence in skipped))
 
     def _distrust(self, broken_id: int, sequences: set[Sequence]) -> set[Node]:
-        """Hide what these have published in a broken step or since; return the nodes still held."""
-        return {
-            held
-            for step in self._in_flight
-            if step.plan.step_id >= broken_id
-            for sequence, node in step.published
-            if sequence in sequences
-            for held in self._state.memory.detach(node)
-        }
+        """Hide what these have published in a broken step or since, and return it."""
+        steps = (step for step in self._in_flight if step.plan.step_id >= broken_id)
+        published = [n for step in steps for s, n in step.published if s in sequences]
+        for node in published:
+            self._state.memory.detach(node)
+        return set(published)
+
+    def _readers(self, doubtful: set[Node]) -> set[Sequence]:
+        """Those that have read these pages; of those that have ended, what published others."""
+        publishers = (sequence for step in self._in_flight for sequence, _ in step.published)
+        sequences = {*self._state.running, *publishers}
+        return {s for s in sequences if any(tip.is_below(doubtful) for tip in s.table.tips)}
 
     def _publish(self, step: LaunchedStep, sequence: Sequence, num_tokens: int) -> None:
         table = sequence.table

@@ -165,7 +165,7 @@ class MemoryHistory(RuleBasedStateMachine):
         pairs = zip(self.tables(text), before, strict=True)
         assert gained == [node for (_, table), n in pairs for node in table.nodes[n:]]
         for _, table in self.tables(text):
-            is_distrusted = isinstance(table, WindowTable) and table._is_distrusted
+            is_distrusted = isinstance(table, WindowTable) and bool(table._left)
             assert self.has_distrusted or not is_distrusted
             if not is_distrusted and not any(node.detached for node in table.nodes):
                 assert table.first + len(table.nodes) == text.num_written // PAGE_TOKENS

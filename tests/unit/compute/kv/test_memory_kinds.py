@@ -149,7 +149,8 @@ def test_what_was_distrusted_stays_so_when_it_has_left_the_window() -> None:
     other.distrust()
     assert table.grow(16, 8)
     assert table.grow(20, 16)
-    assert table.tips == []
+    assert table.nodes == []
+    assert [tip.detached for tip in table.tips] == [True]
     assert table.publish(keys, 20) == []
     check_memory(memory, [table, other])
 

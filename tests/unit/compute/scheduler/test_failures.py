@@ -99,8 +99,7 @@ def test_a_step_that_breaks_late_takes_those_along_that_read_its_pages(
 
 def damaged_in_one_kind(windows: tuple[int, ...]) -> Loop:
     """Request 1 leaves damaged pages for the window alone, and request 2 has read them."""
-    settings = SchedulerSettings(max_prefill_tokens=8, in_flight_steps=2)
-    loop = Loop(make_spec(windows=windows), settings)
+    loop = Loop(make_spec(windows=windows), SchedulerSettings(max_prefill_tokens=8))
     loop.add(make_request(0, PROMPT, 24))
     for _ in range(4):
         loop.step()
@@ -108,30 +107,62 @@ def damaged_in_one_kind(windows: tuple[int, ...]) -> Loop:
         pass
     loop.scheduler.flush_prefix_cache()  # but for the pages in use: the window has left its first
     loop.add(make_request(1, (*PROMPT[:8], 20), 4))
-    loop.add(make_request(2, READER, 4))  # waits, so that pages are shared as soon as planned
+    loop.add(make_request(2, READER, 4))
+    loop.add(make_request(3, (30, 31), 4))  # waits, so that pages are shared when they are planned
     broken = loop.plan()
     assert broken is not None
     loop.in_flight.append((broken, loop.device.run(broken, damaged=True)))
     loop.abort(1)  # before its pages for all positions give way to those of request 0
     reading = loop.launch()
     assert reading is not None
-    assert reading.q_start[-1] == 8, "request 2 goes on behind eight shared positions"
-    loop.launch()  # shares what request 2 has filled
+    assert 8 in reading.q_start, "request 2 goes on behind eight shared positions"
     return loop
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("windows", [(0, 4), (4, 0)])
 def test_pages_of_those_that_read_a_broken_step_are_not_found_in_any_kind_of_cache(
-    windows: tuple[int, ...],
+    windows: tuple[int, ...], leaves: bool
 ) -> None:
     """What request 2 filled for all positions is below pages of request 0, which are intact."""
     loop = damaged_in_one_kind(windows)
+    if leaves:
+        loop.abort(2)
     fail_oldest(loop)
-    assert loop.reasons() == ["failed", "aborted", "failed"]
-    loop.add(make_request(3, READER, 4))
+    assert loop.reasons() == ["failed", "aborted", "aborted" if leaves else "failed", None]
+    loop.add(make_request(4, READER, 4))
     loop.run()
     loop.check_finished()
-    assert loop.reasons()[3] == "length"
+    assert loop.reasons()[3:] == ["length", "length"]
+
+
+@pytest.mark.parametrize("windows", [(0,), (4,), (0, 4)])
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_a_step_that_breaks_fails_those_that_read_pages_which_are_not_found_any_more(
+    windows: tuple[int, ...], num_more: int
+) -> None:
+    """The logits of a request that shares their first page were not finite."""
+    settings = SchedulerSettings(in_flight_steps=2, max_prefill_tokens=13)
+    loop = Loop(make_spec(windows=windows), settings)
+    loop.device.nonfinite_seeds.add(0)
+    loop.add(make_request(0, PROMPT[:5], 4))
+    loop.launch()
+    loop.add(make_request(1, PROMPT, 4))
+    broken = loop.plan()
+    assert broken is not None
+    loop.in_flight.append((broken, loop.device.run(broken, damaged=True)))
+    loop.add(make_request(2, (*PROMPT, *range(20, 32)), 4))
+    reading = loop.launch()
+    assert reading is not None
+    assert reading.q_start[-1] == 12
+    loop.collect()
+    for _ in range(num_more):
+        loop.launch()  # the window leaves the pages of request 1
+    assert loop.reasons() == ["failed", None, None]
+    fail_oldest(loop)
+    assert loop.reasons() == ["failed", "failed", "failed"]
+    loop.run()
+    loop.check_finished()
 
 
 def test_a_page_that_was_only_begun_in_the_broken_step_is_not_shared_either() -> None:
