@@ -21,7 +21,7 @@ def test_a_second_executor_says_bitwise_the_same(tmp_path: Path, device: torch.d
     folder = save_embedding_model(model, tmp_path / "model", "mean")
     save_model(model, folder)
     executor = load_runner(folder, SETTINGS, device).executor
-    file, num_swapped = record(executor, tmp_path / "recordings", folder, SETTINGS)
+    file, _, num_swapped = record(executor, tmp_path / "recordings", folder, SETTINGS)
     assert num_swapped > 0
     if ON_GPU:
         command = [sys.executable, "-m", "services.cli", "replay", str(file)]

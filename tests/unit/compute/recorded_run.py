@@ -29,9 +29,9 @@ KINDS = (
 )
 
 
-def run_all_kinds(runner: Any, settings: ComputeSettings, host_pages: int) -> int:
+def run_all_kinds(runner: Any, settings: ComputeSettings, host_pages: int) -> tuple[int, int]:
     """Greedy, sampled, penalised, cut, scored, pooled and guided requests, with so few pages that
-    some are preempted; returns how many were swapped at once."""
+    some are preempted; returns how many times, and how many were swapped at once."""
     spec = {"num_pages": 9, "num_host_pages": host_pages, "overlaps": True}
     server = Server(Restricted(runner, **spec), settings)
     for number, sampling in enumerate(KINDS):
@@ -41,26 +41,35 @@ def run_all_kinds(runner: Any, settings: ComputeSettings, host_pages: int) -> in
         server.scheduler.add_request(pooled(21, [9, 8, 7, 6, 5]), 0.0)
     server.scheduler.add_request(generate_request(22, [3, 4, 5], DRAWN, num_choices=2), 0.0)
     server.run()
-    hand = HandScheduler(
-        MaskingRunner(runner, lambda slot, index: [30, 31 + index] if index % 3 else None),
-        settings.page_tokens,
-    )
+    _run_guided(runner, settings)
+    return server.scheduler.stats().preemptions_total, server.most_swapped
+
+
+def _run_guided(runner: Any, settings: ComputeSettings) -> None:
+    """Some tokens under masks, one whose mask is late, and the same one again."""
+    masking = MaskingRunner(runner, lambda slot, index: late.pop(index, [30, 31 + index]))
+    late: dict[int, None] = {1: None}
+    hand = HandScheduler(masking, settings.page_tokens)
     guided = hand.add([7, 8, 9, 10], replace(DRAWN, grammar_spec=GRAMMAR_SPEC))
-    hand.step((guided, 4))
-    return server.most_swapped
+    hand.run(guided, 2)
+    assert masking.skipped == [(guided.slot, 1)]
+    guided.output.pop()  # what was drawn without a mask means nothing
+    guided.computed -= 1
+    tokens = hand.run(guided, 5)
+    assert all(token in (30, 31 + index) for index, token in enumerate(tokens))
 
 
 def record(
     executor: Executor, folder: Path, model: Path, settings: ComputeSettings, host_pages: int = 20
-) -> tuple[Path, int]:
-    """Run all kinds on an executor; the recording's file, and how many were swapped at once."""
+) -> tuple[Path, int, int]:
+    """Run all kinds on an executor; the recording's file, and what `run_all_kinds` returns."""
     recording = RecordingExecutor.begin(
         executor, model, settings.model_copy(update={"record_dir": str(folder)})
     )
-    num_swapped = run_all_kinds(PackingRunner(recording), settings, host_pages)
+    counted = run_all_kinds(PackingRunner(recording), settings, host_pages)
     recording.close()
     (file,) = folder.iterdir()
-    return file, num_swapped
+    return file, *counted
 
 
 def frames_of(file: Path) -> list[Frame]:

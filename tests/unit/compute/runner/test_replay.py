@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def recording(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recordings")
-    file, num_swapped = record(load_eager(model, SETTINGS), folder, model, SETTINGS)
+    file, _, num_swapped = record(load_eager(model, SETTINGS), folder, model, SETTINGS)
     assert num_swapped > 0
     return file
 
@@ -56,7 +56,9 @@ def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_kind_of_request_is_in_the_recording(recording: Path) -> None:
-    kinds = {frame.kind for frame in frames_of(recording)}
+    frames = frames_of(recording)
+    assert sum(frame.kind == UploadKind.MASKS and len(frame.ints) > 0 for frame in frames) == 6
+    kinds = {frame.kind for frame in frames}
     assert kinds == {*UploadKind, RESULT, TRANSFER, TRANSFERRED}
 
 
@@ -66,6 +68,13 @@ def test_a_second_process_says_bitwise_the_same(recording: Path) -> None:
     results = sum(frame.kind == RESULT for frame in frames_of(recording))
     assert f"{results} results" in done.stdout
     assert done.stdout.endswith("tokens: bitwise equal\n")
+
+
+def test_so_does_a_run_whose_preempted_sequences_compute_again(model: Path, tmp_path: Path) -> None:
+    executor = load_eager(model, SETTINGS)
+    file, num_preempted, num_swapped = record(executor, tmp_path, model, SETTINGS, host_pages=0)
+    assert num_preempted > 0 and num_swapped == 0
+    assert replay(file).stdout.endswith("tokens: bitwise equal\n")
 
 
 def test_a_recording_whose_writer_was_killed_is_replayed_up_to_there(
@@ -135,7 +144,7 @@ class FullDisk(io.BytesIO):
 def test_a_full_disk_ends_the_recording_and_nothing_else(model: Path, room: int) -> None:
     file = FullDisk(room)
     runner = PackingRunner(RecordingExecutor(load_eager(model, SETTINGS), file))
-    assert run_all_kinds(runner, SETTINGS, 20) > 0
+    assert run_all_kinds(runner, SETTINGS, 20)[1] > 0
     assert file.closed and len(file.kept) <= room
     runner.close()
 
@@ -149,7 +158,7 @@ def test_the_length_that_the_settings_leave_open_stays_open(tmp_path: Path) -> N
     settings = SETTINGS.model_copy(update={"max_batched_token_mem": 256})
     executor = load_eager(folder, settings)
     assert executor.spec().max_model_len == 256
-    file, _ = record(executor, tmp_path / "recordings", folder, settings)
+    file, *_ = record(executor, tmp_path / "recordings", folder, settings)
     recording = Recording(file)
     again = load_eager(recording.model, recording.settings)
     assert again.spec() == executor.spec()
