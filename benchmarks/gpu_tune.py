@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.gpu_models import SHAPES, make_folder
 from benchmarks.kernels import matvec_sweep, skinny_matmul_sweep
-from benchmarks.kernels.case import READ_BYTES_PER_S
+from benchmarks.kernels.case import READ_BYTES_PER_S, replay_s
 from benchmarks.kernels.matvec import Model
 from services.compute.kernels import decode_attention
 from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork
@@ -62,7 +62,7 @@ NEEDS_GPU = True
 CONTEXT = 420  # the mean of the workloads
 PAGE_TOKENS = 16
 MAX_POSITIONS = 4096
-ROUNDS, REPLAYS = 3, 12
+ROUNDS = 3
 MAPS = ("o", "gate/up", "down", "qkv")  # in the order of launches after a rotation
 
 Cuts = Mapping[tuple[str, int, int], MatvecConfig]
@@ -253,20 +253,6 @@ def _early(early: bool) -> Iterator[None]:
     decode_attention.EARLY_WIDTH = before
 
 
-def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
-    """Median milliseconds of a step, launched one by one."""
-    times = []
-    for _ in range(REPLAYS):
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
 def compare(bench: Bench, variants: list[Variant], num_rows: int) -> None:
     """Print each variant's step, all rounds, taken by turns."""
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
@@ -278,7 +264,7 @@ def compare(bench: Bench, variants: list[Variant], num_rows: int) -> None:
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
-            times[name].append(replay_ms(graph))
+            times[name].append(1e3 * replay_s(graph))
     for name, rounds in times.items():
         share = bench.floor_s * 1e3 / min(rounds)
         shown = ", ".join(f"{ms:.3f}" for ms in rounds)

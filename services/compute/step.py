@@ -146,6 +146,11 @@ class StepPlan:
         return replace(self, slots=tuple(deltas))
 
 
+def mask_words(vocab_size: int) -> int:
+    """Int32 of a row of mask bits."""
+    return -(-vocab_size // 32)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """Which tokens the structured samples of a step may take.

@@ -13,7 +13,7 @@ import torch
 from common.messages.sampling import SamplingParams
 from services.compute.kernels.logits_processors import SEEN_IN_PROMPT
 from services.compute.kernels.logprobs import CHOSEN, TOP_IDS, TOP_LOGPROBS
-from services.compute.kernels.slot_words import VOID_MASK, mask_words
+from services.compute.kernels.slot_words import VOID_MASK
 from services.compute.runner.uploads import pack_masks
 from services.compute.sampling.device_sampler import DeviceSampler
 from services.compute.sampling.sampler import Sampler
@@ -23,6 +23,7 @@ from services.compute.step import (
     SlotDelta,
     TokenMasks,
     int32_array,
+    mask_words,
 )
 from tests.kernels.sampling_step import (
     NUM_SLOTS,

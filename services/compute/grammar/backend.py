@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from services.compute.grammar.protocol import GrammarSettings, StartSequence, mask_words
-from services.compute.step import Int32Array
+from services.compute.grammar.protocol import GrammarSettings, StartSequence
+from services.compute.step import Int32Array, mask_words
 
 MAX_ERROR_CHARACTERS = 400
 REPLAYED_TOKENS = 16

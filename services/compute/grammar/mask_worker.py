@@ -37,12 +37,12 @@ from services.compute.grammar.protocol import (
     Report,
     SequenceFailed,
     StartSequence,
-    mask_words,
     pack_order,
     pack_report,
     stamp,
     unpack_order,
 )
+from services.compute.step import mask_words
 
 # A sequence whose mask took more processor time goes to the second process. A mask of JSON takes 5
 # to 130 us (128k tokens), and 64 of them in one thread 0.5 ms, where llguidance's own threads took

@@ -23,7 +23,14 @@ from common.child_main import pack_frame
 from common.config import Settings
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
-from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult
+from services.compute.step import (
+    BoolArray,
+    Int32Array,
+    SlotDelta,
+    StepPlan,
+    StepResult,
+    mask_words,
+)
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -59,10 +66,6 @@ class MaskSource(Protocol):
     def bits_GW(self, plan: StepPlan, ready: BoolArray) -> Int32Array:
         """Copy the masks of those of the plan's structured samples that are ready [G, V / 32]."""
         ...
-
-
-def mask_words(vocab_size: int) -> int:
-    return -(-vocab_size // 32)
 
 
 def stamp(epoch: int, index: int) -> int:

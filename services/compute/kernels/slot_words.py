@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.compute.step import mask_words
+
 FLAGS = 0
 TEMPERATURE = 1  # float32; 0 is greedy
 SEED = 2  # and 3
@@ -105,7 +107,3 @@ class MaskRows:
         )
         rows = packed[max_samples:].view(max_samples, num_words)
         return MaskRows(packed, packed[:max_samples], rows)
-
-
-def mask_words(vocab_size: int) -> int:
-    return -(-vocab_size // 32)

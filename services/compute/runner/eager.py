@@ -22,7 +22,6 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.config import ComputeSettings
 from services.compute.kernels.slot_entries import packed_size as entries_size
-from services.compute.kernels.slot_words import mask_words
 from services.compute.kernels.step_buffers import (
     GROUP_SHIFT,
     NUM_DECODE_ROWS,
@@ -64,7 +63,14 @@ from services.compute.runner.uploads import (
 )
 from services.compute.sampling.logprobs import score_prompt
 from services.compute.sampling.sampler import Sampled, Sampler
-from services.compute.step import Float32Array, Int32Array, RowScores, StepPlan, StepResult
+from services.compute.step import (
+    Float32Array,
+    Int32Array,
+    RowScores,
+    StepPlan,
+    StepResult,
+    mask_words,
+)
 
 CPU = torch.device("cpu")
 STALL_AFTER_S = 60.0

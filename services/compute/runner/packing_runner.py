@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from services.compute.kernels.slot_entries import entries_that_fit, pack_entries
-from services.compute.kernels.slot_words import mask_words
 from services.compute.kv.transfer import Direction, PagePairs
-from services.compute.runner.device_errors import place_all
 from services.compute.runner.executor import Executor, UploadKind
-from services.compute.runner.protocol import RunnerSpec, check_tokens
+from services.compute.runner.protocol import RunnerSpec, SlotErrors, check_tokens
 from services.compute.runner.uploads import (
     MAX_PAGE_ENTRIES,
     NO_SLOT_ROWS,
@@ -23,7 +20,14 @@ from services.compute.runner.uploads import (
     without_rows,
 )
 from services.compute.sampling.slots import slots_of
-from services.compute.step import Int32Array, SlotDelta, StepPlan, StepResult, TokenMasks
+from services.compute.step import (
+    Int32Array,
+    SlotDelta,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+    mask_words,
+)
 
 
 class Ticket:
@@ -100,15 +104,27 @@ class PackingRunner:
             raise
 
     def _place(self, deltas: Sequence[SlotDelta]) -> Int32Array:
-        """Send what new sequences bring; return their slot rows [N, 1+W]."""
-        placed = place_all(partial(slots_of, vocab_size=self._spec.vocab_size), deltas)
-        entries = [entry for _, brought in placed for entry in brought]
+        """Send what new sequences bring; return their slot rows [N, 1+W].
+
+        Raises SlotErrors, before anything is sent, for those whose settings cannot be packed.
+        """
+        rows, entries, errors = [], [], {}
+        for delta in deltas:
+            try:
+                row, brought = slots_of((delta,), self._spec.vocab_size)
+            except Exception as error:  # of a list that is too long
+                errors[delta.slot] = error
+            else:
+                rows.append(row)
+                entries += brought
+        if errors:
+            raise SlotErrors(errors) from next(iter(errors.values()))
         buffer = self.executor.buffer
         if entries:
             room = len(buffer(UploadKind.ENTRIES))
             for part in entries_that_fit(entries, room):
                 self.executor.enter(pack_entries(part, buffer(UploadKind.ENTRIES)))
-        return np.concatenate([rows for rows, _ in placed])
+        return np.concatenate(rows)
 
     def _pack_masks(self, plan: StepPlan, masks: TokenMasks | None) -> int:
         missing = set(plan.structured)

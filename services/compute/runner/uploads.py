@@ -50,8 +50,7 @@ def packed_size(max_rows: int, max_tokens: int, max_page_entries: int, max_slot_
 
 
 class ChunkRow(NamedTuple):
-    """A row that is a chunk of a prompt: positions start .. start+length-1 of its slot, the step's
-    tokens from `first` on."""
+    """A chunk of a prompt: positions from `start` on of its slot, tokens from `first` on."""
 
     row: int
     slot: int

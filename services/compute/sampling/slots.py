@@ -183,14 +183,6 @@ class SlotFlags:
         return Variant.CUTS if all_flags & words.CUT else Variant.PLAIN, is_lasting
 
 
-def is_penalised(sampling: SamplingParams) -> bool:
-    return bool(
-        sampling.presence_penalty
-        or sampling.frequency_penalty
-        or sampling.repetition_penalty != 1.0
-    )
-
-
 def known_bias(sampling: SamplingParams, vocab_size: int) -> dict[int, float]:
     """Bias by id; ids beyond the vocabulary are of no effect and left out."""
     bias: dict[int, float] = {}
@@ -206,8 +198,10 @@ def known_ids(ids: tuple[int, ...], vocab_size: int) -> Int32Array:
 
 def _flags(sampling: SamplingParams, vocab_size: int, drawn: int) -> int:
     """Greedy rows take the largest, which no cut takes away."""
+    presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
+    penalised = bool(presence or frequency or sampling.repetition_penalty != 1.0)
     return (
-        words.PENALISED * is_penalised(sampling)
+        words.PENALISED * penalised
         | drawn * words.CUTS_TOP_K * (0 < sampling.top_k < vocab_size)
         | drawn * words.CUTS_TOP_P * (sampling.top_p < 1.0)
         | drawn * words.CUTS_MIN_P * (sampling.min_p > 0.0)

@@ -17,7 +17,8 @@ from services.compute.grammar.backend import (
     TokenRefused,
     bits_of,
 )
-from services.compute.grammar.protocol import GrammarSettings, mask_words
+from services.compute.grammar.protocol import GrammarSettings
+from services.compute.step import mask_words
 from tests.flow.structured_ring import EOS, VOCAB_SIZE, save_tokenizer, tokenizer
 from tests.unit.compute.grammar.structured_plans import make_start, tokens_in
 
