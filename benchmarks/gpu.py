@@ -213,7 +213,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--models", type=_names(SHAPES), default=["llama-8b", "llama-1b"])
-    add("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS))
+    add("--workloads", type=_names(WORKLOADS), default=["A", "B", "C"])
     add("--sections", type=_names(SECTIONS), default=list(SECTIONS))
     add("--quick", action="store_true", help="half of the requests")
     add("--device", default="cuda", choices=("cuda", "cpu", "sim"))

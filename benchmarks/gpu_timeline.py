@@ -25,6 +25,7 @@ class DeviceTimes:
     idle_share: float | None  # of the device's time, between steps while there was work
     host_ms: float | None  # of a step, the median
     host_p99_ms: float | None
+    host_parts_ms: dict[str, float]  # the median of each phase
     device_ms: float | None  # of a step, the median
 
 
@@ -53,11 +54,12 @@ def device_times(timeline: Timeline, requests: Sequence[Interval]) -> DeviceTime
     within = (plan[0] >= busy[0][0]) & (plan[0] <= busy[-1][1])
     if not within.any():
         return None
-    host = sum(
-        np.nan_to_num((tracks[name][1] - tracks[name][0])[within])
+    parts = {
+        name: np.nan_to_num((tracks[name][1] - tracks[name][0])[within])
         for name in HOST_PHASES
         if name in tracks
-    )
+    }
+    host = sum(parts.values())
     start_s, end_s = (times[within] for times in tracks.get("step", (plan[0] * np.nan,) * 2))
     known = ~np.isnan(start_s) & ~np.isnan(end_s)
     start_s, end_s = start_s[known], end_s[known]
@@ -68,6 +70,7 @@ def device_times(timeline: Timeline, requests: Sequence[Interval]) -> DeviceTime
         idle_share=idle_s / (idle_s + busy_s) if busy_s else None,
         host_ms=1e3 * float(np.median(host)),
         host_p99_ms=1e3 * float(np.quantile(host, 0.99)),
+        host_parts_ms={name: 1e3 * float(np.median(part)) for name, part in parts.items()},
         device_ms=1e3 * float(np.median(end_s - start_s)) if len(end_s) else None,
     )
 

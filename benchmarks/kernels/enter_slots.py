@@ -85,7 +85,9 @@ def host_line(sampler: DeviceSampler, deltas: list[SlotDelta], device: torch.dev
     packed = torch.zeros(packed_size(MAX_POSITIONS), dtype=torch.int32, device=device)
     before = torch.cuda.current_stream()
     stream = GraphStream(device)
-    stream.record("enter", partial(sampler.enter, packed))
+    enter = partial(sampler.enter, packed)
+    stream.rehearse(enter)
+    stream.record("enter", enter)
     staging = Staging(packed, 4, stream.synchronize)
     host_us = []
     for _ in range(ROUNDS):

@@ -78,6 +78,7 @@ WORKLOADS = {
     "A": Workload("A", 1, 4, Lengths(128), Lengths(512)),
     "B": Workload("B", 64, 256, CHAT_PROMPT, CHAT_OUTPUT),
     "C": Workload("C", 256, 1024, CHAT_PROMPT, CHAT_OUTPUT),
+    "S": Workload("S", 256, 256, Lengths(64), Lengths(512)),  # steady: nobody comes or goes
 }
 
 

@@ -64,7 +64,7 @@ SPREADS = (
 def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="(default: %(default)s)")
-    add("-w", "--workload", default="B", metavar="NAMES", help="A, B, C or several (default: B)")
+    add("-w", "--workload", default="B", metavar="NAMES", help="A, B, C, S or several (B)")
     add("--concurrency", type=int, metavar="N", help="streams at once, in place of the workload's")
     add("--requests", type=int, metavar="N", help="requests, in place of the workload's")
     rate = "requests a second at random times (Poisson), in place of so many at once"

@@ -33,6 +33,9 @@ class HostStream:
     def __init__(self) -> None:
         self._launches: dict[Hashable, Callable[[], None]] = {}
 
+    def rehearse(self, launch: Callable[[], None]) -> None:
+        pass
+
     def record(self, name: Hashable, launch: Callable[[], None]) -> None:
         self._launches[name] = launch
 

@@ -167,11 +167,12 @@ class StepMachine:
             yield number
 
     def record_largest(self, cache: PagedCache) -> None:
-        """Record one launch of each form: the most memory that any needs beside its buffers."""
+        """Run and record one launch of each form: the most memory any needs beside its buffers."""
         seen = set()
         for name, launch in self._launches(cache):
             if name[:-1] not in seen:
                 seen.add(name[:-1])
+                self._stream.rehearse(launch)
                 self._stream.record(name, launch)
 
     def forward(self, num_tokens: int, only_decodes: bool) -> None:
