@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,8 @@ class DeviceTimes:
     idle_share: float | None  # of the device's time, between steps while there was work
     host_ms: float | None  # of a step, the median
     host_p99_ms: float | None
-    host_parts_ms: dict[str, float]  # the median of each phase
     device_ms: float | None  # of a step, the median
+    host_parts_ms: dict[str, float] = field(default_factory=dict)  # the median of each phase
 
 
 def open_times(requests: Sequence[Interval]) -> list[Interval]:

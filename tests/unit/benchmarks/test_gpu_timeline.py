@@ -40,6 +40,7 @@ def test_a_gap_between_steps_is_idle_and_a_rest_without_requests_is_not() -> Non
     assert times.steps == 4
     assert times.idle_share == pytest.approx(0.5 / 4.5)
     assert times.host_ms == pytest.approx(4.0)
+    assert sum(times.host_parts_ms.values()) == pytest.approx(4.0)
     assert times.device_ms == pytest.approx(1000.0)
 
 
