@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import runpy
 import sys
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, get_type_hints
 
 from common.errors import MalformedMessage
 from common.link import codec
 from common.link.shapes import Shapes
 from common.messages.address import Address
 from common.messages.control import WorkerAlive
-from common.messages.previous import OLD_FORMS, OldForm, WorkerAlive6
+from common.messages.generate import Generate
+from common.messages.previous import OLD_FORMS, OldForm, WorkerAlive6, kept
+from common.messages.tokenize import Tokenize
 
 VERSION = 6
 
@@ -36,10 +39,24 @@ def refuse_others(alive: WorkerAlive6) -> Any:
     return OLD_FORMS[WorkerAlive].newer(alive)
 
 
+NEW_FIELDS: dict[type, tuple[str, ...]] = {Generate: ("client",), Tokenize: ("client",)}
+"""At the end of records, with defaults: no difference to a reader, but this release had none."""
+
+
+def before(kind: type) -> OldForm:
+    """A record as it was without its new fields."""
+    hints = get_type_hints(kind, localns={"array": Sequence}, include_extras=True)
+    old = [f for f in fields(kind) if f.name not in NEW_FIELDS[kind]]
+    columns = [(f.name, hints[f.name], field(default=f.default)) for f in old]
+    form = make_dataclass(f"{kind.__name__}6", columns, frozen=True, slots=True)
+    return OldForm(form, lambda new: form(**kept(new, form)), lambda was: kind(**kept(was, kind)))
+
+
 SPOKEN = {
     VERSION: Shapes(
         {
             **OLD_FORMS,
+            **{kind: before(kind) for kind in NEW_FIELDS},
             WorkerAlive: OLD_FORMS[WorkerAlive]._replace(newer=refuse_others),
             Address: OldForm(
                 Address6,

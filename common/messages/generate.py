@@ -52,7 +52,7 @@ class Generate:
     `first_choice + i` of the seed. `output_ids` are what an earlier attempt already produced:
     kept apart from the prompt so that noise, penalties and limits count from the request's start.
     `header` is a packed `StreamHeader`, handed on unread. With `pooling` nothing is generated: the
-    prompt's embedding is the answer.
+    prompt's embedding is the answer. `client` is who asks, so that none takes another's turn.
     """
 
     TAG: ClassVar[str] = "generate"
@@ -69,6 +69,7 @@ class Generate:
     cache_salt: str = ""
     traceparent: str = ""
     pooling: bool = False
+    client: str = ""
 
     def check(self) -> None:
         require_choices(self.num_choices, self.first_choice)

@@ -157,6 +157,7 @@ class Tokenize:
     truncate_to: int = 0
     truncate_side: Literal["left", "right"] = "left"
     pooling: bool = False
+    client: str = ""
 
     def check(self) -> None:
         require_choices(self.num_choices, self.first_choice)

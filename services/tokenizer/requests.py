@@ -270,6 +270,7 @@ def generate_messages(
             cache_salt=message.cache_salt,
             traceparent=traceparent,
             pooling=message.pooling,
+            client=message.client,
         )
         for offset, num_choices in request.live_runs()
     ]

@@ -69,6 +69,7 @@ class Intake:
         leader, *followers = sequences
         for sequence in sequences:
             state.attempts.add(sequence)
+            state.shares.enter(sequence.share)
         state.waiting.add(leader)
         state.forks.park(leader, followers)
 
@@ -89,7 +90,8 @@ class Intake:
     def _make_sequences(
         self, request: Generate, choices: dict[int, AttemptId], now_s: float
     ) -> list[Sequence]:
-        params = SequenceParams(request, self._spec.eos_token_ids, self._spec.pooling, now_s)
+        spec, share = self._spec, self._state.shares.of(request.client)
+        params = SequenceParams(request, spec.eos_token_ids, spec.pooling, now_s, share)
         salt = request.cache_salt
         # Without a prefix cache only the request's own choices, and itself after a preemption, find
         # its pages.
@@ -103,15 +105,22 @@ class Intake:
         return sequences
 
     def _overload(self, request: Generate) -> Failure | None:
-        """Refuse what the queue has no room for; an empty queue takes any request."""
-        num_waiting = self._state.num_waiting
-        if not num_waiting or num_waiting + request.num_choices <= self._max_waiting:
-            return None
-        message = (
-            f"{num_waiting} sequences wait here and the limit is {self._max_waiting}. "
-            "Try again later."
-        )
-        return Failure(503, "overloaded", message, retryable=True)
+        """Refuse what the queue has no room for; an empty queue takes any request.
+
+        Another client that has more open requests than this one gives up places.
+        """
+        state, share = self._state, self._state.shares.of(request.client)
+        while (waiting := state.num_waiting) and waiting + request.num_choices > self._max_waiting:
+            message = (
+                f"{waiting} sequences wait here and the limit is {self._max_waiting}. "
+                "Try again later."
+            )
+            failure = Failure(503, "overloaded", message, retryable=True)
+            last = state.waiting.last_of_the_longest()
+            if last is None or last.share.num_open <= share.num_open + request.num_choices:
+                return failure
+            state.end(last, "refused", failure)
+        return None
 
 
 def refusal(request: Generate, spec: RunnerSpec, capacity: int) -> Failure | None:

@@ -54,6 +54,8 @@ class Planner:
         self._step_id = step_id
         if not self._running.decoding:
             self._short_of_pages = False
+        if any(quota.new_sequences for quota in quotas):
+            self._make_way()
         draft = Draft()
         for quota in quotas:
             self._make_rooms(quota)
@@ -120,6 +122,31 @@ class Planner:
         for sequence in due:
             if sequence.slot >= 0 and sequence not in self._held:
                 self._make_room(sequence, quota.prefill_tokens)
+
+    def _make_way(self) -> None:
+        """Preempt a sequence of the busiest client for one that has less than its part.
+
+        Only if that one comes next and has no slot or pages; and only as long as the busiest keeps
+        as many as the other then has. The client whose sequence it is pays with computing it again.
+        This goes before making rooms: a row that is held must not get a page that is then not sent.
+        """
+        first = self._waiting.first(allow_new=True)
+        if first is None or self._short_of_pages:
+            return
+        if self._running.has_free_slot and self._head is not first:
+            return
+        busiest = self._state.shares.busiest()
+        if busiest is None or busiest.num_running <= first.share.num_running + 1:
+            return
+        if busiest.tokens < first.share.tokens:
+            return
+        victim = self._running.youngest(busiest)
+        if victim.order[0] < first.order[0]:
+            return
+        if victim.in_flight:  # of its rows nothing is in flight a step later
+            self._held.add(victim)
+        else:
+            self._preempt(victim)
 
     def _chunks_without_room(self, budget: int) -> list[Sequence]:
         """The prefills whose next chunks may not have their pages yet, as of a window."""
@@ -194,8 +221,16 @@ class Planner:
         self._waiting.add(sequence)
 
     def _add_chunks(self, draft: Draft, budget: int, num_new: int, now_s: float) -> None:
-        """Continue prefills, then start sequences, up to so many tokens and new sequences."""
-        for sequence in self._running.prefilling:
+        """Continue prefills, then start sequences, up to so many tokens and new sequences.
+
+        A client whose turn comes before that of all prefills under way does not wait for their end.
+        """
+        prefilling = self._running.prefilling
+        first = self._overtaking(prefilling) if num_new else None
+        if first is not None and self._start(first, budget, now_s):
+            num_new -= 1
+            budget -= self._add_chunk(draft, first, budget)
+        for sequence in prefilling:
             if budget <= 0:
                 return
             if sequence not in self._held:
@@ -208,8 +243,16 @@ class Planner:
             if first is None or not self._start(first, budget, now_s):
                 return
             num_new -= is_new
-            if first.status is Status.RUNNING:
-                budget -= self._add_chunk(draft, first, budget)
+            budget -= self._add_chunk(draft, first, budget)
+
+    def _overtaking(self, prefilling: list[Sequence]) -> Sequence | None:
+        """The first in the queue, if its turn comes before those whose prompts are under way."""
+        if not prefilling or self._short_of_pages or not self._running.has_free_slot:
+            return None
+        first = self._waiting.first(allow_new=True)
+        if first is None or not all(first.precedes(other) for other in prefilling):
+            return None
+        return first
 
     def _start(self, sequence: Sequence, budget: int, now_s: float) -> bool:
         """Give the first in the queue its pages and a slot; False if it has to wait.
@@ -239,6 +282,7 @@ class Planner:
             raise RuntimeError("pages counted as available could not be taken")
         is_loading = self._swap_in(sequence, start)
         sequence.restart(start)
+        sequence.charged = max(sequence.charged, start)
         if not sequence.has_run:
             sequence.queued_s = now_s - sequence.params.arrived_at_s
             sequence.cached_tokens = min(num_cached, sequence.prompt_len)
@@ -264,6 +308,8 @@ class Planner:
 
     def _add_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
         """Add as many known tokens of a sequence as the budget allows; return their number."""
+        if sequence.status is Status.LOADING:
+            return 0
         start, num_tokens = sequence.num_scheduled_tokens, sequence.num_tokens
         scored = sequence.has_to_score(start)
         if scored:

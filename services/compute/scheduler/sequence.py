@@ -34,6 +34,23 @@ class Status(Enum):
     ENDED = "ended"
 
 
+class ClientShare:
+    """What one client has here, and has had: see `waiting`."""
+
+    __slots__ = ("name", "num_open", "num_running", "tokens")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tokens = 0  # its virtual counter
+        self.num_open = 0
+        self.num_running = 0
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """The client with the lowest goes first."""
+        return self.tokens, self.num_running
+
+
 class SequenceParams:
     """What does not change over a sequence's life, shared by all choices of a request."""
 
@@ -43,9 +60,11 @@ class SequenceParams:
         eos_token_ids: tuple[int, ...],
         pooling: str = "",
         arrived_at_s: float = 0.0,
+        share: ClientShare | None = None,
     ) -> None:
         sampling = request.sampling
         self.request = request
+        self.share = share or ClientShare("")
         self.arrived_at_s = arrived_at_s
         # The bytes name pages in the prefix tree; `prompt_T` is the same memory.
         self.prompt = request.prompt_ids
@@ -73,7 +92,8 @@ class Sequence:
     """
 
     __slots__ = (
-        *("attempt", "cached_tokens", "check_at", "choice", "epoch", "followers", "has_run"),
+        *("attempt", "cached_tokens", "charged", "check_at", "choice", "epoch", "followers"),
+        *("has_run", "share"),
         *("host_pages", "leader", "live", "num_computed_tokens", "num_scheduled_tokens"),
         *("num_scored", "opened", "order", "outputs", "page_tokens", "params", "prompt_len"),
         *("queued_s", "replan_at", "slot", "status", "stop_ids", "swap_step", "table"),
@@ -90,6 +110,8 @@ class Sequence:
     ) -> None:
         self.attempt = attempt
         self.params = params
+        self.share = params.share
+        self.charged = 0  # computed tokens that its client's counter has
         # Packed, a page is one copy; in a list each integer is a cache miss (2.4 us, not 0.3).
         self.outputs = array("i", params.request.output_ids.tobytes())
         self.choice = choice
@@ -121,6 +143,11 @@ class Sequence:
         self.transfer = -1  # the one that it waits for while it is loading
         self.leader: Sequence | None = None  # the choice whose prompt pages this one waits for
         self.followers: list[Sequence] = []
+
+    def precedes(self, other: Sequence) -> bool:
+        """Whether its client's turn comes before another client's."""
+        mine, others = self.share, other.share
+        return mine is not others and (self.order[0], mine.turn) < (other.order[0], others.turn)
 
     @property
     def num_tokens(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
@@ -17,8 +17,9 @@ from common.messages.logprobs import PromptLogprobs
 from common.messages.tokens import TokenLogprobs
 from services.compute.kv.memory import KVMemory
 from services.compute.scheduler.outputs import Output, OutputRoutes, SequenceOutput
-from services.compute.scheduler.sequence import Sequence, Status
+from services.compute.scheduler.sequence import ClientShare, Sequence, Status
 from services.compute.scheduler.transfers import Transfers
+from services.compute.scheduler.waiting import Shares, WaitingQueue
 from services.compute.step import MAX_SCORED_TOKENS, SlotDelta
 
 by_order = attrgetter("order")
@@ -89,43 +90,6 @@ class OpenAttempts:
             if now_s - buried_at_s < self._tombstone_s:
                 return
             tombstones.popitem(last=False)
-
-
-class WaitingQueue:
-    """Sequences that wait to run, for the first time or again after a preemption.
-
-    A lower priority number goes first (as in vLLM), then the earlier arrival. In a sorted list of
-    a thousand entries (`max_waiting`) an insertion takes about a microsecond.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[int, int, Sequence]] = []
-        self.num_resumable = 0  # of those here, how many have run before
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return (entry[2] for entry in self._entries)
-
-    def add(self, sequence: Sequence) -> None:
-        insort(self._entries, (*sequence.order, sequence))
-        self.num_resumable += sequence.has_run
-
-    def remove(self, sequence: Sequence) -> None:
-        at = bisect_left(self._entries, sequence.order)
-        if at == len(self._entries) or self._entries[at][2] is not sequence:
-            raise RuntimeError(f"{sequence.attempt} does not wait")
-        del self._entries[at]
-        self.num_resumable -= sequence.has_run
-
-    def first(self, allow_new: bool) -> Sequence | None:
-        """The next one to run; with `allow_new` unset, of those that have run before."""
-        if allow_new:
-            return self._entries[0][2] if self._entries else None
-        if not self.num_resumable:
-            return None
-        return next(sequence for sequence in self if sequence.has_run)
 
 
 class Forks:
@@ -225,6 +189,7 @@ class RunningBatch:
             self._settle()
         sequence.slot = self._free_slots.pop()
         sequence.status = Status.LOADING
+        sequence.share.num_running += 1
         self.sequences[sequence] = None
 
     def enter(self, sequence: Sequence) -> None:
@@ -245,6 +210,7 @@ class RunningBatch:
         del self.sequences[sequence]
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
+        sequence.share.num_running -= 1
         self._stale = True
 
     def begin_decoding(self, sequences: list[Sequence]) -> None:
@@ -257,8 +223,10 @@ class RunningBatch:
         """Plan no more rows for these, whose last token is on its way."""
         self._decoding = [s for s in self.decoding if s not in sequences]
 
-    def youngest(self) -> Sequence:
-        return max(self.sequences, key=by_order)
+    def youngest(self, share: ClientShare | None = None) -> Sequence:
+        """The last one to arrive, of one client or of all."""
+        sequences = (s for s in self.sequences if share is None or s.share is share)
+        return max(sequences, key=by_order)
 
     def resend(self, missed: Iterable[SlotDelta]) -> None:
         """A plan may have been lost: send all page tables again, and its settings of slots."""
@@ -292,6 +260,7 @@ class SchedulerState:
     def __init__(self, memory: KVMemory, settings: SchedulerSettings, num_slots: int) -> None:
         self.memory = memory
         self.attempts = OpenAttempts(settings.tombstone_s, settings.max_tombstones)
+        self.shares = Shares()
         self.waiting = WaitingQueue()
         self.forks = Forks(self.waiting)
         self.running = RunningBatch(num_slots)
@@ -358,6 +327,8 @@ class SchedulerState:
                 self.drop_host_pages(sequence)
             case Status.ENDED:
                 raise RuntimeError(f"{sequence.attempt} ends twice")
+        self.shares.charge(sequence)
+        sequence.share.num_open -= 1
         sequence.table.release()
         sequence.status = Status.ENDED
         sequence.live = False

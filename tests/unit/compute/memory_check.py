@@ -95,6 +95,10 @@ def check_scheduler(scheduler: Scheduler) -> None:
     check_pool(memory.host, len(host))
     check_leases(scheduler)
     running = scheduler._state.running
+    for share in scheduler._state.shares._shares.values():
+        own = [sequence for sequence in sequences if sequence.share is share]
+        assert share.num_open == len(own)
+        assert share.num_running == sum(sequence.slot >= 0 for sequence in own)
     slots = [sequence.slot for sequence in sequences if sequence.slot >= 0]
     assert len(set(slots)) == len(slots) == len(running)
     assert sorted(slots + running._free_slots) == list(range(len(running._epochs)))

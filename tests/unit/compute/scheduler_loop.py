@@ -44,7 +44,7 @@ def make_request(
     **more: object,
 ) -> Generate:
     """A request with attempts from `counter` on; `more` are fields of request or sampling."""
-    request_fields = {"first_choice", "priority", "cache_salt", "pooling"}
+    request_fields = {"first_choice", "priority", "cache_salt", "pooling", "client"}
     sampling = {"ignore_eos": True, "seed": counter}
     sampling.update({k: v for k, v in more.items() if k not in request_fields})  # type: ignore[misc]
     return generate_request(

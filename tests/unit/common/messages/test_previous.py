@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -80,6 +80,8 @@ def test_every_message_crosses_between_the_releases_unchanged(
     inbox: int, data: st.DataObject
 ) -> None:
     message = data.draw(st.one_of(*[values_of(kind) for kind in members(INBOXES[inbox])]))
+    new_fields = old_release.NEW_FIELDS.get(type(message), ())
+    message = replace(message, **dict.fromkeys(new_fields, ""))
     for write, read in ((NOW, BEFORE), (BEFORE, NOW)):
         frames = write[inbox].encode(message, RECEIVER, SENDER)
         assert read[inbox].decode(frames).message == message

@@ -106,8 +106,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.hand_in(make_request(self.counter, prompt, **wish))
 
     def hand_in(self, request: Generate) -> None:
-        """Add a request under the next counters."""
-        self.loop.add(request)
+        """Add a request of one of three clients under the next counters."""
+        self.loop.add(replace(request, client="abc"[self.counter % 3]))
         self.counter += request.num_choices
 
     @precondition(lambda self: self.loop.streams)
