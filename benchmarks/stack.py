@@ -36,7 +36,8 @@ class StackError(Exception):
 class Stack:
     """One `slipstream serve`; `settings` are `table.field` names with their values.
 
-    Its log is kept in a file, as JSON lines. Every wait has a deadline and looks at the process.
+    Its log is kept in a file, as JSON lines, or goes to `log_fd`. Every wait has a deadline and
+    looks at the process.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Stack:
         *options: str,
         settings: Mapping[str, object] | None = None,
         port: int = 0,
+        log_fd: int | None = None,
     ) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="slipstream-run-")
         self.log_path = Path(self._scratch.name, "log")
@@ -63,7 +65,11 @@ class Stack:
         self.command = " ".join(["slipstream", *command[3:]])
         with open(self._out_path, "wb") as out, open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environment
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log if log_fd is None else log_fd,
+                env=environment,
             )
 
     def __enter__(self) -> Stack:

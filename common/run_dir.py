@@ -40,8 +40,12 @@ def private_run_dir(path: str = "") -> Iterator[str]:
         return
     import tempfile
 
-    made = tempfile.mkdtemp(prefix=PREFIX, dir=_parent())
-    owner = os.open(os.path.join(made, OWNER), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    parent = _parent()
+    try:
+        made = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+        owner = os.open(os.path.join(made, OWNER), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot make the run's folder in {parent}: {error.strerror}") from error
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield made
@@ -92,7 +96,11 @@ def _parent() -> str:
     """Return where to make the folder: the user's run-time folder if it is usable and short."""
     import tempfile
 
-    for parent in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir()):
+    try:
+        temporary = tempfile.gettempdir()
+    except OSError as error:  # it tries to write there
+        raise ConfigError(f"there is no room for a folder of this run: {error.strerror}") from error
+    for parent in (os.environ.get("XDG_RUNTIME_DIR", ""), temporary):
         room = MAX_SOCKET_PATH - len("/slipstream-12345678" + LONGEST_NAME)
         if parent and len(parent) <= room and os.access(parent, os.W_OK | os.X_OK):
             return parent

@@ -22,11 +22,13 @@ from common.link.transport import Transport
 from common.messages.address import Address
 from common.run_dir import ReadinessFile, private_run_dir
 from common.telemetry import log, trace
+from common.telemetry.line_writer import LineWriter
 
 S = TypeVar("S", bound=Settings)
 TICK_S = 0.1
 LINGER_S = 5.0  # for messages that still wait, on an orderly exit
 STOP_S = 10.0  # for an actor's own clean-up
+LAST_LINES_S = 1.0  # for the log, if its reader is slow
 
 
 class Actor(Protocol):
@@ -251,16 +253,19 @@ def service_main(
     is 78, and a launcher does not try again. The setting `grace_s` bounds the drain.
     """
     arguments = _arguments(service)
+    stderr = LineWriter(sys.stderr.fileno(), log.warn_of_dropped)
     try:
         config = load(settings_type, service, arguments.config, os.environ, arguments.name)
-        log.configure(config.name, service, config.telemetry)
+        log.configure(config.name, service, config.telemetry, stderr)
         log.warn_of_renamed(config.renamed)
         with private_run_dir(config.links.run_dir) as run_dir:
             links = config.links.model_copy(update={"run_dir": run_dir})
             return _run(replace(config, links=links), inbox, make)
     except (errors.ConfigError, errors.ModelError, errors.InboxTaken) as error:
-        sys.stderr.write(f"slipstream {service}: {error}\n")
+        stderr.write(f"slipstream {service}: {error}\n")
         return errors.EXIT_FATAL if isinstance(error, errors.InboxTaken) else errors.EXIT_CONFIG
+    finally:
+        stderr.close(LAST_LINES_S)
 
 
 def _run(config: ServiceConfig[S], inbox: Any, make: Callable[[ServiceConfig[S]], Actor]) -> int:

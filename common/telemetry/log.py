@@ -85,6 +85,11 @@ def describe_process(**fields: str) -> None:
     _process.update(fields)
 
 
+def warn_of_dropped(num_lines: int) -> None:
+    """Say that so many lines were not written: whoever reads them did not keep up."""
+    structlog.get_logger().warning("log lines dropped", num_lines=num_lines)
+
+
 def warn_of_renamed(settings: Iterable[RenamedSetting]) -> None:
     for setting in settings:
         structlog.get_logger().warning("deprecated setting; use its new name", **setting._asdict())

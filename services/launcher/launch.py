@@ -24,6 +24,7 @@ from common.config import (
 from common.errors import EXIT_CONFIG, ConfigError
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
+from common.telemetry.line_writer import LineWriter
 from services.launcher.front import Front
 from services.launcher.model import find_model
 from services.launcher.plan import (
@@ -39,6 +40,7 @@ from services.launcher.preflight import check, device_of, look
 from services.launcher.supervisor import Child, Supervisor, service_command
 from services.launcher.terminal import Terminal
 
+LAST_LINES_S = 1.0  # for standard output and the log, if nobody reads them
 QUESTION = "What is the capital of France?"
 
 
@@ -48,11 +50,15 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     if log_format == "auto":
         log_format = "console" if sys.stderr.isatty() else "json"
     width = max(len(name) for service in SERVICE_TABLES for name in plan.counts.names(service))
-    terminal = Terminal(sys.stderr, log_format == "console", width)
+    out = LineWriter(sys.stdout.fileno())
+    err = LineWriter(sys.stderr.fileno(), log.warn_of_dropped)
+    terminal = Terminal(err, log_format == "console", width)
     telemetry = plan.telemetry.model_copy(update={"log_format": log_format})
     log.configure("launcher", "launcher", telemetry, terminal)
     log.warn_of_renamed(plan.renamed)
     with contextlib.ExitStack() as stack:
+        stack.callback(out.close, LAST_LINES_S)
+        stack.callback(err.close, LAST_LINES_S)
         front = Front(plan.value("router", "host"), _port(plan))
         stack.callback(front.close)
         machine = look(env)
@@ -63,9 +69,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
             structlog.get_logger().info("removed the folder of a killed run", path=abandoned)
         run_dir = stack.enter_context(private_run_dir())
         config = os.path.join(run_dir, "slipstream.toml")
-        # For this user alone: the settings may hold API keys.
-        with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(toml_text(tables_of_run(plan, model, run_dir, log_format)))
+        _write_settings(config, toml_text(tables_of_run(plan, model, run_dir, log_format)))
         read_fd, write_fd = os.pipe()  # the services notice when its writing end closes
         stack.callback(os.close, read_fd)
         stack.callback(os.close, write_fd)
@@ -81,8 +85,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         def announce(seconds: float) -> None:
             terminal.clear()
             key = bool(plan.value("router", "api_keys").strip("[]()"))
-            sys.stdout.write(banner(front.url, model.served_name[0], seconds, key))
-            sys.stdout.flush()
+            out.write(banner(front.url, model.served_name[0], seconds, key))
 
         async def supervise() -> int:
             starter_fd = inherited_fd(env, LAUNCHER_FD_VARIABLE)
@@ -92,7 +95,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
         status = asyncio.run(supervise())
         if status == EXIT_CONFIG:  # in the log it stands above the ends of the other services
             for name, complaint in terminal.complaints.items():
-                sys.stderr.write(f"slipstream serve: {name} cannot work: {complaint}\n")
+                err.write(f"slipstream serve: {name} cannot work: {complaint}\n")
         return status
 
 
@@ -121,6 +124,15 @@ def _port(plan: Plan) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise ConfigError(f"[router] port: should be a number from 0 to 65535 (it is {text})")
     return int(text)
+
+
+def _write_settings(path: str, text: str) -> None:
+    """Write them for this user alone, since they may hold API keys; ConfigError if they cannot."""
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

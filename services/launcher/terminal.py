@@ -7,6 +7,7 @@ import os
 import re
 from typing import TextIO
 
+from common.telemetry.line_writer import LineWriter
 from common.telemetry.log import STATUS
 
 CLEAR = "\r\x1b[K"
@@ -23,7 +24,7 @@ class Terminal:
     It is also the stream of the launcher's own log.
     """
 
-    def __init__(self, stream: TextIO, for_people: bool, width: int) -> None:
+    def __init__(self, stream: TextIO | LineWriter, for_people: bool, width: int) -> None:
         self._stream = stream
         self._for_people = for_people
         self._width = width

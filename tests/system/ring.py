@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import urllib.request
 
@@ -59,3 +60,25 @@ def send(
         return answer.status, answer.headers, answer.read()
     finally:
         connection.close()
+
+
+def ask(stack: Stack, num_tokens: int = 1) -> tuple[int, http.client.HTTPMessage]:
+    """Send one small request; returns status and headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
+    try:
+        body = {"model": "sim", "prompt": "Hi", "max_tokens": num_tokens}
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status, answer.headers
+    finally:
+        connection.close()
+
+
+def answers(stack: Stack) -> bool:
+    """Whether a request is served now; a connection that breaks means no."""
+    try:
+        return ask(stack)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.stack import ROOT, Stack, descendants_of, is_running
 from tests.patience import PATIENCE_S
-from tests.system.ring import num_running, wait_empty
+from tests.system.ring import answers, ask, num_running, wait_empty
 
 SLOW_STEP = {"compute.sim_step_base_s": 0.02}
 
@@ -89,28 +89,6 @@ def begin(stack: Stack, num_streams: int, num_tokens: int) -> list[Reader]:
     readers = [Reader(stack, num_tokens) for _ in range(num_streams)]
     stack.wait_until(lambda: all(each.has_begun for each in readers), PATIENCE_S, "streaming")
     return readers
-
-
-def ask(stack: Stack, num_tokens: int = 1) -> tuple[int, http.client.HTTPMessage]:
-    """Send one small request; returns status and headers."""
-    connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_S)
-    try:
-        body = {"model": "sim", "prompt": "Hi", "max_tokens": num_tokens}
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status, answer.headers
-    finally:
-        connection.close()
-
-
-def answers(stack: Stack) -> bool:
-    """Whether a request is served now; a connection that breaks means no."""
-    try:
-        return ask(stack)[0] == 200
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def refused(stack: Stack) -> tuple[int, http.client.HTTPMessage] | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from pathlib import Path
 
 import pytest
 
-from services.launcher.launch import banner
+from common.errors import ConfigError
+from services.launcher.launch import _write_settings, banner
 from services.launcher.supervisor import (
     HEALTHY_AFTER_S,
     LONGEST_DELAY_S,
@@ -62,6 +64,14 @@ def test_a_line_without_an_end_is_passed_on_in_bounded_pieces() -> None:
         pass
     assert max(map(len, lines)) <= 2 * MAX_LINE_BYTES
     assert sum(map(len, lines)) == 2 * MAX_LINE_BYTES
+
+
+def test_the_settings_of_a_run_are_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "slipstream.toml"
+    _write_settings(str(path), 'api_keys = ["secret"]\n')
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(ConfigError, match="cannot write .*File exists"):
+        _write_settings(str(path), "")
 
 
 def test_the_banner_has_a_command_that_can_be_copied() -> None:
