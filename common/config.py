@@ -100,8 +100,7 @@ class LinkSettings(Settings):
     )
     run_dir: str = Field(
         "",
-        description="where inboxes and readiness files are (default: a private folder for this "
-        "run)",
+        description="where inboxes and beacons are (default: a private folder for this run)",
     )
     max_message_bytes: int = Field(64 << 20, description="size of one message")
     curve_dir: str = Field(

@@ -250,6 +250,10 @@ class Worker(ABC):
         """Whether a router knows of this worker."""
         return self._registration.registered
 
+    @property
+    def longest_block_s(self) -> float:
+        return 0.0
+
     def drain(self) -> None:
         """Tell routers with the next heartbeat that this worker takes no more requests."""
         self._registration.drain()

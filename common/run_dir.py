@@ -1,7 +1,4 @@
-"""The folder of one run, for its owner alone: inboxes, settings and readiness files.
-
-`slipstream health` imports this every few seconds, so it loads little.
-"""
+"""The folder of one run, for its owner alone: inboxes, settings and beacons."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import os
 import re
 import shutil
 import stat
-import time
+import tempfile
 from collections.abc import Iterator
 
 from common.errors import ConfigError
@@ -23,8 +20,6 @@ LOCK_SUFFIX = ".lock"  # of the locks beside inboxes
 ABANDONED_S = 60.0
 _MADE = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")  # as tempfile names it
 MAX_SOCKET_PATH = 103  # sun_path holds 104 bytes on macOS and 108 on Linux, with the final zero
-REFRESH_S = 1.0
-FRESH_S = 10.0  # a CPU engine can sit in one long step for seconds without being ill
 
 
 @contextlib.contextmanager
@@ -38,8 +33,6 @@ def private_run_dir(path: str = "") -> Iterator[str]:
         _check(path)
         yield path
         return
-    import tempfile
-
     parent = _parent()
     try:
         made = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
@@ -94,8 +87,6 @@ def _removed(path: str, now_s: float) -> bool:
 
 def _parent() -> str:
     """Return where to make the folder: the user's run-time folder if it is usable and short."""
-    import tempfile
-
     try:
         temporary = tempfile.gettempdir()
     except OSError as error:  # it tries to write there
@@ -118,40 +109,3 @@ def _check(path: str) -> None:
             f"[links] run_dir: {path} is open to others; it must belong to this user alone "
             f"(chmod 700 {path})"
         )
-
-
-class ReadinessFile:
-    """`{run_dir}/{name}.ready`, fresh while the service can serve; without a `run_dir` no file."""
-
-    def __init__(self, run_dir: str, name: str) -> None:
-        self.path = readiness_path(run_dir, name) if run_dir else ""
-        self._exists = False
-        self._refreshed_s = 0.0
-
-    def update(self, ready: bool, now_s: float) -> None:
-        """Write, refresh or remove the file; between two refreshes it costs a comparison."""
-        if not ready:
-            self.remove()
-        elif self.path and (not self._exists or now_s - self._refreshed_s >= REFRESH_S):
-            with open(self.path, "w", encoding="ascii") as file:
-                file.write(f"{os.getpid()}\n")
-            self._exists = True
-            self._refreshed_s = now_s
-
-    def remove(self) -> None:
-        if self._exists:  # this process wrote it
-            self._exists = False
-            with contextlib.suppress(OSError):  # the folder is gone already: not ready either
-                os.unlink(self.path)
-
-
-def readiness_path(run_dir: str, name: str) -> str:
-    return os.path.join(run_dir, f"{name}.ready")
-
-
-def is_fresh(run_dir: str, name: str) -> bool:
-    """Whether the service has said within the last ten seconds that it is ready."""
-    try:
-        return time.time() - os.stat(readiness_path(run_dir, name)).st_mtime <= FRESH_S
-    except OSError:
-        return False

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,12 +16,13 @@ import structlog
 import uvloop
 
 from common import errors
+from common.beacon import BeaconFile
 from common.config import ServiceConfig, Settings, load
 from common.link.transport import Transport
 from common.messages.address import Address
-from common.run_dir import ReadinessFile, private_run_dir
+from common.run_dir import private_run_dir
 from common.telemetry import log, trace
-from common.telemetry.line_writer import LineWriter
+from common.telemetry.line_writer import STDERR, LineWriter
 
 S = TypeVar("S", bound=Settings)
 TICK_S = 0.1
@@ -58,6 +58,13 @@ class Actor(Protocol):
     def ready(self) -> bool:
         """Whether it can serve now; read on every tick once it has started."""
 
+    @property
+    def longest_block_s(self) -> float:
+        """How long its calls and tasks may hold up the loop without being ill; 0 if they never do.
+
+        A process that is silent for longer is killed by who supervises it.
+        """
+
     def drain(self) -> None:
         """Become unready, and let nothing new come; what runs or is on its way goes on."""
 
@@ -73,7 +80,7 @@ class Actor(Protocol):
 class Watch:
     """What a running service depends on."""
 
-    run_dir: str = ""  # for the readiness file; empty: there is none
+    run_dir: str = ""  # for the beacon; empty: there is none
     grace_s: float = 30.0  # bounds the drain
     launcher_fd: int | None = None  # EOF on it means that the launcher is gone
     on_tick: Callable[[], None] = lambda: None  # called after each tick of the actor
@@ -93,7 +100,7 @@ class _Life:
         self._actor = actor
         self._watch = watch
         self._log = structlog.get_logger()
-        self._readiness_file = ReadinessFile(watch.run_dir, name)
+        self._beacon = BeaconFile(watch.run_dir, name)
         self._wake = asyncio.Event()  # something below changed
         self._starting: asyncio.Task[None] | None = None
         self._draining = False
@@ -115,7 +122,7 @@ class _Life:
                 transport.open(self._receive, peer_lost)
                 await self._serve()
         finally:
-            self._readiness_file.remove()
+            self._beacon.remove()
             await self._stop(transport)
         if self._fatal is not None:
             return errors.EXIT_FATAL
@@ -145,7 +152,6 @@ class _Life:
             await self._tick_until(lambda: self._draining, float("inf"))
         if self._fatal is not None:
             return
-        self._readiness_file.remove()
         self._log.info("draining", grace_s=self._watch.grace_s)
         self._guarded("drain", self._actor.drain)
         self._tick(time.monotonic())  # its heartbeats announce the drain even if no work is left
@@ -170,8 +176,8 @@ class _Life:
     def _tick(self, now_s: float) -> None:
         self._guarded("tick", self._actor.tick, now_s)
         self._guarded("on_tick", self._watch.on_tick)
-        if not self._draining:
-            self._guarded("readiness", self._readiness_file.update, self._actor.ready, now_s)
+        ready = self._actor.ready and not self._draining
+        self._guarded("beacon", self._beacon.update, ready, now_s, self._actor.longest_block_s)
 
     async def _stop(self, transport: Transport) -> None:
         hurry = bool(self._urgent) or self._fatal is not None
@@ -253,7 +259,7 @@ def service_main(
     is 78, and a launcher does not try again. The setting `grace_s` bounds the drain.
     """
     arguments = _arguments(service)
-    stderr = LineWriter(sys.stderr.fileno(), log.warn_of_dropped)
+    stderr = LineWriter(STDERR, log.warn_of_dropped)
     try:
         config = load(settings_type, service, arguments.config, os.environ, arguments.name)
         log.configure(config.name, service, config.telemetry, stderr)

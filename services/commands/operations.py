@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 
 from services.commands.command import Command, Parser, api_key_of
@@ -33,18 +36,30 @@ INSTALLED_CONFIG = "/etc/slipstream/slipstream.toml"
 def add_health_options(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="its --name, such as compute or compute-0")
     parser.add_argument("--run-dir", metavar="DIR", help="its [links] run_dir")
+    about = "kill it if it hangs, so that what supervises it, such as a container, starts it again"
+    parser.add_argument("--kill", action="store_true", help=about)
     config = f"its settings (default: $SLIPSTREAM_CONFIG or {INSTALLED_CONFIG})"
     parser.add_argument("--config", metavar="FILE", help=config)
 
 
 def health(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    from common.run_dir import is_fresh
+    from common.beacon import read_beacon
 
     run_dir = options.run_dir or _run_dir(options.config, env)
     if not run_dir:
         sys.stderr.write("slipstream health: no run_dir is known; give --run-dir or --config\n")
         return 2
-    return 0 if is_fresh(run_dir, options.name) else 1
+    beacon, now_s = read_beacon(run_dir, options.name), time.monotonic()
+    if beacon is None:
+        return 1
+    if not beacon.hangs(now_s):
+        return 0 if beacon.is_ready else 1
+    silence_s = now_s - beacon.said_at_s
+    sys.stderr.write(f"slipstream health: {options.name} hangs: silent for {silence_s:.1f} s\n")
+    if options.kill:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(beacon.pid, signal.SIGKILL)
+    return 1
 
 
 def _run_dir(config: str | None, env: Mapping[str, str]) -> str:

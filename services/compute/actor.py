@@ -168,6 +168,10 @@ class ComputeActor(Worker):
         return not self._scheduler.has_work() and not self._queue
 
     @property
+    def longest_block_s(self) -> float:
+        return self._runner.spec().stall_after_s  # a step on the CPU, a kernel that is compiled
+
+    @property
     def num_open(self) -> int:
         stats = self._scheduler.stats()
         return stats.num_running + stats.num_waiting + stats.num_swapped + len(self._queue)

@@ -24,7 +24,7 @@ from common.config import (
 from common.errors import EXIT_CONFIG, ConfigError
 from common.run_dir import private_run_dir, remove_abandoned
 from common.telemetry import log
-from common.telemetry.line_writer import LineWriter
+from common.telemetry.line_writer import STDERR, STDOUT, LineWriter
 from services.launcher.front import Front
 from services.launcher.model import find_model
 from services.launcher.plan import (
@@ -50,8 +50,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     if log_format == "auto":
         log_format = "console" if sys.stderr.isatty() else "json"
     width = max(len(name) for service in SERVICE_TABLES for name in plan.counts.names(service))
-    out = LineWriter(sys.stdout.fileno())
-    err = LineWriter(sys.stderr.fileno(), log.warn_of_dropped)
+    out = LineWriter(STDOUT)
+    err = LineWriter(STDERR, log.warn_of_dropped)
     terminal = Terminal(err, log_format == "console", width)
     telemetry = plan.telemetry.model_copy(update={"log_format": log_format})
     log.configure("launcher", "launcher", telemetry, terminal)

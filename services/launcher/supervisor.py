@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.beacon import beacon_path, is_ready, read_beacon
 from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED
-from common.run_dir import is_fresh, readiness_path
 from services.launcher.front import Front
 
 POLL_S = 0.05
+WATCH_S = 0.5  # between two looks at the beacons
 SAY_WAITING_S = 10.0
 MAX_EARLY_DEATHS = 3  # of one process, before the ring was ever ready
 KILL_AFTER_S = 10.0  # beyond the services' own grace time
@@ -39,6 +40,7 @@ class Child:
     fds: tuple[int, ...]
     num_deaths: int = 0  # in a row, each less than a minute after the start
     started_s: float = 0.0
+    hung: bool = False  # and was killed for it
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -66,7 +68,15 @@ class Child:
             os.close(write_fd)
         os.set_blocking(read_fd, False)
         self.started_s = time.monotonic()
+        self.hung = False
         return read_fd
+
+    def hangs(self, run_dir: str, now_s: float, since_s: float) -> bool:
+        """Whether it has served, and now says nothing for longer than it may, since `since_s`."""
+        beacon = read_beacon(run_dir, self.name)
+        if beacon is None or self._process is None or beacon.pid != self._process.pid:
+            return False
+        return beacon.hangs(now_s, since_s)
 
     def reap(self) -> int | None:
         """Return the status of a process that has just died, None if it has not."""
@@ -166,6 +176,8 @@ class Supervisor:
         self._ending = False
         self._urgent = False
         self._status = 0
+        self._watch: asyncio.TimerHandle | None = None
+        self._watched_s = self._awake_since_s = time.monotonic()
 
     async def run(self, front: Front, announce: Callable[[float], None]) -> int:
         """Run until a signal; returns the launch's exit status.
@@ -184,6 +196,7 @@ class Supervisor:
         try:
             for child in self._children:
                 self._start(child)
+            self._look()
             if await self._wait_until_ready(front):
                 announce(time.monotonic() - began_s)
             while not self._ending:
@@ -192,6 +205,8 @@ class Supervisor:
             await self._drain()
         finally:
             await self._end(self._children, 0.0)
+            if self._watch is not None:
+                self._watch.cancel()
             for lines in self._outputs:
                 lines.read()
         return self._status
@@ -199,7 +214,8 @@ class Supervisor:
     async def _wait_until_ready(self, front: Front) -> bool:
         say_s = time.monotonic() + SAY_WAITING_S
         while not self._ending:
-            unready = [c.name for c in self._children if not is_fresh(self._run_dir, c.name)]
+            now_s = time.monotonic()
+            unready = [c.name for c in self._children if not is_ready(self._run_dir, c.name, now_s)]
             if not unready and await front.ready():
                 self._was_ready = True
                 return True
@@ -220,12 +236,25 @@ class Supervisor:
             self._outputs.discard(lines)
             self._loop.remove_reader(lines.fd)
 
+    def _look(self) -> None:
+        """Kill what hangs; it is then started again as everything that dies is."""
+        now_s = time.monotonic()
+        if now_s - self._watched_s > 2 * WATCH_S:  # this process stood still, the others may have
+            self._awake_since_s = now_s
+        self._watched_s = now_s
+        for child in self._children:
+            if not child.hung and child.hangs(self._run_dir, now_s, self._awake_since_s):
+                self._log.error("hangs; killing it", process=child.name)
+                child.hung = True
+                child.kill()
+        self._watch = self._loop.call_later(WATCH_S, self._look)
+
     def _reap(self) -> None:
         for child in self._children:
             status = child.reap()
             if status is not None:
                 with contextlib.suppress(OSError):
-                    os.unlink(readiness_path(self._run_dir, child.name))
+                    os.unlink(beacon_path(self._run_dir, child.name))
                 self._changed.set()
                 if not self._ending:
                     self._died(child, status)
@@ -235,7 +264,7 @@ class Supervisor:
         log = self._log.bind(
             lived_s=round(now_s - child.started_s, 1),
             process=child.name,
-            how=describe_status(status),
+            how="killed because it hung" if child.hung else describe_status(status),
         )
         delay_s = child.back_off(now_s)
         if status == EXIT_CONFIG:

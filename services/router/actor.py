@@ -99,6 +99,10 @@ class RouterActor:
     def ready(self) -> bool:
         return self._dispatch.ready
 
+    @property
+    def longest_block_s(self) -> float:
+        return 0.0
+
     def receive(self, message: Any, sender: Address) -> None:
         """Handle one message of `RouterInbox`."""
         dispatch = self._dispatch

@@ -1,7 +1,8 @@
 """A stand-in for a service: ready at once, an HTTP server if it is a router, obeys its arguments.
 
 Arguments: run_dir, name, and words: `crash-once` dies before it is ready the first time, `crash`
-every time, `misconfigured` ends with status 78, `stubborn` ignores SIGTERM.
+every time, `misconfigured` ends with status 78, `stubborn` ignores SIGTERM, `hang-once` says
+nothing more after its first second the first time, `slow` says that it may be silent for days.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
+
+from common.beacon import BeaconFile
 
 
 def main() -> None:
@@ -28,11 +32,13 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: None if "stubborn" in words else ended.set())
+    hangs_at_s = time.monotonic() + 1.0
     if name.startswith("router"):
         threading.Thread(target=answer, daemon=True).start()
-    (run_dir / f"{name}.ready").touch()
+    beacon = BeaconFile(str(run_dir), name)
     while not ended.wait(0.05):
-        pass
+        if "hang-once" not in words or not first or time.monotonic() < hangs_at_s:
+            beacon.update(True, time.monotonic(), 1e6 if "slow" in words else 0.0)
     with (run_dir / "history").open("a") as history:
         history.write(f"{name} ended\n")
 

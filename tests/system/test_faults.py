@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,15 +125,26 @@ def deaths(stack: Stack) -> list[dict[str, Any]]:
 
 
 def test_without_a_worker_new_requests_get_a_503_with_retry_after(stack: Stack) -> None:
-    pid = stack.pids()["compute-0"]
-    os.kill(pid, signal.SIGSTOP)  # hangs: sends no heartbeat and is not restarted
-    try:
-        status, headers = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
-        assert status == 503
-        assert int(headers["Retry-After"]) >= 1
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    stack.kill("compute-0")
+    status, headers = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
+    assert status == 503
+    assert int(headers["Retry-After"]) >= 1
     stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
+    wait_empty(stack)
+
+
+@pytest.mark.parametrize("name", ["compute-0", "detokenizer-0", "tokenizer-0", "router-0"])
+def test_a_service_that_hangs_is_killed_and_started_again(stack: Stack, name: str) -> None:
+    pid = stack.pids()[name]
+    num_deaths = len(deaths(stack))
+    os.kill(pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+    stack.wait_until(lambda: not is_running(pid), PATIENCE_S, f"rid of {name}")
+    found_s = time.monotonic() - began_s
+    stack.wait_until(lambda: answers(stack), PATIENCE_S, "serving again")
+    print(f"{name}: killed after {found_s:.1f} s")  # noqa: T201
+    (death,) = deaths(stack)[num_deaths:]
+    assert (death["process"], death["how"]) == (name, "killed because it hung")
     wait_empty(stack)
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import structlog
 
+from common.beacon import SILENT_S, read_beacon
 from common.errors import ConfigError
 from services.launcher.front import Front
 from services.launcher.supervisor import Child, Supervisor
 from tests.patience import PATIENCE_S
 
+ROOT = Path(__file__).resolve().parents[2]
 STUB = Path(__file__).with_name("stub_service.py")
 NAMES = ("compute-0", "router-0", "router-1", "tokenizer-0")
 
@@ -36,7 +38,7 @@ class Launch:
     def run(self, when_ready: Callable[[Launch], None]) -> int:
         """Run until `when_ready`, called once the API answers, has had its way."""
         front = Front("127.0.0.1", 0)
-        env = {**os.environ, "SLIPSTREAM_LISTEN_FD": str(front.fd)}
+        env = {**os.environ, "SLIPSTREAM_LISTEN_FD": str(front.fd), "PYTHONPATH": str(ROOT)}
         self.children = [
             Child(
                 name,
@@ -105,15 +107,56 @@ def test_a_child_that_dies_is_started_again_and_that_is_said(tmp_path: Path) -> 
 def test_a_child_that_is_killed_while_serving_comes_back(tmp_path: Path) -> None:
     def kill_the_tokenizer(launch: Launch) -> None:
         launch.children[3].kill()
-        wait_for_return(launch)
-
-    def wait_for_return(launch: Launch) -> None:
-        if launch.history.count("tokenizer-0 started") == 2:
-            interrupt(launch)
-        else:
-            asyncio.get_running_loop().call_later(0.05, wait_for_return, launch)
+        when_started_twice("tokenizer-0")(launch)
 
     assert Launch(tmp_path).run(kill_the_tokenizer) == 0
+
+
+def when_started_twice(name: str) -> Callable[[Launch], None]:
+    """Return what waits for a child's second life and then ends the launch."""
+
+    def wait(launch: Launch) -> None:
+        if launch.history.count(f"{name} started") == 2:
+            interrupt(launch)
+        else:
+            asyncio.get_running_loop().call_later(0.05, wait, launch)
+
+    return wait
+
+
+def killed_for_hanging(logs: list[structlog.typing.EventDict]) -> list[str]:
+    how = "killed because it hung"
+    return [line["process"] for line in logs if line.get("how") == how]
+
+
+@pytest.mark.parametrize("name", ["compute-0", "router-1"])
+def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path, name: str) -> None:
+    launch = Launch(tmp_path, **{name.replace("-", "_"): "hang-once"})
+    with structlog.testing.capture_logs() as logs:
+        assert launch.run(when_started_twice(name)) == 0
+    assert [line["process"] for line in logs if line["event"].startswith("hangs")] == [name]
+    assert killed_for_hanging(logs) == [name]
+
+
+def test_a_child_that_is_stopped_is_killed_however_long_its_steps_may_be(tmp_path: Path) -> None:
+    def stop_compute(launch: Launch) -> None:
+        beacon = read_beacon(str(tmp_path), "compute-0")
+        assert beacon is not None
+        os.kill(beacon.pid, signal.SIGSTOP)
+        when_started_twice("compute-0")(launch)
+
+    with structlog.testing.capture_logs() as logs:
+        assert Launch(tmp_path, compute_0="slow").run(stop_compute) == 0
+    assert killed_for_hanging(logs) == ["compute-0"]
+
+
+def test_a_child_in_a_long_step_that_it_announced_is_left_alone(tmp_path: Path) -> None:
+    def wait(_: Launch) -> None:
+        asyncio.get_running_loop().call_later(SILENT_S + 2.0, interrupt, None)
+
+    launch = Launch(tmp_path, compute_0="slow hang-once")
+    assert launch.run(wait) == 0
+    assert launch.history.count("compute-0 started") == 1
 
 
 def test_a_child_that_cannot_start_ends_the_launch(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from benchmarks.stack import POLL_S, ROOT
+from common.beacon import is_ready
 from tests.patience import PATIENCE_S
 
 WORKERS = ("tokenizer", "compute", "detokenizer")
@@ -50,7 +51,7 @@ class Service:
         self.port: int = self.listener.getsockname()[1]
         if service == "router":
             environment["SLIPSTREAM_LISTEN_FD"] = str(self.listener.fileno())
-        self._ready = run_dir / f"{name}.ready"
+        self._run_dir = str(run_dir)
         self._log_path = run_dir / f"{name}.log"
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -64,7 +65,13 @@ class Service:
         return self._log_path.read_text(errors="replace")
 
     def wait_ready(self) -> Service:
-        wait_until(lambda: self._ready.exists() or self.process.poll() is not None, self.log)
+        wait_until(
+            lambda: (
+                is_ready(self._run_dir, self.name, time.monotonic())
+                or self.process.poll() is not None
+            ),
+            self.log,
+        )
         assert self.process.poll() is None, self.log()
         return self
 

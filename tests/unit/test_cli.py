@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from common.run_dir import ReadinessFile
+from common.beacon import BeaconFile, read_beacon
 from services.cli import COMMANDS, command_of, main
+from tests.patience import PATIENCE_S
 
 COMMANDS_FOLDER = Path(__file__).resolve().parents[2] / "services" / "commands"
 HELPERS = {"command", "conversation", "server"}  # modules without commands
@@ -25,19 +28,49 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(variable)
 
 
-def test_health_follows_the_readiness_file(tmp_path: Path) -> None:
-    readiness_file = ReadinessFile(str(tmp_path), "compute-0")
-    assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 1
-    readiness_file.update(True, 0.0)
-    assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 0
-    os.utime(readiness_file.path, (1, 1))  # its owner hangs
-    assert main(["health", "compute-0", "--run-dir", str(tmp_path)]) == 1
+def test_health_follows_the_beacon(tmp_path: Path) -> None:
+    beacon = BeaconFile(str(tmp_path), "compute-0")
+    asked = ["health", "compute-0", "--run-dir", str(tmp_path)]
+    assert main(asked) == 1
+    beacon.update(True, time.monotonic())
+    assert main(asked) == 0
+    os.utime(beacon.path, (1, 1))  # the wall clock was set; nothing hangs
+    assert main(asked) == 0
+    beacon.update(False, time.monotonic())
+    assert main(asked) == 1
+    beacon.update(True, time.monotonic() - 10.0, 60.0)
+    assert main(asked) == 0
+    beacon.remove()
+    assert main(asked) == 1
+
+
+def test_health_kills_what_hangs_if_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys, time; from common.beacon import BeaconFile; "
+    program += "beacon = BeaconFile(sys.argv[1], 'x'); "
+    program += "beacon.update(True, time.monotonic() - 100.0); input()"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while read_beacon(str(tmp_path), "x") is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        asked = ["health", "x", "--run-dir", str(tmp_path)]
+        assert main(asked) == 1
+        assert "x hangs: silent for 10" in capsys.readouterr().err
+        assert process.poll() is None
+        assert main([*asked, "--kill"]) == 1
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    assert main([*asked, "--kill"]) == 1  # of a dead process nothing is believed, its id least
+    assert capsys.readouterr().err.count("hangs") == 1
 
 
 def test_health_finds_the_run_dir_in_the_file_and_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ReadinessFile(str(tmp_path), "x").update(True, 0.0)
+    beacon = BeaconFile(str(tmp_path), "x")
+    beacon.update(True, time.monotonic())
     config = tmp_path / "c.toml"
     config.write_text(f'[links]\nrun_dir = "{tmp_path}"\n')
     assert main(["health", "x", "--config", str(config)]) == 0

@@ -62,7 +62,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def left_behind(parent: Path) -> Path:
     """Make what a launcher leaves that gets no time to clear up: same files, no locks."""
     with private_run_dir() as made:
-        for name in ("slipstream.toml", "compute-0.lock", "compute-0.ready"):
+        for name in ("slipstream.toml", "compute-0.lock", "compute-0.beacon"):
             (Path(made) / name).touch()
         kept = Path(made).rename(parent / "kept")
     return kept.rename(made)
@@ -104,7 +104,7 @@ def test_a_folder_is_kept_while_somebody_holds_a_lock_in_it(parent: Path, name: 
 
 def test_a_folder_is_kept_for_a_minute_after_its_last_change(parent: Path) -> None:
     folder = left_behind(parent)
-    (folder / "compute-0.ready").touch()
+    (folder / "compute-0.beacon").touch()
     assert remove_abandoned(now_s(folder, 59.0)) == []
     assert folder.is_dir()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Any
 import pytest
 import structlog
 
+from common.beacon import is_ready, read_beacon
 from common.errors import FatalError
 from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address
-from common.run_dir import is_fresh
 from common.service import Watch, run_service
 
 HERE = Address("here", "1")
@@ -54,6 +55,7 @@ class Recorder:
         self.calls: list[str] = []
         self.ready = True
         self.drained = True
+        self.longest_block_s = 0.0
         self.on_tick = on_tick
         self.num_ticks = 0
 
@@ -180,13 +182,13 @@ def test_the_end_of_the_launcher_drains_the_service() -> None:
     os.close(read_fd)
 
 
-def test_the_readiness_file_is_there_while_the_actor_is_ready(
+def test_the_beacon_says_while_the_actor_is_ready(
     tmp_path: Path,
 ) -> None:
     seen = []
 
     def step(actor: Recorder) -> None:
-        seen.append(is_fresh(str(tmp_path), "x"))
+        seen.append(is_ready(str(tmp_path), "x", time.monotonic()))
         actor.ready = actor.num_ticks in (2, 3)
         if actor.num_ticks == 5:
             terminate_again(actor)
@@ -194,6 +196,22 @@ def test_the_readiness_file_is_there_while_the_actor_is_ready(
     run_service("x", Recorder(step), ListTransport, Watch(run_dir=str(tmp_path)))
     assert seen[:5] == [False, False, True, True, False]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_beacon_goes_on_through_the_drain_with_the_time_that_the_loop_may_block(
+    tmp_path: Path,
+) -> None:
+    def step(actor: Recorder) -> None:
+        if actor.num_ticks == 1:
+            actor.drained, actor.longest_block_s = False, 60.0
+            terminate(actor)
+        if actor.num_ticks == 4:
+            seen.append(read_beacon(str(tmp_path), "x"))
+            actor.drained = True
+
+    seen: list[Any] = []
+    run_service("x", Recorder(step), ListTransport, Watch(run_dir=str(tmp_path)))
+    assert (seen[0].pid, seen[0].is_ready, seen[0].silent_s) == (os.getpid(), False, 60.0)
 
 
 def test_the_tick_hook_runs_with_every_tick() -> None:
