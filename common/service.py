@@ -18,6 +18,7 @@ import uvloop
 from common import errors
 from common.beacon import BeaconFile
 from common.config import ServiceConfig, Settings, load
+from common.host import raise_open_files_limit
 from common.link.transport import Transport
 from common.messages.address import Address
 from common.run_dir import private_run_dir
@@ -260,6 +261,7 @@ def service_main(
     """
     arguments = _arguments(service)
     stderr = LineWriter(STDERR, log.warn_of_dropped)
+    raise_open_files_limit()  # each link takes one or two, and in a router each client one
     try:
         config = load(settings_type, service, arguments.config, os.environ, arguments.name)
         log.configure(config.name, service, config.telemetry, stderr)

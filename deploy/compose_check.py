@@ -257,7 +257,7 @@ def stop(slipstream: Deployment) -> str:
         stopping = subprocess.Popen(
             slipstream.command("stop"), env=slipstream.env, stderr=subprocess.DEVNULL
         )
-        wait_until(lambda: slipstream.health().get("status") == "draining", "it drains", 10)
+        wait_until(lambda: not slipstream.health(), "it accepts nobody", 10)
         num_running = sum(client.poll() is None for client in clients)
         if stopping.wait(90):
             raise CheckFailed("the stop failed")

@@ -152,17 +152,18 @@ class RouterActor:
                 self._dispatch.abort(aborted)
 
     def drain(self) -> None:
-        """Refuse new requests and finish those that run."""
+        """Accept no more connections; finish what runs and what comes on those that are open."""
         self._dispatch.draining = True
+        self._server.drain()
 
     @property
     def drained(self) -> bool:
-        return self._dispatch.idle
+        return self._server.drained
 
     async def stop(self) -> None:
         """Fail what still runs, send the last events, and close every connection."""
         dispatch = self._dispatch
-        dispatch.draining = True
+        dispatch.draining = dispatch.closed = True
         dispatch.abort(dispatch.inflight.fail_all(DRAINING))
         dispatch.queries.fail_all(DRAINING)
         await self._server.stop()

@@ -59,7 +59,8 @@ class Dispatch:
         self.admission = admission
         self.inflight = InflightTable()
         self.queries = Queries(max_queries)
-        self.draining = False
+        self.draining = False  # not ready any more
+        self.closed = False  # takes no more requests
         self.num_handlers = 0  # HTTP requests being answered
         self._transport = transport
         self._query_timeout_s = query_timeout_s
@@ -83,7 +84,7 @@ class Dispatch:
 
         An empty `model` means the one that is served; with several of them it is a 400.
         """
-        if self.draining:
+        if self.closed:
             raise ApiError(DRAINING, 1.0)
         groups = self.fleet.groups()
         if not model and groups:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from common.host import raise_open_files_limit
+from common.host import max_open_files
 from services.router.anthropic.endpoints import COUNT_TOKENS, MESSAGES
 from services.router.api_keys import ApiKeys
 from services.router.chat_page import PageHandler
@@ -20,6 +19,7 @@ from services.router.dispatch import Dispatch
 from services.router.embeddings import EMBEDDINGS
 from services.router.endpoint import Backend, Endpoint
 from services.router.generation import Generation
+from services.router.listener import Listener, max_connections
 from services.router.middleware import CrossOrigin, make_guard, origins_of
 from services.router.ollama import endpoints as ollama
 from services.router.openai.chat import CHAT
@@ -32,7 +32,6 @@ from services.router.responses.endpoints import Responses
 from services.router.stream import StreamFlusher
 from services.router.timeline_handler import TimelineHandler
 
-BACKLOG = 4096  # 100 clients connecting at once must not meet a full queue
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8190
 SWEEP_S = 0.5
@@ -59,7 +58,9 @@ class HttpServer:
         self.status = StatusHandlers(dispatch, settings)
         self.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
         self._settings = settings
+        self._dispatch = dispatch
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self._connections: StalledConnections[web.RequestHandler] = StalledConnections(
             settings.body_timeout_s, settings.slow_client_timeout_s
         )
@@ -76,6 +77,7 @@ class HttpServer:
         )
         self._app = web.Application(middlewares=[guard], client_max_size=settings.max_body_bytes)
         self._app.on_response_prepare.append(cross_origin.sign)
+        self._app.on_response_prepare.append(self._end_keep_alive)
         backend = Backend(dispatch, Generation(dispatch, flushes, settings), settings)
         self._app.add_routes(with_short_paths(self._api_routes(backend)))
         self._app.add_routes([web.get("/timeline", timeline.timeline), *page.routes()])
@@ -90,8 +92,7 @@ class HttpServer:
         ]
 
     async def start(self, listen_fd: int | None) -> int:
-        """Listen, on an inherited socket if there is one; returns the port."""
-        raise_open_files_limit()  # each client's connection is one
+        """Listen on a socket of its own, or on an inherited one; returns the port."""
         settings = self._settings
         runner = web.AppRunner(
             self._app,
@@ -107,21 +108,17 @@ class HttpServer:
             shutdown_timeout=1.0,
         )
         await runner.setup()
-        site: web.BaseSite
-        if listen_fd is not None:
-            listener = socket.socket(fileno=listen_fd)
-            listener.setblocking(False)
-            site = web.SockSite(runner, listener, backlog=BACKLOG)
-        else:
-            site = web.TCPSite(runner, settings.host, settings.port, backlog=BACKLOG)
-        await site.start()
+        assert runner.server is not None
+        self._listener = Listener(runner.server, max_connections(max_open_files()))
         self._runner = runner
-        address = runner.addresses[0]
-        return int(address[1])
+        return await self._listener.open(settings.host, settings.port, listen_fd)
 
     def tick(self, now_s: float) -> None:
-        """Cut stalled connections."""
-        if self._runner is None or now_s - self._swept_at_s < SWEEP_S:
+        """Begin to accept once there are workers, and cut stalled connections."""
+        if self._listener is None or self._runner is None:
+            return
+        self._listener.tick(now_s, self._dispatch.ready, self._dispatch.idle)
+        if now_s - self._swept_at_s < SWEEP_S:
             return
         self._swept_at_s = now_s
         server = self._runner.server
@@ -129,10 +126,29 @@ class HttpServer:
             if connection.transport is not None:
                 connection.transport.abort()
 
+    def drain(self) -> None:
+        """Accept no more connections; on those that there are, one more request each is served."""
+        if self._listener is not None:
+            self._listener.close()
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing runs here, and the connections that are open may end."""
+        is_quiet = self._listener is None or self._listener.is_quiet
+        return self._dispatch.idle and is_quiet
+
     async def stop(self) -> None:
         """Stop listening and end every connection."""
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    async def _end_keep_alive(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Send the client elsewhere with its next request."""
+        if self._dispatch.draining:
+            response.force_close()
+            response.headers[hdrs.CONNECTION] = "close"
 
     def _api_routes(self, backend: Backend) -> list[web.RouteDef]:
         return [

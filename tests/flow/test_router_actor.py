@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from common.host import MAX_OPEN_FILES
 from common.messages.address import AttemptId
 from common.messages.control import Abort, ModelCard
 from common.messages.tokenize import Tokenize
+from services.router.listener import QUIET_S
 from tests.flow.router_ring import (
     CHAT,
     chat,
@@ -24,25 +22,6 @@ from tests.flow.router_ring import (
     running_router,
     waiting,
 )
-
-
-@pytest.fixture
-def few_open_files() -> Iterator[int]:
-    """The limit that most shells set; yields the one up to which a process may raise it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else hard
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), hard))
-    yield most
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def test_a_low_limit_of_open_files_is_raised_for_the_clients(
-    few_open_files: int,
-) -> None:
-    async with running_router():
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert soft == min(few_open_files, MAX_OPEN_FILES)
-
 
 # Clients that leave
 
@@ -215,21 +194,41 @@ async def test_health_counts_workers_and_requests() -> None:
         await ring.until(ring.is_empty)
 
 
-async def test_a_draining_router_finishes_what_runs_and_refuses_the_rest() -> None:
+async def test_a_draining_router_finishes_what_runs_and_accepts_nobody() -> None:
     async with running_router() as ring:
         task = await waiting(ring, chat(stream=True))
         ring.text(last_counter(ring), 0, "a")
         await ring.settle()
+        async with ring.session.get("/ready") as response:
+            assert response.headers.get("Connection") != "close"
         ring.actor.drain()
         assert not ring.actor.drained
-        async with ring.post(CHAT, chat()) as response:
-            assert response.status == 503
-            assert response.headers["Connection"] == "close"
-            assert error_of(await response.read())["code"] == "draining"
-        async with ring.session.get("/ready") as response:
+        async with ring.session.get("/ready") as response:  # on a connection that is open
             assert (await response.json())["status"] == "draining"
+            assert response.headers["Connection"] == "close"
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await ring.session.get("/ready")
         ring.text(last_counter(ring), 1, "b", end="stop")
         assert events((await task)[1])[-1]["choices"][0]["finish_reason"] == "stop"
+        await ring.tick()
+        assert not ring.actor.drained, "the client may have sent its next request"
+        await ring.tick(QUIET_S)
+        assert ring.actor.drained
+
+
+async def test_a_draining_router_without_clients_ends_at_once() -> None:
+    async with running_router() as ring:
+        ring.actor.drain()
+        assert ring.actor.drained
+
+
+async def test_requests_on_open_connections_are_served_while_a_router_drains() -> None:
+    async with running_router() as ring:
+        async with ring.session.get("/live"):
+            pass
+        ring.actor.drain()
+        async with ring.post(CHAT, chat()) as response:
+            assert (response.status, response.headers["Connection"]) == (200, "close")
         await ring.until(lambda: ring.actor.drained)
 
 

@@ -92,6 +92,15 @@ def begin(stack: Stack, num_streams: int, num_tokens: int) -> list[Reader]:
     return readers
 
 
+def is_closed(stack: Stack) -> bool:
+    """Whether nobody accepts connections any more; one that only waits to be is reset."""
+    try:
+        ask(stack)
+    except OSError:
+        return True
+    return False
+
+
 def refused(stack: Stack) -> tuple[int, http.client.HTTPMessage] | None:
     """Ask for a token; what is said if it is refused."""
     answer = ask(stack)
@@ -148,14 +157,12 @@ def test_a_service_that_hangs_is_killed_and_started_again(stack: Stack, name: st
     wait_empty(stack)
 
 
-def test_sigterm_lets_running_streams_finish_and_refuses_new_requests(stack: Stack) -> None:
+def test_sigterm_lets_running_streams_finish_and_accepts_nobody(stack: Stack) -> None:
     """The server is the one above: it ends well although all of its workers were killed."""
     processes = descendants_of(stack.process.pid)
     readers = begin(stack, 3, 150)
     stack.signal(signal.SIGTERM)
-    refusal = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
-    assert refusal[0] == 503
-    assert int(refusal[1]["Retry-After"]) >= 1
+    stack.wait_until(lambda: is_closed(stack), PATIENCE_S, "closed")
     for reader in readers:
         assert reader.join().is_whole
         assert reader.completion_tokens == 150
@@ -182,7 +189,7 @@ def test_a_second_signal_ends_it_at_once(stack: Stack) -> None:
     processes = descendants_of(stack.process.pid)
     (reader,) = begin(stack, 1, 4000)
     stack.signal(signal.SIGINT)
-    stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
+    stack.wait_until(lambda: is_closed(stack), PATIENCE_S, "closed")
     stack.signal(signal.SIGINT)
     assert stack.wait() == 128 + signal.SIGINT
     assert len(reader.join().events) < 1000, "it was drained for as long as it may"
