@@ -117,3 +117,13 @@ def test_the_log_says_how_many_lines_were_dropped(monkeypatch: pytest.MonkeyPatc
         assert lines[-1]["num_lines"] == 100 - num_written > 0
         assert (lines[-1]["level"], lines[-1]["instance"]) == ("warning", "router-0")
         writer.close(PATIENCE_S)
+
+
+def test_a_pipe_with_room_needs_no_thread() -> None:
+    with pipe() as (read_fd, write_fd):
+        num_threads = threading.active_count()
+        writer = LineWriter(write_fd)
+        for number in range(100):
+            writer.write(f"{number}\n")
+            assert os.read(read_fd, 1 << 20) == f"{number}\n".encode()
+        assert threading.active_count() == num_threads
