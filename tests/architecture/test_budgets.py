@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (6_720, 45),
     "services/router": (11_615, 65),
     "services/tokenizer": (3_250, 17),
-    "services/compute": (19_150, 124),
+    "services/compute": (19_175, 124),
     "services/detokenizer": (2_450, 16),
     "services/launcher": (1_290, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (40_115, 246),
+    "services": (40_130, 246),
 }
 MIN_MEDIAN_LINES = 90
 
