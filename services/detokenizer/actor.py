@@ -44,6 +44,7 @@ class DetokenizerActor(Worker):
         self._clock = clock
         self._steps = SpanRing("text", "detokenize", "rows")
         self._progress = 0
+        self._has_started = False
 
     async def start(self, transport: Transport) -> None:
         """Load the vocabulary; ModelError when the model folder cannot be used."""
@@ -51,6 +52,7 @@ class DetokenizerActor(Worker):
         self._streams = Streams(self._vocabulary)
         self._transport = transport
         self._registration.start(transport, self._card)
+        self._has_started = True
 
     def receive(self, message: DetokenizerInbox, sender: Address) -> None:
         """Handle one message; any message of a router renews its lease."""
@@ -96,7 +98,11 @@ class DetokenizerActor(Worker):
         return len(self._streams)
 
     async def stop(self) -> None:
-        """Nothing of a stream is worth keeping: the routers have the journal."""
+        """Tell the routers to send on what still runs; they have the journal."""
+        if not self._has_started:
+            return
+        for router, text in self._streams.move().items():
+            self._send(self._streams.reply_to(router), text)
 
     def _take_step(self, message: TokensGenerated, compute: Address, now_s: float) -> None:
         """Turn one engine step's rows into one message for each router."""

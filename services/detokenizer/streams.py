@@ -126,6 +126,20 @@ class Streams:
         self._replies.pop(router, None)
         return orders
 
+    def move(self) -> dict[str, TextGenerated]:
+        """End every stream here as moved, by router: another detokenizer may go on with it."""
+        texts: defaultdict[str, TextGenerated] = defaultdict(TextGenerated)
+        for router, entries in self._entries.items():
+            for counter, entry in entries.items():
+                if entry.stream is not None:
+                    at = entry.stream.next_index
+                    texts[router].add(counter, at, (), "")
+                    usage = Usage(entry.prompt_tokens, entry.cached_tokens, at)
+                    texts[router].end(Ending("moved", usage))
+                    _end_span(entry, "moved", at)
+        self._entries.clear()
+        return texts
+
     def open_counters(self, router: str) -> list[int]:
         return list(self._entries.get(router, ()))
 

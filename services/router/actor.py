@@ -18,10 +18,10 @@ from common.messages.text import AttemptRefused, Detokenized, TextGenerated, Tok
 from common.telemetry import log
 from common.telemetry.span_ring import SpanRing
 from services.router.admission import AdmissionController, AdmissionLimits, ClientLimits
+from services.router.attempts import AbortedAttempt
 from services.router.config import RouterSettings
-from services.router.dispatch import DRAINING, Dispatch
+from services.router.dispatch import DRAINING, Dispatch, DispatchLimits
 from services.router.fleet import Fleet
-from services.router.inflight import AbortedAttempt
 from services.router.placement import PLACEMENTS
 from services.router.server import HttpServer
 from services.router.stream import SlowClientLimits, StreamFlusher
@@ -68,8 +68,7 @@ class RouterActor:
                     ),
                 )
             ),
-            settings.query_timeout_s,
-            settings.max_in_flight,
+            DispatchLimits(settings.query_timeout_s, settings.max_in_flight, settings.hold_s),
             self._clock,
         )
         limits = SlowClientLimits(
@@ -111,13 +110,13 @@ class RouterActor:
                 began_s = self._clock()
                 aborted = dispatch.inflight.text(message, began_s)
                 self._texts.note(began_s, self._clock(), len(message.counters))
-                if aborted:
+                if aborted or dispatch.inflight.displaced:
                     self._abort(aborted, sender)
             case WorkerAlive():
                 self._heartbeat(message, sender)
                 return
             case AttemptRefused():
-                dispatch.abort(dispatch.inflight.refused(message))
+                self._abort(dispatch.inflight.refused(message, self._clock()), sender)
             case Tokenized() | Detokenized() | TimelinePart() | Inspection():
                 dispatch.queries.answered(message)
             case OtherProtocol(version, WorkerAlive.TAG):
@@ -128,7 +127,7 @@ class RouterActor:
         self._fleet.heard(sender.instance_id, self._clock())
 
     def peer_lost(self, peer: Address) -> None:
-        """Fail the requests at a worker that accepts no messages any more."""
+        """Give up a worker that accepts no messages any more."""
         self._fleet.remove(peer.instance_id)
         self._lose(peer, "accepts no messages")
 
@@ -146,10 +145,11 @@ class RouterActor:
             self._transport.send(worker.address, RouterAlive(self._transport.address, 0))
         if now_s - self._missing_checked_at_s >= MISSING_CHECK_S:
             self._missing_checked_at_s = now_s
-            aborted = self._dispatch.inflight.fail_missing(self._fleet.beaten_since_s, now_s)
+            aborted = self._dispatch.inflight.lose_missing(self._fleet.beaten_since_s, now_s)
             if aborted:
                 self._named(aborted).warning("attempts lost on their way")
                 self._dispatch.abort(aborted)
+        self._dispatch.tick(now_s)
 
     def drain(self) -> None:
         """Accept no more connections; finish what runs and what comes on those that are open."""
@@ -202,6 +202,7 @@ class RouterActor:
                 model=message.model.name,
                 revision=message.model.revision,
             )
+            self._dispatch.arrived(now_s)
         dispatch = self._dispatch
         listed = dispatch.inflight.listed(instance_id, message.open_counters, now_s)
         unknown = frozenset(counter for counter in listed if counter not in dispatch.queries)
@@ -222,16 +223,19 @@ class RouterActor:
         if lost:
             self._named(lost).warning("rows lost", sender=sender.endpoint)
         self._dispatch.abort(aborted)
+        self._dispatch.recover(self._clock())
 
     def _named(self, aborted: list[AbortedAttempt]) -> FilteringBoundLogger:
         own = self._transport.address.instance_id
         return log.for_attempts(AttemptId(own, attempt.counter) for attempt in aborted)
 
     def _lose(self, peer: Address, why: str) -> None:
-        """Fail the requests at a worker that the fleet has removed."""
-        aborted = self._dispatch.inflight.lose_worker(peer.instance_id)
+        """Send the requests at a worker that the fleet has removed elsewhere."""
+        now_s = self._clock()
+        aborted = self._dispatch.inflight.lose_worker(peer.instance_id, now_s)
         self._log.warning("worker lost", why=why, endpoint=peer.endpoint, attempts=len(aborted))
         self._dispatch.abort(aborted)
+        self._dispatch.recover(now_s)
         self._dispatch.queries.lose_worker(peer.instance_id)
         if why != "hung":
             self._transport.forget(peer)

@@ -42,6 +42,10 @@ class Sink(Protocol):
         """Take new text of a choice, which may be empty; where there are parts, they are shown."""
         ...
 
+    def waiting(self) -> None:
+        """Show the client that its answer is still to come; called now and then."""
+        ...
+
     def finished(self, choice: int, ended: Ending) -> None:
         """Take the end of a choice (`stop` or `length`), the last call for it."""
         ...
@@ -263,6 +267,9 @@ class AnswerCollector:
             output.logprobs.extend(logprobs)
         if token_ids:
             output.token_ids.extend(token_ids)
+
+    def waiting(self) -> None:
+        """There is nothing to show before the whole answer is there."""
 
     def finished(self, choice: int, ended: Ending) -> None:
         self._choices[choice].ended = ended

@@ -64,4 +64,7 @@ class RouterSettings(Settings):
     lease_s: float = Field(
         2.0, gt=0, description="a worker that has been silent for longer is taken for dead"
     )
+    hold_s: float = Field(
+        10.0, ge=0, description="how long a request waits for a worker while there is none for it"
+    )
     grace_s: float = Field(30.0, ge=0, description=GRACE)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from common.errors import LinkError, MessageTooLarge
 from common.link.transport import Transport
-from common.messages.address import AttemptId
+from common.messages.address import AttemptId, Route
 from common.messages.arrays import int32s
 from common.messages.control import Abort, AbortReason, ServiceName
 from common.messages.failure import Failure
@@ -28,19 +29,35 @@ from common.messages.tokenize import IdsPrompt, PromptSource, Tokenize, Tokenize
 from common.messages.tokens import DetokenizeQuery
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.answer import Sink
+from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
 from services.router.errors import ApiError, bad_field
+from services.router.failover import RetryBudget, may_wait
 from services.router.fleet import Fleet, Group, RegisteredWorker
 from services.router.generate_request import GenerateRequest, check_prompt_length
-from services.router.inflight import AbortedAttempt, InflightRequest, InflightTable
+from services.router.holding import HoldQueue
+from services.router.inflight import InflightTable
 from services.router.prompts import check_ids
 from services.router.queries import Queries
 
 Query: TypeAlias = TokenizeQuery | DetokenizeQuery | TimelineQuery | InspectionQuery
+ModelQuery: TypeAlias = TokenizeQuery | DetokenizeQuery
 
 DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
 TIMELINE_TIMEOUT_S = 5.0  # of one worker; the others are shown without it
 MAX_NAMED_MODELS = 8  # in an error message
 NO_WORKER = "no {} is available; try again"
+ASK_AGAIN = ("worker_lost", "draining", "overloaded")  # failures of one worker's, not of a query
+KEEP_ALIVE_S = 2.0  # between two signs of life to the client of an answer that waits
+MAX_RETRY_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    """`hold_s` is how long requests wait for a worker; so many, and so many queries, are open."""
+
+    query_timeout_s: float
+    max_waiting: int
+    hold_s: float
 
 
 class Dispatch:
@@ -51,20 +68,23 @@ class Dispatch:
         transport: Transport,
         fleet: Fleet,
         admission: AdmissionController,
-        query_timeout_s: float,
-        max_queries: int,
+        limits: DispatchLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fleet = fleet
         self.admission = admission
         self.inflight = InflightTable()
-        self.queries = Queries(max_queries)
+        self.queries = Queries(limits.max_waiting)
         self.draining = False  # not ready any more
         self.closed = False  # takes no more requests
         self.num_handlers = 0  # HTTP requests being answered
         self._transport = transport
-        self._query_timeout_s = query_timeout_s
+        self._limits = limits
         self._clock = clock
+        self._budget = RetryBudget()
+        self._holds = HoldQueue(limits.hold_s, limits.max_waiting, clock)
+        self._lacking_since_s = clock()  # since when no model has had a worker of every service
+        self._signed_at_s = 0.0
 
     @property
     def ready(self) -> bool:
@@ -73,7 +93,7 @@ class Dispatch:
     @property
     def idle(self) -> bool:
         """Whether no request, query or HTTP handler is open."""
-        return not (len(self.inflight) or len(self.queries) or self.num_handlers)
+        return not (self.inflight.num_requests or len(self.queries) or self.num_handlers)
 
     def num_at(self, instance_id: str) -> int:
         """Count the attempts and queries that a worker has or may still get."""
@@ -96,8 +116,26 @@ class Dispatch:
         missing = self.fleet.missing if group is None else group.missing
         if group is None or missing:
             message = NO_WORKER.format(" and no ".join(missing))
-            raise ApiError(Failure(503, "no_worker", message, None, True), 1.0)
+            raise self.error(Failure(503, "no_worker", message, None, True))
         return group
+
+    async def available(self, model: str) -> Group:
+        """Find the workers of a model, as `group` does, but wait for those that it lacks."""
+        until_s = self._holds.deadline()
+        while True:
+            try:
+                return self.group(model)
+            except ApiError as error:
+                if error.failure.code != "no_worker" or not await self._holds.wait(until_s):
+                    raise
+
+    def error(self, failure: Failure) -> ApiError:
+        """Make the refusal of a failed request, which says when it is worth another try."""
+        if not failure.retryable:
+            return ApiError(failure)
+        # Without workers: an outage that has lasted for so long may well last as long again.
+        lacking_s = 0.0 if self.fleet.ready else self._clock() - self._lacking_since_s
+        return ApiError(failure, min(max(1.0, lacking_s), MAX_RETRY_AFTER_S))
 
     def admit(self, client: Client, request: GenerateRequest, group: Group) -> AdmissionTicket:
         """Check a request against the model and the limits; ApiError 400, 429 or 503."""
@@ -119,13 +157,11 @@ class Dispatch:
         """
         now_s, wall_s = self._clock(), time.time()
         count = request.num_choices
-        inflight = self.inflight.open(sink, request.num_all_choices, group.card.name, now_s)
+        inflight = self.inflight.open(sink, request.num_all_choices, group.card, now_s)
         for number, prompt in enumerate(request.prompts):
             route, card = self.fleet.route(group, self._transport.address, now_s)
-            choices = inflight.choices[number * count : (number + 1) * count]
-            first = self.inflight.attempt(choices, route, now_s)[0].counter
             message = Tokenize(
-                attempt=self._attempt_id(first),
+                attempt=self._attempt_id(0),
                 route=route,
                 prompt=prompt,
                 sampling=request.seeded(),
@@ -143,12 +179,80 @@ class Dispatch:
                 truncate_side=request.truncate_side,
                 pooling=request.pooling,
             )
+            inflight.messages.append(message)
             try:
-                self._transport.send(route.tokenizer, message)
-            except LinkError as error:
+                self._start(inflight.choices[number * count : (number + 1) * count], route, now_s)
+            except ApiError:
                 self.close(inflight)
-                raise _unsendable(error, request.field_of(number)) from error
+                raise
         return inflight
+
+    def _start(self, choices: Sequence[Choice], route: Route, now_s: float) -> None:
+        """Begin an attempt at neighbouring choices of a prompt: fresh ones, or only one."""
+        choice = choices[0]
+        message = choice.message
+        first = self.inflight.attempt(choices, route, now_s)[0].counter
+        message = replace(
+            message,
+            attempt=self._attempt_id(first),
+            route=route,
+            output_ids=choice.token_ids[:],
+            accepted_characters=choice.num_characters,
+            num_choices=len(choices),
+            first_choice=choice.index % message.num_choices,
+        )
+        try:
+            self._transport.send(route.tokenizer, message)
+        except LinkError as error:
+            raise _unsendable(error, message.prompt_field) from error
+
+    def tick(self, now_s: float) -> None:
+        """Try again what waits for a worker, and end what has waited for too long."""
+        if self.fleet.ready:
+            self._lacking_since_s = now_s
+        self.recover(now_s)
+        self._holds.wake(float("inf") if self.draining else now_s)
+        if now_s - self._signed_at_s >= KEEP_ALIVE_S:
+            self._signed_at_s = now_s
+            for request in {choice.request for choice in self.inflight.displaced}:
+                request.sink.waiting()
+
+    def arrived(self, now_s: float) -> None:
+        """Go on with what has waited for a worker: one has come."""
+        self.recover(now_s)
+        self._holds.wake()
+
+    def recover(self, now_s: float) -> None:
+        """Send the choices that lost their workers on to others, the most advanced first."""
+        for choices in self.inflight.to_retry():
+            choice = choices[0]
+            request, setbacks = choice.request, choice.setbacks
+            if choice not in self.inflight.displaced:
+                continue  # another choice has failed the request
+            group = self.fleet.of_revision(request.card)
+            able = group.without(setbacks.refused_by)
+            failure = None
+            if not able.missing:
+                failure = self._retry(choices, able, now_s)
+            elif not may_wait(
+                setbacks, now_s - choice.waiting_since_s, self._limits.hold_s, group.missing
+            ):
+                failure = setbacks.failure or WORKER_LOST
+            if failure is not None:
+                self.abort(self.inflight.fail(request, failure))
+
+    def _retry(self, choices: Sequence[Choice], group: Group, now_s: float) -> Failure | None:
+        """Begin another attempt, if there is one in the budget; a failure ends the request."""
+        if not self._budget.take(now_s):
+            return None
+        kept = choices[0].setbacks.kept_compute if choices[0].token_ids else ""
+        route, _ = self.fleet.route(group, self._transport.address, now_s, kept)
+        try:
+            self._start(choices, route, now_s)
+        except ApiError as error:
+            return error.failure
+        choices[0].request.stats.num_retries += len(choices)
+        return None
 
     def close(self, inflight: InflightRequest, reason: AbortReason = "client_gone") -> None:
         """Take a request off the ring, whatever its state."""
@@ -172,11 +276,14 @@ class Dispatch:
         self, group: Group, prompt: PromptSource, field: str, with_strings: bool
     ) -> Tokenized:
         """Ask a tokenizer for the ids of a prompt."""
-        worker = self.place(group, "tokenizer")
-        query = TokenizeQuery(
-            self._query_id(), self._transport.address, prompt, field, with_strings
+        answer: Tokenized = await self._ask_any(
+            group,
+            "tokenizer",
+            lambda query: TokenizeQuery(
+                query, self._transport.address, prompt, field, with_strings
+            ),
+            field,
         )
-        answer: Tokenized = await self._ask(worker, query, field)
         return answer
 
     async def prompt_lengths(self, request: GenerateRequest, group: Group) -> list[int]:
@@ -197,9 +304,12 @@ class Dispatch:
     ) -> str:
         """Ask a detokenizer for the text of ids; `goes_on` omits an unfinished last character."""
         check_ids(list(ids.ids), field, group.card.vocab_size or 1 << 31)
-        worker = self.place(group, "detokenizer")
-        query = DetokenizeQuery(self._query_id(), self._transport.address, ids.ids, goes_on=goes_on)
-        answer: Detokenized = await self._ask(worker, query, field)
+        answer: Detokenized = await self._ask_any(
+            group,
+            "detokenizer",
+            lambda query: DetokenizeQuery(query, self._transport.address, ids.ids, goes_on=goes_on),
+            field,
+        )
         return answer.text
 
     async def timeline(self, worker: RegisteredWorker, seconds: float) -> TimelinePart:
@@ -218,6 +328,31 @@ class Dispatch:
     def place(self, group: Group, service: ServiceName) -> RegisteredWorker:
         return self.fleet.place(group, service, self._clock())
 
+    async def _ask_any(
+        self,
+        group: Group,
+        service: ServiceName,
+        make: Callable[[AttemptId], ModelQuery],
+        field: str,
+    ) -> Any:
+        """Ask a worker of a service, and another one where it could not answer."""
+        until_s = self._holds.deadline()
+        refused: set[str] = set()
+        able = group
+        while True:
+            worker = self.place(able, service)
+            try:
+                return await self._ask(worker, make(self._query_id()), field)
+            except ApiError as error:
+                if error.failure.code not in ASK_AGAIN:
+                    raise
+                refused.add(worker.address.instance_id)
+                while not (able := self.fleet.of_revision(group.card).without(refused)).workers[
+                    service
+                ]:
+                    if error.failure.code == "overloaded" or not await self._holds.wait(until_s):
+                        raise self.error(error.failure) from error
+
     async def _ask(
         self,
         worker: RegisteredWorker,
@@ -233,9 +368,8 @@ class Dispatch:
             if field is None:
                 raise
             raise _unsendable(error, field) from error
-        return await self.queries.answer(
-            query.query.counter, worker.address.instance_id, timeout_s or self._query_timeout_s
-        )
+        timeout_s = timeout_s or self._limits.query_timeout_s
+        return await self.queries.answer(query.query.counter, worker.address.instance_id, timeout_s)
 
     def _query_id(self) -> AttemptId:
         return self._attempt_id(self.inflight.take_counters(1))

@@ -220,7 +220,7 @@ class EmbeddingFormat:
 
 async def _embed(call: Call[EmbeddingRequest]) -> web.Response:
     parsed, backend = call.parsed, call.backend
-    group = backend.dispatch.group(parsed.generate.model)
+    group = await backend.dispatch.available(parsed.generate.model)
     _check_pooling(group)
     head = response_head("embd-", group)
     layout = EmbeddingFormat(head, parsed.as_base64, parsed.dimensions, group.card.matryoshka)

@@ -102,7 +102,7 @@ def generation(
     """Return the `run` of an endpoint that generates, in one piece or as a stream."""
 
     async def run(call: Call[ApiRequestT]) -> web.StreamResponse:
-        group = call.backend.dispatch.group(call.parsed.generate.model)
+        group = await call.backend.dispatch.available(call.parsed.generate.model)
         request = call.parsed.generate.with_defaults(group.card.sampling_defaults)
         head = response_head(id_prefix, group, call.parsed.given_id)
         context = prepare(call, group, request, make_format(call, request, head), head.id)

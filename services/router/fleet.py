@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -52,6 +52,16 @@ class Group:
     def missing(self) -> tuple[ServiceName, ...]:
         """Services without a worker that accepts requests."""
         return tuple(service for service in SERVICES if not self.workers[service])
+
+    def without(self, instances: Collection[str]) -> Group:
+        """Return the group less some instances."""
+        if not instances:
+            return self
+        rest = {
+            service: tuple(each for each in workers if each.address.instance_id not in instances)
+            for service, workers in self.workers.items()
+        }
+        return Group(self.card, rest)
 
 
 class Fleet:
@@ -220,6 +230,12 @@ class Fleet:
         complete = [group for group in named if not group.missing]
         return max(complete or named, key=lambda group: len(group.workers["compute"]), default=None)
 
+    def of_revision(self, card: ModelCard) -> Group:
+        """Return the workers of exactly this model revision, of which none may be left."""
+        key = (card.name, card.revision)
+        found = (each for each in self.groups() if (each.card.name, each.card.revision) == key)
+        return next(found, None) or Group(card, dict.fromkeys(SERVICES, ()))
+
     @property
     def ready(self) -> bool:
         """Whether some model revision has a worker of every service."""
@@ -231,10 +247,16 @@ class Fleet:
         lacks = [group.missing for group in self.groups()]
         return min(lacks, key=len, default=SERVICES)
 
-    def route(self, group: Group, reply: Address, now_s: float) -> tuple[Route, ModelCard]:
-        """Place one request in a complete group; the card is compute's, whose limits apply."""
+    def route(
+        self, group: Group, reply: Address, now_s: float, kept: str = ""
+    ) -> tuple[Route, ModelCard]:
+        """Place one request in a complete group; the card is compute's, whose limits apply.
+
+        The compute instance `kept` is taken if it is there: it has pages of the request.
+        """
         tokenizer = self.place(group, "tokenizer", now_s)
-        compute = self.place(group, "compute", now_s)
+        computes = [each for each in group.workers["compute"] if each.address.instance_id == kept]
+        compute = computes[0] if computes else self.place(group, "compute", now_s)
         detokenizer = self.place(group, "detokenizer", now_s)
         route = Route(tokenizer.address, compute.address, detokenizer.address, reply)
         return route, compute.model

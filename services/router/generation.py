@@ -18,14 +18,13 @@ from services.router.admission import Client
 from services.router.answer import AnswerCollector, ResponseHead
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
-from services.router.errors import ApiError
 from services.router.fleet import Group
 from services.router.generate_request import GenerateRequest
 from services.router.middleware import WARNINGS, common_headers
 from services.router.request_span import RequestSpan
 from services.router.request_warnings import Warnings
 from services.router.sse import AnswerFormat, BodyFormat, EventFormat, json_bytes
-from services.router.stream import HttpTransport, ResponseStream, StreamFlusher
+from services.router.stream import COMMENT, HttpTransport, ResponseStream, StreamFlusher
 
 EVENTS = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {
@@ -80,7 +79,7 @@ class Generation:
         with _admitted(self.dispatch, context, sink):
             failure = await done
         if failure is not None:
-            raise ApiError(failure)
+            raise self.dispatch.error(failure)
         context.span.set_response(sink.usage, sink.finish_reasons)
         return sink
 
@@ -112,7 +111,7 @@ class Generation:
             admitted.set_result(None)
             failure = await sink.begun
             if failure is not None:
-                raise ApiError(failure)
+                raise self.dispatch.error(failure)
             context.span.set_first_token()
             sink.attach(transport, chunked=False)
             failure = await sink.done
@@ -129,13 +128,14 @@ class Generation:
             request.num_choices,
             self._flushes,
             context.wants_ids,
+            COMMENT if context.content_type == EVENTS else b"",
         )
         headers = {**STREAM_HEADERS, "Content-Type": context.content_type}
         response = web.StreamResponse(headers=headers)
         with _admitted(self.dispatch, context, sink):
             failure = await sink.begun
             if failure is not None:
-                raise ApiError(failure)
+                raise self.dispatch.error(failure)
             context.span.set_first_token()
             chunked = http_request.version >= HttpVersion11
             if not chunked:

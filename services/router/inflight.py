@@ -2,98 +2,38 @@
 
 It keeps the journal of accepted ids that a retry on another worker needs, checks that rows continue
 where the previous ones ended, and passes on exactly one end per choice. It knows neither HTTP nor
-links: text goes to a `Sink`, and attempts that the stages must stop are returned as
-`AbortedAttempt`.
+links: text goes to a `Sink`, attempts that the stages must stop are returned as `AbortedAttempt`,
+and choices whose attempt ended by no fault of theirs are left in `displaced`.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import Literal
 
 from common.messages.address import Route
-from common.messages.arrays import int32s
-from common.messages.control import AbortReason
+from common.messages.control import AbortReason, ModelCard
 from common.messages.failure import Ending, Failure
-from common.messages.logprobs import Logprobs
+from common.messages.logprobs import Logprobs, PromptLogprobs
 from common.messages.text import AttemptRefused, TextGenerated
 from services.router.answer import Sink
+from services.router.attempts import (
+    ABORTED,
+    FAILED,
+    LOST,
+    MOVED,
+    WORKER_LOST,
+    AbortedAttempt,
+    Attempt,
+    Choice,
+    InflightRequest,
+)
+from services.router.failover import Setback
 from services.router.request_stats import RequestStats
-
-LOST = Failure(
-    503, "stream_lost", "part of the answer was lost on its route; try again", None, True
-)
-WORKER_LOST = Failure(
-    503, "worker_lost", "the server working on this request is gone; try again", None, True
-)
-MOVED = Failure(
-    503, "worker_draining", "the server working on this request is stopping; try again", None, True
-)
-ABORTED = Failure(  # by a stage that took this router, or the stage after it, for gone
-    503, "aborted", "the request was ended by the server; try again", None, True
-)
-FAILED = Failure(500, "internal_error", "the request failed in the server")
 
 NEVER = -1.0
 IN_TRANSIT_S = 0.5  # a heartbeat's interval
-
-
-@dataclass(eq=False, slots=True)
-class InflightRequest:
-    """One request: its sink and its choices, `num_open` of which have not ended."""
-
-    sink: Sink
-    num_open: int
-    stats: RequestStats
-    admitted_at_s: float
-    wants_ids: bool = False
-    choices: list[Choice] = field(default_factory=list)
-
-
-@dataclass(eq=False, slots=True)
-class Choice:
-    """One answer in progress, with the journal of its accepted tokens."""
-
-    request: InflightRequest
-    index: int
-    attempts: list[Attempt] = field(default_factory=list)
-    token_ids: array[int] = field(default_factory=int32s)
-    first_token_at_s: float = 0.0
-    token_at_s: float = 0.0  # when its last token arrived; 0.0 before the first one
-    opened: bool = False  # the sink has the prompt's token counts
-    queued_s: float | None = None  # at compute, if known
-    next_scored: int = 1  # position in the prompt
-
-
-@dataclass(eq=False, slots=True)
-class Attempt:
-    """One try at a choice: its route, and the output index of its next row."""
-
-    counter: int
-    choice: Choice
-    route: Route
-    next_index: int
-    seen_at_s: float  # admitted, or last listed by its tokenizer or compute
-    left_at_s: float = 0.0  # since when neither lists it, as far as is known
-    past_tokenizer: bool = False  # compute has it, as a row or a heartbeat said
-
-    def needs(self, instance_id: str) -> bool:
-        """Whether a worker is still involved; the tokenizer only until compute has the attempt."""
-        route = self.route
-        if instance_id in (route.compute.instance_id, route.detokenizer.instance_id):
-            return True
-        return route.tokenizer.instance_id == instance_id and not self.past_tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class AbortedAttempt:
-    """An attempt that has left the table while stages may still work on it."""
-
-    counter: int
-    route: Route
-    reason: AbortReason
-    past_tokenizer: bool
 
 
 class InflightTable:
@@ -107,6 +47,7 @@ class InflightTable:
         self.next_counter = 0
         self.num_requests = 0
         self.stats: dict[str, RequestStats] = {}  # by model
+        self.displaced: dict[Choice, None] = {}  # without an attempt, until they get another
         self._attempts: dict[int, Attempt] = {}
 
     def __len__(self) -> int:
@@ -122,28 +63,47 @@ class InflightTable:
         self.next_counter += count
         return first
 
-    def open(self, sink: Sink, num_choices: int, model: str, now_s: float) -> InflightRequest:
+    def open(self, sink: Sink, num_choices: int, card: ModelCard, now_s: float) -> InflightRequest:
         """Add a request for a model; its choices have no attempts yet."""
         self.num_requests += 1
-        stats = self.stats.setdefault(model, RequestStats())
-        request = InflightRequest(sink, num_choices, stats, now_s, sink.wants_ids)
+        stats = self.stats.setdefault(card.name, RequestStats())
+        request = InflightRequest(sink, num_choices, stats, now_s, card, sink.wants_ids)
         request.choices = [Choice(request, index) for index in range(num_choices)]
         return request
 
     def attempt(self, choices: Iterable[Choice], route: Route, now_s: float) -> list[Attempt]:
-        """Start one attempt per choice, with consecutive counters, along one route."""
+        """Start one attempt per choice that has none, with consecutive counters, along a route."""
         chosen = list(choices)
         first = self.take_counters(len(chosen))
         started = []
         for counter, choice in enumerate(chosen, first):
             attempt = Attempt(counter, choice, route, len(choice.token_ids), now_s)
-            choice.attempts.append(attempt)
+            choice.attempt = attempt
+            self.displaced.pop(choice, None)
             self._attempts[counter] = attempt
             started.append(attempt)
         return started
 
+    def to_retry(self) -> list[list[Choice]]:
+        """Return the displaced choices, the most advanced first; fresh ones of a prompt together.
+
+        Those of one entry have consecutive numbers, so that one `Tokenize` asks for all of them.
+        """
+        fresh: dict[int, list[Choice]] = {}  # by prompt
+        runs: list[list[Choice]] = []
+        for choice in sorted(self.displaced, key=lambda one: (-len(one.token_ids), one.index)):
+            prompt = id(choice.message)
+            run = fresh.get(prompt)
+            if choice.token_ids or run is None or run[-1].index + 1 != choice.index:
+                run = []
+                runs.append(run)
+            run.append(choice)
+            if not choice.token_ids:
+                fresh[prompt] = run
+        return runs
+
     def text(self, message: TextGenerated, now_s: float) -> list[AbortedAttempt]:
-        """Pass rows to their sinks; an attempt with a gap is lost and fails its request."""
+        """Pass rows to their sinks; an attempt with a gap is lost."""
         aborted: list[AbortedAttempt] = []
         attempts = self._attempts
         token_ids, is_rich = message.token_ids, bool(message.logprobs or message.parts)
@@ -163,7 +123,7 @@ class InflightTable:
                 continue
             if first != attempt.next_index:
                 if first + count > attempt.next_index:  # a row is missing; a repeated one is not
-                    aborted += self._lose(attempt)
+                    aborted += self._lose(attempt, now_s)
                 continue
             choice = attempt.choice
             request = choice.request
@@ -179,6 +139,7 @@ class InflightTable:
                     stats.inter_token_s.observe(now_s - previous_s, num_rows)
                     previous_s, num_rows = _previous_token(choice, now_s)
                 choice.token_at_s = now_s
+            choice.num_characters += len(text)
             attempt.next_index = first + count
             attempt.past_tokenizer = True
             if is_rich or request.wants_ids:
@@ -196,15 +157,16 @@ class InflightTable:
             stats.num_generated_tokens += len(token_ids)
         return aborted + self._endings(message, now_s)
 
-    def refused(self, message: AttemptRefused) -> list[AbortedAttempt]:
-        """Fail the request whose attempts the tokenizer refused."""
+    def refused(self, message: AttemptRefused, now_s: float) -> list[AbortedAttempt]:
+        """Take attempts back that the tokenizer refused; another may take what is retryable."""
         aborted: list[AbortedAttempt] = []
         first = message.attempt.counter
         for counter in range(first, first + message.num_choices):
-            attempt = self._attempts.pop(counter, None)
+            attempt = self._attempts.get(counter)
             if attempt is not None:
-                attempt.choice.attempts.remove(attempt)
-                aborted += self.fail(attempt.choice.request, message.failure)
+                self._remove(attempt)
+                by = attempt.route.tokenizer.instance_id
+                aborted += self._displace(attempt, Setback(message.failure, refused_by=by), now_s)
         return aborted
 
     def close(
@@ -227,10 +189,23 @@ class InflightTable:
         return aborted
 
     def fail_all(self, failure: Failure) -> list[AbortedAttempt]:
-        return self._fail_where(lambda attempt: True, failure)
+        choices = [*self.displaced, *(attempt.choice for attempt in self._attempts.values())]
+        return [aborted for choice in choices for aborted in self.fail(choice.request, failure)]
 
-    def lose_worker(self, instance_id: str, failure: Failure = WORKER_LOST) -> list[AbortedAttempt]:
-        return self._fail_where(lambda attempt: attempt.needs(instance_id), failure)
+    def lose_worker(self, instance_id: str, now_s: float) -> list[AbortedAttempt]:
+        """Displace the choices at a worker that is gone."""
+        aborted: list[AbortedAttempt] = []
+        for attempt in [each for each in self._attempts.values() if each.needs(instance_id)]:
+            route = attempt.route
+            compute = route.compute.instance_id
+            if compute == instance_id:
+                setback = Setback(WORKER_LOST, died_at="compute")
+            else:
+                at_text = route.detokenizer.instance_id == instance_id
+                died_at = "detokenizer" if at_text else "tokenizer"
+                setback = Setback(WORKER_LOST, died_at=died_at, kept_compute=compute)
+            aborted += self._displace(attempt, setback, now_s)
+        return aborted
 
     def listed(self, instance_id: str, counters: Collection[int], now_s: float) -> list[int]:
         """Note the attempts that a worker's heartbeat lists; return those not open here."""
@@ -249,10 +224,10 @@ class InflightTable:
             attempt.left_at_s = 0.0
         return unknown
 
-    def fail_missing(
+    def lose_missing(
         self, beaten_since_s: Callable[[str], float], now_s: float
     ) -> list[AbortedAttempt]:
-        """Fail the attempts that no stage has any more; call it a few times a second.
+        """Give up the attempts that no stage has any more; call it a few times a second.
 
         `beaten_since_s(instance_id)` is the time of a worker's previous heartbeat sent with an
         empty inbox. If tokenizer and compute have sent two such heartbeats without listing the
@@ -270,94 +245,127 @@ class InflightTable:
                 attempt.left_at_s = now_s
             return beaten_since_s(route.detokenizer.instance_id) > attempt.left_at_s
 
-        return self._fail_where(missing, LOST, "lost")
-
-    def _fail_where(
-        self,
-        concerned: Callable[[Attempt], bool],
-        failure: Failure,
-        reason: AbortReason = "superseded",
-    ) -> list[AbortedAttempt]:
-        aborted: list[AbortedAttempt] = []
-        for attempt in list(filter(concerned, self._attempts.values())):
-            aborted += self.fail(attempt.choice.request, failure, reason)
-        return aborted
+        lost = list(filter(missing, self._attempts.values()))
+        return [aborted for attempt in lost for aborted in self._lose(attempt, now_s)]
 
     def _endings(self, message: TextGenerated, now_s: float) -> list[AbortedAttempt]:
         aborted: list[AbortedAttempt] = []
         for row, ended in zip(message.ended_rows, message.ended, strict=True):
             attempt = self._attempts.get(message.counters[row])
-            if attempt is not None:
+            if attempt is None:
+                continue
+            if ended.reason in ("stop", "length"):
                 last = message.first_index[row] + message.num_tokens[row]
                 aborted += self._end(attempt, ended, last, now_s)
+            else:
+                aborted += self._end_early(attempt, ended, now_s)
         return aborted
 
     def _prompts(self, message: TextGenerated) -> None:
         """Pass on token counts and logprobs of prompts, each once per choice."""
         for opened in message.opened:
             attempt = self._attempts.get(message.counters[opened.row])
-            if attempt is not None and not attempt.choice.opened:
-                attempt.choice.opened = True
-                attempt.choice.queued_s = opened.queued_s
+            if attempt is not None and attempt.choice.opened is None:
+                attempt.choice.opened = opened
                 attempt.choice.request.stats.add_prompt(
                     opened.prompt_tokens, opened.cached_tokens, opened.queued_s
                 )
                 attempt.choice.request.sink.opened(attempt.choice.index, opened)
         for scored in message.scored:
             attempt = self._attempts.get(message.counters[scored.row])
-            if attempt is not None and scored.first == attempt.choice.next_scored:
-                attempt.choice.next_scored += len(scored.logprobs)
-                attempt.choice.request.sink.scored(attempt.choice.index, scored)
+            if attempt is not None:
+                _score(attempt.choice, scored)
 
-    def _lose(self, attempt: Attempt) -> list[AbortedAttempt]:
-        return self.fail(attempt.choice.request, LOST, "lost")
+    def _lose(self, attempt: Attempt, now_s: float) -> list[AbortedAttempt]:
+        setback = Setback(LOST, kept_compute=attempt.route.compute.instance_id)
+        return self._displace(attempt, setback, now_s, "lost")
+
+    def _displace(
+        self,
+        attempt: Attempt,
+        setback: Setback,
+        now_s: float,
+        reason: AbortReason = "superseded",
+    ) -> list[AbortedAttempt]:
+        """End an attempt; its choice waits for another if it may have one, or else fails."""
+        choice, failure = attempt.choice, setback.failure
+        if not choice.request.num_open:
+            return []  # another choice has just failed the request
+        if failure.retryable:
+            too_many = choice.setbacks.add(setback, len(choice.token_ids))
+            if too_many is None:
+                choice.waiting_since_s = now_s
+                self.displaced[choice] = None
+                return self._drop_attempt(choice, reason)
+            failure = too_many
+        return self.fail(choice.request, failure, reason)
 
     def _end(
         self, attempt: Attempt, ended: Ending, last_index: int, now_s: float
     ) -> list[AbortedAttempt]:
         choice = attempt.choice
         request = choice.request
-        if ended.reason not in ("stop", "length"):
-            self._remove(attempt)  # it has ended and needs no Abort
-            fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
-            return self.fail(request, ended.failure or fallback)
         if last_index != attempt.next_index:
-            return self._lose(attempt)
+            return self._lose(attempt, now_s)
+        if choice.setbacks.num_tries and choice.opened is not None:
+            # What a retry finds of its own in a cache, the first try had computed.
+            first = replace(ended.usage, cached_tokens=choice.opened.cached_tokens)
+            ended = replace(ended, usage=first)
         self._remove(attempt)
-        aborted = self._drop_attempts(choice, "superseded")
         request.num_open -= 1
         if not request.num_open:
             self.num_requests -= 1
         decode_s = now_s - choice.first_token_at_s if choice.first_token_at_s else 0.0
         latency_s = now_s - request.admitted_at_s
-        request.stats.add_finished(ended.reason, ended.usage, latency_s, decode_s)
+        reason: Literal["stop", "length"] = "stop" if ended.reason == "stop" else "length"
+        request.stats.add_finished(reason, ended.usage, latency_s, decode_s)
         request.sink.finished(choice.index, ended)
-        return aborted
+        return []
+
+    def _end_early(self, attempt: Attempt, ended: Ending, now_s: float) -> list[AbortedAttempt]:
+        compute = attempt.route.compute.instance_id
+        fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
+        failure = ended.failure or fallback
+        if ended.reason == "refused" or not failure.retryable:
+            self._remove(attempt)  # it has ended at compute and needs no Abort
+            return self._displace(attempt, Setback(failure, refused_by=compute), now_s)
+        # Perhaps only the detokenizer's part has ended.
+        return self._displace(attempt, Setback(failure, kept_compute=compute), now_s)
 
     def _remove_request(
         self, request: InflightRequest, reason: AbortReason
     ) -> list[AbortedAttempt]:
         aborted = []
         for choice in request.choices:
-            aborted += self._drop_attempts(choice, reason)
+            self.displaced.pop(choice, None)
+            aborted += self._drop_attempt(choice, reason)
         if request.num_open:
             request.num_open = 0
             self.num_requests -= 1
         return aborted
 
-    def _drop_attempts(self, choice: Choice, reason: AbortReason) -> list[AbortedAttempt]:
-        aborted = []
-        for attempt in choice.attempts:
-            del self._attempts[attempt.counter]
-            aborted.append(
-                AbortedAttempt(attempt.counter, attempt.route, reason, attempt.past_tokenizer)
-            )
-        choice.attempts = []
-        return aborted
+    def _drop_attempt(self, choice: Choice, reason: AbortReason) -> list[AbortedAttempt]:
+        attempt = choice.attempt
+        if attempt is None:
+            return []
+        self._remove(attempt)
+        return [AbortedAttempt(attempt.counter, attempt.route, reason, attempt.past_tokenizer)]
 
     def _remove(self, attempt: Attempt) -> None:
         del self._attempts[attempt.counter]
-        attempt.choice.attempts.remove(attempt)
+        attempt.choice.attempt = None
+
+
+def _score(choice: Choice, scored: PromptLogprobs) -> None:
+    """Hand on what is new; a retry begins anew and may cut the prompt elsewhere."""
+    num_known, count = choice.next_scored - scored.first, len(scored.logprobs)
+    if not 0 <= num_known < count:
+        return
+    if num_known:
+        _, rest = scored.logprobs.split((num_known, count - num_known))
+        scored = PromptLogprobs(scored.row, choice.next_scored, rest)
+    choice.next_scored += count - num_known
+    choice.request.sink.scored(choice.index, scored)
 
 
 def _previous_token(choice: Choice, now_s: float) -> tuple[float, int]:
@@ -365,7 +373,8 @@ def _previous_token(choice: Choice, now_s: float) -> tuple[float, int]:
     if choice.token_at_s:
         return choice.token_at_s, 1
     choice.first_token_at_s = now_s
-    choice.request.stats.add_first_token(now_s - choice.request.admitted_at_s, choice.queued_s)
+    queued_s = choice.opened.queued_s if choice.opened else None
+    choice.request.stats.add_first_token(now_s - choice.request.admitted_at_s, queued_s)
     return NEVER, 0
 
 

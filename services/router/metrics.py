@@ -108,6 +108,11 @@ REQUEST_COUNTERS: tuple[Row[RequestStats], ...] = (
         lambda stats: stats.num_cached_tokens,
     ),
 )
+RETRIES: Row[RequestStats] = (
+    "request_retries",
+    "Attempts at answers after the first, on another worker or the same one started again.",
+    lambda stats: stats.num_retries,
+)
 HISTOGRAMS: tuple[tuple[str, str, Callable[[RequestStats], Histogram]], ...] = (
     (
         "time_to_first_token_seconds",
@@ -227,6 +232,7 @@ def _step_times(reports: Labelled[StepReport]) -> Iterator[Metric]:
 def _requests(by_model: Sequence[tuple[str, RequestStats]]) -> Iterator[Metric]:
     labelled = [((model,), stats) for model, stats in by_model]
     yield from _counters("vllm:", ("model_name",), labelled, *REQUEST_COUNTERS)
+    yield from _counters("slipstream_", ("model_name",), labelled, RETRIES)
     finished: Row[int] = ("request_success", "Requests that ended.", lambda number: number)
     by_reason = [
         ((model, reason), number)

@@ -8,8 +8,8 @@ from typing import Any
 from common.messages.failure import Failure
 from common.messages.queries import Inspection, TimelinePart
 from common.messages.text import Detokenized, Tokenized
+from services.router.attempts import WORKER_LOST
 from services.router.errors import FULL, ApiError
-from services.router.inflight import WORKER_LOST
 
 
 class Queries:

@@ -49,6 +49,7 @@ class RequestStats:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
+        self.num_retries = 0  # attempts after the first
         self.num_finished: dict[FinishReason, int] = dict.fromkeys(
             ("stop", "length", "abort", "error"), 0
         )

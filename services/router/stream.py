@@ -21,6 +21,7 @@ from common.telemetry.span_ring import SpanRing
 from services.router.answer import Delta, UsageTally
 from services.router.sse import EventFormat, EventTemplate
 
+COMMENT = b": waiting for a worker\n\n"  # clients pass over it; proxies see that the stream lives
 LOGPROB_BYTES = 128  # per token, while they wait; an estimate
 
 
@@ -101,7 +102,9 @@ class ResponseStream:
         choices_per_prompt: int,
         flushes: StreamFlusher,
         wants_ids: bool = False,
+        comment: bytes = b"",
     ) -> None:
+        """Take what is written while nothing can be said; empty in a format without comments."""
         self.wants_ids = wants_ids
         self.flushes = flushes
         self.begun: asyncio.Future[Failure | None] = flushes.loop.create_future()
@@ -116,6 +119,8 @@ class ResponseStream:
         ]
         self._num_open = num_choices
         self._waiting: list[_ChoiceBuffer] = []
+        self._comment = comment
+        self._keeps_alive = False
         self._failure: Failure | None = None
         self._tally = UsageTally(choices_per_prompt)
         self._transport: HttpTransport | None = None
@@ -169,6 +174,11 @@ class ResponseStream:
         self._num_open -= 1
         self.flushes.schedule(self)
 
+    def waiting(self) -> None:
+        if self._transport is not None:  # else no header has been sent, and an error can still be
+            self._keeps_alive = True
+            self.flushes.schedule(self)
+
     def failed(self, failure: Failure) -> None:
         self._failure = failure
         if not self.begun.done():
@@ -217,28 +227,36 @@ class ResponseStream:
         parts: list[bytes] = []
         layout = self._format
         for slot in self._waiting:
-            slot.is_waiting = False
-            if not slot.is_open:
-                slot.is_open = True
-                parts.append(layout.opening(slot.choice, slot.prompt))
-            if slot.rich is not None:
-                if slot.rich:
-                    parts.append(layout.delta(slot.choice, slot.rich))
-                slot.rich = None
-            elif slot.text:
-                if slot.template is not None:
-                    parts.append(slot.template.plain(slot.text))
-                else:
-                    parts.append(layout.delta(slot.choice, Delta(slot.text)))
-                slot.text = ""
-            if slot.ended is not None:
-                parts.append(layout.ending(slot.choice, slot.ended))
+            self._render(slot, parts)
         self._waiting.clear()
+        if self._keeps_alive:
+            self._keeps_alive = False
+            parts.append(self._comment)
         if self._failure is not None:
             parts.append(layout.failed(self._failure))
         elif not self._num_open:
             parts.append(layout.closing(self._tally.total()))
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _render(self, slot: _ChoiceBuffer, parts: list[bytes]) -> None:
+        """Add what a choice has to say."""
+        layout = self._format
+        slot.is_waiting = False
+        if not slot.is_open:
+            slot.is_open = True
+            parts.append(layout.opening(slot.choice, slot.prompt))
+        if slot.rich is not None:
+            if slot.rich:
+                parts.append(layout.delta(slot.choice, slot.rich))
+            slot.rich = None
+        elif slot.text:
+            if slot.template is not None:
+                parts.append(slot.template.plain(slot.text))
+            else:
+                parts.append(layout.delta(slot.choice, Delta(slot.text)))
+            slot.text = ""
+        if slot.ended is not None:
+            parts.append(layout.ending(slot.choice, slot.ended))
 
 
 class StreamFlusher:

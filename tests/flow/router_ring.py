@@ -205,6 +205,14 @@ class Ring:
         refusal = AttemptRefused(message.attempt, message.num_choices, failure)
         self.workers["tokenizer"].transport.send(self.transport.address, refusal)
 
+    def refuse_at_compute(self, message: Tokenize, failure: Failure) -> None:
+        """Refuse a request at compute, which says so by way of the detokenizer."""
+        rows = TextGenerated()
+        for choice in range(message.num_choices):
+            rows.add(message.attempt.counter + choice, 0, [], "")
+            rows.end(Ending("refused", Usage(5, 0, 0), None, failure))
+        self.workers["detokenizer"].transport.send(self.transport.address, rows)
+
     def post(self, path: str, body: Any, **more: Any) -> Any:
         """Post JSON."""
         return self.session.post(path, json=body, **more)
@@ -293,8 +301,11 @@ def _steps(counters: range, script: Script) -> Iterator[TextGenerated]:
 
 @asynccontextmanager
 async def running_router(workers: bool = True, **settings: Any) -> AsyncIterator[Ring]:
-    """Start a router on a free loopback port with one worker of each service."""
-    ring = Ring(RouterSettings(port=0, **settings))
+    """Start a router on a free loopback port with one worker of each service.
+
+    Unless a setting says otherwise, requests do not wait for workers.
+    """
+    ring = Ring(RouterSettings(port=0, **{"hold_s": 0.0, **settings}))
     await ring.actor.start(ring.transport)
     ring.transport.open(ring.actor.receive, ring.actor.peer_lost)
     if workers:

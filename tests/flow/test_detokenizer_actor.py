@@ -126,6 +126,22 @@ async def test_a_stop_string_ends_the_stream_for_the_router_and_at_compute(ring:
     assert ring.actor.num_open == 0
 
 
+async def test_at_its_end_it_tells_the_routers_to_send_its_streams_on(ring: Ring) -> None:
+    step = TokensGenerated(1)
+    for counter, name in ((1, "r1"), (2, "r2")):
+        router = ring.routers[name]
+        attempt = AttemptId(router.address.instance_id, counter)
+        step.add(attempt, 0, [1] * counter, header=ring.header(router))
+    ring.send(step)
+    await ring.actor.stop()
+    ring.exchange.deliver()
+    for counter, name in ((1, "r1"), (2, "r2")):
+        message = [each for each in ring.got[name] if isinstance(each, TextGenerated)][-1]
+        (row,) = rows(message)
+        assert (row.counter, row.first_index, row.text) == (counter, counter, "")
+        assert row.ended == Ending("moved", Usage(0, 0, counter))
+
+
 async def test_heartbeats_tell_each_router_its_own_open_attempts(ring: Ring) -> None:
     router = ring.routers["r1"]
     step = TokensGenerated(1)

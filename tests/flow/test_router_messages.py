@@ -106,7 +106,7 @@ async def test_a_failure_in_mid_stream_is_an_error_event() -> None:
         task, sent = await asked(ring, PATH, message(stream=True))
         play(ring, sent, MIXED[1:2], None)
         await ring.settle()
-        fail(ring, sent, 1, Failure(503, "worker_lost", "it is gone", None, True))
+        fail(ring, sent, 1, Failure(500, "nonfinite_logits", "it is gone"))
         status, data = await task
         assert status == 200
         error = named_events(data)[-1]

@@ -21,6 +21,7 @@ from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 
 MAX_PROMPT_LOGPROBS = 20  # of a token; what routers let in
 MAX_BANNED_TOKENS = 16_384
+GOES_ON = 1 << 62  # more than will ever arrive
 
 NO_EMBEDDINGS = (
     "This model makes no embeddings: its folder does not say how (modules.json of "
@@ -99,9 +100,11 @@ class Intake:
         sequences = []
         for index, attempt in choices.items():
             self._num_arrived += 1
+            # What goes on has its turn before what has not begun.
+            arrival = self._num_arrived - (GOES_ON if request.output_ids else 0)
             table = make_table(self._state.memory, namespace)
             choice = request.first_choice + index
-            sequences.append(Sequence(attempt, params, choice, self._num_arrived, table))
+            sequences.append(Sequence(attempt, params, choice, arrival, table))
         return sequences
 
     def _overload(self, request: Generate) -> Failure | None:
@@ -109,6 +112,8 @@ class Intake:
 
         Another client that has more open requests than this one gives up places.
         """
+        if request.output_ids:  # its client reads already, and routers bound what they let in
+            return None
         state, share = self._state, self._state.shares.of(request.client)
         while (waiting := state.num_waiting) and waiting + request.num_choices > self._max_waiting:
             message = (

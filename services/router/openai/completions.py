@@ -170,7 +170,7 @@ def _sampling(fields: CompletionFields) -> SamplingParams:
 async def _complete(call: Call[CompletionRequest]) -> web.StreamResponse:
     """Continue the prompts; those that are only echoed do not go round the ring."""
     dispatch, parsed = call.backend.dispatch, call.parsed
-    group = dispatch.group(parsed.generate.model)
+    group = await dispatch.available(parsed.generate.model)
     request = parsed.generate.with_defaults(group.card.sampling_defaults)
     echoes: list[Echo] = []
     if parsed.echo:

@@ -79,7 +79,7 @@ class DetokenizeFields(RequestModel):
 async def _tokenize(
     dispatch: Dispatch, fields: TokenizeTextFields | TokenizeChatFields
 ) -> dict[str, Any]:
-    group = dispatch.group(fields.model or "")
+    group = await dispatch.available(fields.model or "")
     field = "prompt" if fields.messages is None else "messages"
     with_strings = bool(fields.return_token_strs)
     answer = await dispatch.tokenize(group, fields.source, field, with_strings)
@@ -93,7 +93,7 @@ async def _tokenize(
 
 
 async def _detokenize(dispatch: Dispatch, fields: DetokenizeFields) -> dict[str, Any]:
-    group = dispatch.group(fields.model or "")
+    group = await dispatch.available(fields.model or "")
     text = ""
     if fields.tokens:
         text = await dispatch.detokenize(group, IdsPrompt(int32s(fields.tokens)), "tokens")

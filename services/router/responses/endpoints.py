@@ -75,8 +75,10 @@ class Responses:
         to_store = partial(_stored_response, self._owner(call.request), parsed)
         if not parsed.fields.background:
             keep = (lambda body: self._store.put(to_store(body))) if parsed.is_stored else None
-            return await generation.answer(call.request, _prepare(call, keep), parsed.streaming)
-        context = _prepare(replace(call, span=RequestSpan(trace.CHAT, call.request)))
+            return await generation.answer(
+                call.request, await _prepare(call, keep), parsed.streaming
+            )
+        context = await _prepare(replace(call, span=RequestSpan(trace.CHAT, call.request)))
         body = context.layout.response("queued")
         events = await self._background.start(
             context, to_store(context.layout.response("in_progress"))
@@ -139,10 +141,10 @@ class Responses:
         return request[CLIENT].name if self._has_keys else ""
 
 
-def _prepare(
+async def _prepare(
     call: Call[ResponsesRequest], keep: Keep | None = None
 ) -> RequestContext[ResponsesFormat]:
-    group = call.backend.dispatch.group(call.parsed.generate.model)
+    group = await call.backend.dispatch.available(call.parsed.generate.model)
     request = call.parsed.generate.with_defaults(group.card.sampling_defaults)
     head = response_head(ID_PREFIX, group)
     tool_names = call.parsed.input.tools.names
@@ -158,7 +160,7 @@ def _stored_response(owner: str, parsed: ResponsesRequest, body: dict[str, Any])
 
 async def _count_tokens(dispatch: Dispatch, parsed: tuple[str, ChatPrompt]) -> dict[str, Any]:
     model, prompt = parsed
-    tokenized = await dispatch.tokenize(dispatch.group(model), prompt, "input", False)
+    tokenized = await dispatch.tokenize(await dispatch.available(model), prompt, "input", False)
     return {"object": "response.input_tokens", "input_tokens": len(tokenized.ids)}
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from common.messages.address import Address, Route
+from common.messages.address import Address, AttemptId, Route
+from common.messages.arrays import int32s
+from common.messages.control import ModelCard
 from common.messages.failure import Ending, EndReason, Failure, Usage
 from common.messages.logprobs import Logprobs, PromptLogprobs
+from common.messages.sampling import SamplingParams
 from common.messages.text import Part, TextGenerated, TextOpened
-from services.router.inflight import (
-    AbortedAttempt,
-    InflightRequest,
-    InflightTable,
-)
+from common.messages.tokenize import StreamSettings, TextPrompt, Tokenize, TokenLimits
+from services.router.attempts import AbortedAttempt, InflightRequest
+from services.router.inflight import InflightTable
+
+CARD = ModelCard("demo", "rev1", 1000, 512, 511, 511)
 
 
 def route(number: int = 0) -> Route:
@@ -54,6 +57,8 @@ class Recorder:
         self.parts += parts
         self.token_ids += token_ids
 
+    def waiting(self) -> None: ...
+
     def finished(self, choice: int, ended: Ending) -> None:
         assert choice not in self.ends and not self.failures
         self.ends[choice] = ended
@@ -63,11 +68,26 @@ class Recorder:
         self.failures.append(failure)
 
 
+def message(num_choices: int = 1) -> Tokenize:
+    return Tokenize(
+        attempt=AttemptId("router.0", 0),
+        route=route(),
+        prompt=TextPrompt("Hi"),
+        sampling=SamplingParams(0, 1),
+        stream=StreamSettings(),
+        limits=TokenLimits(512, 511, 511, 1000),
+        admitted_at_s=0.0,
+        output_ids=int32s(),
+        num_choices=num_choices,
+    )
+
+
 def open_request(
     table: InflightTable, num_choices: int = 1, station: int = 0
 ) -> tuple[Recorder, InflightRequest, int]:
     sink = Recorder()
-    request = table.open(sink, num_choices, "demo", 0.0)
+    request = table.open(sink, num_choices, CARD, 0.0)
+    request.messages.append(message(num_choices))
     return sink, request, table.attempt(request.choices, route(station), 0.0)[0].counter
 
 
@@ -88,3 +108,8 @@ def row(
 
 def reasons(aborted: list[AbortedAttempt]) -> list[tuple[int, str]]:
     return [(each.counter, each.reason) for each in aborted]
+
+
+def waiting(table: InflightTable) -> list[list[int]]:
+    """Return what waits to be tried again, by the numbers of the choices."""
+    return [[choice.index for choice in run] for run in table.to_retry()]

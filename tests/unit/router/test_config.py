@@ -33,6 +33,7 @@ def test_the_settings_are_these() -> None:
         "responses_max_bytes",
         "responses_ttl_s",
         "lease_s",
+        "hold_s",
         "grace_s",
     }
 

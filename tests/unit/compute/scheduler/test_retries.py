@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import EOS, generate, make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
@@ -67,3 +68,24 @@ def test_a_retry_finds_the_pages_of_the_attempt_before_it() -> None:
     ending = loop.streams[1].ending
     assert ending is not None
     assert ending.usage.cached_tokens == len(PROMPT), "of the prompt; outputs are not counted"
+
+
+def test_what_goes_on_is_never_refused_and_runs_before_what_has_not_begun() -> None:
+    loop = Loop(make_spec(), SchedulerSettings(max_waiting=2, max_num_seqs=1))
+    whole = generate(PROMPT, make_request(0, max_tokens=8).sampling, 0)
+    loop.add(make_request(10, PROMPT, 3))
+    loop.step()
+    for counter in (11, 12):
+        loop.add(make_request(counter, PROMPT, 3))
+    loop.add(make_request(13, PROMPT, 3))  # one too many
+    loop.add(make_request(0, PROMPT, 8, tuple(whole[:3])))
+    while loop.streams[0].ending is None:
+        loop.step()
+        loop.hear()
+    assert loop.streams[11].ending is None
+    loop.run()
+    refused = loop.streams[13].ending
+    assert refused is not None
+    assert refused.failure is not None
+    assert refused.failure.code == "overloaded"
+    assert loop.streams[0].new_tokens == whole[3:]

@@ -1,0 +1,104 @@
+"""Requests, their choices and the attempts at each: what the in-flight table holds."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from common.messages.address import Route
+from common.messages.arrays import int32s
+from common.messages.control import AbortReason, ModelCard
+from common.messages.failure import Failure
+from common.messages.text import TextOpened
+from common.messages.tokenize import Tokenize
+from services.router.answer import Sink
+from services.router.failover import Setbacks
+from services.router.request_stats import RequestStats
+
+LOST = Failure(
+    503, "stream_lost", "part of the answer was lost on its route; try again", None, True
+)
+WORKER_LOST = Failure(
+    503, "worker_lost", "the server working on this request is gone; try again", None, True
+)
+MOVED = Failure(
+    503, "worker_draining", "the server working on this request is stopping; try again", None, True
+)
+ABORTED = Failure(  # by a stage that took this router, or the stage after it, for gone
+    503, "aborted", "the request was ended by the server; try again", None, True
+)
+FAILED = Failure(500, "internal_error", "the request failed in the server")
+
+
+@dataclass(eq=False, slots=True)
+class InflightRequest:
+    """One request: its sink and its choices, `num_open` of which have not ended.
+
+    Every attempt at a choice of prompt p goes to workers of the revision of `card`, with
+    `messages[p]` as its `Tokenize`, but for what is the attempt's own.
+    """
+
+    sink: Sink
+    num_open: int
+    stats: RequestStats
+    admitted_at_s: float
+    card: ModelCard
+    wants_ids: bool = False
+    choices: list[Choice] = field(default_factory=list)
+    messages: list[Tokenize] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Choice:
+    """One answer in progress, with the journal of what was accepted of it: ids and characters.
+
+    It has one attempt at a time. Without one it waits to be tried again, since `waiting_since_s`.
+    """
+
+    request: InflightRequest
+    index: int
+    attempt: Attempt | None = None
+    token_ids: array[int] = field(default_factory=int32s)
+    num_characters: int = 0
+    first_token_at_s: float = 0.0
+    token_at_s: float = 0.0  # when its last token arrived; 0.0 before the first one
+    opened: TextOpened | None = None  # what the sink has of the prompt's token counts
+    next_scored: int = 1  # position in the prompt
+    waiting_since_s: float = 0.0
+    setbacks: Setbacks = field(default_factory=Setbacks)
+
+    @property
+    def message(self) -> Tokenize:
+        """What its attempts have in common."""
+        messages = self.request.messages
+        return messages[self.index // messages[0].num_choices]
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One try at a choice: its route, and the output index of its next row."""
+
+    counter: int
+    choice: Choice
+    route: Route
+    next_index: int
+    seen_at_s: float  # admitted, or last listed by its tokenizer or compute
+    left_at_s: float = 0.0  # since when neither lists it, as far as is known
+    past_tokenizer: bool = False  # compute has it, as a row or a heartbeat said
+
+    def needs(self, instance_id: str) -> bool:
+        """Whether a worker is still involved; the tokenizer only until compute has the attempt."""
+        route = self.route
+        if instance_id in (route.compute.instance_id, route.detokenizer.instance_id):
+            return True
+        return route.tokenizer.instance_id == instance_id and not self.past_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedAttempt:
+    """An attempt that has left the table while stages may still work on it."""
+
+    counter: int
+    route: Route
+    reason: AbortReason
+    past_tokenizer: bool

@@ -1,0 +1,241 @@
+"""Requests that a worker refuses or loses: who gets them next, how long they wait, what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from common.messages.address import Address
+from common.messages.failure import Failure
+from common.messages.text import AttemptRefused
+from common.messages.tokenize import Tokenize, TokenizeQuery
+from common.messages.tokens import DetokenizeQuery
+from tests.flow.router_ring import (
+    CHAT,
+    TEXT,
+    Ring,
+    Script,
+    chat,
+    error_of,
+    events,
+    last_counter,
+    running_router,
+    waiting,
+)
+
+DRAINING = Failure(503, "draining", "this worker is stopping", None, True)
+FULL = Failure(503, "overloaded", "this worker is full", None, True)
+
+
+async def add(ring: Ring, *services: Any) -> None:
+    """Register a second worker of some services."""
+    for service in services:
+        ring.worker(f"{service}2", service)
+        ring.beat(f"{service}2")
+    await ring.settle()
+
+
+def sent(ring: Ring) -> list[Tokenize]:
+    """Return all that was sent round the ring, in order."""
+    found = [each for worker in ring.workers.values() for each in worker.of(Tokenize)]
+    return sorted(found, key=lambda message: message.attempt.counter)
+
+
+def refuse(ring: Ring, failure: Failure) -> Address:
+    """Refuse the last request at its tokenizer; returns which that was."""
+    message = sent(ring)[-1]
+    answer = AttemptRefused(message.attempt, message.num_choices, failure)
+    ring.workers["tokenizer"].transport.send(ring.transport.address, answer)
+    return message.route.tokenizer
+
+
+@pytest.mark.parametrize("failure", [DRAINING, FULL])
+async def test_what_a_tokenizer_refuses_another_one_takes(failure: Failure) -> None:
+    async with running_router() as ring:
+        await add(ring, "tokenizer")
+        ring.script = None
+        task = asyncio.ensure_future(_ask(ring, chat(n=3)))
+        await ring.until(lambda: sent(ring))
+        (first,) = sent(ring)
+        refused_by = refuse(ring, failure)
+        await ring.until(lambda: len(sent(ring)) == 2)
+        again = sent(ring)[-1]
+        assert again.route.tokenizer != refused_by
+        assert (again.num_choices, again.first_choice) == (3, 0)
+        assert (again.prompt, again.sampling) == (first.prompt, first.sampling)
+        for counter in range(3):
+            ring.text(again.attempt.counter + counter, 0, "a", end="stop")
+        status, data = await task
+        assert status == 200
+        assert len(json.loads(data)["choices"]) == 3
+        assert ring.is_empty()
+
+
+@pytest.mark.parametrize("failure", [DRAINING, FULL])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_compute_refuses_another_one_takes(failure: Failure, stream: bool) -> None:
+    async with running_router() as ring:
+        await add(ring, "compute")
+        ring.script = None
+        task = asyncio.ensure_future(_ask(ring, chat(stream=stream)))
+        await ring.until(lambda: sent(ring))
+        message = sent(ring)[-1]
+        ring.refuse_at_compute(message, failure)
+        await ring.until(lambda: len(sent(ring)) == 2)
+        again = sent(ring)[-1]
+        assert again.route.compute != message.route.compute
+        ring.text(again.attempt.counter, 0, "a", end="stop")
+        assert (await task)[0] == 200
+
+
+async def test_a_house_that_is_full_everywhere_says_so_at_once() -> None:
+    async with running_router(hold_s=10.0) as ring:
+        await add(ring, "tokenizer")
+        ring.script = None
+        task = asyncio.ensure_future(_ask(ring, chat()))
+        for number in (1, 2):
+            await ring.until(lambda number=number: len(sent(ring)) == number)
+            refuse(ring, FULL)
+        status, data = await task
+        assert (status, error_of(data)["code"]) == (503, "overloaded")
+        assert {message.route.tokenizer.endpoint for message in sent(ring)} == {
+            "mem://tokenizer",
+            "mem://tokenizer2",
+        }
+        assert ring.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, chat()), (TEXT, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})]
+)
+async def test_a_request_waits_for_workers_that_are_still_to_come(
+    path: str, body: dict[str, Any]
+) -> None:
+    async with running_router(workers=False, hold_s=10.0) as ring:
+        task = asyncio.ensure_future(_ask(ring, body, path))
+        await ring.until(lambda: ring.actor.dispatch.num_handlers)
+        for _ in range(50):
+            await ring.tick()
+        assert not task.done()
+        for service in ("tokenizer", "compute", "detokenizer"):
+            ring.worker(service, service)
+            ring.beat(service)
+        assert (await task)[0] == 200
+
+
+async def test_a_wait_ends_with_a_503_that_says_how_long_there_has_been_nobody() -> None:
+    async with running_router(workers=False, hold_s=3.0) as ring:
+        async with asyncio.timeout(60):
+            task = asyncio.ensure_future(ring.post(CHAT, chat()).__aenter__())
+            await ring.until(lambda: ring.actor.dispatch.num_handlers)
+            for _ in range(29):
+                await ring.tick()
+            assert not task.done()
+            for _ in range(2):
+                await ring.tick()
+            response = await task
+        assert (response.status, response.headers["Retry-After"]) == (503, "4")
+        assert error_of(await response.read())["code"] == "no_worker"
+        response.close()
+        await ring.until(ring.is_empty)
+
+
+async def test_no_more_requests_wait_than_may_be_in_flight() -> None:
+    async with running_router(workers=False, hold_s=10.0, max_in_flight=1) as ring:
+        task = asyncio.ensure_future(_ask(ring, chat()))
+        await ring.until(lambda: ring.actor.dispatch.num_handlers)
+        await ring.settle(50)
+        assert (await _ask(ring, chat()))[0] == 503
+        ring.actor.drain()
+        await ring.tick()
+        status, data = await task
+        assert (status, error_of(data)["code"]) == (503, "draining")
+
+
+async def test_a_stream_without_a_worker_shows_that_it_lives_and_goes_on_with_the_next() -> None:
+    async with running_router(hold_s=10.0) as ring:
+        task = await waiting(ring, chat(stream=True))
+        ring.text(last_counter(ring), 0, "a")
+        await ring.settle()
+        ring.exchange.kill("compute")
+        ring.actor.peer_lost(ring.workers["compute"].transport.address)
+        for _ in range(60):
+            ring.beat("tokenizer", "detokenizer")
+            await ring.tick()
+        assert not task.done()
+        ring.worker("compute", "compute")
+        ring.beat("compute")
+        await ring.until(lambda: len(sent(ring)) == 2)
+        ring.text(last_counter(ring), 1, "b", end="stop")
+        status, data = await task
+        assert status == 200
+        assert 2 <= data.count(b": waiting for a worker\n\n") <= 4
+        chunks = events(data.replace(b": waiting for a worker\n\n", b""))
+        texts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+        assert "".join(texts) == "ab"
+
+
+async def test_a_stream_whose_worker_does_not_come_back_ends_with_an_error() -> None:
+    async with running_router(hold_s=3.0) as ring:
+        task = await waiting(ring, chat(stream=True))
+        ring.text(last_counter(ring), 0, "a")
+        await ring.settle()
+        ring.exchange.kill("compute")
+        ring.actor.peer_lost(ring.workers["compute"].transport.address)
+        for _ in range(40):
+            ring.beat("tokenizer", "detokenizer")
+            await ring.tick()
+        _, data = await task
+        assert b'"code": "worker_lost"' in data
+        await ring.until(ring.is_empty)
+
+
+async def test_when_text_is_lost_the_retry_keeps_the_compute_that_has_its_pages() -> None:
+    async with running_router(placement="round_robin") as ring:
+        await add(ring, "compute", "detokenizer")
+        task = await waiting(ring, chat())
+        first = sent(ring)[-1]
+        ring.text(first.attempt.counter, 0, "a")
+        await ring.settle()
+        lost = first.route.detokenizer
+        ring.exchange.kill(lost.endpoint.removeprefix("mem://"))
+        ring.actor.peer_lost(lost)
+        await ring.until(lambda: len(sent(ring)) == 2)
+        again = sent(ring)[-1]
+        assert again.route.compute == first.route.compute
+        assert again.route.detokenizer != lost
+        await ring.settle()
+        stations = {worker.transport.address: name for name, worker in ring.workers.items()}
+        assert ring.aborts(stations[first.route.compute]) == [first.attempt.counter]
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "service", "kind"),
+    [
+        ("/tokenize", {"prompt": "a"}, "tokenizer", TokenizeQuery),
+        ("/detokenize", {"tokens": [1]}, "detokenizer", DetokenizeQuery),
+    ],
+)
+async def test_a_question_is_asked_again(
+    path: str, body: dict[str, Any], service: str, kind: type
+) -> None:
+    async with running_router() as ring:
+        await add(ring, service)
+        ring.script = None
+        task = asyncio.ensure_future(_ask(ring, body, path))
+        names = (service, f"{service}2")
+        await ring.until(lambda: any(ring.workers[name].of(kind) for name in names))
+        (asked,) = [name for name in names if ring.workers[name].of(kind)]
+        ring.script = Script()
+        ring.exchange.kill(asked)
+        ring.actor.peer_lost(ring.workers[asked].transport.address)
+        assert (await task)[0] == 200
+
+
+async def _ask(ring: Ring, body: dict[str, Any], path: str = CHAT) -> tuple[int, bytes]:
+    async with ring.post(path, body) as response:
+        return response.status, await response.read()
