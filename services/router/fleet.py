@@ -12,6 +12,8 @@ from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
 from services.router.placement import Placement, PlacementCandidate
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
+# What is long, the others leave to their children; their own loops answer within milliseconds.
+MAY_STAND_STILL: frozenset[ServiceName] = frozenset({"compute"})
 MAX_HUNG = 1024  # instances remembered as hung
 MAX_REPLACED = 512  # instances remembered as replaced: their last messages arrive within seconds
 MAX_REFUSED = 64  # workers of another protocol that `/ready` names
@@ -89,10 +91,11 @@ class Fleet:
     def alive(self, message: WorkerAlive, now_s: float) -> list[Address]:
         """Take a heartbeat; return the earlier instances that it replaces, now forgotten.
 
-        A silent worker is removed after `lease_s`, or after the time that it says a step may take,
-        if that is longer. A hung worker stays out until it makes progress or has no open attempt,
-        without which it could make none. A replaced one stays out for good, because its last
-        heartbeat may arrive after its successor's first.
+        A silent worker is removed after `lease_s`; compute, whose loop stands still in a step on
+        the CPU, after the time that it says a step may take, if that is longer. A hung worker stays
+        out until it makes progress or has no open attempt, without which it could make none. A
+        replaced one stays out for good, because its last heartbeat may arrive after its
+        successor's first.
         """
         instance_id = message.address.instance_id
         if self.has_replaced(instance_id):
@@ -128,7 +131,8 @@ class Fleet:
         worker.heard_at_s = now_s
         worker.load = message.load
         worker.num_placed = 0
-        self._leases.grant(instance_id, now_s, max(self._lease_s, message.stall_after_s))
+        silence_s = message.stall_after_s if message.service in MAY_STAND_STILL else 0.0
+        self._leases.grant(instance_id, now_s, max(self._lease_s, silence_s))
         num_open = worker.num_open = len(message.open_counters)
         self._leases.report(instance_id, message.progress, num_open, message.stall_after_s, now_s)
         worker.progress = message.progress

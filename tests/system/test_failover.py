@@ -137,6 +137,7 @@ FAULTS = [
     ("tokenizer-0", signal.SIGKILL),
     ("compute-1", signal.SIGSTOP),
     ("detokenizer-1", signal.SIGSTOP),
+    ("tokenizer-1", signal.SIGSTOP),
     ("compute-0", signal.SIGTERM),
 ]
 

@@ -141,10 +141,10 @@ def test_a_draining_worker_gets_nothing_new() -> None:
     assert len(fleet) == 3
 
 
-def test_a_silent_worker_is_dead_after_the_longest_step_it_declared() -> None:
+def test_a_silent_compute_is_dead_after_the_longest_step_it_declared() -> None:
     fleet = _fleet()
-    assert _judge(fleet, 4.9) == []
-    assert {reason for _, reason in _judge(fleet, 5.2, 5.0)} == {"dead"}
+    assert dict(_judge(fleet, 4.9)) == {"tokenizer.1": "dead", "detokenizer.1": "dead"}
+    assert _judge(fleet, 5.2, 5.0) == [("compute.1", "dead")]
     assert len(fleet) == 0
 
 
@@ -263,3 +263,27 @@ def test_a_heartbeat_over_unread_mail_proves_nothing_of_what_it_does_not_list() 
     assert fleet.beaten_since_s("behind.1") == 0.0
     fleet.alive(_alive("detokenizer", "behind"), 2.0)
     assert fleet.beaten_since_s("behind.1") == 1.0
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_silence_has_a_lease_of_its_own_where_the_loop_never_stands_still(
+    service: ServiceName,
+) -> None:
+    """Work on one request may take a tokenizer 40 s; its children do it, and it says so."""
+    fleet = _fleet(stall_after_s=40.0)
+    others = [name for name in SERVICES if name != service]
+    expired = []
+    for tick in range(30):
+        for name in others:
+            fleet.alive(_alive(name, name, stall_after_s=40.0), tick / 10)
+        expired += [each.peer.instance_id for each in fleet.judge(tick / 10)]
+    assert expired == ([] if service == "compute" else [f"{service}.1"])
+
+
+def test_a_tokenizer_at_work_on_a_long_prompt_is_not_hung() -> None:
+    fleet = _fleet(stall_after_s=40.0)
+    for tick in range(390):
+        for name in SERVICES:
+            message = _alive(name, name, stall_after_s=40.0, open_counters=int64s([1]))
+            fleet.alive(message, tick / 10)
+        assert fleet.judge(tick / 10) == []
