@@ -73,7 +73,7 @@ class Dispatch:
     ) -> None:
         self.fleet = fleet
         self.admission = admission
-        self.inflight = InflightTable()
+        self.inflight = InflightTable(fleet.breakers)
         self.queries = Queries(limits.max_waiting)
         self.draining = False  # not ready any more
         self.closed = False  # takes no more requests

@@ -9,6 +9,7 @@ from typing import get_args
 from common.leases import ExpiredLease, Leases
 from common.messages.address import PROTOCOL_VERSION, Address, Route
 from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
+from services.router.breaker import CircuitBreakers
 from services.router.placement import Placement, PlacementCandidate
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
@@ -70,6 +71,7 @@ class Fleet:
     """Registration, leases and placement of all workers."""
 
     def __init__(self, placement: Placement, lease_s: float) -> None:
+        self.breakers = CircuitBreakers()
         self._placement = placement
         self._lease_s = lease_s
         self._leases = Leases(lease_s)
@@ -184,10 +186,16 @@ class Fleet:
         return expired
 
     def remove(self, instance_id: str) -> bool:
-        """Forget a worker; returns whether it was known."""
+        """Forget a worker that is gone; returns whether it was known.
+
+        That is a failure of its replica, unless it had said that it would end.
+        """
         self._leases.forget(instance_id)
         self._groups = None
-        return self._workers.pop(instance_id, None) is not None
+        worker = self._workers.pop(instance_id, None)
+        if worker is not None and not worker.draining:
+            self.breakers.failed(worker.address.endpoint, worker.heard_at_s)
+        return worker is not None
 
     def to_probe(self, now_s: float) -> list[RegisteredWorker]:
         """Return silent workers that should get a message, to see whether it is delivered.
@@ -266,10 +274,12 @@ class Fleet:
         return route, compute.model
 
     def place(self, group: Group, service: ServiceName, now_s: float) -> RegisteredWorker:
-        """Choose a worker of one service; silent ones only where all are."""
+        """Choose a worker of one service; failing and silent ones only where all are."""
+        allows = self.breakers.allows
         workers = group.workers[service]
-        audible = [worker for worker in workers if not self._is_silent(worker, now_s)]
-        choices = audible or list(workers)
+        sound = [worker for worker in workers if allows(worker.address.endpoint, now_s)] or workers
+        audible = [worker for worker in sound if not self._is_silent(worker, now_s)]
+        choices = audible or list(sound)
         candidates = [
             PlacementCandidate(
                 worker.address.instance_id,
@@ -280,6 +290,7 @@ class Fleet:
         ]
         chosen = choices[self._placement.choose(service, candidates)]
         chosen.num_placed += 1
+        self.breakers.placed(chosen.address.endpoint, now_s)
         return chosen
 
     def _replace(self, instance_id: str) -> None:

@@ -29,6 +29,7 @@ from services.router.attempts import (
     Choice,
     InflightRequest,
 )
+from services.router.breaker import CircuitBreakers
 from services.router.failover import Setback
 from services.router.request_stats import RequestStats
 
@@ -43,7 +44,9 @@ class InflightTable:
     ignored. That needs no tombstones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, breakers: CircuitBreakers | None = None) -> None:
+        """Take the breakers that are told of answers that end well, and of those that fail."""
+        self._breakers = breakers or CircuitBreakers()
         self.next_counter = 0
         self.num_requests = 0
         self.stats: dict[str, RequestStats] = {}  # by model
@@ -312,6 +315,8 @@ class InflightTable:
             first = replace(ended.usage, cached_tokens=choice.opened.cached_tokens)
             ended = replace(ended, usage=first)
         self._remove(attempt)
+        for station in (attempt.route.compute, attempt.route.detokenizer):
+            self._breakers.succeeded(station.endpoint)
         request.num_open -= 1
         if not request.num_open:
             self.num_requests -= 1
@@ -326,6 +331,8 @@ class InflightTable:
         compute = attempt.route.compute.instance_id
         fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
         failure = ended.failure or fallback
+        if ended.reason == "failed" and failure.status >= 500 and not failure.retryable:
+            self._breakers.failed(attempt.route.compute.endpoint, now_s)
         if ended.reason == "refused" or not failure.retryable:
             self._remove(attempt)  # it has ended at compute and needs no Abort
             return self._displace(attempt, Setback(failure, refused_by=compute), now_s)

@@ -9,6 +9,7 @@ import pytest
 from common.messages.address import PROTOCOL_VERSION, Address
 from common.messages.arrays import int64s
 from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
+from services.router.breaker import FIRST_PAUSE_S, MAX_FAILURES
 from services.router.fleet import MAX_REFUSED, MAX_REPLACED, SERVICES, Fleet
 from services.router.placement import LeastLoad, RoundRobin
 
@@ -287,3 +288,32 @@ def test_a_tokenizer_at_work_on_a_long_prompt_is_not_hung() -> None:
             message = _alive(name, name, stall_after_s=40.0, open_counters=int64s([1]))
             fleet.alive(message, tick / 10)
         assert fleet.judge(tick / 10) == []
+
+
+def test_a_replica_that_dies_again_and_again_is_left_alone_where_there_is_another() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "compute2"), 0.0)
+    for life in range(2, 2 + MAX_FAILURES):
+        fleet.alive(_alive("compute", "compute", life), 0.0)  # replaces its former life
+    group = fleet.group("demo")
+    assert group is not None
+
+    def placed(now_s: float) -> set[str]:
+        return {fleet.place(group, "compute", now_s).name for _ in range(4)}
+
+    assert placed(1.0) == {"compute2"}
+    assert placed(0.1 + FIRST_PAUSE_S) == {"compute", "compute2"}, "a probe"
+    assert placed(0.2 + FIRST_PAUSE_S) == {"compute2"}
+    alone = group.without({"compute2.1"})
+    assert fleet.place(alone, "compute", 0.3 + FIRST_PAUSE_S).name == "compute"
+
+
+def test_a_worker_that_ends_as_it_said_has_not_failed() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "compute2"), 0.0)
+    for life in range(2, 2 + 2 * MAX_FAILURES):
+        fleet.alive(_alive("compute", "compute", life - 1, draining=True), 0.0)
+        fleet.alive(_alive("compute", "compute", life), 0.0)
+    group = fleet.group("demo")
+    assert group is not None
+    assert {fleet.place(group, "compute", 0.0).name for _ in range(4)} == {"compute", "compute2"}

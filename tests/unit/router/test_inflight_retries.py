@@ -7,6 +7,7 @@ from common.messages.failure import Failure, Usage
 from common.messages.logprobs import Candidate, TokenLogprob
 from common.messages.text import TextGenerated
 from services.router.attempts import LOST
+from services.router.breaker import MAX_FAILURES, CircuitBreakers
 from services.router.failover import MAX_TRIES, POISON
 from services.router.inflight import InflightTable
 from tests.text_rows import columns
@@ -109,3 +110,17 @@ def test_the_most_advanced_goes_first_and_fresh_neighbours_go_together() -> None
     assert waiting(table) == [[4], [1], [0], [2, 3]]
     table.lose_worker("compute.1", 2.0)
     assert waiting(table) == [[4], [1], [0], [0, 1], [2, 3]]
+
+
+def test_breakers_hear_of_answers_that_fail_by_the_servers_fault_and_of_good_ones() -> None:
+    breakers = CircuitBreakers()
+    table = InflightTable(breakers)
+    nan = Failure(500, "nonfinite_logits", "not finite")
+    for failure in (nan, nan, Failure(400, "bad", "bad"), FULL):
+        table.text(row(open_request(table)[2], 0, "", "failed", failure), 1.0)
+    assert breakers.allows("mem://compute.0", 1.0)
+    table.text(row(open_request(table)[2], 0, "a", "stop"), 1.0)
+    for number in range(MAX_FAILURES):
+        assert breakers.allows("mem://compute.0", 1.0), number
+        table.text(row(open_request(table)[2], 0, "", "failed", nan), 1.0)
+    assert not breakers.allows("mem://compute.0", 1.0)

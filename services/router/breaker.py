@@ -1,0 +1,75 @@
+"""Replicas that fail again and again are left alone for a while; pure, given the clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_FAILURES = 3  # one after the other, with no success between them
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 60.0
+MAX_REPLICAS = 1024  # remembered with failures; of more, the oldest are forgotten
+
+
+@dataclass(slots=True)
+class CircuitBreaker:
+    """The failures of one replica since its last success, and until when it is left alone.
+
+    Closed below `MAX_FAILURES`; then open for a pause, which doubles with every further failure;
+    half open after it: one request is let in as a probe, and decides.
+    """
+
+    num_failures: int = 0
+    open_until_s: float = 0.0
+
+    def fail(self, now_s: float) -> None:
+        self.num_failures += 1
+        if self.num_failures >= MAX_FAILURES:
+            self.open_until_s = now_s + self._pause_s()
+
+    def allows(self, now_s: float) -> bool:
+        """Whether the replica may get a request now."""
+        return self.num_failures < MAX_FAILURES or now_s >= self.open_until_s
+
+    def placed(self, now_s: float) -> None:
+        """Note a request that is sent there: a probe, where it had been left alone.
+
+        Until it has succeeded no other one follows, unless nothing is heard of it for a pause.
+        """
+        if self.num_failures >= MAX_FAILURES and now_s >= self.open_until_s:
+            self.open_until_s = now_s + self._pause_s()
+
+    def _pause_s(self) -> float:
+        doublings = min(self.num_failures - MAX_FAILURES, 10)
+        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << doublings))
+
+
+class CircuitBreakers:
+    """One for each replica that has failed since its last success, by its endpoint.
+
+    The endpoint is the same over restarts, so a replica that dies whenever it serves is found, too.
+    """
+
+    def __init__(self) -> None:
+        self._by_endpoint: dict[str, CircuitBreaker] = {}
+
+    def failed(self, endpoint: str, now_s: float) -> None:
+        """Count a failure: a death, a hang, or an answer that failed by the replica's fault."""
+        breaker = self._by_endpoint.pop(endpoint, None) or CircuitBreaker()
+        if len(self._by_endpoint) >= MAX_REPLICAS:
+            del self._by_endpoint[next(iter(self._by_endpoint))]
+        self._by_endpoint[endpoint] = breaker
+        breaker.fail(now_s)
+
+    def succeeded(self, endpoint: str) -> None:
+        """Count an answer that ended well."""
+        if self._by_endpoint:
+            self._by_endpoint.pop(endpoint, None)
+
+    def allows(self, endpoint: str, now_s: float) -> bool:
+        breaker = self._by_endpoint.get(endpoint)
+        return breaker is None or breaker.allows(now_s)
+
+    def placed(self, endpoint: str, now_s: float) -> None:
+        breaker = self._by_endpoint.get(endpoint)
+        if breaker is not None:
+            breaker.placed(now_s)
