@@ -65,6 +65,7 @@ class RouterActor:
                         settings.max_in_flight_per_client,
                         settings.requests_per_s_per_client,
                         settings.tokens_per_minute_per_client,
+                        settings.min_priority,
                     ),
                 )
             ),

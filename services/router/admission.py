@@ -15,12 +15,14 @@ class ClientLimits:
     """Bounds of one client; 0 switches one off.
 
     `tokens_per_minute` counts the tokens of prompts and answers after the fact: a client above it
-    waits until its allowance has caught up.
+    waits until its allowance has caught up. `min_priority` is the most urgent priority that it may
+    ask for: lower numbers go first.
     """
 
     max_in_flight: int = 0
     requests_per_s: float = 0.0
     tokens_per_minute: int = 0
+    min_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,16 @@ class AdmissionController:
         self._clients: dict[str, _ClientUsage] = {}
         self.num_requests = 0
         self.num_tokens = 0
+
+    def check_priority(self, client: Client, priority: int) -> None:
+        """Raises ApiError 400 for a priority that the client may not have."""
+        lowest = self._limits_of(client).min_priority
+        if priority < lowest:
+            message = (
+                f"priority: {priority} is more urgent than you may ask for; use {lowest} or more, "
+                "or let the server's operator lower `min_priority`."
+            )
+            raise ApiError(Failure(400, "priority_not_allowed", message, "priority"))
 
     def admit(self, client: Client, tokens: int, now_s: float) -> AdmissionTicket:
         """Admit a request that may occupy up to `tokens` tokens.

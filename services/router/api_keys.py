@@ -8,6 +8,7 @@ The file is TOML with a table for each key:
     max_in_flight = 8              # limits, each of them optional
     requests_per_s = 5.0
     tokens_per_minute = 100_000
+    min_priority = -10             # the most urgent that it may ask for; 0 without it
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class _Key(BaseModel):
     max_in_flight: int = Field(0, ge=0)
     requests_per_s: float = Field(0.0, ge=0)
     tokens_per_minute: int = Field(0, ge=0)
+    min_priority: int = 0
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the key; ValueError unless exactly one form is given."""
@@ -49,7 +51,9 @@ class _Key(BaseModel):
         return bytes.fromhex(self.sha256 or "")
 
     def client(self) -> Client:
-        limits = ClientLimits(self.max_in_flight, self.requests_per_s, self.tokens_per_minute)
+        limits = ClientLimits(
+            self.max_in_flight, self.requests_per_s, self.tokens_per_minute, self.min_priority
+        )
         return Client(self.name, limits)
 
 

@@ -46,6 +46,9 @@ class RouterSettings(Settings):
     max_in_flight_per_client: int = Field(0, ge=0, description="open requests of one client")
     requests_per_s_per_client: float = Field(0.0, ge=0, description="requests a second of one")
     tokens_per_minute_per_client: int = Field(0, ge=0, description="tokens a minute of one")
+    min_priority: int = Field(
+        0, description="most urgent priority that a client may ask for; lower numbers go first"
+    )
 
     slow_client_buffer_bytes: int = Field(
         256 << 10, ge=4096, description="unsent bytes from which on deltas are merged"

@@ -140,6 +140,7 @@ class Dispatch:
     def admit(self, client: Client, request: GenerateRequest, group: Group) -> AdmissionTicket:
         """Check a request against the model and the limits; ApiError 400, 429 or 503."""
         request.check(group.card)
+        self.admission.check_priority(client, request.priority)
         cost = request.cost_tokens(group.card.max_model_len)
         return self.admission.admit(client, cost, self._clock())
 
@@ -148,9 +149,14 @@ class Dispatch:
         self.admission.release(ticket, used_tokens)
 
     def submit(
-        self, request: GenerateRequest, group: Group, sink: Sink, traceparent: str = ""
+        self,
+        request: GenerateRequest,
+        group: Group,
+        sink: Sink,
+        client: str = "",
+        traceparent: str = "",
     ) -> InflightRequest:
-        """Send a request round the ring; its choices go to the sink until `close`.
+        """Send a client's request round the ring; its choices go to the sink until `close`.
 
         Each prompt of a batch is placed separately, so that a batch uses all replicas, but within
         one model revision, so that they answer alike.
@@ -178,6 +184,7 @@ class Dispatch:
                 truncate_to=request.num_kept_tokens(card),
                 truncate_side=request.truncate_side,
                 pooling=request.pooling,
+                client=client,
             )
             inflight.messages.append(message)
             try:

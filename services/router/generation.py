@@ -173,7 +173,9 @@ def _admitted(
     ticket = dispatch.admit(context.client, request, group)
     num_used = 0
     try:
-        inflight = dispatch.submit(request, group, sink, context.span.traceparent)
+        inflight = dispatch.submit(
+            request, group, sink, context.client.name, context.span.traceparent
+        )
         try:
             yield
         finally:

@@ -169,6 +169,23 @@ async def test_a_client_over_its_share_gets_a_429() -> None:
         await task
 
 
+async def test_a_key_names_the_client_whose_turn_it_is_and_bounds_its_priority(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[[key]]\nname = "a"\nkey = "sk-first-key"\nmin_priority = -2\n')
+    async with running_router(api_keys_file=str(file)) as ring:
+        ring.script = Script()
+        headers = {"Authorization": "Bearer sk-first-key"}
+        async with ring.session.post(CHAT, json=chat(priority=-3), headers=headers) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["code"] == "priority_not_allowed"
+        async with ring.session.post(CHAT, json=chat(priority=-2), headers=headers) as response:
+            assert response.status == 200
+        (message,) = ring.workers["tokenizer"].of(Tokenize)
+        assert (message.client, message.priority) == ("a", -2)
+
+
 async def test_a_key_file_that_changes_lets_in_whom_it_names_now(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[[key]]\nname = "a"\nkey = "sk-first-key"\n')

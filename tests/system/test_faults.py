@@ -133,7 +133,7 @@ def test_without_a_worker_requests_wait_and_then_get_a_503_with_retry_after(
 ) -> None:
     settings = {"router.hold_s": 0.2}
     with Stack(sim_folder, "--device", "sim", settings=settings) as stack:
-        os.kill(stack.pids()["compute-0"], signal.SIGSTOP)  # its lease ends long before it is killed
+        os.kill(stack.pids()["compute-0"], signal.SIGSTOP)
         status, headers = stack.wait_until(lambda: refused(stack), PATIENCE_S, "refusing")
         assert status == 503
         assert int(headers["Retry-After"]) >= 1

@@ -149,3 +149,21 @@ def test_a_minute_of_rest_gives_a_minutes_tokens_and_not_more() -> None:
     admission.release(admission.admit(thrifty, 1, 6000.0), used_tokens=600)
     with pytest.raises(ApiError):
         admission.admit(thrifty, 1, 6000.0)
+
+
+def test_a_client_may_be_less_urgent_but_not_more_than_its_limits_say() -> None:
+    admission = AdmissionController(AdmissionLimits(10, 1000))
+    admission.check_priority(_client("a"), 0)
+    admission.check_priority(_client("a"), 5)
+    with pytest.raises(ApiError) as refusal:
+        admission.check_priority(_client("a"), -1)
+    failure = refusal.value.failure
+    assert (failure.status, failure.code, failure.param) == (
+        400,
+        "priority_not_allowed",
+        "priority",
+    )
+    urgent = Client("b", ClientLimits(min_priority=-3))
+    admission.check_priority(urgent, -3)
+    with pytest.raises(ApiError, match="use -3 or more"):
+        admission.check_priority(urgent, -4)

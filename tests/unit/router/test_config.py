@@ -26,6 +26,7 @@ def test_the_settings_are_these() -> None:
         "max_in_flight_per_client",
         "requests_per_s_per_client",
         "tokens_per_minute_per_client",
+        "min_priority",
         "slow_client_buffer_bytes",
         "slow_client_max_bytes",
         "slow_client_timeout_s",
