@@ -11,17 +11,19 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from benchmarks.stack import Stack
 from tests.patience import PATIENCE_S
+from tests.system.conftest import DEMO
 from tests.system.ring import wait_empty
 
 NUM_TOKENS = 120  # 20 ms each: 2.4 s
 MESSAGES = [{"role": "user", "content": "Count"}]
-KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
+Kinds: TypeAlias = tuple[tuple[str, dict[str, Any]], ...]
+KINDS: Kinds = (
     ("/v1/completions", {"prompt": "Count", "stream": True}),
     ("/v1/completions", {"prompt": "Count", "stream": True, "n": 2, "logprobs": 2}),
     ("/v1/completions", {"prompt": ["One", "Two"], "echo": True, "logprobs": 1}),
@@ -42,12 +44,40 @@ def stack(sim_folder: Path) -> Iterator[Stack]:
         yield running
 
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "minLength": 100, "maxLength": 200}},
+            "required": ["city"],
+        },
+    },
+}
+WEATHER = [{"role": "user", "content": "What is the weather like in Oslo?"}]
+DEMO_KINDS: Kinds = (
+    ("/v1/chat/completions", {"messages": WEATHER, "stream": True, "temperature": 0}),
+    ("/v1/chat/completions", {"messages": WEATHER, "stream": True, "n": 2}),
+    (
+        "/v1/chat/completions",
+        {"messages": WEATHER, "stream": True, "tools": [TOOL], "tool_choice": "required"},
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": WEATHER, "tools": [TOOL], "tool_choice": "required", "temperature": 0},
+    ),
+    ("/v1/completions", {"prompt": "Oslo is", "stream": True, "frequency_penalty": 0.5}),
+    ("/v1/completions", {"prompt": "Oslo", "structured_outputs": {"regex": "[a-z ]{90,200}"}}),
+)
+
+
 class Ask:
     """One request and what came back: of every choice its text, tokens and end; the usage."""
 
-    def __init__(self, stack: Stack, number: int) -> None:
-        self.path, more = KINDS[number % len(KINDS)]
-        body = {"model": "sim", "max_tokens": NUM_TOKENS, "seed": number, **more}
+    def __init__(self, stack: Stack, number: int, kinds: Kinds = KINDS) -> None:
+        self.path, more = kinds[number % len(kinds)]
+        body = {"max_tokens": NUM_TOKENS, "seed": number, **more}
         if self.path != "/v1/messages":
             body["ignore_eos"] = True
             if more.get("stream"):
@@ -97,6 +127,9 @@ class Ask:
                 said = choice.get("delta") or choice.get("message") or choice
                 add((choice["index"], "text"), said.get("text", said.get("content")))
                 add((choice["index"], "end"), choice["finish_reason"])
+                for call in said.get("tool_calls") or ():
+                    for name in ("name", "arguments"):
+                        add((choice["index"], name), call["function"].get(name))
                 for name, scores in (choice.get("logprobs") or {}).items():
                     add((choice["index"], name), None if name == "text_offset" else scores)
             add("text", (event.get("delta") or {}).get("text"))
@@ -107,9 +140,9 @@ class Ask:
         return found
 
 
-def ask_all(stack: Stack) -> list[Ask]:
-    """Start 40 requests of all kinds and wait until text comes on every stream."""
-    asked = [Ask(stack, number) for number in range(40)]
+def ask_all(stack: Stack, count: int = 40, kinds: Kinds = KINDS) -> list[Ask]:
+    """Start requests of all kinds and wait until text comes on every stream."""
+    asked = [Ask(stack, number, kinds) for number in range(count)]
     stack.wait_until(lambda: all(each.has_begun for each in asked), PATIENCE_S, "streaming")
     return asked
 
@@ -164,3 +197,22 @@ def test_every_answer_is_the_one_without_the_fault(
     stack.wait_until(lambda: len(stack.pids()) == 7, PATIENCE_S, "complete again")
     stack.wait_until(lambda: len(stack.health()["instances"]) == 6, PATIENCE_S, "registered again")
     wait_empty(stack)
+
+
+def test_a_model_in_float32_says_the_same_with_and_without_a_fault() -> None:
+    """Sampled and greedy, guided, with calls: what was computed in steps is computed at once."""
+    settings = {"compute.num_threads": 1}
+    options = ("--device", "cpu", "--dtype", "float32", "--computes=2", "--detokenizers=2")
+    with Stack(DEMO, *options, settings=settings) as stack:
+        whole = [each.result() for each in ask_all(stack, 12, DEMO_KINDS)]
+        for name in ("compute-0", "detokenizer-1"):
+            num_before = num_retries(stack)
+            asked = ask_all(stack, 12, DEMO_KINDS)
+            stack.kill(name)
+            for number, each in enumerate(asked):
+                assert each.result() == whole[number], DEMO_KINDS[number % len(DEMO_KINDS)]
+            assert num_retries(stack) > num_before, "it was not in mid-stream"
+            stack.wait_until(
+                lambda: len(stack.health()["instances"]) == 5, PATIENCE_S, "registered again"
+            )
+            wait_empty(stack)
