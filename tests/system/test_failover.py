@@ -172,6 +172,7 @@ FAULTS = [
     ("detokenizer-1", signal.SIGSTOP),
     ("tokenizer-1", signal.SIGSTOP),
     ("compute-0", signal.SIGTERM),
+    ("tokenizer-0", signal.SIGTERM),
 ]
 
 
