@@ -163,6 +163,8 @@ class Dispatch:
         """
         now_s, wall_s = self._clock(), time.time()
         count = request.num_choices
+        current = self.fleet.of_revision(group.card)
+        group = group if current.missing else current
         inflight = self.inflight.open(sink, request.num_all_choices, group.card, now_s)
         for number, prompt in enumerate(request.prompts):
             route, card = self.fleet.route(group, self._transport.address, now_s)
@@ -345,7 +347,9 @@ class Dispatch:
         """Ask a worker of a service, and another one where it could not answer."""
         until_s = self._holds.deadline()
         refused: set[str] = set()
-        able = group
+        # Of a group that was found a while ago, some may be gone; a query to them has no answer.
+        able = self.fleet.of_revision(group.card)
+        able = able if able.workers[service] else group
         while True:
             worker = self.place(able, service)
             try:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from common.messages.address import Address
+from common.messages.arrays import int32s
 from common.messages.failure import Failure
 from common.messages.text import AttemptRefused
-from common.messages.tokenize import Tokenize, TokenizeQuery
+from common.messages.tokenize import IdsPrompt, Tokenize, TokenizeQuery
 from common.messages.tokens import DetokenizeQuery
 from tests.flow.router_ring import (
     CHAT,
@@ -234,6 +235,18 @@ async def test_a_question_is_asked_again(
         ring.exchange.kill(asked)
         ring.actor.peer_lost(ring.workers[asked].transport.address)
         assert (await task)[0] == 200
+
+
+async def test_a_question_does_not_go_to_a_worker_that_has_gone_since_its_model_was_found() -> None:
+    async with running_router() as ring:
+        await add(ring, "detokenizer")
+        dispatch = ring.actor.dispatch
+        group = dispatch.group("demo")
+        ring.exchange.kill("detokenizer")
+        ring.actor.peer_lost(ring.workers["detokenizer"].transport.address)
+        for _ in range(2):
+            await dispatch.detokenize(group, IdsPrompt(int32s([1])), "tokens")
+        assert len(ring.workers["detokenizer2"].of(DetokenizeQuery)) == 2
 
 
 async def _ask(ring: Ring, body: dict[str, Any], path: str = CHAT) -> tuple[int, bytes]:

@@ -31,7 +31,7 @@ KINDS: Kinds = (
     ("/v1/completions", {"prompt": "Count", "stop": ["zz never zz"], "stream": True}),
     ("/v1/chat/completions", {"messages": MESSAGES, "stream": True, "logprobs": True}),
     ("/v1/chat/completions", {"messages": MESSAGES, "n": 3}),
-    ("/v1/messages", {"messages": MESSAGES, "stream": True}),
+    ("/v1/messages", {"model": "sim", "messages": MESSAGES, "stream": True}),
 )
 
 
@@ -108,7 +108,7 @@ class Ask:
 
     @property
     def has_begun(self) -> bool:
-        return not self.streams or len(self.events) > 5
+        return not self.streams or len(self.events) > 5 or not self._thread.is_alive()
 
     def result(self) -> dict[Any, Any]:
         """Wait for the end; return what must be the same without a fault."""
