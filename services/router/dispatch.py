@@ -126,7 +126,11 @@ class Dispatch:
             try:
                 return self.group(model)
             except ApiError as error:
-                if error.failure.code != "no_worker" or not await self._holds.wait(until_s):
+                if error.failure.code != "no_worker":
+                    raise
+                if self.draining:  # its own workers may be ending with it: others may have some
+                    raise ApiError(DRAINING, 1.0) from error
+                if not await self._holds.wait(until_s):
                     raise
 
     def error(self, failure: Failure) -> ApiError:
