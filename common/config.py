@@ -103,8 +103,11 @@ class LinkSettings(Settings):
         description="where inboxes and beacons are (default: a private folder for this run)",
     )
     max_message_bytes: int = Field(64 << 20, description="size of one message")
-    curve_dir: str = Field(
-        "", description="keys for links that leave the host, made by slipstream keys"
+    curve_dir: str = Field("", description="keys for links over tcp, made by slipstream keys")
+    insecure: bool = Field(
+        False,
+        description="links over tcp on loopback may do without keys; every user of the host can "
+        "then read prompts and answer them",
     )
 
 

@@ -84,16 +84,21 @@ def check_routers(settings: LinkSettings, keys: Keys | None) -> None:
             resolve.require_inbox(endpoint)
             place = resolve.tcp_place(endpoint)
             if place is not None and resolve.is_literal(place.host):
-                require_keys(place, keys)
+                require_keys(place, keys, settings.insecure)
         except ConfigError as error:
             raise ConfigError(f"[links] routers: {str(error).removeprefix('[links] ')}") from error
 
 
-def require_keys(place: resolve.TcpPlace, keys: Keys | None) -> None:
-    """Raise `ConfigError` for a tcp place that other hosts can reach while there are no keys."""
-    if keys is None and not resolve.is_loopback(place.host):
+def require_keys(place: resolve.TcpPlace, keys: Keys | None, insecure: bool) -> None:
+    """Raise `ConfigError` for a tcp place without keys.
+
+    `insecure` is the user's word that the users of this host may join; it opens loopback only.
+    """
+    is_local = resolve.is_loopback(place.host)
+    if keys is None and not (is_local and insecure):
+        others = "every user of this host" if is_local else "other hosts"
         raise ConfigError(
-            f"[links] {place} can be reached from other hosts, so it needs keys: run "
+            f"[links] {place} can be reached by {others}, so it needs keys: run "
             "`slipstream keys DIR` once per deployment and set curve_dir = DIR everywhere"
         )
 
@@ -150,7 +155,7 @@ def _bind_tcp(
             f"[links] bind: {endpoint!r} is neither ipc:///PATH nor tcp://ADDRESS:PORT"
         )
     place = resolve.literal_now(place)
-    require_keys(place, keys)
+    require_keys(place, keys, settings.insecure)
     if ":" in place.host:
         inbox.setsockopt(zmq.IPV6, 1)
     try:

@@ -181,7 +181,7 @@ class ZmqTransport:
             if not sendable(to.endpoint):
                 raise ConfigError(f"{to.endpoint!r:.80} is no address to connect to")
             if place is not None:
-                inbox.require_keys(place, self._keys)
+                inbox.require_keys(place, self._keys, self._settings.insecure)
             outbox = Outbox(self._settings.max_message_bytes)
             peer = connect(self._context, to, outbox, self._keys)
         except (ConfigError, zmq.ZMQError) as error:

@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (6_720, 45),
-    "services/router": (11_615, 65),
+    "common": (6_865, 46),
+    "services/router": (11_915, 68),
     "services/tokenizer": (3_250, 17),
     "services/compute": (19_175, 124),
     "services/detokenizer": (2_450, 16),
     "services/launcher": (1_290, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (40_130, 246),
+    "services": (40_450, 249),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -77,5 +77,5 @@ def ipc_settings(tmp_path: Path) -> LinkSettings:
 
 
 def tcp(**more: Any) -> LinkSettings:
-    """Settings for inboxes on loopback tcp."""
-    return LinkSettings(bind="tcp://127.0.0.1:0", **more)
+    """Settings for inboxes on loopback tcp, without keys unless `curve_dir` names some."""
+    return LinkSettings(bind="tcp://127.0.0.1:0", insecure="curve_dir" not in more, **more)

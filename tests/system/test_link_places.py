@@ -46,7 +46,7 @@ def test_an_inbox_has_one_owner(ipc: LinkSettings) -> None:
 def test_a_tcp_port_has_one_owner() -> None:
     async def main() -> None:
         async with boxes(tcp(), "compute-0") as (one,):
-            again = LinkSettings(bind=one.transport.address.endpoint)
+            again = tcp().model_copy(update={"bind": one.transport.address.endpoint})
             with pytest.raises(InboxTaken, match="another process"):
                 ZmqTransport(again, "compute-0", ComputeInbox)
 
@@ -110,8 +110,24 @@ def test_an_ipc_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bind", ["tcp://0.0.0.0:0", "tcp://*:*"])
-def test_a_place_that_others_can_reach_is_refused_without_keys(bind: str) -> None:
-    assert "slipstream keys DIR" in refused(LinkSettings(bind=bind))
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_place_that_others_can_reach_is_refused_without_keys(bind: str, insecure: bool) -> None:
+    assert "slipstream keys DIR" in refused(LinkSettings(bind=bind, insecure=insecure))
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:0", "tcp://[::1]:0"])
+def test_so_is_loopback_where_nobody_said_insecure(bind: str) -> None:
+    assert "every user of this host" in refused(LinkSettings(bind=bind))
+
+
+def test_no_link_leads_to_loopback_without_keys(ipc: LinkSettings) -> None:
+    async def main() -> None:
+        async with boxes(tcp(), "compute-0") as (one,), boxes(ipc, "compute-1") as (two,):
+            two.transport.send(one.transport.address, abort(1))
+            await two.until(lambda: bool(two.lost))
+            assert one.got == []
+
+    uvloop.run(main())
 
 
 def test_a_place_that_is_none_is_refused() -> None:

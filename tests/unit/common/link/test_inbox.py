@@ -26,22 +26,25 @@ def test_a_name_cannot_lead_out_of_the_run_dir(name: str) -> None:
         expand("ipc://{run_dir}/{name}.sock", "/run/s", name)
 
 
+@pytest.mark.parametrize("insecure", [False, True])
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "10.0.0.1", "::"])
-def test_what_other_hosts_can_reach_needs_keys(host: str) -> None:
-    with pytest.raises(ConfigError, match="slipstream keys DIR"):
-        require_keys(TcpPlace(host, "5000"), None)
+def test_what_other_hosts_can_reach_needs_keys(host: str, insecure: bool) -> None:
+    with pytest.raises(ConfigError, match=r"other hosts.*slipstream keys DIR"):
+        require_keys(TcpPlace(host, "5000"), None, insecure)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_loopback_needs_no_keys(host: str) -> None:
-    require_keys(TcpPlace(host, "5000"), None)
+def test_loopback_needs_keys_too_unless_the_user_says_insecure(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"every user of this host.*slipstream keys DIR"):
+        require_keys(TcpPlace(host, "5000"), None, False)
+    require_keys(TcpPlace(host, "5000"), None, True)
 
 
 ROUTERS = ("ipc://{run_dir}/router-0.sock", "tcp://127.0.0.1:5000", "tcp://routers.local:5000")
 
 
 def test_routers_may_be_paths_places_and_names() -> None:
-    check_routers(LinkSettings(routers=ROUTERS, run_dir="/run/s"), None)
+    check_routers(LinkSettings(routers=ROUTERS, run_dir="/run/s", insecure=True), None)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,8 @@ def test_routers_may_be_paths_places_and_names() -> None:
 )
 def test_a_routers_entry_that_no_message_can_reach_is_a_mistake_in_the_settings(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"^\[links\] routers: .* is no inbox"):
-        check_routers(LinkSettings(routers=(*ROUTERS, entry), run_dir="/run/s"), None)
+        settings = LinkSettings(routers=(*ROUTERS, entry), run_dir="/run/s", insecure=True)
+        check_routers(settings, None)
 
 
 def test_a_router_of_another_host_needs_keys() -> None:
