@@ -24,7 +24,13 @@ class RouterSettings(Settings):
     )
     allowed_origins: tuple[str, ...] = Field(
         AUTO_ORIGINS,
-        description="origins of pages that may ask; auto is all on loopback without keys",
+        description="origins of pages that may ask; auto is this machine's on loopback without "
+        "keys",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="names that clients may call the server by, * for any (default: this "
+        "machine's on loopback, else any)",
     )
     placement: Literal["round_robin", "least_load"] = Field(
         "least_load", description="which worker gets the next request"

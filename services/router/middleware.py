@@ -1,4 +1,4 @@
-"""The middleware of all endpoints: request ids, API keys, CORS, errors in the client's format."""
+"""The middleware of all endpoints: request ids, API keys, origins, errors in the API's shape."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from functools import partial
 from typing import Any
 
 import structlog
-from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
-from common.link.resolve import is_loopback
 from common.messages.failure import Failure
 from services.router.admission import Client
 from services.router.anthropic_errors import anthropic_error
 from services.router.api_keys import ApiKeys, bearer
-from services.router.config import AUTO_ORIGINS, RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, ErrorWriter, ollama_error, written_error
+from services.router.origins import AllowedOrigins
 from services.router.request_warnings import HEADER, WarningLog, Warnings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -29,12 +28,8 @@ CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
 WARNINGS: web.RequestKey[Warnings] = web.RequestKey("warnings", Warnings)
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
-OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping", "/metrics"})  # probes have no key
-
-ANY_ORIGIN = "*"
-ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
-EXPOSED_HEADERS = "X-Request-Id, Request-Id, Retry-After, Warning"
-PREFLIGHT_MAX_AGE_S = 600  # Chromium keeps a preflight for two hours at most, Firefox for a day
+PROBES = frozenset({"/live", "/ready", "/ping"})  # they have no key and tell nothing
+OPEN_PATHS = PROBES | {"/health", "/metrics"}
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -42,7 +37,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 def make_guard(
     dispatch: Dispatch,
     keys: ApiKeys,
-    cross_origin: CrossOrigin,
+    origins: AllowedOrigins,
     page_paths: Collection[str] = (),
     note_request: Callable[[web.RequestHandler], None] = lambda connection: None,
     warnings: WarningLog | None = None,
@@ -62,9 +57,12 @@ def make_guard(
         dispatch.num_handlers += 1
         try:
             _check_version(request)
-            preflight = cross_origin.preflight(request)
+            if request.path not in PROBES:  # which know addresses, or call it what they like
+                origins.hosts.check(request)
+            preflight = origins.preflight(request)
             if preflight is not None:
                 return preflight
+            origins.check(request)
             if request.path not in OPEN_PATHS and request.path not in page_paths:
                 key = bearer(request.headers.get("Authorization", ""))
                 key = key or request.headers.get("X-Api-Key", "")
@@ -173,55 +171,3 @@ def _plain_http_error(error: web.HTTPException, write: ErrorWriter) -> web.Respo
     else:
         failure = Failure(error.status, "http_error", error.reason)
     return error_response(ApiError(failure), write)
-
-
-class CrossOrigin:
-    """Cross-origin resource sharing: answers preflights and marks responses for allowed origins."""
-
-    def __init__(self, origins: Collection[str]) -> None:
-        self._origins = frozenset(origins)
-
-    def allows(self, origin: str) -> bool:
-        """Whether a page of this origin (`https://host:port`, or `null`) may read the answers."""
-        return bool(origin) and (ANY_ORIGIN in self._origins or origin in self._origins)
-
-    def preflight(self, request: web.Request) -> web.Response | None:
-        """Answer a preflight, which carries no API key; None for any other request."""
-        headers = request.headers
-        if (
-            request.method != hdrs.METH_OPTIONS
-            or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in headers
-            or not self.allows(headers.get(hdrs.ORIGIN, ""))
-        ):
-            return None
-        allowed = {
-            hdrs.ACCESS_CONTROL_ALLOW_METHODS: ALLOWED_METHODS,
-            # `*` would not include Authorization, so the requested headers are echoed.
-            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: headers.get(
-                hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*"
-            ),
-            hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_MAX_AGE_S),
-        }
-        return web.Response(status=204, headers=allowed)
-
-    async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Mark a response, streamed or not, as readable; called before its headers are sent."""
-        origin = request.headers.get(hdrs.ORIGIN, "")
-        if ANY_ORIGIN not in self._origins and self._origins:
-            response.headers.add(hdrs.VARY, hdrs.ORIGIN)
-        if self.allows(origin):
-            is_public = ANY_ORIGIN in self._origins
-            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = ANY_ORIGIN if is_public else origin
-            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED_HEADERS
-
-
-def origins_of(settings: RouterSettings, needs_key: bool) -> tuple[str, ...]:
-    """Resolve `allowed_origins`.
-
-    By default all origins are allowed on a loopback address without API keys; otherwise none,
-    and the setting has to name them.
-    """
-    if settings.allowed_origins != AUTO_ORIGINS:
-        return settings.allowed_origins
-    is_local = settings.host == "localhost" or is_loopback(settings.host)
-    return (ANY_ORIGIN,) if is_local and not needs_key else ()

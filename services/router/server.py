@@ -20,13 +20,14 @@ from services.router.embeddings import EMBEDDINGS
 from services.router.endpoint import Backend, Endpoint
 from services.router.generation import Generation
 from services.router.listener import Listener, max_connections
-from services.router.middleware import CrossOrigin, make_guard, origins_of
+from services.router.middleware import make_guard
 from services.router.ollama import endpoints as ollama
 from services.router.openai.chat import CHAT
 from services.router.openai.completions import COMPLETIONS
 from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.document import OpenAPIHandler
 from services.router.operations import StatusHandlers, installed_version, sagemaker_routes
+from services.router.origins import AllowedOrigins
 from services.router.request_warnings import WarningLog
 from services.router.responses.endpoints import Responses
 from services.router.stream import StreamFlusher
@@ -66,17 +67,17 @@ class HttpServer:
         )
         self._swept_at_s = 0.0
         page = PageHandler()
-        cross_origin = CrossOrigin(origins_of(settings, self.keys.required))
+        origins = AllowedOrigins(settings, self.keys.required)
         guard = make_guard(
             dispatch,
             self.keys,
-            cross_origin,
+            origins,
             page.paths,
             self._connections.note_request,
             WarningLog(settings.unknown_fields == "refuse"),
         )
         self._app = web.Application(middlewares=[guard], client_max_size=settings.max_body_bytes)
-        self._app.on_response_prepare.append(cross_origin.sign)
+        self._app.on_response_prepare.append(origins.sign)
         self._app.on_response_prepare.append(self._end_keep_alive)
         backend = Backend(dispatch, Generation(dispatch, flushes, settings), settings)
         self._app.add_routes(with_short_paths(self._api_routes(backend)))

@@ -65,7 +65,7 @@ async def test_a_client_that_does_not_read_is_dropped_and_aborted() -> None:
         ring.script = None
         reader, writer = await asyncio.open_connection("127.0.0.1", ring.actor.port, limit=1024)
         body = json.dumps(chat(stream=True)).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         await ring.until(lambda: ring.workers["tokenizer"].of(Tokenize))
         for index in range(10_000):

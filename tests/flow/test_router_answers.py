@@ -302,7 +302,7 @@ async def _raw(ring: Ring, *requests: bytes, until: bytes) -> bytes:
 def _request(body: dict[str, Any], version: str = "1.1") -> bytes:
     data = json.dumps(body).encode()
     head = (
-        f"POST {CHAT} HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {CHAT} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
@@ -320,7 +320,7 @@ async def test_the_connection_of_a_stream_serves_the_next_request() -> None:
 
 async def test_pipelined_streams_come_one_after_the_other() -> None:
     async with running_router() as ring:
-        probe = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+        probe = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
         stream = _request(chat(stream=True))
         data = await _raw(ring, stream, stream, probe, until=b'{"status":"ok"}')
         assert data.count(b"HTTP/1.1 200 OK") == 3

@@ -18,7 +18,7 @@ def head(
     path: str = TEXT,
     method: str = "POST",
     version: str = "HTTP/1.1",
-    host: str = "Host: test",
+    host: str = "Host: localhost",
 ) -> bytes:
     """Write a request's head with these lines."""
     fixed = (f"{method} {path} {version}", host, "Content-Type: application/json")

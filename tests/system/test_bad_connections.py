@@ -114,7 +114,7 @@ def test_pipelined_requests_are_answered_in_their_order(
 
 
 def test_who_sends_no_whole_head_is_cut(strict_stack: Stack, aftermath: Aftermath) -> None:
-    halves = [b"", b"P", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n", head(LENGTH)[:-2]]
+    halves = [b"", b"P", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n", head(LENGTH)[:-2]]
     with contextlib.ExitStack() as held:
         wires = [held.enter_context(connected(strict_stack)) for _ in halves]
         for wire, half in zip(wires, halves, strict=True):

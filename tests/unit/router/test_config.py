@@ -15,6 +15,7 @@ def test_the_settings_are_these() -> None:
         "api_keys",
         "api_keys_file",
         "allowed_origins",
+        "allowed_hosts",
         "placement",
         "unknown_fields",
         "max_body_bytes",
