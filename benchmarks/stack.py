@@ -55,6 +55,7 @@ class Stack:
             key: value for key, value in os.environ.items() if not key.startswith("SLIPSTREAM_")
         }
         environment.setdefault("OMP_NUM_THREADS", "1")
+        self._api_key = str((settings or {}).get("router.api_keys", "")).partition(",")[0]
         for name, value in (settings or {}).items():
             table, _, field = name.partition(".")
             environment[f"SLIPSTREAM_{table.upper()}__{field.upper()}"] = str(value)
@@ -106,8 +107,10 @@ class Stack:
 
     def get(self, path: str) -> dict[str, Any]:
         """Ask for a JSON document, whatever its status."""
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        request = urllib.request.Request(self.url + path, headers=headers)
         try:
-            with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             return dict(json.load(error))

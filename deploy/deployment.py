@@ -109,8 +109,11 @@ class Deployment:
 
     def health(self) -> dict[str, Any]:
         """What the router says of itself and its workers; empty while it does not answer."""
+        request = urllib.request.Request(f"{self.url}/health")
+        if keys := self.env.get("API_KEYS"):  # without one it says nothing of the workers
+            request.add_header("Authorization", f"Bearer {keys.partition(',')[0]}")
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as reply:
+            with urllib.request.urlopen(request, timeout=5) as reply:
                 return dict(json.load(reply))
         except urllib.error.HTTPError as reply:  # 503 until it is ready, with the same body
             with contextlib.suppress(OSError, ValueError):

@@ -23,9 +23,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import ConfigError
-from common.messages.failure import Failure
 from services.router.admission import Client, ClientLimits
-from services.router.errors import ApiError
 
 MAX_FILE_BYTES = 1 << 20
 MAX_KEYS = 4096  # every request is compared with all of them: 0.5 us each
@@ -70,15 +68,13 @@ class ApiKeys:
     in it must neither lock clients out nor open the server.
     """
 
-    def __init__(self, keys: Iterable[str], file: str = "") -> None:
+    def __init__(self, keys: Iterable[str], file: str = "", metrics_token: str = "") -> None:
         """Take the keys of the settings and of the file; ConfigError if the file is invalid.
 
         With a file, even an empty one, every request needs a key.
         """
-        self._fixed = [
-            (hashlib.sha256(key.encode()).digest(), Client(f"key-{number}"))
-            for number, key in enumerate(keys)
-        ]
+        self._fixed = [(_digest(key), Client(f"key-{number}")) for number, key in enumerate(keys)]
+        self._metrics_digest = _digest(metrics_token) if metrics_token else None
         self._path = Path(file) if file else None
         self._stamp: tuple[int, int, int] | None = None
         self._known = list(self._fixed)
@@ -95,20 +91,25 @@ class ApiKeys:
         """Whether a request needs a key."""
         return bool(self._fixed) or self._path is not None
 
-    def client(self, given: str, remote: str) -> Client:
-        """Return the client of a request; ApiError 401 for an unknown key."""
+    def client(self, given: str, remote: str) -> Client | None:
+        """Return the client of a request; None for an unknown key."""
         if not self.required:
             return Client(remote)
         # All keys are compared, each in constant time. Hashes hide the length of a key.
-        digest = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
+        digest = _digest(given)
         match: Client | None = None
         for known, client in self._known:
             if hmac.compare_digest(digest, known):
                 match = client
-        if match is None or not given:
-            message = "send a valid API key as Authorization: Bearer KEY or X-Api-Key: KEY"
-            raise ApiError(Failure(401, "invalid_api_key", message))
-        return match
+        return match if given else None
+
+    def may_observe(self, given: str) -> bool:
+        """Whether metrics and instances are for who sends this: a client, or the scraper."""
+        if self._metrics_digest is None:
+            return self.client(given, "") is not None
+        if hmac.compare_digest(_digest(given), self._metrics_digest):
+            return True
+        return self.required and self.client(given, "") is not None
 
     def reload(self) -> None:
         """Read the file again if it has changed; cheap enough for once a second."""
@@ -132,6 +133,10 @@ class ApiKeys:
             return
         self._known = self._fixed + keys
         self._log.info("API keys read", file=str(path), keys=len(keys))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def bearer(authorization: str) -> str:

@@ -22,6 +22,9 @@ class RouterSettings(Settings):
     api_keys_file: str = Field(
         "", description="a file with more keys and their limits; it is read again when it changes"
     )
+    metrics_token: str = Field(
+        "", description="lets a scraper read /metrics and /health, and nothing else, without a key"
+    )
     allowed_origins: tuple[str, ...] = Field(
         AUTO_ORIGINS,
         description="origins of pages that may ask; auto is this machine's on loopback without "

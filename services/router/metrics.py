@@ -24,6 +24,7 @@ from prometheus_client.utils import floatToGoString
 from common.messages.control import StepReport
 from services.router.dispatch import Dispatch
 from services.router.fleet import SERVICES, RegisteredWorker
+from services.router.refused_keys import RefusedKeys
 from services.router.request_stats import Histogram, RequestStats
 
 T = TypeVar("T")
@@ -42,6 +43,11 @@ ROUTER_GAUGES: tuple[Row[Dispatch], ...] = (
     ),
     ("attempts_open", "Their choices on the ring.", lambda router: len(router.inflight)),
     ("queries_open", "Queries to workers without an answer.", lambda router: len(router.queries)),
+)
+REFUSED_KEYS: Row[RefusedKeys] = (
+    "refused_keys",
+    "Requests with an API key that is not known.",
+    lambda refused: refused.num_refused,
 )
 WORKER_GAUGES: tuple[Row[RegisteredWorker], ...] = (
     ("requests_running", "Requests in work.", lambda worker: worker.load.num_running),
@@ -154,21 +160,23 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[RequestStats], Histogram]], ...] = (
 )
 
 
-def exposition(dispatch: Dispatch) -> bytes:
+def exposition(dispatch: Dispatch, refused: RefusedKeys) -> bytes:
     """Write all metrics of a router in Prometheus' text format."""
-    return generate_latest(RouterCollector(dispatch))
+    return generate_latest(RouterCollector(dispatch, refused))
 
 
 class RouterCollector(Collector):
     """Collects the metrics of a router; those without samples are left out."""
 
-    def __init__(self, dispatch: Dispatch) -> None:
+    def __init__(self, dispatch: Dispatch, refused: RefusedKeys) -> None:
         self._dispatch = dispatch
+        self._refused = refused
 
     def collect(self) -> Iterator[Metric]:
         workers = list(self._dispatch.fleet.workers())
         families = (
             *_gauges("slipstream_router_", (), [((), self._dispatch)], *ROUTER_GAUGES),
+            *_counters("slipstream_router_", (), [((), self._refused)], REFUSED_KEYS),
             *_workers(workers),
             *_computes([worker for worker in workers if worker.service == "compute"]),
             *_requests(list(self._dispatch.inflight.stats.items())),

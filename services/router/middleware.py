@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import structlog
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 
 from common.messages.failure import Failure
 from services.router.admission import Client
@@ -19,32 +21,36 @@ from services.router.api_keys import ApiKeys, bearer
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, ErrorWriter, ollama_error, written_error
 from services.router.origins import AllowedOrigins
+from services.router.refused_keys import RefusedKeys
 from services.router.request_warnings import HEADER, WarningLog, Warnings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)
+OBSERVES: web.RequestKey[bool] = web.RequestKey("observes", bool)  # may see the instances
 WARNINGS: web.RequestKey[Warnings] = web.RequestKey("warnings", Warnings)
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
 PROBES = frozenset({"/live", "/ready", "/ping"})  # they have no key and tell nothing
-OPEN_PATHS = PROBES | {"/health", "/metrics"}
+HEALTH = "/health"
+METRICS = "/metrics"
+# aiohttp's own names its version and Python's.
+SERVER_HEADER: dict[str, str] = {hdrs.SERVER: "slipstream"}
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def make_guard(
     dispatch: Dispatch,
-    keys: ApiKeys,
+    key_check: KeyCheck,
     origins: AllowedOrigins,
-    page_paths: Collection[str] = (),
     note_request: Callable[[web.RequestHandler], None] = lambda connection: None,
     warnings: WarningLog | None = None,
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Make the application's one middleware.
 
-    `page_paths` need no API key. `note_request` gets each connection that has sent a request.
+    `note_request` gets each connection that has sent a request.
     """
     warning_log = warnings or WarningLog()
     log = structlog.get_logger()
@@ -63,10 +69,7 @@ def make_guard(
             if preflight is not None:
                 return preflight
             origins.check(request)
-            if request.path not in OPEN_PATHS and request.path not in page_paths:
-                key = bearer(request.headers.get("Authorization", ""))
-                key = key or request.headers.get("X-Api-Key", "")
-                request[CLIENT] = keys.client(key, request.remote or "")
+            await key_check.check(request)
             response = await handler(request)
         except ApiError as error:
             response = error_response(error, _writer(request))
@@ -89,6 +92,47 @@ def make_guard(
         return response
 
     return guard
+
+
+class KeyCheck:
+    """Checks the key of each request, and holds back the answers to whoever guesses keys."""
+
+    def __init__(self, keys: ApiKeys, refused: RefusedKeys, page_paths: Collection[str]) -> None:
+        self._keys = keys
+        self._refused = refused
+        self._open_paths = PROBES | frozenset(page_paths)
+
+    async def check(self, request: web.Request) -> None:
+        """Note in a request who asks; ApiError 401, perhaps late, if nobody that may."""
+        path = request.path
+        if path in self._open_paths:
+            request[OBSERVES] = self._keys.may_observe("")
+            return
+        key = bearer(request.headers.get("Authorization", ""))
+        key = key or request.headers.get("X-Api-Key", "")
+        if path in (HEALTH, METRICS):
+            request[OBSERVES] = self._keys.may_observe(key)
+            if request[OBSERVES] or (path == HEALTH and not key):
+                return
+            client = None
+        else:
+            client = self._keys.client(key, request.remote or "")
+        if client is not None:
+            request[CLIENT] = client
+            return
+        if key:
+            await self._hold_back(request.remote or "")
+        message = "send a valid API key as Authorization: Bearer KEY or X-Api-Key: KEY"
+        raise ApiError(Failure(401, "invalid_api_key", message))
+
+    async def _hold_back(self, address: str) -> None:
+        delay_s = self._refused.note(address, time.monotonic())
+        if delay_s:
+            self._refused.num_waiting += 1
+            try:
+                await asyncio.sleep(delay_s)
+            finally:
+                self._refused.num_waiting -= 1
 
 
 def _check_version(request: web.Request) -> None:
@@ -119,9 +163,9 @@ def adopt_request_id(request: web.Request, body: Mapping[str, Any]) -> None:
 
 
 def common_headers(request: web.Request) -> dict[str, str]:
-    """Return the headers of every response: the request's id and warnings."""
+    """Return the headers of every response: the server, the request's id and warnings."""
     request_id = request[REQUEST_ID]
-    headers = {REQUEST_ID_HEADER: request_id}
+    headers = SERVER_HEADER | {REQUEST_ID_HEADER: request_id}
     if is_anthropic(request):
         headers[ANTHROPIC_ID_HEADER] = request_id
     if warnings := request[WARNINGS].header():

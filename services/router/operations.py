@@ -22,7 +22,8 @@ from services.router.errors import ApiError, bad_field
 from services.router.fleet import SERVICES, Group, RegisteredWorker
 from services.router.json_body import read_json
 from services.router.metrics import exposition
-from services.router.middleware import Handler, is_anthropic
+from services.router.middleware import HEALTH, METRICS, OBSERVES, Handler, is_anthropic
+from services.router.refused_keys import RefusedKeys
 
 MAX_TICK_AGE_S = 5.0  # ticks come ten times a second
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,15 +36,16 @@ SAMPLING_SETTINGS = (
     "frequency_penalty",
     "repetition_penalty",
 )
-SECRET_SETTINGS = frozenset({"api_keys", "api_keys_file"})
+SECRET_SETTINGS = frozenset({"api_keys", "api_keys_file", "metrics_token"})
 RETRY_AFTER_S = "1"  # workers register twice a second
 
 
 class StatusHandlers:
     """The handlers of probes, operators and the model list; `ticked_at_s` is set by each tick."""
 
-    def __init__(self, dispatch: Dispatch, settings: RouterSettings) -> None:
+    def __init__(self, dispatch: Dispatch, settings: RouterSettings, refused: RefusedKeys) -> None:
         self.ticked_at_s = time.monotonic()
+        self._refused = refused
         self._dispatch = dispatch
         self._settings = settings
         self._created = int(time.time())
@@ -56,8 +58,8 @@ class StatusHandlers:
             web.get("/version", self.version),
             web.get("/live", self.live),
             web.get("/ready", self.ready),
-            web.get("/health", self.health),
-            web.get("/metrics", self.metrics),
+            web.get(HEALTH, self.health),
+            web.get(METRICS, self.metrics),
             web.get("/load", self.load),
             web.get("/server_info", self.server_info),
             web.get("/tokenizer_info", self.tokenizer_info),
@@ -71,27 +73,30 @@ class StatusHandlers:
         return json_response({"status": status}, 200 if status == "ok" else 503)
 
     async def ready(self, request: web.Request) -> web.Response:
-        return self._readiness({})
+        return self._readiness(request[OBSERVES], {})
 
     async def health(self, request: web.Request) -> web.Response:
-        """Say whether new work is taken, and describe the instances and their load.
+        """Say whether new work is taken, and to who may know it, describe the instances.
 
         `requests`, `attempts` and `queries` are this router's. The load of an instance is that of
         its last heartbeat; `open` counts the attempts of this router that it has state for.
         """
+        if not request[OBSERVES]:
+            return self._readiness(False, {})
         inflight = self._dispatch.inflight
         return self._readiness(
+            True,
             {
                 "workers": _worker_counts(self._dispatch),
                 "instances": list(map(_instance, self._dispatch.fleet.workers())),
                 "requests": inflight.num_requests,
                 "attempts": len(inflight),
                 "queries": len(self._dispatch.queries),
-            }
+            },
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        body = exposition(self._dispatch)
+        body = exposition(self._dispatch, self._refused)
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def version(self, request: web.Request) -> web.Response:
@@ -116,12 +121,12 @@ class StatusHandlers:
         message = f"the model {name[:100]!r} does not exist; /v1/models lists those that do"
         raise ApiError(Failure(404, "model_not_found", message, "model"))
 
-    def _readiness(self, more: dict[str, Any]) -> web.Response:
+    def _readiness(self, names_workers: bool, more: dict[str, Any]) -> web.Response:
         dispatch = self._dispatch
         missing = list(dispatch.fleet.missing)
         status = "draining" if dispatch.draining else "waiting" if missing else "ok"
         body = {"status": status, "missing": missing, **more}
-        if refused := dispatch.fleet.refused:
+        if names_workers and (refused := dispatch.fleet.refused):
             body["refused"] = refused
         response = json_response(body, 200 if dispatch.ready else 503)
         if not dispatch.ready:

@@ -15,12 +15,13 @@ from services.router.anthropic.endpoints import COUNT_TOKENS, MESSAGES
 from services.router.api_keys import ApiKeys
 from services.router.chat_page import PageHandler
 from services.router.config import RouterSettings
+from services.router.connection import ApiRunner
 from services.router.dispatch import Dispatch
 from services.router.embeddings import EMBEDDINGS
 from services.router.endpoint import Backend, Endpoint
 from services.router.generation import Generation
 from services.router.listener import Listener, max_connections
-from services.router.middleware import make_guard
+from services.router.middleware import KeyCheck, make_guard
 from services.router.ollama import endpoints as ollama
 from services.router.openai.chat import CHAT
 from services.router.openai.completions import COMPLETIONS
@@ -28,6 +29,7 @@ from services.router.openai.tokens import DETOKENIZE, TOKENIZE
 from services.router.openapi.document import OpenAPIHandler
 from services.router.operations import StatusHandlers, installed_version, sagemaker_routes
 from services.router.origins import AllowedOrigins
+from services.router.refused_keys import RefusedKeys
 from services.router.request_warnings import WarningLog
 from services.router.responses.endpoints import Responses
 from services.router.stream import StreamFlusher
@@ -56,8 +58,9 @@ class HttpServer:
         timeline: TimelineHandler,
         settings: RouterSettings,
     ) -> None:
-        self.status = StatusHandlers(dispatch, settings)
-        self.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
+        refused = RefusedKeys()
+        self.status = StatusHandlers(dispatch, settings, refused)
+        self.keys = ApiKeys(settings.api_keys, settings.api_keys_file, settings.metrics_token)
         self._settings = settings
         self._dispatch = dispatch
         self._runner: web.AppRunner | None = None
@@ -70,9 +73,8 @@ class HttpServer:
         origins = AllowedOrigins(settings, self.keys.required)
         guard = make_guard(
             dispatch,
-            self.keys,
+            KeyCheck(self.keys, refused, page.paths),
             origins,
-            page.paths,
             self._connections.note_request,
             WarningLog(settings.unknown_fields == "refuse"),
         )
@@ -95,7 +97,7 @@ class HttpServer:
     async def start(self, listen_fd: int | None) -> int:
         """Listen on a socket of its own, or on an inherited one; returns the port."""
         settings = self._settings
-        runner = web.AppRunner(
+        runner = ApiRunner(
             self._app,
             handler_cancellation=True,  # a client that leaves ends its handler and frees its pages
             access_log=None,

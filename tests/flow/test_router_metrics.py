@@ -164,13 +164,6 @@ async def test_a_router_alone_has_metrics_too() -> None:
     assert not any(name.startswith("slipstream_worker_") for name in metrics)
 
 
-async def test_metrics_need_no_key() -> None:
-    async with running_router(api_keys=("secret",)) as ring:
-        assert await scraped(ring)
-        async with ring.session.get("/timeline") as response:
-            assert response.status == 401
-
-
 async def test_health_has_the_steps_of_each_compute() -> None:
     async with running_router() as ring:
         ring.beat("compute", load=Load(7, 3, 64, 0.25, REPORT))

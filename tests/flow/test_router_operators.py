@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
+from common.messages.address import Address
 from common.messages.control import ModelCard
 from common.messages.queries import InspectionQuery
+from services.router.refused_keys import DELAY_S, FREE_ATTEMPTS
 from tests.flow.router_ring import CHAT, TEXT, chat, error_of, running_router, waiting
 
 KEY = {"Authorization": "Bearer secret-key-1"}
@@ -28,6 +31,52 @@ async def test_server_info_shows_models_and_settings_but_no_key() -> None:
     assert found["workers"] == {"tokenizer": 1, "compute": 1, "detokenizer": 1}
     assert found["router"]["placement"] == "least_load"
     assert "secret" not in text
+
+
+async def test_strangers_learn_nothing_of_the_instances() -> None:
+    async with running_router(api_keys=("secret-key-1",), metrics_token="scraper") as ring:
+        assert await get(ring, "/health") == (200, {"status": "ok", "missing": []})
+        async with ring.session.get("/metrics") as response:
+            assert response.status == 401
+        for key in ("secret-key-1", "scraper"):
+            headers = {"Authorization": f"Bearer {key}"}
+            found = (await get(ring, "/health", headers=headers))[1]
+            assert {each["name"] for each in found["instances"]} == set(ring.workers)
+            async with ring.session.get("/metrics", headers=headers) as response:
+                assert "slipstream_workers" in await response.text()
+        for path in ("/server_info", "/v1/models", "/timeline"):
+            assert (await get(ring, path, headers=headers))[0] == 401, "the scraper's is no API key"
+        wrong = {"Authorization": "Bearer secret-key-2"}
+        assert (await get(ring, "/health", headers=wrong))[0] == 401
+
+
+async def test_strangers_do_not_learn_which_workers_are_refused() -> None:
+    for keys, expected in ((), True), (("secret-key-1",), False):
+        async with running_router(api_keys=keys) as ring:
+            stranger = Address("ipc:///run/s/tokenizer-9.sock", "f" * 16)
+            ring.actor.dispatch.fleet.refuse(stranger, "speaks another protocol", ring.now_s)
+            assert ("refused" in (await get(ring, "/ready"))[1]) == expected
+            assert ("refused" in (await get(ring, "/health"))[1]) == expected
+            assert "refused" in (await get(ring, "/health", headers=KEY))[1]
+
+
+async def test_wrong_keys_are_counted_and_answered_late() -> None:
+    wrong = {"X-Api-Key": "secret-key-2"}
+    async with running_router(api_keys=("secret-key-1",)) as ring:
+        begin_s = time.monotonic()
+        for _ in range(FREE_ATTEMPTS + 1):
+            assert (await get(ring, "/v1/models", headers=wrong))[0] == 401
+        took_s = time.monotonic() - begin_s
+        assert took_s >= DELAY_S, "the last one was not held back"
+        guess = asyncio.create_task(get(ring, "/v1/models", headers=wrong))
+        await ring.until(lambda: ring.actor.dispatch.num_handlers == 1)
+        assert (await get(ring, "/v1/models", headers=KEY))[0] == 200
+        assert (await get(ring, "/v1/models"))[0] == 401
+        assert not guess.done(), "who has a key, or sends none, does not wait"
+        guess.cancel()
+        await asyncio.gather(guess, return_exceptions=True)
+        async with ring.session.get("/metrics", headers=KEY) as response:
+            assert f"refused_keys_total {FREE_ATTEMPTS + 2}.0" in await response.text()
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/tokenizer_info", "/load"])

@@ -37,7 +37,8 @@ def chunks(*sizes: bytes) -> bytes:
 
 _SIZE = b"%x\r\n" % len(BODY)
 
-REFUSED: Mapping[str, bytes] = {  # by a 400
+LONG = ("a huge request line", "a huge query", "a huge header", "a huge name")  # by a 431
+REFUSED: Mapping[str, bytes] = {  # by a 400, but for LONG
     "no HTTP": b"\x00\x01\x02\x03" * 50 + b"\r\n\r\n",
     "TLS": bytes.fromhex("16030100f8010000f40303") + b"\x00" * 200,
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

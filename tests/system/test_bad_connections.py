@@ -22,6 +22,7 @@ from tests.system.bad_wire import (
     CHUNKED,
     CLOSE,
     LENGTH,
+    LONG,
     OTHERWISE,
     REFUSED,
     SERVED,
@@ -85,13 +86,28 @@ def test_broken_http_is_a_400_and_the_end_of_the_connection(
     strict_stack: Stack, aftermath: Aftermath
 ) -> None:
     found = {name: said(strict_stack, data) for name, data in REFUSED.items()}
-    assert {name: answer for name, answer in found.items() if status_of(answer) != 400} == {}
+    expected = {name: 431 if name in LONG else 400 for name in REFUSED}
+    assert {name: status_of(answer) for name, answer in found.items()} == expected
+    for name, answer in found.items():
+        is_told(re.split(rb"HTTP/1.[01] \d{3} ", answer)[-1], name)
 
 
 def test_what_http_has_a_status_for_gets_it(strict_stack: Stack, aftermath: Aftermath) -> None:
     found = {name: said(strict_stack, data) for name, (_, data) in OTHERWISE.items()}
     expected = {name: status for name, (status, _) in OTHERWISE.items()}
     assert {name: status_of(answer) for name, answer in found.items()} == expected
+    for name, answer in found.items():
+        is_told(answer, name)
+
+
+def is_told(answer: bytes, name: str) -> None:
+    """Assert that a refusal is JSON in OpenAI's shape, and names no software's version."""
+    lines, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\nContent-Type: application/json" in lines, name
+    assert b"\r\nServer: slipstream\r\n" in lines + b"\r\n", name
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}, name
+    assert error["type"] == "invalid_request_error" and "b'" not in error["message"], name
 
 
 def test_what_is_odd_but_sound_is_served(strict_stack: Stack, aftermath: Aftermath) -> None:

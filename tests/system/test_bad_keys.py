@@ -28,12 +28,13 @@ WITHOUT: Mapping[str, dict[str, str]] = {
     "a long key": {"Authorization": "Bearer " + "k" * 8000},
     "a wrong key of Anthropic's": {"X-Api-Key": "sk-wrong"},
 }
-OPEN = ("/live", "/ready", "/health", "/metrics", "/")
+OPEN = ("/live", "/ready", "/health", "/ping", "/")
 CLOSED = (
     "/v1/models",
     "/v1/models/strict",
     "/version",
     "/timeline",
+    "/metrics",
     "/v1/responses/resp_1",
     "/what",
 )

@@ -146,9 +146,9 @@ _OWN: dict[str, Schema] = {
     "Ready": record(**_READY),
     "Health": partial(
         **_READY,
-        **each(COUNT, "requests", "attempts", "queries"),
-        workers=mapping(COUNT),
-        instances=array(mapping(ANY)),
+        **each(optional(COUNT), "requests", "attempts", "queries"),
+        workers=optional(mapping(COUNT)),
+        instances=optional(array(mapping(ANY))),
         draining=optional(BOOLEAN),
     ),
     "ServerInfo": record(

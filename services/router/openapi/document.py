@@ -223,7 +223,7 @@ OPERATIONS = {
         _PING, name="getHealth", summary="Show the workers and their load", answer="Health"
     ),
     "get /metrics": Operation(
-        "getMetrics", "Show Prometheus metrics", STRING, statuses=(), content_type="text/plain"
+        "getMetrics", "Show Prometheus metrics", STRING, content_type="text/plain"
     ),
     "get /timeline": Operation(
         "getTimeline",

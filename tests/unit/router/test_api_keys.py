@@ -12,7 +12,6 @@ import structlog
 from common.errors import ConfigError
 from services.router.admission import Client, ClientLimits
 from services.router.api_keys import ApiKeys, bearer
-from services.router.errors import ApiError
 
 TWO_KEYS = f"""
 [[key]]
@@ -53,10 +52,19 @@ def test_each_key_is_a_client_of_its_own() -> None:
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer ", "Bearer third", "first", "Basic first", "Bearer \udcff"]
 )
-def test_anything_but_a_key_is_a_401(header: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        ApiKeys(("first", "second")).client(bearer(header), "1.2.3.4")
-    assert caught.value.failure.status == 401
+def test_anything_but_a_key_is_nobody(header: str) -> None:
+    assert ApiKeys(("first", "second")).client(bearer(header), "1.2.3.4") is None
+
+
+def test_metrics_are_for_clients_and_for_the_scraper_alone() -> None:
+    assert ApiKeys(()).may_observe("")
+    for keys in (ApiKeys(("first",)), ApiKeys(("first",), metrics_token="scraper")):
+        assert keys.may_observe("first")
+        assert not keys.may_observe("") and not keys.may_observe("scrape")
+    assert keys.may_observe("scraper") and keys.client("scraper", "1.2.3.4") is None
+    without = ApiKeys((), metrics_token="scraper")
+    assert without.may_observe("scraper") and not without.may_observe("")
+    assert without.client("", "1.2.3.4") == Client("1.2.3.4")
 
 
 def test_the_name_of_the_scheme_is_written_in_any_case() -> None:
@@ -78,8 +86,7 @@ def test_a_changed_file_takes_effect_without_a_restart(file: Path) -> None:
     _write(file, '[[key]]\nname = "team-c"\nkey = "sk-team-c-1"\n', 2)
     keys.reload()
     assert keys.client("sk-team-c-1", "").name == "team-c"
-    with pytest.raises(ApiError):
-        keys.client("sk-team-a-1", "")
+    assert keys.client("sk-team-a-1", "") is None
 
 
 @pytest.mark.parametrize("text", ["[[key]", '[[key]]\nname = "x"\n', "key = 3", "\x00"])
@@ -109,8 +116,7 @@ def test_a_file_that_goes_away_leaves_the_keys_and_may_come_back(file: Path) -> 
 def test_an_empty_file_lets_nobody_in(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text("")
-    with pytest.raises(ApiError):
-        ApiKeys((), str(path)).client("", "1.2.3.4")
+    assert ApiKeys((), str(path)).client("", "1.2.3.4") is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ def test_the_settings_are_these() -> None:
         "port",
         "api_keys",
         "api_keys_file",
+        "metrics_token",
         "allowed_origins",
         "allowed_hosts",
         "placement",
