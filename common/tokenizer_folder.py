@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from common.errors import ModelError
 from common.model_folder import read_json
+from common.text_growth import check_growth
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
@@ -71,6 +72,10 @@ def load_tokenizer(folder: TokenizerFolder) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{file} cannot be loaded: {error}") from error
+    try:
+        check_growth(tokenizer)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from error
     # Truncation and padding are meant for training batches; they would cut or pad prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
