@@ -75,6 +75,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 # Several times what any model has: beyond it a file is damaged, or made to exhaust a machine.
 _LARGEST = {
     "vocab_size": 1 << 23,
+    "eos_token_id": 1 << 23,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,
     "num_hidden_layers": 1 << 11,
@@ -216,9 +217,16 @@ def _count(raw: Mapping[str, Any], name: str, default: int = 0) -> int:
         raise ModelError(
             f"config.json: {name} must be a positive integer, not {str(raw.get(name))[:40]!r}."
         )
-    if value > _LARGEST[name]:
-        raise ModelError(
-            f"config.json: {name} is {str(value)[:24]}, and no model has more than "
-            f"{_LARGEST[name]}; is the file damaged?"
-        )
+    check_sizes({name: value})
     return value
+
+
+def check_sizes(raw: Mapping[str, Any]) -> None:
+    """Raise ModelError if a size in config.json is beyond any model's."""
+    for name, largest in _LARGEST.items():
+        value = raw.get(name)
+        if isinstance(value, int | float) and value > largest:
+            raise ModelError(
+                f"config.json: {name} is {str(value)[:24]}, and no model has more than "
+                f"{largest}; is the file damaged?"
+            )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from common.decoder_shape import check_sizes
 from common.errors import ModelError
 from common.messages.control import Matryoshka, ModelCard
 
@@ -129,6 +130,7 @@ def describe(path: str | Path, served_names: Sequence[str] = ()) -> ModelCard:
             f"{folder / 'config.json'} has no vocab_size; "
             "is this the folder of a text generation model?"
         )
+    check_sizes({**config, "eos_token_id": max(eos_token_ids(folder), default=0)})
     max_model_len = config.get("max_position_embeddings")
     names = served_names or (folder.resolve().name,)
     return ModelCard(

@@ -44,6 +44,35 @@ def test_a_model_with_images_keeps_its_text_settings_inside(tmp_path: Path) -> N
     assert (card.vocab_size, card.max_model_len) == (7, 9)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", 10**9),
+        ("num_hidden_layers", 10**9),
+        ("vocab_size", 10**12),
+        ("max_position_embeddings", 10**15),
+        ("max_position_embeddings", 1e15),
+        ("eos_token_id", 10**9),
+        ("eos_token_id", [2, 10**9]),
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_sizes_beyond_any_models_are_refused(
+    name: str, value: Any, inside: bool, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 7, "max_position_embeddings": 9, name: value}
+    is_inside = inside and name != "eos_token_id"
+    with pytest.raises(ModelError, match=rf"config.json: {name} is 1(0{{9,}}|e\+15).* damaged"):
+        describe(folder(tmp_path, **({"text_config": sizes} if is_inside else sizes)))
+
+
+def test_an_end_beyond_any_vocabulary_is_refused_in_the_other_file_too(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    (path / "generation_config.json").write_text('{"eos_token_id": [2, 1000000000]}')
+    with pytest.raises(ModelError, match="eos_token_id is 1000000000"):
+        describe(path)
+
+
 def test_equal_files_in_two_places_have_one_revision(tmp_path: Path) -> None:
     assert revision_of(folder(tmp_path / "a")) == revision_of(folder(tmp_path / "b"))
 
