@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from benchmarks.stack import Stack
 from tests.browser.visit import Visit
 
@@ -24,6 +26,17 @@ async def test_the_model_calls_a_tool_and_says_its_result(visit: Visit, demo_sta
     assert await visit.answer(0).locator(".call-name").all_inner_texts() == ["calculator"]
     assert await results(visit, 0) == [{"result": "408"}]
     assert "408" in await visit.answer().locator(".content").inner_text()
+
+
+@pytest.mark.parametrize("name", ["localhost", "slipstream.localhost"])  # and 127.0.0.1 above
+async def test_the_page_works_under_every_name_of_this_machine(
+    visit: Visit, demo_stack: Stack, name: str
+) -> None:
+    await visit.open(f"http://{name}:{demo_stack.port}")
+    await visit.settings(temperature=0)
+    await visit.ask("Hello!")
+    await visit.wait_until_done()
+    assert await visit.answer().locator(".content").inner_text()
 
 
 async def test_the_model_calls_twice_at_once_and_says_both_results(
