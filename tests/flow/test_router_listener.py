@@ -13,7 +13,7 @@ from aiohttp import web
 from services.router.listener import ALONE_S, MAX_REFUSALS, Listener, max_connections
 from tests.patience import PATIENCE_S
 
-REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
