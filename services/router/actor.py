@@ -67,6 +67,7 @@ class RouterActor:
                         settings.tokens_per_minute_per_client,
                         settings.min_priority,
                     ),
+                    settings.max_in_flight_choices,
                 )
             ),
             DispatchLimits(settings.query_timeout_s, settings.max_in_flight, settings.hold_s),

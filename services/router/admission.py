@@ -40,6 +40,7 @@ class AdmissionLimits:
     max_in_flight: int
     max_in_flight_tokens: int
     per_client: ClientLimits = ClientLimits()
+    max_in_flight_choices: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class AdmissionTicket:
 
     client: Client
     tokens: int
+    choices: int = 1
 
 
 class _ClientUsage:
@@ -82,6 +84,7 @@ class AdmissionController:
         self._clients: dict[str, _ClientUsage] = {}
         self.num_requests = 0
         self.num_tokens = 0
+        self.num_choices = 0
 
     def check_priority(self, client: Client, priority: int) -> None:
         """Raises ApiError 400 for a priority that the client may not have."""
@@ -93,8 +96,8 @@ class AdmissionController:
             )
             raise ApiError(Failure(400, "priority_not_allowed", message, "priority"))
 
-    def admit(self, client: Client, tokens: int, now_s: float) -> AdmissionTicket:
-        """Admit a request that may occupy up to `tokens` tokens.
+    def admit(self, client: Client, tokens: int, now_s: float, choices: int = 1) -> AdmissionTicket:
+        """Admit a request that may occupy up to `tokens` tokens, with so many choices.
 
         Raises ApiError: 429 for a client over its own limits, 503 when the router is full, each
         with a time after which to try again. A request that exceeds the bound by itself is
@@ -105,7 +108,10 @@ class AdmissionController:
         _check_client(usage, limits)
         max_tokens = self._limits.max_in_flight_tokens
         tokens = min(tokens, max_tokens)
+        max_choices = self._limits.max_in_flight_choices
+        choices = min(choices, max_choices)
         is_full = self.num_requests >= self._limits.max_in_flight
+        is_full = is_full or self.num_choices + choices > max_choices
         if is_full or self.num_tokens + tokens > max_tokens:
             raise ApiError(FULL, 1.0)
         if limits.requests_per_s:
@@ -114,12 +120,14 @@ class AdmissionController:
         self._clients[client.name] = usage
         self.num_requests += 1
         self.num_tokens += tokens
-        return AdmissionTicket(client, tokens)
+        self.num_choices += choices
+        return AdmissionTicket(client, tokens, choices)
 
     def release(self, ticket: AdmissionTicket, used_tokens: int = 0) -> None:
         """Release what an admitted request occupied, once per ticket, and charge its tokens."""
         self.num_requests -= 1
         self.num_tokens -= ticket.tokens
+        self.num_choices -= ticket.choices
         usage = self._clients[ticket.client.name]
         usage.in_flight -= 1
         usage.tokens -= used_tokens

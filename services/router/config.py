@@ -42,8 +42,12 @@ class RouterSettings(Settings):
         "warn", description="what to do about a field of a request that does not exist"
     )
 
-    # 8 MiB parse in 80 ms, which stops the loop.
     max_body_bytes: int = Field(8 << 20, ge=1024, description="size of one request")
+    max_unfinished_body_bytes: int = Field(
+        64 << 20,
+        ge=1 << 20,
+        description="size of all requests that arrive or are parsed, but for 64 KiB of each",
+    )
     body_timeout_s: float = Field(30.0, gt=0, description="for a client to send its request")
     keep_alive_s: float = Field(75.0, gt=0, description="until an idle connection is closed")
     query_timeout_s: float = Field(30.0, gt=0, description="for /tokenize and /detokenize")
@@ -51,6 +55,9 @@ class RouterSettings(Settings):
     max_in_flight: int = Field(1024, ge=1, description="open requests; more are refused")
     max_in_flight_tokens: int = Field(
         16 << 20, ge=1, description="tokens of open requests: prompts (estimated) and max_tokens"
+    )
+    max_in_flight_choices: int = Field(
+        2048, ge=1, description="answers of open requests: prompts times n; more are refused"
     )
     max_in_flight_per_client: int = Field(0, ge=0, description="open requests of one client")
     requests_per_s_per_client: float = Field(0.0, ge=0, description="requests a second of one")

@@ -33,7 +33,7 @@ from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, Inflig
 from services.router.errors import ApiError, bad_field
 from services.router.failover import RetryBudget, may_wait
 from services.router.fleet import Fleet, Group, RegisteredWorker
-from services.router.generate_request import GenerateRequest, check_prompt_length
+from services.router.generate_request import GenerateRequest, check_prompt_length, estimated_tokens
 from services.router.holding import HoldQueue
 from services.router.inflight import InflightTable
 from services.router.prompts import check_ids
@@ -146,7 +146,11 @@ class Dispatch:
         request.check(group.card)
         self.admission.check_priority(client, request.priority)
         cost = request.cost_tokens(group.card.max_model_len)
-        return self.admission.admit(client, cost, self._clock())
+        return self.admission.admit(client, cost, self._clock(), request.num_all_choices)
+
+    def admit_query(self, client: Client, num_bytes: int) -> AdmissionTicket:
+        """Check a query with a body of this size against the limits; ApiError 429 or 503."""
+        return self.admission.admit(client, estimated_tokens(num_bytes), self._clock())
 
     def release(self, ticket: AdmissionTicket, used_tokens: int = 0) -> None:
         """Undo `admit`, and charge the tokens that the request took."""
@@ -316,7 +320,7 @@ class Dispatch:
         self, group: Group, ids: IdsPrompt, field: str, goes_on: bool = False
     ) -> str:
         """Ask a detokenizer for the text of ids; `goes_on` omits an unfinished last character."""
-        check_ids(list(ids.ids), field, group.card.vocab_size or 1 << 31)
+        check_ids(ids.ids, field, group.card.vocab_size or 1 << 31)
         answer: Detokenized = await self._ask_any(
             group,
             "detokenizer",

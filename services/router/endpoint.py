@@ -9,12 +9,12 @@ from typing import Any, Generic, TypeVar
 from aiohttp import web
 
 from services.router.answer import ResponseHead
+from services.router.body_reader import BODY_BYTES, BodyReader
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.fleet import Group
 from services.router.generate_request import GenerateRequest
 from services.router.generation import EVENTS, Generation, RequestContext, response_head
-from services.router.json_body import read_json
 from services.router.middleware import CLIENT, Handler, adopt_request_id
 from services.router.request_span import RequestSpan
 from services.router.sse import AnswerFormat, BodyFormat, EventFormat, json_bytes
@@ -47,6 +47,7 @@ class Backend:
     dispatch: Dispatch
     generation: Generation
     settings: RouterSettings
+    bodies: BodyReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,21 @@ class Endpoint(Generic[RequestT]):
 
     def handler(self, backend: Backend) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            settings = backend.settings
-            body = await read_json(request, settings, of_any_type=self.any_content_type)
-            if self.adopts_request_id:
-                adopt_request_id(request, body)
-            if not self.operation:
-                return await self.run(Call(backend, request, self.parse(body, request)))
-            with RequestSpan(self.operation, request) as span:
-                return await self.run(Call(backend, request, self.parse(body, request), span))
+            body = await backend.bodies.read(request, of_any_type=self.any_content_type)
+            return await self.answer(backend, request, body)
 
         return handle
+
+    async def answer(
+        self, backend: Backend, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        """Answer a request whose body has been read."""
+        if self.adopts_request_id:
+            adopt_request_id(request, body)
+        if not self.operation:
+            return await self.run(Call(backend, request, self.parse(body, request)))
+        with RequestSpan(self.operation, request) as span:
+            return await self.run(Call(backend, request, self.parse(body, request), span))
 
     def route(self, backend: Backend) -> web.RouteDef:
         return web.post(self.path, self.handler(backend))
@@ -128,15 +134,26 @@ def prepare(
 
 
 def query(
-    answer: Callable[[Dispatch, RequestT], Awaitable[dict[str, Any]]],
+    answer: Callable[[Dispatch, RequestT], Awaitable[dict[str, Any] | bytes]],
 ) -> Run[RequestT]:
-    """Return the `run` of an endpoint that is answered with one JSON object."""
+    """Return the `run` of an endpoint that is answered with one JSON object.
+
+    Queries count against the limits of their client and the server, as requests for generation do.
+    Their tokens are estimated.
+    """
 
     async def run(call: Call[RequestT]) -> web.StreamResponse:
-        return json_response(await answer(call.backend.dispatch, call.parsed))
+        dispatch = call.backend.dispatch
+        ticket = dispatch.admit_query(call.request[CLIENT], call.request[BODY_BYTES])
+        try:
+            return json_response(await answer(dispatch, call.parsed))
+        finally:
+            dispatch.release(ticket, ticket.tokens)
 
     return run
 
 
-def json_response(value: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=json_bytes(value), status=status, content_type="application/json")
+def json_response(value: dict[str, Any] | bytes, status: int = 200) -> web.Response:
+    """Answer with an object, or with the bytes of one."""
+    body = value if isinstance(value, bytes) else json_bytes(value)
+    return web.Response(body=body, status=status, content_type="application/json")

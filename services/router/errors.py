@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ def unsupported(field: str, why: str = "") -> FieldError:
 
 def shown(value: Any) -> str:
     """Render an input for a message, shortened: elsewhere a 4 KB body caused 23 MB of errors."""
-    if isinstance(value, (dict, list)):
+    if isinstance(value, (dict, list, array)):
         kind = "object" if isinstance(value, dict) else "array"
         return f"{kind} of {len(value)}"
     text = json.dumps(value[:MAX_INPUT_CHARACTERS] if isinstance(value, str) else value)

@@ -14,7 +14,7 @@ from aiohttp import HttpVersion11, web
 
 from common.messages.control import ModelCard
 from common.messages.failure import Failure
-from services.router.admission import Client
+from services.router.admission import AdmissionTicket, Client
 from services.router.answer import AnswerCollector, ResponseHead
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
@@ -41,7 +41,8 @@ LayoutT = TypeVar("LayoutT", bound=BodyFormat | EventFormat, covariant=True)
 class RequestContext(Generic[LayoutT]):
     """A validated request with its model's workers, its client, and the format of its answer.
 
-    With `wants_ids` the format gets the ids of the tokens; `content_type` is that of a stream.
+    With `wants_ids` the format gets the ids of the tokens; `content_type` is that of a stream. A
+    request that was admitted before has its `ticket`, which is released with its answer.
     """
 
     request: GenerateRequest
@@ -51,6 +52,7 @@ class RequestContext(Generic[LayoutT]):
     span: RequestSpan
     wants_ids: bool = False
     content_type: str = EVENTS
+    ticket: AdmissionTicket | None = None
 
 
 class Generation:
@@ -170,7 +172,7 @@ def _admitted(
     A client that leaves cancels the handler; leaving this block then aborts what still runs.
     """
     request, group = context.request, context.group
-    ticket = dispatch.admit(context.client, request, group)
+    ticket = context.ticket or dispatch.admit(context.client, request, group)
     num_used = 0
     try:
         inflight = dispatch.submit(

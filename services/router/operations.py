@@ -20,7 +20,6 @@ from services.router.dispatch import Dispatch
 from services.router.endpoint import Backend, Endpoint, json_response
 from services.router.errors import ApiError, bad_field
 from services.router.fleet import SERVICES, Group, RegisteredWorker
-from services.router.json_body import read_json
 from services.router.metrics import exposition
 from services.router.middleware import HEALTH, METRICS, OBSERVES, Handler, is_anthropic
 from services.router.refused_keys import RefusedKeys
@@ -264,14 +263,13 @@ def sagemaker_routes(
 
     An invocation goes to the endpoint of the field that only its requests have.
     """
-    handlers = {field: endpoint.handler(backend) for field, endpoint in endpoints.items()}
 
     async def invocations(request: web.Request) -> web.StreamResponse:
-        body = await read_json(request, backend.settings)  # aiohttp keeps it for the handler
-        for field, handler in handlers.items():
+        body = await backend.bodies.read(request)
+        for field, endpoint in endpoints.items():
             if body.get(field) is not None:
-                return await handler(request)
-        fields = list(handlers)
+                return await endpoint.answer(backend, request, body)
+        fields = list(endpoints)
         raise bad_field(fields[0], f"is missing; give {', '.join(fields[:-1])} or {fields[-1]}")
 
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -19,7 +19,7 @@ from services.router.errors import (
     shown,
     unsupported,
 )
-from services.router.request_warnings import Warnings
+from services.router.request_warnings import MAX_NAME_CHARACTERS, Warnings
 
 MAX_LISTED_ERRORS = 3
 IGNORED = "accepted, without effect"  # the description of such a field
@@ -170,13 +170,19 @@ class RequestModel(BaseModel):
     def check_others(cls, body: Mapping[str, Any], warnings: Warnings | None = None) -> None:
         """Refuse or warn about fields that the model does not have, as `read` does."""
         known = cls.__pydantic_fields__
+        unknown = []
         for name, value in body.items():
-            if name in known:
+            if name in known or name in IGNORED_FIELDS:
                 continue
             if (refused := cls.refused.get(name)) is not None:
                 refused.check(name, value)
-            elif warnings is not None:
-                warn_unknown(name, value, warnings)
+            elif (hint := WITHOUT_EFFECT.get(name)) is not None:
+                if warnings is not None and not hint.allows(value):
+                    warnings.add(name, f"has no effect; {hint.why}")
+            elif name not in UNSUPPORTED_FIELDS:
+                unknown.append(name)
+        if unknown and warnings is not None:
+            warn_unknown(unknown, warnings)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -197,19 +203,12 @@ class OpenAIModel(RequestModel):
     refused: ClassVar[Mapping[str, RefusedFields]] = UNSUPPORTED_FIELDS
 
 
-def warn_unknown(name: str, value: Any, warnings: Warnings) -> None:
-    """Warn about an unknown field; ApiError 400 where the server is strict."""
-    hint = WITHOUT_EFFECT.get(name)
-    if hint is not None:
-        if not hint.allows(value):
-            warnings.add(name, f"has no effect; {hint.why}")
-        return
-    if name in IGNORED_FIELDS or name in UNSUPPORTED_FIELDS:
-        return
-    name = name[:64]
+def warn_unknown(names: Sequence[str], warnings: Warnings) -> None:
+    """Warn about unknown fields; ApiError 400 where the server is strict."""
     if warnings.refuse_unknown:
-        raise bad_field(name, "is not a field of this request", "unknown_parameter")
-    warnings.add(name, f"unknown request field {shown(name)} is ignored")
+        message = "is not a field of this request"
+        raise bad_field(names[0][:MAX_NAME_CHARACTERS], message, "unknown_parameter")
+    warnings.add_unknown(names)
 
 
 def from_validation(error: ValidationError) -> ApiError:

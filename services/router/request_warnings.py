@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 
+from services.router.errors import shown
+
 HEADER: Final = "Warning"
 MAX_IN_HEADER: Final = 8  # with MAX_CHARACTERS below 2 KB: proxies take 4 KB of headers or more
 MAX_CHARACTERS: Final = 200
+MAX_NAME_CHARACTERS: Final = 64
 MAX_LOGGED: Final = 256  # kinds of warnings; they may have names that clients make up
 
 _NUMBER = re.compile(r"\[\d+\]")
@@ -26,11 +30,19 @@ class WarningLog:
 
     def note(self, field: str, message: str) -> None:
         """Log a warning, unless the same one about this field was logged before."""
-        kind = f"{_NUMBER.sub('[]', field)}: {message}"
+        if self._is_new(f"{_NUMBER.sub('[]', field)}: {message}"):
+            self._log.warning("request warning", field=field, message=message)
+
+    def note_unknown(self, names: Sequence[str], num_more: int) -> None:
+        """Log unknown fields of one request in a line, unless the same names were logged before."""
+        if self._is_new(" ".join(names)):
+            self._log.warning("unknown request fields", fields=list(names), more=num_more)
+
+    def _is_new(self, kind: str) -> bool:
         if kind in self._kinds or len(self._kinds) >= MAX_LOGGED:
-            return
+            return False
         self._kinds.add(kind)
-        self._log.warning("request warning", field=field, message=message)
+        return True
 
 
 class Warnings:
@@ -52,14 +64,26 @@ class Warnings:
 
     def add(self, field: str, message: str) -> None:
         """Warn about a field; warnings beyond the header's limit are only counted."""
-        text = f"{field}: {message}"[:MAX_CHARACTERS]
+        if self._show(f"{field}: {message}"[:MAX_CHARACTERS]):
+            self._log.note(field, message)
+
+    def add_unknown(self, names: Sequence[str]) -> None:
+        """Warn about fields that a request does not have; a million of them cost nothing."""
+        first = [name[:MAX_NAME_CHARACTERS] for name in names[:MAX_IN_HEADER]]
+        for name in first:
+            self._show(f"{name}: unknown request field {shown(name)} is ignored"[:MAX_CHARACTERS])
+        self._num_left_out += len(names) - len(first)
+        self._log.note_unknown(first, len(names) - len(first))
+
+    def _show(self, text: str) -> bool:
+        """Put a text into the header; whether it is new there and there was room."""
         if text in self._texts:
-            return
+            return False
         if len(self._texts) == MAX_IN_HEADER:
             self._num_left_out += 1
-            return
+            return False
         self._texts.append(text)
-        self._log.note(field, message)
+        return True
 
     def header(self) -> str:
         """Return the header's value; empty without warnings."""

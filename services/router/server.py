@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from common.host import max_open_files
 from services.router.anthropic.endpoints import COUNT_TOKENS, MESSAGES
 from services.router.api_keys import ApiKeys
+from services.router.body_reader import BodyReader
 from services.router.chat_page import PageHandler
 from services.router.config import RouterSettings
 from services.router.connection import ApiRunner
@@ -20,6 +21,7 @@ from services.router.dispatch import Dispatch
 from services.router.embeddings import EMBEDDINGS
 from services.router.endpoint import Backend, Endpoint
 from services.router.generation import Generation
+from services.router.json_parser import JsonParser
 from services.router.listener import Listener, max_connections
 from services.router.middleware import KeyCheck, make_guard
 from services.router.ollama import endpoints as ollama
@@ -78,10 +80,12 @@ class HttpServer:
             self._connections.note_request,
             WarningLog(settings.unknown_fields == "refuse"),
         )
-        self._app = web.Application(middlewares=[guard], client_max_size=settings.max_body_bytes)
+        self._app = web.Application(middlewares=[guard])
         self._app.on_response_prepare.append(origins.sign)
         self._app.on_response_prepare.append(self._end_keep_alive)
-        backend = Backend(dispatch, Generation(dispatch, flushes, settings), settings)
+        self._parser = JsonParser()
+        self.bodies = BodyReader(settings, self._parser)
+        backend = Backend(dispatch, Generation(dispatch, flushes, settings), settings, self.bodies)
         self._app.add_routes(with_short_paths(self._api_routes(backend)))
         self._app.add_routes([web.get("/timeline", timeline.timeline), *page.routes()])
 
@@ -117,7 +121,8 @@ class HttpServer:
         return await self._listener.open(settings.host, settings.port, listen_fd)
 
     def tick(self, now_s: float) -> None:
-        """Begin to accept once there are workers, and cut stalled connections."""
+        """Begin to accept once there are workers, watch the parser, and cut stalled connections."""
+        self._parser.tick(now_s)
         if self._listener is None or self._runner is None:
             return
         self._listener.tick(now_s, self._dispatch.ready, self._dispatch.idle)
@@ -142,6 +147,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Stop listening and end every connection."""
+        self._parser.close()
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ def make(config: ServiceConfig[TokenizerSettings]) -> TokenizerActor:
     """Build the actor; ModelError when the model folder cannot be used."""
     own = config.own
     folder = locate(config.model.path, config.model.revision)
-    # Lengths are 0 in a card of a worker that does not decide them.
-    card = replace(describe(folder, config.model.served_name), max_model_len=0)
+    card = describe(folder, config.model.served_name)
     shared = [field.name for field in fields(EncoderSettings) if field.name != "folder"]
     encoder = EncoderSettings(str(folder), **{name: getattr(own, name) for name in shared})
     settings_json = json.dumps(asdict(encoder))

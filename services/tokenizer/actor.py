@@ -18,12 +18,19 @@ from common.messages.failure import Failure
 from common.messages.queries import Inspection, InspectionQuery, TimelineQuery
 from common.messages.sampling import SamplingParams
 from common.messages.text import AttemptRefused, Tokenized
-from common.messages.tokenize import IdsPrompt, OutputRules, Tokenize, TokenizeQuery, TokenizerInbox
+from common.messages.tokenize import (
+    IdsPrompt,
+    OutputRules,
+    TextPrompt,
+    Tokenize,
+    TokenizeQuery,
+    TokenizerInbox,
+)
 from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log, trace
 from common.telemetry.span_ring import SpanRing, timeline_part
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.jobs import Job, Outcome, size_of
+from services.tokenizer.jobs import Job, Outcome, TextBound, size_of
 from services.tokenizer.pool import Pool
 from services.tokenizer.requests import (
     PendingRequest,
@@ -33,6 +40,7 @@ from services.tokenizer.requests import (
     check_rules,
     generate_messages,
     resolve_max_tokens,
+    text_bound,
     truncated,
 )
 
@@ -51,12 +59,16 @@ class TokenizerActor(Worker):
         clock: Callable[[], float] = time.monotonic,
         about: bytes = b"{}",
     ) -> None:
-        """`about` is a JSON object that describes the tokenizer to operators."""
+        """`about` is a JSON object that describes the tokenizer to operators.
+
+        A query does not say how long its text may be: the length in the model's folder bounds it.
+        """
         super().__init__(registration)
         self._settings = settings
         self._card = card
         self._pool = pool
         self._about = about
+        self._query_bound = TextBound(card.max_model_len, settings.max_chars_per_token)
         self._clock = clock
         self._requests = RequestTable(settings.max_pending_requests, settings.max_pending_bytes)
         self._encoded = SpanRing("prompts", "tokenize", "tokens")
@@ -73,7 +85,8 @@ class TokenizerActor(Worker):
         """Start the pool; ModelError when the model folder cannot be used."""
         self._transport = transport
         await self._pool.start()
-        self._registration.start(transport, self._card)
+        # Lengths are 0 in a card of a worker that does not decide them.
+        self._registration.start(transport, replace(self._card, max_model_len=0))
 
     async def stop(self) -> None:
         """Refuse the open requests, so that routers place them elsewhere, and end the pool."""
@@ -126,7 +139,10 @@ class TokenizerActor(Worker):
             trace.context_from(message.traceparent),
             attributes={trace.ATTEMPT: f"{first.router}:{first.counter}", trace.STAGE: "tokenizer"},
         )
-        failure = self._refusal(message, size)
+        bound = self._query_bound
+        if isinstance(message, Tokenize):
+            bound = text_bound(message, self._settings.max_chars_per_token)
+        failure = self._refusal(message, size, bound)
         if failure is not None:
             self._fail(request, failure)
             return
@@ -135,24 +151,31 @@ class TokenizerActor(Worker):
             return
         self._registration.expect(first.router, now_s)
         # A retry renders the date of its admission, so that it continues the same prompt.
+        prompt = message.prompt
+        if isinstance(prompt, TextPrompt):
+            prompt = replace(prompt, text=bound.cut(prompt.text))
         if isinstance(message, Tokenize):
-            job = Job(message.prompt, message.admitted_at_s, rules=message.rules)
+            job = Job(prompt, message.admitted_at_s, rules=message.rules, bound=bound)
         else:
-            job = Job(message.prompt, time.time(), message.return_token_strs)
+            job = Job(prompt, time.time(), message.return_token_strs, bound=bound)
         done = partial(self._done, request)
         if isinstance(job.prompt, IdsPrompt) and not job.want_strs and job.rules == OutputRules():
             done(Outcome(job.prompt.ids))
         else:
             request.job = self._pool.submit(job, done, first, message.traceparent)
 
-    def _refusal(self, message: Tokenize | TokenizeQuery, size: int) -> Failure | None:
+    def _refusal(
+        self, message: Tokenize | TokenizeQuery, size: int, bound: TextBound
+    ) -> Failure | None:
         if size > self._settings.max_prompt_bytes:
             field, most = message.prompt_field, self._settings.max_prompt_bytes
             too_large = f"{field} is {size} bytes; at most {most} are accepted"
             return Failure(413, "prompt_too_large", too_large, field)
         failure = None
+        if isinstance(message.prompt, TextPrompt):
+            failure = bound.refusal(message.prompt.text)
         if isinstance(message, Tokenize):
-            failure = check_rules(message.rules, self._settings.max_structure_bytes)
+            failure = failure or check_rules(message.rules, self._settings.max_structure_bytes)
         return failure or self._requests.refusal(size)
 
     def _done(self, request: PendingRequest, outcome: Outcome) -> None:
@@ -200,7 +223,7 @@ class TokenizerActor(Worker):
     def _fail(self, request: PendingRequest, failure: Failure) -> None:
         message = request.message
         if failure.field is None and failure.status < 500:
-            failure = Failure(failure.status, failure.code, failure.message, message.prompt_field)
+            failure = replace(failure, field=message.prompt_field)
         request.span.set_attribute(trace.ERROR_TYPE, failure.code)
         request.span.set_status(Status(StatusCode.ERROR, failure.message))
         request.span.end()

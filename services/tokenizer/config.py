@@ -45,6 +45,11 @@ class TokenizerSettings(Settings):
     max_prompt_bytes: int = Field(
         8 << 20, description="size of one prompt, both as it comes in and as it is rendered"
     )
+    max_chars_per_token: int = Field(
+        32,
+        description="characters a token may stand for on average: a prompt that would be too long "
+        "even so is refused before it is encoded; 0 encodes all",
+    )
     max_structure_bytes: int = Field(256 << 10, description="size of one schema or grammar")
     max_pending_requests: int = Field(
         1024, description="requests in work or waiting; more are refused"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from common.child_main import pack_frame
 from common.link.codec import pack, unpack
@@ -11,6 +11,8 @@ from common.messages.arrays import Int32s
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec
 from common.messages.tokenize import ChatPrompt, IdsPrompt, OutputRules, PromptSource, TextPrompt
+
+TOO_LONG: Final = "context_length_exceeded"
 
 
 class Refused(Exception):
@@ -33,6 +35,38 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class TextBound:
+    """How much text is encoded for a prompt of up to `max_tokens` tokens; 0 is no bound.
+
+    No text is that dense, so that a longer one would be encoded only to be refused: 8 MB took 10 s.
+    Where the prompt may be cut, its text is cut at the same side.
+    """
+
+    max_tokens: int = 0
+    max_chars_per_token: int = 0
+    cut_side: Literal["left", "right", ""] = ""
+
+    def refusal(self, text: str) -> Failure | None:
+        """Return why a text is too long, if it is and may not be cut."""
+        most = self.max_tokens * self.max_chars_per_token
+        if self.cut_side or not 0 < most < len(text):
+            return None
+        num_tokens = -(-len(text) // self.max_chars_per_token)
+        message = (
+            f"this model takes prompts of {self.max_tokens} tokens at most, but this one has at "
+            f"least {num_tokens}, in {len(text)} characters; shorten it"
+        )
+        return Failure(400, TOO_LONG, message, None, False, num_tokens, self.max_tokens)
+
+    def cut(self, text: str) -> str:
+        """Cut a text to what is encoded of it."""
+        most = self.max_tokens * self.max_chars_per_token
+        if not self.cut_side or not 0 < most < len(text):
+            return text
+        return text[-most:] if self.cut_side == "left" else text[:most]
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A prompt to tokenize, as of Unix time `now_s`; `want_strs` asks for the tokens' texts.
 
@@ -43,6 +77,7 @@ class Job:
     now_s: float
     want_strs: bool = False
     rules: OutputRules = OutputRules()
+    bound: TextBound = TextBound()
 
     @property
     def is_confined(self) -> bool:

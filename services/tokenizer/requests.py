@@ -21,9 +21,8 @@ from common.messages.failure import Failure
 from common.messages.generate import Generate, StreamHeader
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import OutputRules, Tokenize, TokenizeQuery, TokenLimits
-from services.tokenizer.jobs import Outcome
+from services.tokenizer.jobs import TOO_LONG, Outcome, TextBound
 
-TOO_LONG = "context_length_exceeded"
 # A character is four bytes at most, so four byte tokens; twice that for a word they may end.
 PROMPT_TAIL = 8
 TOMBSTONE_S = 60.0
@@ -186,6 +185,16 @@ def truncated(ids: array[int], truncate_to: int, side: Literal["left", "right"])
     if not 0 < truncate_to < len(ids):
         return ids
     return ids[-truncate_to:] if side == "left" else ids[:truncate_to]
+
+
+def text_bound(message: Tokenize, max_chars_per_token: int) -> TextBound:
+    """Return how much text of a request is worth encoding; none of it may exceed its limits."""
+    limits, kept = message.limits, message.truncate_to
+    context = limits.max_model_len if message.pooling else max(0, limits.max_model_len - 1)
+    most = min(filter(None, (limits.max_input_length, context)), default=0)
+    if kept and (not most or kept <= most):
+        return TextBound(kept, max_chars_per_token, message.truncate_side)
+    return TextBound(most, max_chars_per_token)
 
 
 def check_prompt_len(limits: TokenLimits, prompt_len: int, field: str) -> Failure | None:

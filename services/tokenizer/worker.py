@@ -12,8 +12,9 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final
 
-from common.child_main import FrameWriter, ResourceLimits, serve
+from common.child_main import FrameWriter, ResourceLimits, limit_memory, serve
 from common.errors import ModelError
 from common.link.codec import unpack
 from common.messages.arrays import int32s
@@ -31,6 +32,12 @@ from services.tokenizer.jobs import (
     pack_outcome,
 )
 from services.tokenizer.lark import Vocabulary
+
+# What encoding may take, above what the process has: 8 MB of text took 1.5 GB, 190 bytes for each.
+# A normalizer that makes two characters of one, forty times, would take all there is.
+ENCODE_MEMORY_BYTES: Final = 256 << 20
+ENCODE_MEMORY_RATIO: Final = 256
+MAX_STRS: Final = 1 << 17  # packing and unpacking so many holds each loop for 10 ms
 
 
 class PromptEncoder:
@@ -63,13 +70,18 @@ class PromptEncoder:
             case ChatPrompt() as prompt:
                 chat = self._chats.render(prompt, job.now_s)
                 # The template writes the special tokens itself.
-                ids = self._encode(chat.text, add_special_tokens=False)
+                if (failure := job.bound.refusal(chat.text)) is not None:
+                    return Outcome(int32s(), failure=failure)
+                ids = self._encode(job.bound.cut(chat.text), add_special_tokens=False)
             case TextPrompt() as prompt:
                 ids = self._encode(prompt.text, prompt.add_special_tokens)
             case IdsPrompt() as prompt:
                 ids = prompt.ids
         strs: tuple[str, ...] = ()
         if job.want_strs:
+            if len(ids) > MAX_STRS:
+                message = f"may name {MAX_STRS} tokens at most (there are {len(ids)})"
+                raise Refused(f"return_token_strs: {message}", "invalid_value", "return_token_strs")
             strs = tuple(self._tokenizer.id_to_token(token_id) or "" for token_id in ids)
         grammar_spec, format = self._grammar_spec(job.rules, chat), chat.answer_format
         is_open = format.stage == "inside"
@@ -115,6 +127,7 @@ def work(jobs: Iterator[bytes], owner: FrameWriter) -> int:
         owner.broken(str(error))
         return 1
     gc.freeze()
+    limit_memory(ENCODE_MEMORY_BYTES + ENCODE_MEMORY_RATIO * settings.max_prompt_bytes)
     owner.ready()
     for job in jobs:
         outcome = encoder.run(unpack(Job, job))

@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (6_865, 46),
-    "services/router": (11_915, 68),
-    "services/tokenizer": (3_250, 17),
-    "services/compute": (19_175, 124),
-    "services/detokenizer": (2_450, 16),
+    "common": (6_720, 45),
+    "services/router": (12_660, 72),
+    "services/tokenizer": (3_290, 17),
+    "services/compute": (19_370, 125),
+    "services/detokenizer": (2_470, 16),
     "services/launcher": (1_290, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (40_450, 249),
+    "services": (41_480, 254),
 }
 MIN_MEDIAN_LINES = 90
 

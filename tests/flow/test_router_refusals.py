@@ -9,7 +9,7 @@ import pytest
 
 from common.messages.control import ModelCard
 from common.messages.failure import Failure
-from common.messages.tokenize import Tokenize
+from common.messages.tokenize import Tokenize, TokenizeQuery
 from tests.flow.router_ring import (
     CHAT,
     TEXT,
@@ -184,6 +184,84 @@ async def test_a_key_names_the_client_whose_turn_it_is_and_bounds_its_priority(
             assert response.status == 200
         (message,) = ring.workers["tokenizer"].of(Tokenize)
         assert (message.client, message.priority) == ("a", -2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "Hi"}),
+        ("/detokenize", {"tokens": [72]}),
+        ("/v1/messages/count_tokens", {"model": "demo", **chat()}),
+        ("/v1/responses/input_tokens", {"model": "demo", "input": "Hi"}),
+    ],
+)
+async def test_queries_count_against_the_limits_of_their_client(
+    path: str, body: dict[str, Any]
+) -> None:
+    async with running_router(max_in_flight_per_client=1) as ring:
+        task = await waiting(ring, chat())
+        async with ring.post(path, body) as response:
+            assert response.status == 429
+            assert "Retry-After" in response.headers
+        ring.text(last_counter(ring), 0, "a", end="stop")
+        await task
+    async with running_router(requests_per_s_per_client=1.0) as ring:
+        statuses = []
+        for _ in range(2):
+            async with ring.post(path, body) as response:
+                statuses.append(response.status)
+        assert statuses == [200, 429]
+        await ring.until(ring.is_empty)
+
+
+async def test_an_echo_is_admitted_before_its_prompt_is_tokenized_and_once() -> None:
+    body = {"model": "demo", "prompt": "Hi", "echo": True, "logprobs": 0, "max_tokens": 1}
+    async with running_router(max_in_flight_per_client=1) as ring:
+        task = await waiting(ring, chat())
+        async with ring.post(TEXT, body) as response:
+            assert response.status == 429
+        assert ring.workers["tokenizer"].of(TokenizeQuery) == []
+        ring.text(last_counter(ring), 0, "a", end="stop")
+        await task
+    for max_tokens in (0, 1):
+        async with running_router(requests_per_s_per_client=1.0) as ring:
+            statuses = []
+            for _ in range(2):
+                async with ring.post(TEXT, {**body, "max_tokens": max_tokens}) as response:
+                    statuses.append(response.status)
+            assert statuses == [200, 429]
+            await ring.until(ring.is_empty)
+
+
+async def test_queries_pay_for_the_tokens_of_their_text() -> None:
+    async with running_router(tokens_per_minute_per_client=1000) as ring:
+        statuses = []
+        for _ in range(2):
+            async with ring.post("/tokenize", {"prompt": "a" * 8000}) as response:
+                statuses.append(response.status)
+        assert statuses == [200, 429]
+
+
+async def test_a_full_house_refuses_queries_too() -> None:
+    async with running_router(max_in_flight=1) as ring:
+        task = await waiting(ring, chat())
+        async with ring.post("/tokenize", {"prompt": "Hi"}) as response:
+            assert response.status == 503
+            assert error_of(await response.read())["code"] == "overloaded"
+        ring.text(last_counter(ring), 0, "a", end="stop")
+        await task
+
+
+async def test_choices_have_a_bound_of_their_own() -> None:
+    async with running_router(max_in_flight_choices=4) as ring:
+        task = await waiting(ring, chat())
+        async with ring.post(CHAT, chat(n=4)) as response:
+            assert response.status == 503
+            assert error_of(await response.read())["code"] == "overloaded"
+            assert "Retry-After" in response.headers
+        ring.text(last_counter(ring), 0, "a", end="stop")
+        await task
+        assert ring.actor.dispatch.admission.num_choices == 0
 
 
 async def test_a_key_file_that_changes_lets_in_whom_it_names_now(tmp_path: Path) -> None:

@@ -8,20 +8,24 @@ from typing import Any
 import pytest
 
 from common.link.codec import unpack
+from common.messages.address import AttemptId
 from common.messages.arrays import int32s
 from common.messages.generate import StreamHeader
 from common.messages.sampling import GrammarSpec
+from common.messages.text import Tokenized
 from common.messages.tokenize import (
     IdsPrompt,
     OutputRules,
     StreamSettings,
     Structure,
+    TextPrompt,
+    TokenizeQuery,
     ToolUse,
 )
 from services.tokenizer.jobs import ExpectedAnswer
 from services.tokenizer.requests import call_key
-from tests.flow.tokenizer_ring import Ring
-from tests.unit.tokenizer.requests import LIMITS, request
+from tests.flow.tokenizer_ring import CARD, Ring
+from tests.unit.tokenizer.requests import LIMITS, address, request
 
 SPEECH = ExpectedAnswer(
     grammar_spec=GrammarSpec('start: "x"', (1,), ((2, 3),), "tools"),
@@ -84,6 +88,40 @@ async def test_a_prompt_is_cut_to_what_is_asked_for(side: Any, kept: list[int]) 
     (generate,) = ring.at_compute
     assert generate.prompt_ids == int32s(kept).tobytes()
     assert unpack(StreamHeader, generate.header).prompt_tail_ids == tuple(kept)
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    ring = await Ring(max_chars_per_token=10).start()
+    ring.send(request(1, prompt=TextPrompt("a" * 2001)))  # 200 tokens fit
+    failure = ring.refusal().failure
+    assert (failure.status, failure.code) == (400, "context_length_exceeded")
+    assert (failure.field, failure.prompt_tokens, failure.most_prompt_tokens) == (
+        "prompt",
+        201,
+        200,
+    )
+    assert not ring.processes.busy()
+    ring.send(request(2, prompt=TextPrompt("a" * 2000)))
+    assert len(ring.processes.busy()[0].jobs) == 1
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", "b" * 20), ("right", "a" * 20)])
+async def test_of_a_text_to_be_cut_only_what_may_be_kept_is_encoded(side: Any, kept: str) -> None:
+    ring = await Ring(max_chars_per_token=10).start()
+    prompt = TextPrompt("a" * 5000 + "b" * 5000)
+    ring.send(request(1, prompt=prompt, truncate_to=2, truncate_side=side))
+    assert ring.processes.busy()[0].jobs[0].prompt == TextPrompt(kept)
+
+
+async def test_a_query_is_bounded_by_the_length_in_the_models_folder() -> None:
+    ring = await Ring(card=replace(CARD, max_model_len=100), max_chars_per_token=10).start()
+    query = TokenizeQuery(AttemptId("router.1", 1), address("router"), TextPrompt("a" * 1001))
+    ring.send(query)
+    (answer,) = [each for each in ring.at_router if isinstance(each, Tokenized)]
+    assert answer.failure is not None and answer.failure.code == "context_length_exceeded"
+    assert not ring.processes.busy()
+    ring.pass_time(1.0)
+    assert ring.beats()[0].model.max_model_len == 0
 
 
 async def test_a_structure_that_is_too_large_is_refused_before_a_process_reads_it() -> None:

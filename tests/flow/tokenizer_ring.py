@@ -25,14 +25,14 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 class Ring:
     """A tokenizer between a router and a compute that only keep what they get."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, card: ModelCard = CARD, **settings: Any) -> None:
         self.exchange = Exchange()
         self.clock = HandClock()
         self.processes = Processes()
         own = TokenizerSettings(**settings)
         pool = Pool(TokenizerSettings(pool_size=2), self.processes.spawn, self.clock)
         registration = Registration("tokenizer", ("mem://router",))
-        self.actor = TokenizerActor(own, CARD, pool, registration, self.clock)
+        self.actor = TokenizerActor(own, card, pool, registration, self.clock)
         self.at_router: list[Any] = []
         self.at_compute: list[Any] = []
         self.router = self.exchange.transport("router", RouterInbox)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Self
@@ -15,6 +16,7 @@ from common.messages.logprobs import Candidate
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import IdsPrompt, PromptSource, TextPrompt
 from common.telemetry import trace
+from services.router.admission import AdmissionTicket
 from services.router.answer import CompleteAnswer
 from services.router.dispatch import Dispatch
 from services.router.endpoint import ApiRequest, Call, Endpoint, json_response, prepare
@@ -173,23 +175,23 @@ async def _complete(call: Call[CompletionRequest]) -> web.StreamResponse:
     group = await dispatch.available(parsed.generate.model)
     request = parsed.generate.with_defaults(group.card.sampling_defaults)
     echoes: list[Echo] = []
-    if parsed.echo:
-        goes_on = not parsed.options.prompt_alone
-        request, echoes = await _with_echo(dispatch, group, request, goes_on)
-    lengths: list[int] = []
-    if request.prompt_only:
-        ticket = dispatch.admit(call.request[CLIENT], request, group)
-        try:
-            lengths = await dispatch.prompt_lengths(request, group)
-        finally:
-            dispatch.release(ticket)
-    head = response_head("cmpl-", group, parsed.given_id)
-    layout = CompletionFormat(
-        head, request.num_all_choices, parsed.options, echoes, len(request.prompts)
-    )
-    context = prepare(call, group, request, layout, head.id)
-    if request.prompt_only:
-        return _echoed(context, lengths, parsed.streaming)
+    ticket: AdmissionTicket | None = None
+    with contextlib.ExitStack() as held:
+        if parsed.echo:  # its prompts are tokenized first, which has to be admitted, too
+            ticket = dispatch.admit(call.request[CLIENT], request, group)
+            held.callback(dispatch.release, ticket)
+            goes_on = not parsed.options.prompt_alone
+            request, echoes = await _with_echo(dispatch, group, request, goes_on)
+        lengths = await dispatch.prompt_lengths(request, group) if request.prompt_only else []
+        head = response_head("cmpl-", group, parsed.given_id)
+        layout = CompletionFormat(
+            head, request.num_all_choices, parsed.options, echoes, len(request.prompts)
+        )
+        context = prepare(call, group, request, layout, head.id)
+        if request.prompt_only:
+            return _echoed(context, lengths, parsed.streaming)
+        held.pop_all()  # the answer releases it
+    context = replace(context, ticket=ticket)
     return await call.backend.generation.answer(call.request, context, parsed.streaming)
 
 

@@ -45,6 +45,26 @@ def test_the_router_is_full_at_its_number_of_tokens() -> None:
     assert admission.num_tokens == 400
 
 
+def test_the_router_is_full_at_its_number_of_choices() -> None:
+    admission = AdmissionController(AdmissionLimits(10, 1000, max_in_flight_choices=8))
+    ticket = admission.admit(_client("a"), 1, 0.0, choices=6)
+    with pytest.raises(ApiError) as caught:
+        admission.admit(_client("b"), 1, 0.0, choices=3)
+    assert caught.value.failure.code == "overloaded" and caught.value.retry_after_s == 1.0
+    admission.admit(_client("b"), 1, 0.0, choices=2)
+    _refusal(admission, "c", 1, 0.0)
+    admission.release(ticket)
+    assert admission.num_choices == 2
+
+
+def test_a_request_of_more_choices_than_the_bound_gets_in_alone() -> None:
+    admission = AdmissionController(AdmissionLimits(10, 1000, max_in_flight_choices=8))
+    ticket = admission.admit(_client("a"), 1, 0.0, choices=128)
+    _refusal(admission, "b", 1, 0.0)
+    admission.release(ticket)
+    admission.admit(_client("b"), 1, 0.0)
+
+
 def test_a_request_larger_than_the_bound_gets_in_alone() -> None:
     admission = AdmissionController(AdmissionLimits(10, 1000))
     ticket = admission.admit(_client("a"), 5000, 0.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.errors import ApiError
-from services.router.json_body import MAX_DEPTH, dump, parse
+from services.router.json_body import MAX_DEPTH, MAX_ELEMENTS, MAX_FIELDS, dump, num_elements, parse
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from services.router.json_body import MAX_DEPTH, dump, parse
         (b'{"\\udfff": 1}', "lone surrogate"),
         (b'{"a": "\xff"}', "UTF-8"),
         (b'{"a": "\xed\xa0\x80"}', "UTF-8"),
-        (b'{"a":' + b"[" * 100_000, "nested"),
+        (b'{"a":' + b"[" * 60_000, "nested"),
         (b'{"a":' + b"[" * 64 + b"]" * 64 + b"}", "nested"),
         (b'{"a":' * 65 + b"1" + b"}" * 65, "nested"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
@@ -45,9 +45,53 @@ def test_a_body_that_others_would_choke_on_is_refused(body: bytes, said: str) ->
     assert len(caught.value.failure.message) < 400
 
 
+def test_a_request_has_a_bounded_number_of_fields() -> None:
+    fields = {f"x{at}": at for at in range(MAX_FIELDS + 1)}
+    with pytest.raises(ApiError, match="has 1,025 fields; 1,024 are accepted at most"):
+        parse(json.dumps(fields).encode())
+    assert parse(json.dumps({"metadata": fields}).encode()) == {"metadata": fields}
+    del fields["x0"]
+    assert parse(json.dumps(fields).encode()) == fields
+
+
 def test_nesting_up_to_the_limit_is_taken() -> None:
     body = b'{"a":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
     assert parse(body).keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": [' + b"[]," * MAX_ELEMENTS + b"[]]}",
+        b'{"prompt": [' + b"{}," * MAX_ELEMENTS + b"{}]}",
+        b"{" + b",".join(b'"x%d":1' % at for at in range(MAX_ELEMENTS + 1)) + b"}",
+        b'{"logit_bias":{' + b",".join(b'"%d":1' % at for at in range(MAX_ELEMENTS)) + b"}}",
+        b'{"a\\\\": "\\"", "b": [' + b"[]," * MAX_ELEMENTS + b"[]]}",
+    ],
+    ids=["arrays", "objects", "fields", "entries", "after escapes"],
+)
+def test_elements_are_counted_before_they_are_parsed(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", None)  # calling it would be a TypeError
+    with pytest.raises(ApiError) as caught:
+        parse(body)
+    assert caught.value.failure.code == "invalid_json"
+    assert f"{MAX_ELEMENTS:,} are accepted at most" in caught.value.failure.message
+
+
+@pytest.mark.parametrize(
+    "text", ["[{:" * MAX_ELEMENTS, '\\"[', '\\\\"{' * MAX_ELEMENTS, '":[' * 70_000]
+)
+def test_brackets_in_a_text_are_no_elements(text: str) -> None:
+    body = {"prompt": text, "at": [[1], {"a": 2}]}
+    assert parse(json.dumps(body).encode()) == body
+
+
+@given(st.dictionaries(st.text(), st.lists(st.text() | st.lists(st.integers())), max_size=5))
+def test_the_count_is_never_too_small(value: dict[str, list[object]]) -> None:
+    lists = sum(1 + sum(isinstance(each, list) for each in values) for values in value.values())
+    assert num_elements(json.dumps(value).encode()) >= 1 + len(value) + lists
 
 
 def test_a_pair_of_surrogate_escapes_is_a_character() -> None:

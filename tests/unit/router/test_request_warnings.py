@@ -38,6 +38,19 @@ def test_what_is_logged_is_bounded_for_each_request_and_for_all() -> None:
     assert len(logs) == 256 + 8
 
 
+def test_unknown_fields_of_a_request_are_one_line_with_the_first_names() -> None:
+    log = WarningLog()
+    warnings = Warnings(log)
+    with capture_logs() as logs:
+        warnings.add_unknown([f"{at}" + "x" * 1000 for at in range(300)])
+        Warnings(log).add_unknown([f"{at}" + "x" * 1000 for at in range(8)])
+    (line,) = logs
+    assert (line["log_level"], line["more"]) == ("warning", 292)
+    assert line["fields"] == [f"{at}" + "x" * 63 for at in range(8)]
+    header = warnings.header()
+    assert header.endswith('299 - "and 292 more"') and len(header) < 2048
+
+
 def test_a_header_is_bounded_and_says_how_many_warnings_it_lacks() -> None:
     warnings = Warnings()
     for number in range(1000):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,16 @@ from common.messages.arrays import int32s
 from common.messages.failure import Failure
 from common.messages.sampling import SamplingParams
 from common.messages.tokenize import OutputRules, Structure, TokenLimits
+from services.tokenizer.jobs import TextBound
 from services.tokenizer.requests import (
     check_ids,
     check_prompt_len,
     check_rules,
     resolve_max_tokens,
+    text_bound,
     truncated,
 )
+from tests.unit.tokenizer.requests import request
 
 LIMITS = TokenLimits(max_model_len=100, max_input_length=90, max_output_length=50, vocab_size=1000)
 
@@ -157,3 +161,45 @@ def test_a_prompt_that_is_only_read_may_fill_the_context() -> None:
     assert check_prompt_len(limits, 100, "input") is None
     failure = check_prompt_len(limits, 101, "input")
     assert failure is not None and "101" in failure.message and failure.field == "input"
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        ({}, TextBound(90, 32)),
+        ({"limits": replace(LIMITS, max_input_length=0)}, TextBound(99, 32)),
+        ({"limits": replace(LIMITS, max_input_length=0), "pooling": True}, TextBound(100, 32)),
+        ({"limits": TokenLimits(0, 0, 0, 1000)}, TextBound(0, 32)),
+        ({"truncate_to": 90}, TextBound(90, 32, "left")),
+        ({"truncate_to": 5, "truncate_side": "right"}, TextBound(5, 32, "right")),
+        ({"truncate_to": 91}, TextBound(90, 32)),  # what is cut to that is too long all the same
+        ({"truncate_to": 5, "limits": TokenLimits(0, 0, 0, 1000)}, TextBound(5, 32, "left")),
+    ],
+)
+def test_as_much_text_is_encoded_as_a_prompt_may_have(
+    changes: dict[str, object], bound: TextBound
+) -> None:
+    assert text_bound(request(1, **{"limits": LIMITS, **changes}), 32) == bound
+
+
+@given(st.integers(1, 200), st.integers(0, 300), st.sampled_from(["", "left", "right"]))
+def test_no_text_is_refused_or_cut_that_could_be_short_enough(
+    most: int, length: int, side: Literal["left", "right", ""]
+) -> None:
+    bound, text = TextBound(most, 3, side), "".join(chr(at) for at in range(length))
+    failure, cut = bound.refusal(text), bound.cut(text)
+    if length <= 3 * most:
+        assert failure is None and cut == text
+    elif side:
+        assert failure is None and len(cut) == 3 * most
+        assert cut == (text[-len(cut) :] if side == "left" else text[: len(cut)])
+    else:
+        assert failure is not None and failure.prompt_tokens > most
+        assert (failure.status, failure.code) == (400, "context_length_exceeded")
+        assert failure.most_prompt_tokens == most
+
+
+def test_without_a_bound_all_is_encoded() -> None:
+    for bound in (TextBound(0, 32), TextBound(100, 0), TextBound()):
+        assert bound.refusal("a" * 10_000) is None
+        assert bound.cut("a" * 10_000) == "a" * 10_000

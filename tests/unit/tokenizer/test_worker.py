@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from common.messages.tokenize import (
     ToolUse,
 )
 from services.tokenizer.config import WELL_KNOWN_TEMPLATE_KWARGS
-from services.tokenizer.jobs import EncoderSettings, ExpectedAnswer, Job
-from services.tokenizer.worker import PromptEncoder
+from services.tokenizer.jobs import EncoderSettings, ExpectedAnswer, Job, TextBound
+from services.tokenizer.worker import MAX_STRS, PromptEncoder
 from tests.unit.tokenizer.vocabularies import byte_level, write_folder
 
 TEMPLATE = (
@@ -375,3 +376,22 @@ def test_counting_counts_tools_and_variables_as_generation_does(tmp_path: Path) 
     assert counted == generated
     assert len(counted) > len(subject.run(chat(HELLO, tools_json=tools)).ids)
     assert len(counted) > len(subject.run(chat(HELLO)).ids)
+
+
+def test_a_chat_is_bounded_as_it_is_rendered(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+    job = replace(chat([{"role": "user", "content": "a" * 400}]), bound=TextBound(10, 32))
+    failure = refused(subject, job)
+    assert (failure.status, failure.code) == (400, "context_length_exceeded")
+    assert failure.prompt_tokens > failure.most_prompt_tokens == 10
+    whole = subject.run(replace(job, bound=TextBound())).ids
+    assert subject.run(replace(job, bound=TextBound(20, 32))).ids == whole
+    cut = subject.run(replace(job, bound=TextBound(10, 32, "left"))).ids
+    assert cut == whole[-len(cut) :] and len(cut) < len(whole)
+
+
+def test_names_of_tokens_are_bounded(tmp_path: Path) -> None:
+    subject = encoder(tmp_path)
+    ids = int32s([1] * (MAX_STRS + 1))
+    assert refused(subject, Job(IdsPrompt(ids), 0.0, want_strs=True)).field == "return_token_strs"
+    assert len(subject.run(Job(IdsPrompt(ids[1:]), 0.0, want_strs=True)).strs) == MAX_STRS
