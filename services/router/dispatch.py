@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from common.errors import LinkError, MessageTooLarge
+from common.errors import LinkError
 from common.link.transport import Transport
 from common.messages.address import AttemptId, Route
 from common.messages.arrays import int32s
@@ -30,9 +30,9 @@ from common.messages.tokens import DetokenizeQuery
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.answer import Sink
 from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
-from services.router.errors import ApiError, bad_field
+from services.router.errors import ApiError, unsendable
 from services.router.failover import RetryBudget, may_wait
-from services.router.fleet import Fleet, Group, RegisteredWorker
+from services.router.fleet import Fleet, Group, RegisteredWorker, only_model
 from services.router.generate_request import GenerateRequest, check_prompt_length, estimated_tokens
 from services.router.holding import HoldQueue
 from services.router.inflight import InflightTable
@@ -44,7 +44,6 @@ ModelQuery: TypeAlias = TokenizeQuery | DetokenizeQuery
 
 DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
 TIMELINE_TIMEOUT_S = 5.0  # of one worker; the others are shown without it
-MAX_NAMED_MODELS = 8  # in an error message
 NO_WORKER = "no {} is available; try again"
 ASK_AGAIN = ("worker_lost", "draining", "overloaded")  # failures of one worker's, not of a query
 KEEP_ALIVE_S = 2.0  # between two signs of life to the client of an answer that waits
@@ -108,7 +107,7 @@ class Dispatch:
             raise ApiError(DRAINING, 1.0)
         groups = self.fleet.groups()
         if not model and groups:
-            model = _only_model(groups)
+            model = only_model(groups)
         group = self.fleet.group(model)
         if group is None and groups:
             message = f"the model {model[:100]!r} does not exist; /v1/models lists those that do"
@@ -221,7 +220,7 @@ class Dispatch:
         try:
             self._transport.send(route.tokenizer, message)
         except LinkError as error:
-            raise _unsendable(error, message.prompt_field) from error
+            raise unsendable(error, message.prompt_field) from error
 
     def tick(self, now_s: float) -> None:
         """Try again what waits for a worker, and end what has waited for too long."""
@@ -386,7 +385,7 @@ class Dispatch:
         except LinkError as error:
             if field is None:
                 raise
-            raise _unsendable(error, field) from error
+            raise unsendable(error, field) from error
         timeout_s = timeout_s or self._limits.query_timeout_s
         return await self.queries.answer(query.query.counter, worker.address.instance_id, timeout_s)
 
@@ -395,19 +394,3 @@ class Dispatch:
 
     def _attempt_id(self, counter: int) -> AttemptId:
         return AttemptId(self._transport.address.instance_id, counter)
-
-
-def _only_model(groups: Sequence[Group]) -> str:
-    complete = [group for group in groups if not group.missing]
-    names = sorted({group.card.name for group in complete or groups})
-    if len(names) > 1:
-        served = ", ".join(names[:MAX_NAMED_MODELS])
-        message = f"is required where several are served: {served}"
-        raise bad_field("model", message, "missing_required_parameter")
-    return names[0]
-
-
-def _unsendable(error: LinkError, field: str) -> ApiError:
-    if isinstance(error, MessageTooLarge):
-        return ApiError(Failure(413, "request_too_large", f"{field}: is too large", field))
-    return bad_field(field, f"cannot be sent on: {error}")

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+from common.errors import LinkError, MessageTooLarge
 from common.messages.failure import Failure
 
 FULL = Failure(503, "overloaded", "the server is full; try again later", None, True)
@@ -86,3 +87,10 @@ def ollama_error(failure: Failure) -> tuple[int, bytes]:
     """Return the HTTP status and the body of an error response in Ollama's shape."""
     status, _ = written_error(failure)
     return status, json.dumps({"error": failure.message}, ensure_ascii=False).encode()
+
+
+def unsendable(error: LinkError, field: str) -> ApiError:
+    """Make the refusal of a request whose `field` cannot be sent to a worker."""
+    if isinstance(error, MessageTooLarge):
+        return ApiError(Failure(413, "request_too_large", f"{field}: is too large", field))
+    return bad_field(field, f"cannot be sent on: {error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -10,6 +10,7 @@ from common.leases import ExpiredLease, Leases
 from common.messages.address import PROTOCOL_VERSION, Address, Route
 from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
 from services.router.breaker import CircuitBreakers
+from services.router.errors import bad_field
 from services.router.placement import Placement, PlacementCandidate
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
@@ -17,6 +18,7 @@ SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 MAY_STAND_STILL: frozenset[ServiceName] = frozenset({"compute"})
 MAX_HUNG = 1024  # instances remembered as hung
 MAX_REPLACED = 512  # instances remembered as replaced: their last messages arrive within seconds
+MAX_NAMED_MODELS = 8  # in an error message
 MAX_REFUSED = 64  # workers of another protocol that `/ready` names
 REFUSED_S = 10.0  # they knock every two seconds
 
@@ -310,3 +312,14 @@ def name_of(address: Address) -> str:
 
 def _of(workers: Iterable[RegisteredWorker], service: ServiceName) -> tuple[RegisteredWorker, ...]:
     return tuple(worker for worker in workers if worker.service == service)
+
+
+def only_model(groups: Sequence[Group]) -> str:
+    """Return the name of the only model that is served; ApiError 400 where there are several."""
+    complete = [group for group in groups if not group.missing]
+    names = sorted({group.card.name for group in complete or groups})
+    if len(names) > 1:
+        served = ", ".join(names[:MAX_NAMED_MODELS])
+        message = f"is required where several are served: {served}"
+        raise bad_field("model", message, "missing_required_parameter")
+    return names[0]
