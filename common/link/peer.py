@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -101,16 +103,38 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 class Peer:
     """A PUSH socket to one address; it never blocks and queues nothing for a dead peer."""
 
-    __slots__ = ("address", "fd", "outbox", "socket", "succeeded", "used_s", "watched")
+    __slots__ = (
+        *("_was_open", "address", "fd", "outbox", "socket", "succeeded", "used_s", "watched"),
+    )
 
-    def __init__(self, address: Address, socket: zmq.Socket[bytes], outbox: Outbox) -> None:
+    def __init__(self, address: Address, link: zmq.Socket[bytes], outbox: Outbox) -> None:
         self.address = address
-        self.socket = socket
+        self.socket = link
         self.outbox = outbox
-        self.fd = int(socket.getsockopt(zmq.FD))
+        self.fd = int(link.getsockopt(zmq.FD))
         self.watched = False
         self.used_s = 0.0
         self.succeeded = False  # a newer link leads to another instance at the same endpoint
+        self._was_open = False
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether libzmq is connected and has room. This may consume the descriptor's signal."""
+        takes = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+        self._was_open |= takes
+        return takes
+
+    def is_gone(self) -> bool:
+        """Whether a process of this host that had accepted the link has ended.
+
+        The kernel refuses connections to its socket from then on; nobody has to wait for a lease.
+        """
+        scheme, _, path = self.address.endpoint.partition("://")
+        if scheme != "ipc" or not self._was_open:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            return probe.connect_ex(path) in (errno.ECONNREFUSED, errno.ENOENT)
 
     def push(self, frames: list[bytes]) -> bool:
         """Hand a message to libzmq; False when it cannot take it now.
@@ -124,11 +148,11 @@ class Peer:
         return True
 
     def _push_once(self, frames: list[bytes]) -> bool:
-        socket = self.socket
+        link = self.socket
         last = len(frames) - 1
         for place, frame in enumerate(frames):
             try:
-                socket.send(frame, _LAST if place == last else _MORE)
+                link.send(frame, _LAST if place == last else _MORE)
             except zmq.Again:
                 self._finish_dropped(frames, place)
                 return False
@@ -148,21 +172,21 @@ class Peer:
 
 def connect(context: zmq.Context[Any], to: Address, outbox: Outbox, keys: Keys | None) -> Peer:
     """Open a link; `to.endpoint` must be literal. Raises `zmq.ZMQError` if libzmq refuses it."""
-    socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
+    link: zmq.Socket[bytes] = context.socket(zmq.PUSH)
     try:
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # else messages queue for a peer that never answers
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
+        link.setsockopt(zmq.IMMEDIATE, 1)  # else messages queue for a peer that never answers
+        link.setsockopt(zmq.LINGER, 0)
+        link.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
+        link.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        link.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        link.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        link.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
         if "[" in to.endpoint:
-            socket.setsockopt(zmq.IPV6, 1)
+            link.setsockopt(zmq.IPV6, 1)
         if keys is not None:
-            keys.protect_link(socket)
-        socket.connect(to.endpoint)
+            keys.protect_link(link)
+        link.connect(to.endpoint)
     except BaseException:
-        socket.close(0)
+        link.close(0)
         raise
-    return Peer(to, socket, outbox)
+    return Peer(to, link, outbox)

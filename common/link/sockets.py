@@ -239,11 +239,14 @@ class ZmqTransport:
         self._sweep_handle = None
         now_s = time.monotonic()
         for peer in list(self._peers.values()):
-            if peer.outbox.overdue(now_s, self.patience_s):
+            if peer.takes_messages and peer.outbox:
                 self._flush(peer)  # this process may have stood still, not the peer
-            if peer.outbox.overdue(now_s, self.patience_s):
+            why = "its messages do not leave" if peer.outbox.overdue(now_s, self.patience_s) else ""
+            if not peer.takes_messages and peer.is_gone():
+                why = "its process has ended"
+            if why:
                 self._log.warning(
-                    "peer lost: its messages do not leave",
+                    f"peer lost: {why}",
                     peer=peer.address.endpoint,
                     num_waiting=len(peer.outbox),
                 )

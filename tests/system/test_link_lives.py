@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -35,8 +36,25 @@ def test_links_to_earlier_lives_are_closed_soon(ipc: LinkSettings) -> None:
             sender.transport.send(peer.transport.address, abort(9))
             await peer.until(lambda: peer.counters == [4, 9])
             assert sender.transport.stats().num_links == 1
-            assert sender.lost == []
+            assert peer.transport.address not in sender.lost
             await peer.transport.close(0.0)
+
+    uvloop.run(main())
+
+
+def test_a_peer_that_has_ended_is_lost_though_nothing_waits_for_it(ipc: LinkSettings) -> None:
+    async def main() -> None:
+        async with boxes(ipc, "router-0", "compute-1") as (sender, other):
+            peer = Box(ipc, "compute-0").open()
+            for box in (peer, other):
+                sender.transport.send(box.transport.address, abort(1))
+                await box.until(partial(bool, box.got))
+            await asyncio.sleep(0.3)  # the sender has seen that both links are open
+            await peer.transport.close(0.0)
+            await sender.until(lambda: sender.lost == [peer.transport.address])
+            sender.transport.send(other.transport.address, abort(2))
+            await other.until(lambda: other.counters == [1, 2])
+            assert sender.lost == [peer.transport.address]
 
     uvloop.run(main())
 
