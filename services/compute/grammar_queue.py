@@ -76,7 +76,8 @@ class GrammarQueue:
 
     def _prepare(self, request: Generate, grammar_spec: GrammarSpec) -> None:
         entry, choices = _Waiting(request, self._clock()), range(request.num_choices)
-        if self._waiting and len(self._waiting) + request.num_choices > self._max_waiting:
+        is_full = self._waiting and len(self._waiting) + request.num_choices > self._max_waiting
+        if is_full and not request.output_ids:  # what goes on has its place
             message = (
                 f"{len(self._waiting)} requests wait here for their grammars. Try again later."
             )

@@ -38,7 +38,7 @@ class _Key(BaseModel):
     max_in_flight: int = Field(0, ge=0)
     requests_per_s: float = Field(0.0, ge=0)
     tokens_per_minute: int = Field(0, ge=0)
-    min_priority: int = 0
+    min_priority: int = Field(0, le=0)
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the key; ValueError unless exactly one form is given."""

@@ -63,7 +63,9 @@ class RouterSettings(Settings):
     requests_per_s_per_client: float = Field(0.0, ge=0, description="requests a second of one")
     tokens_per_minute_per_client: int = Field(0, ge=0, description="tokens a minute of one")
     min_priority: int = Field(
-        0, description="most urgent priority that a client may ask for; lower numbers go first"
+        0,
+        le=0,
+        description="most urgent priority that a client may ask for; lower numbers go first",
     )
 
     slow_client_buffer_bytes: int = Field(

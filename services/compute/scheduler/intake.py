@@ -70,7 +70,7 @@ class Intake:
         leader, *followers = sequences
         for sequence in sequences:
             state.attempts.add(sequence)
-            state.shares.enter(sequence.share)
+            sequence.share.num_open += 1
         state.waiting.add(leader)
         state.forks.park(leader, followers)
 
@@ -110,21 +110,24 @@ class Intake:
     def _overload(self, request: Generate) -> Failure | None:
         """Refuse what the queue has no room for; an empty queue takes any request.
 
-        Another client that has more open requests than this one gives up places.
+        Clients that have more open requests than this one give up places, if there are enough.
         """
         if request.output_ids:  # its client reads already, and routers bound what they let in
             return None
         state, share = self._state, self._state.shares.of(request.client)
-        while (waiting := state.num_waiting) and waiting + request.num_choices > self._max_waiting:
-            message = (
-                f"{waiting} sequences wait here and the limit is {self._max_waiting}. "
-                "Try again later."
-            )
-            failure = Failure(503, "overloaded", message, retryable=True)
-            last = state.waiting.last_of_the_longest()
-            if last is None or last.share.num_open <= share.num_open + request.num_choices:
-                return failure
-            state.end(last, "refused", failure)
+        waiting, count = state.num_waiting, request.num_choices
+        num_lacking = waiting + count - self._max_waiting
+        if not waiting or num_lacking <= 0:
+            return None
+        message = (
+            f"{waiting} sequences wait here and the limit is {self._max_waiting}. Try again later."
+        )
+        failure = Failure(503, "overloaded", message, retryable=True)
+        places = state.waiting.places(share.num_open + count, num_lacking)
+        if len(places) < num_lacking:
+            return failure
+        for sequence in places:
+            state.end(sequence, "refused", failure)
         return None
 
 

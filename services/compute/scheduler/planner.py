@@ -38,6 +38,7 @@ class Planner:
         self._num_awaited = 0  # pages that held rows wait for transfers to free
         self._short_of_pages = False
         self._head: Sequence | None = None  # the first in the queue, if it did not fit
+        self._lacking = 0  # pages that it lacked
         self._head_found: Paths | None = None  # its pages that the prefix trees have
         self.num_started_total = 0
         self.prompt_tokens_total = 0
@@ -133,16 +134,17 @@ class Planner:
         first = self._waiting.first(allow_new=True)
         if first is None or self._short_of_pages:
             return
-        if self._running.has_free_slot and self._head is not first:
+        lacks_pages = self._running.has_free_slot
+        if lacks_pages and self._head is not first:
             return
         busiest = self._state.shares.busiest()
         if busiest is None or busiest.num_running <= first.share.num_running + 1:
             return
-        if busiest.tokens < first.share.tokens:
-            return
         victim = self._running.youngest(busiest)
-        if victim.order[0] < first.order[0]:
+        if busiest.tokens < first.share.tokens or victim.order[0] < first.order[0]:
             return
+        if lacks_pages and self._lacking > victim.table.room // victim.page_tokens:
+            return  # its pages would not be enough
         if victim.in_flight:  # of its rows nothing is in flight a step later
             self._held.add(victim)
         else:
@@ -273,7 +275,8 @@ class Planner:
         # or so. Without it the new sequence is soon the youngest when pages run out, its prefill
         # lost.
         num_kept = len(state.running) // 4 * state.memory.num_groups
-        if num_missing > state.memory.num_available - num_kept:
+        self._lacking = num_missing + num_kept - state.memory.num_available
+        if self._lacking > 0:
             return False
         self._head = None
         state.waiting.remove(sequence)

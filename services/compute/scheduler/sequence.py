@@ -45,11 +45,6 @@ class ClientShare:
         self.num_open = 0
         self.num_running = 0
 
-    @property
-    def turn(self) -> tuple[int, int]:
-        """The client with the lowest goes first."""
-        return self.tokens, self.num_running
-
 
 class SequenceParams:
     """What does not change over a sequence's life, shared by all choices of a request."""
@@ -65,6 +60,8 @@ class SequenceParams:
         sampling = request.sampling
         self.request = request
         self.share = share or ClientShare("")
+        self.goes_on = bool(request.output_ids)  # another worker had begun it
+        self.begun = self.goes_on  # a client may read one of its choices
         self.arrived_at_s = arrived_at_s
         # The bytes name pages in the prefix tree; `prompt_T` is the same memory.
         self.prompt = request.prompt_ids
@@ -111,9 +108,10 @@ class Sequence:
         self.attempt = attempt
         self.params = params
         self.share = params.share
-        self.charged = 0  # computed tokens that its client's counter has
         # Packed, a page is one copy; in a list each integer is a cache miss (2.4 us, not 0.3).
         self.outputs = array("i", params.request.output_ids.tobytes())
+        # Computed tokens that its client's counter has, here or where they were lost.
+        self.charged = len(params.prompt_T) + len(self.outputs) if params.goes_on else 0
         self.choice = choice
         self.table = table
         self.page_tokens = table.page_tokens
@@ -146,8 +144,14 @@ class Sequence:
 
     def precedes(self, other: Sequence) -> bool:
         """Whether its client's turn comes before another client's."""
-        mine, others = self.share, other.share
-        return mine is not others and (self.order[0], mine.turn) < (other.order[0], others.turn)
+        if self.share is other.share:
+            return False
+        return (self.order[0], self.turn) < (other.order[0], other.turn)
+
+    @property
+    def turn(self) -> tuple[bool, int, int]:
+        """The lowest goes first: what another worker has begun, then the client that had least."""
+        return not self.params.goes_on, self.share.tokens, self.share.num_running
 
     @property
     def num_tokens(self) -> int:

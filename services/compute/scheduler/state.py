@@ -198,7 +198,7 @@ class RunningBatch:
         elif self._stale:
             self._settle()
         sequence.status = Status.RUNNING
-        sequence.has_run = True
+        sequence.has_run = sequence.params.begun = True
         self.routes.enter(sequence)
         prefilling = self._prefilling.copy()
         insort(prefilling, sequence, key=by_order)

@@ -2,8 +2,8 @@
 
 After the virtual token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI
 2024): each client's counter grows with the tokens that were computed for it, and the client with
-the lowest goes first. One that comes back after a time without requests begins at the lowest of
-those that have some: nobody saves up.
+the lowest goes first. One that had nothing waiting begins at the lowest of those that wait, or
+where the last one was that did: nobody saves up, and nobody pays for a time alone.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ class Shares:
     def __init__(self) -> None:
         self._shares: dict[str, ClientShare] = {}
 
-    @property
-    def num_active(self) -> int:
-        """Clients that have requests here."""
-        return sum(share.num_open > 0 for share in self._shares.values())
-
     def of(self, client: str) -> ClientShare:
         share = self._shares.get(client)
         if share is None:
@@ -37,13 +32,6 @@ class Shares:
                 self._shares = {name: s for name, s in self._shares.items() if s.num_open}
             share = self._shares[client] = ClientShare(client)
         return share
-
-    def enter(self, share: ClientShare) -> None:
-        """One more sequence of a client is open."""
-        if not share.num_open:
-            lowest = min((s.tokens for s in self._shares.values() if s.num_open), default=0)
-            share.tokens = max(share.tokens, lowest)
-        share.num_open += 1
 
     def charge(self, sequence: Sequence) -> None:
         """Count what has been computed since the last call; what is computed again is free."""
@@ -62,11 +50,12 @@ class Shares:
 class WaitingQueue:
     """Sequences that wait to run, for the first time or again after a preemption.
 
-    A lower priority number goes first (as in vLLM), then the client whose turn it is, then the
-    earlier arrival.
+    A lower priority number goes first (as in vLLM), then what goes on from a lost worker, then the
+    client whose turn it is, then the earlier arrival.
     """
 
     def __init__(self) -> None:
+        self._floor = 0  # the counter of the client that was the last to leave
         self._lines: dict[int, dict[ClientShare, list[tuple[int, Sequence]]]] = {}
         self._num_waiting = 0
         self.num_resumable = 0  # of those here, how many have run before
@@ -81,6 +70,10 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         priority, arrival = sequence.order
+        share = sequence.share
+        if not sequence.has_run and not any(share in lines for lines in self._lines.values()):
+            waiting = (other.tokens for lines in self._lines.values() for other in lines)
+            share.tokens = max(share.tokens, min(waiting, default=self._floor))
         lines = self._lines.setdefault(priority, {})
         insort(lines.setdefault(sequence.share, []), (arrival, sequence), key=_arrival)
         self._num_waiting += 1
@@ -94,6 +87,7 @@ class WaitingQueue:
         if at == len(line) or line[at][1] is not sequence:
             raise RuntimeError(f"{sequence.attempt} does not wait")
         del line[at]
+        self._floor = sequence.share.tokens
         if not line:
             del lines[sequence.share]
         if not lines:
@@ -112,19 +106,37 @@ class WaitingQueue:
                 return first
         return None
 
-    def last_of_the_longest(self) -> Sequence | None:
-        """The latest new one of the client with the most that wait."""
-        lines = [line for lines in self._lines.values() for line in lines.values()]
-        longest = max(lines, key=len, default=[])
-        return next((s for _, s in reversed(longest) if not s.has_run), None)
+    def places(self, num_open: int, count: int) -> list[Sequence]:
+        """Up to `count` sequences of clients that keep more than `num_open` open ones without them.
+
+        The latest of those with the most; none of a request that a client reads already.
+        """
+        lines: dict[ClientShare, list[Sequence]] = {}
+        for sequence in sorted(self, key=_order):
+            if not sequence.params.begun:
+                lines.setdefault(sequence.share, []).append(sequence)
+        left = {share: share.num_open for share in lines}
+        places: list[Sequence] = []
+        while len(places) < count and left:
+            share = max(left, key=left.__getitem__)
+            if left[share] <= num_open or not lines[share]:
+                del left[share]
+                continue
+            places.append(lines[share].pop())
+            left[share] -= 1
+        return places
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
 
 
 def _arrival(entry: tuple[int, Sequence]) -> int:
     return entry[0]
 
 
-def _turn(sequence: Sequence) -> tuple[int, int, int]:
-    return *sequence.share.turn, sequence.order[1]
+def _turn(sequence: Sequence) -> tuple[bool, int, int, int]:
+    return *sequence.turn, sequence.order[1]
 
 
 def _head(line: list[tuple[int, Sequence]]) -> Sequence | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from common.messages.failure import Ending
 from services.compute.scheduler.state import SchedulerSettings
 from services.compute.scheduler.waiting import OUTPUT_WEIGHT
-from tests.unit.compute.fake_device import make_spec
+from tests.unit.compute.fake_device import generate, make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
 PROMPT = (2, 3, 4, 5, 6)
@@ -141,12 +141,104 @@ def test_a_client_that_was_away_has_not_saved_up() -> None:
     shares = loop.scheduler._state.shares
     loop.add(make_request(0, PROMPT, 20, client="a"))
     loop.run()
+    at_its_start = shares.of("a").tokens
     loop.add(make_request(1, PROMPT, 60, client="a"))
     for _ in range(10):
         loop.step()
-    before = shares.of("a").tokens
     loop.add(make_request(2, PROMPT, 4, client="b"))
-    assert shares.of("b").tokens >= before > 0
+    assert shares.of("b").tokens >= at_its_start > 0
+
+
+def test_who_was_alone_does_not_pay_for_it_later() -> None:
+    loop = flooded(0)
+    for counter in range(20):
+        loop.add(make_request(counter, prompt_of(counter), 60, client="a"))
+        loop.run()
+    for counter in range(1000, 1100):
+        loop.add(make_request(counter, prompt_of(counter), 60, client="b"))
+        loop.step()
+    loop.add(make_request(2000, PROMPT, 4, client="a"))
+    assert steps_until(loop, 2000) <= 8
+
+
+def test_one_request_kept_open_saves_no_turns() -> None:
+    loop = flooded(40)
+    loop.add(make_request(1000, PROMPT, 200, client="b"))
+    for _ in range(100):
+        loop.step()
+    shares = loop.scheduler._state.shares
+    behind = shares.of("a").tokens - shares.of("b").tokens
+    assert behind > 200  # one of four slots
+    loop.add(make_request(1001, PROMPT, 4, client="b"))
+    assert shares.of("b").tokens == shares.of("a").tokens
+
+
+def test_what_another_worker_had_begun_goes_first_and_is_charged_once() -> None:
+    loop = flooded(30)
+    tokens = generate(PROMPT, make_request(0, PROMPT, 60, client="b").sampling, 0, 20)
+    before = loop.scheduler._state.shares.of("b").tokens
+    for counter in range(1000, 1010):
+        request = make_request(counter, PROMPT, 23, tuple(tokens), client="b", seed=0)
+        loop.add(request)
+    for counter in range(2000, 2040):
+        loop.add(make_request(counter, prompt_of(counter), 60, client="c"))
+    share = loop.scheduler._state.shares.of("b")
+    begun = share.tokens
+    assert begun >= before
+    for counter in range(1000, 1010):
+        steps_until_new(loop, counter)
+    waiting = loop.scheduler._state.waiting
+    assert sum(s.share.name == "c" for s in waiting) >= 38
+    loop.run()
+    loop.check_finished()
+    assert share.tokens - begun <= 10 * 4 * OUTPUT_WEIGHT
+
+
+def steps_until_new(loop: Loop, counter: int, most: int = 200) -> None:
+    for _ in range(most):
+        if loop.streams[counter].new_tokens:
+            return
+        loop.step()
+    raise AssertionError(f"{counter} does not go on")
+
+
+def test_nothing_that_a_client_reads_gives_up_its_place() -> None:
+    loop = flooded(4, max_waiting=8)
+    loop.add(make_request(100, PROMPT, 30, num_choices=7, client="a"))
+    while sum(bool(loop.streams[100 + choice].tokens) for choice in range(7)) < 2:
+        loop.step()
+    for counter in range(200, 206):
+        first_try = make_request(counter, PROMPT, 30, client="a")
+        begun = tuple(generate(PROMPT, first_try.sampling, 0, 2))
+        loop.add(make_request(counter, PROMPT, 30, begun, client="a"))
+    for counter in range(1000, 1004):
+        loop.add(make_request(counter, prompt_of(counter), 4, client="b"))
+    loop.run()
+    loop.check_finished()
+    for counter in (*range(100, 107), *range(200, 206)):
+        assert ending_of(loop, counter).reason != "refused"
+
+
+def test_no_place_is_taken_for_a_request_that_is_refused_all_the_same() -> None:
+    loop = flooded(14, max_waiting=10)
+    loop.add(make_request(1000, PROMPT, 4, num_choices=9, client="b"))
+    loop.hear()
+    assert ending_of(loop, 1000).reason == "refused"
+    assert not any(loop.streams[counter].ending for counter in range(14))
+
+
+def test_nobody_is_preempted_for_pages_that_would_not_be_enough() -> None:
+    loop = Loop(make_spec(num_pages=30, max_num_seqs=8), SchedulerSettings(max_num_seqs=8))
+    page = loop.spec.kv_groups[0].page_tokens
+    for counter in range(6):
+        loop.add(make_request(counter, prompt_of(counter), 20, client="a"))
+        loop.step()
+    loop.add(make_request(1000, prompt_of(3, 28 * page), 4, client="b"))
+    for _ in range(10):
+        loop.step()
+    assert loop.scheduler.stats().preemptions_total == 0
+    loop.run()
+    loop.check_finished()
 
 
 @given(
