@@ -111,6 +111,7 @@ def soak_stack(run: Soak, folder: Path) -> None:
     """Soak the whole stack, over HTTP."""
     arguments = run.arguments
     settings = {f"compute.{name}": value for name, value in run.settings().items()}
+    settings["router.min_priority"] = -1  # what the mix asks for
     stack = Stack(folder, "--routers", str(arguments.routers), settings=settings)
     with stack.wait_ready(READY_WITHIN_S):
         run.say(f"the stack is ready: {stack.command.replace(str(folder), folder.name)}")

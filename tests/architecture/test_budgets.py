@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (6_860, 46),
-    "services/router": (12_960, 75),
+    "common": (6_900, 46),
+    "services/router": (13_050, 75),
     "services/tokenizer": (3_290, 17),
-    "services/compute": (19_370, 125),
+    "services/compute": (19_420, 125),
     "services/detokenizer": (2_470, 16),
     "services/launcher": (1_290, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (41_780, 257),
+    "services": (41_930, 257),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -91,7 +91,7 @@ class Streams:
         body = {"prompt": "Count", "max_tokens": 8000, "ignore_eos": True, "stream": True}
         body["return_token_ids"] = True  # so that each token is an event, whatever its text
         data = json.dumps(body).encode()
-        head = f"POST {TEXT} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        head = f"POST {TEXT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         for each in self._sockets:
             each.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
             self._selector.register(each, selectors.EVENT_READ)

@@ -12,10 +12,10 @@ from services.compute.scheduler.state import SchedulerSettings, SchedulerState, 
 class Planner:
     """Fills one step within a quota.
 
-    The first in the waiting queue runs when its prompt fits; nothing overtakes it. It takes pages
-    for all its known tokens at once, so a prefill in chunks never starves half way; pages for
-    generated tokens come one by one. Of a window it takes those of one chunk at a time, and gives
-    back as many behind it.
+    The first in the waiting queue runs when its prompt fits; nothing overtakes it while it is the
+    first. It takes pages for all its known tokens at once, so a prefill in chunks never starves
+    half way; pages for generated tokens come one by one. Of a window it takes those of one chunk
+    at a time, and gives back as many behind it.
 
     When pages run out, the row that needs one is held, and so is the youngest sequence while it
     has rows in flight; a step later nothing of it is in flight, and it is preempted if the page is

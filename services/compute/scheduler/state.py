@@ -1,4 +1,4 @@
-"""What the parts of the scheduler share: the waiting queue, the running batch, open attempts."""
+"""What the parts of the scheduler share: the running batch, open attempts, forks, how they end."""
 
 from __future__ import annotations
 
