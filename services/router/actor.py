@@ -130,7 +130,7 @@ class RouterActor:
 
     def peer_lost(self, peer: Address) -> None:
         """Give up a worker that accepts no messages any more."""
-        self._fleet.remove(peer.instance_id)
+        self._fleet.remove(peer.instance_id, self._clock())
         self._lose(peer, "accepts no messages")
 
     def tick(self, now_s: float) -> None:

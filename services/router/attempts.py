@@ -47,12 +47,17 @@ class InflightRequest:
     choices: list[Choice] = field(default_factory=list)
     messages: list[Tokenize] = field(default_factory=list)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of its choices has a token."""
+        return any(choice.token_ids for choice in self.choices)
+
 
 @dataclass(eq=False, slots=True)
 class Choice:
     """One answer in progress, with the journal of what was accepted of it: ids and characters.
 
-    It has one attempt at a time. Without one it waits to be tried again, since `waiting_since_s`.
+    It has one attempt at a time. Without one it waits to be tried again.
     """
 
     request: InflightRequest
@@ -64,7 +69,6 @@ class Choice:
     token_at_s: float = 0.0  # when its last token arrived; 0.0 before the first one
     opened: TextOpened | None = None  # what the sink has of the prompt's token counts
     next_scored: int = 1  # position in the prompt
-    waiting_since_s: float = 0.0
     setbacks: Setbacks = field(default_factory=Setbacks)
 
     @property

@@ -206,16 +206,15 @@ class Dispatch:
     def _start(self, choices: Sequence[Choice], route: Route, now_s: float) -> None:
         """Begin an attempt at neighbouring choices of a prompt: fresh ones, or only one."""
         choice = choices[0]
-        message = choice.message
         first = self.inflight.attempt(choices, route, now_s)[0].counter
         message = replace(
-            message,
+            choice.message,
             attempt=self._attempt_id(first),
             route=route,
             output_ids=choice.token_ids[:],
             accepted_characters=choice.num_characters,
             num_choices=len(choices),
-            first_choice=choice.index % message.num_choices,
+            first_choice=choice.index % choice.message.num_choices,
         )
         try:
             self._transport.send(route.tokenizer, message)
@@ -240,6 +239,7 @@ class Dispatch:
 
     def recover(self, now_s: float) -> None:
         """Send the choices that lost their workers on to others, the most advanced first."""
+        hold_s = self._limits.hold_s
         for choices in self.inflight.to_retry():
             choice = choices[0]
             request, setbacks = choice.request, choice.setbacks
@@ -250,10 +250,11 @@ class Dispatch:
             failure = None
             if not able.missing:
                 failure = self._retry(choices, able, now_s)
-            elif not may_wait(
-                setbacks, now_s - choice.waiting_since_s, self._limits.hold_s, group.missing
-            ):
+            elif not may_wait(setbacks, now_s, hold_s, group.missing, request.has_begun):
                 failure = setbacks.failure or WORKER_LOST
+            elif not group.missing:
+                for each in choices:
+                    each.setbacks.forget_refusals(now_s)
             if failure is not None:
                 self.abort(self.inflight.fail(request, failure))
 
@@ -261,8 +262,9 @@ class Dispatch:
         """Begin another attempt, if there is one in the budget; a failure ends the request."""
         if not self._budget.take(now_s):
             return None
-        kept = choices[0].setbacks.kept_compute if choices[0].token_ids else ""
-        route, _ = self.fleet.route(group, self._transport.address, now_s, kept)
+        setbacks = choices[0].setbacks
+        kept = setbacks.kept_compute if choices[0].token_ids else ""
+        route, _ = self.fleet.route(group, self._transport.address, now_s, kept, setbacks.lost_at)
         try:
             self._start(choices, route, now_s)
         except ApiError as error:
@@ -360,7 +362,9 @@ class Dispatch:
         while True:
             worker = self.place(able, service)
             try:
-                return await self._ask(worker, make(self._query_id()), field)
+                answer = await self._ask(worker, make(self._query_id()), field)
+                self.fleet.breakers.succeeded(worker.address.endpoint)
+                return answer
             except ApiError as error:
                 if error.failure.code not in ASK_AGAIN:
                     raise

@@ -114,7 +114,7 @@ class Fleet:
             known = [other.address for other in self._workers.values()]
             replaced = [address for address in known if address.endpoint == endpoint]
             for address in replaced:
-                self._replace(address.instance_id)
+                self._replace(address.instance_id, now_s)
             worker = self._workers[instance_id] = RegisteredWorker(
                 message.service,
                 message.address,
@@ -183,11 +183,11 @@ class Fleet:
                 if len(self._hung) >= MAX_HUNG:
                     del self._hung[next(iter(self._hung))]
                 self._hung[instance_id] = worker.progress
-            self.remove(instance_id)
+            self.remove(instance_id, now_s)
             expired.append(ExpiredLease(worker.address, reason))
         return expired
 
-    def remove(self, instance_id: str) -> bool:
+    def remove(self, instance_id: str, now_s: float) -> bool:
         """Forget a worker that is gone; returns whether it was known.
 
         That is a failure of its replica, unless it had said that it would end.
@@ -196,7 +196,7 @@ class Fleet:
         self._groups = None
         worker = self._workers.pop(instance_id, None)
         if worker is not None and not worker.draining:
-            self.breakers.failed(worker.address.endpoint, worker.heard_at_s)
+            self.breakers.failed(worker.address.endpoint, now_s)
         return worker is not None
 
     def to_probe(self, now_s: float) -> list[RegisteredWorker]:
@@ -262,12 +262,20 @@ class Fleet:
         return min(lacks, key=len, default=SERVICES)
 
     def route(
-        self, group: Group, reply: Address, now_s: float, kept: str = ""
+        self,
+        group: Group,
+        reply: Address,
+        now_s: float,
+        kept: str = "",
+        avoided: Collection[str] = (),
     ) -> tuple[Route, ModelCard]:
         """Place one request in a complete group; the card is compute's, whose limits apply.
 
-        The compute instance `kept` is taken if it is there: it has pages of the request.
+        The compute instance `kept` is taken if it is there: it has pages of the request. Instances
+        `avoided` are taken only where there are no others.
         """
+        spared = group.without(avoided)
+        group = group if spared.missing else spared
         tokenizer = self.place(group, "tokenizer", now_s)
         computes = [each for each in group.workers["compute"] if each.address.instance_id == kept]
         compute = computes[0] if computes else self.place(group, "compute", now_s)
@@ -295,8 +303,8 @@ class Fleet:
         self.breakers.placed(chosen.address.endpoint, now_s)
         return chosen
 
-    def _replace(self, instance_id: str) -> None:
-        self.remove(instance_id)
+    def _replace(self, instance_id: str, now_s: float) -> None:
+        self.remove(instance_id, now_s)
         if len(self._replaced) >= MAX_REPLACED:
             del self._replaced[next(iter(self._replaced))]
         self._replaced[instance_id] = None

@@ -107,12 +107,11 @@ class InflightTable:
 
     def text(self, message: TextGenerated, now_s: float) -> list[AbortedAttempt]:
         """Pass rows to their sinks; an attempt with a gap is lost."""
-        aborted: list[AbortedAttempt] = []
         attempts = self._attempts
         token_ids, is_rich = message.token_ids, bool(message.logprobs or message.parts)
         logprobs = _by_row(message) if is_rich else ()
-        self._prompts(message)
-        end = 0
+        aborted = self._prompts(message, now_s)
+        end = num_ignored = 0
         # `num_rows` rows had their previous token at `previous_s`. That is nearly all of them, so a
         # step costs one observation instead of one per row.
         previous_s, num_rows, stats = NEVER, 0, None
@@ -122,10 +121,9 @@ class InflightTable:
         for row, (counter, first, count, text) in enumerate(columns):
             start, end = end, end + count
             attempt = attempts.get(counter)
-            if attempt is None:
-                continue
-            if first != attempt.next_index:
-                if first + count > attempt.next_index:  # a row is missing; a repeated one is not
+            if attempt is None or first != attempt.next_index:
+                num_ignored += count
+                if attempt and first + count > attempt.next_index:  # a row is missing, not repeated
                     aborted += self._lose(attempt, now_s)
                 continue
             choice = attempt.choice
@@ -144,7 +142,8 @@ class InflightTable:
                 choice.token_at_s = now_s
             choice.num_characters += len(text)
             attempt.next_index = first + count
-            attempt.past_tokenizer = True
+            if not attempt.past_tokenizer:
+                self._pass_tokenizer(attempt)
             if is_rich or request.wants_ids:
                 request.sink.delta(
                     choice.index,
@@ -157,7 +156,7 @@ class InflightTable:
                 request.sink.delta(choice.index, text)
         if stats is not None:  # all rows are of one model, as they come from one detokenizer
             stats.inter_token_s.observe(now_s - previous_s, num_rows)
-            stats.num_generated_tokens += len(token_ids)
+            stats.num_generated_tokens += len(token_ids) - num_ignored
         return aborted + self._endings(message, now_s)
 
     def refused(self, message: AttemptRefused, now_s: float) -> list[AbortedAttempt]:
@@ -220,7 +219,8 @@ class InflightTable:
                 continue
             route = attempt.route
             if instance_id == route.compute.instance_id:
-                attempt.past_tokenizer = True
+                if not attempt.past_tokenizer:
+                    self._pass_tokenizer(attempt)
             elif instance_id != route.tokenizer.instance_id:
                 continue  # a detokenizer cannot know that the last row was lost
             attempt.seen_at_s = now_s
@@ -264,8 +264,13 @@ class InflightTable:
                 aborted += self._end_early(attempt, ended, now_s)
         return aborted
 
-    def _prompts(self, message: TextGenerated) -> None:
+    def _pass_tokenizer(self, attempt: Attempt) -> None:
+        attempt.past_tokenizer = True
+        self._breakers.succeeded(attempt.route.tokenizer.endpoint)
+
+    def _prompts(self, message: TextGenerated, now_s: float) -> list[AbortedAttempt]:
         """Pass on token counts and logprobs of prompts, each once per choice."""
+        aborted: list[AbortedAttempt] = []
         for opened in message.opened:
             attempt = self._attempts.get(message.counters[opened.row])
             if attempt is not None and attempt.choice.opened is None:
@@ -276,11 +281,15 @@ class InflightTable:
                 attempt.choice.request.sink.opened(attempt.choice.index, opened)
         for scored in message.scored:
             attempt = self._attempts.get(message.counters[scored.row])
-            if attempt is not None:
+            if attempt and scored.first > attempt.choice.next_scored:  # there is a gap
+                aborted += self._lose(attempt, now_s)
+            elif attempt:
                 _score(attempt.choice, scored)
+        return aborted
 
     def _lose(self, attempt: Attempt, now_s: float) -> list[AbortedAttempt]:
-        setback = Setback(LOST, kept_compute=attempt.route.compute.instance_id)
+        kept, lost_at = attempt.route.compute.instance_id, attempt.route.detokenizer.instance_id
+        setback = Setback(LOST, kept_compute=kept, lost_at=lost_at)
         return self._displace(attempt, setback, now_s, "lost")
 
     def _displace(
@@ -295,9 +304,8 @@ class InflightTable:
         if not choice.request.num_open:
             return []  # another choice has just failed the request
         if failure.retryable:
-            too_many = choice.setbacks.add(setback, len(choice.token_ids))
+            too_many = choice.setbacks.add(setback, len(choice.token_ids), now_s)
             if too_many is None:
-                choice.waiting_since_s = now_s
                 self.displaced[choice] = None
                 return self._drop_attempt(choice, reason)
             failure = too_many
@@ -366,7 +374,7 @@ class InflightTable:
 def _score(choice: Choice, scored: PromptLogprobs) -> None:
     """Hand on what is new; a retry begins anew and may cut the prompt elsewhere."""
     num_known, count = choice.next_scored - scored.first, len(scored.logprobs)
-    if not 0 <= num_known < count:
+    if num_known >= count:
         return
     if num_known:
         _, rest = scored.logprobs.split((num_known, count - num_known))

@@ -10,10 +10,11 @@ import pytest
 
 from common.messages.address import Address
 from common.messages.arrays import int32s
-from common.messages.failure import Failure
-from common.messages.text import AttemptRefused
+from common.messages.failure import Ending, Failure, Usage
+from common.messages.text import AttemptRefused, TextGenerated
 from common.messages.tokenize import IdsPrompt, Tokenize, TokenizeQuery
 from common.messages.tokens import DetokenizeQuery
+from services.router.breaker import MAX_FAILURES
 from tests.flow.router_ring import (
     CHAT,
     TEXT,
@@ -212,6 +213,80 @@ async def test_when_text_is_lost_the_retry_keeps_the_compute_that_has_its_pages(
         stations = {worker.transport.address: name for name, worker in ring.workers.items()}
         assert ring.aborts(stations[first.route.compute]) == [first.attempt.counter]
         task.cancel()
+
+
+async def test_a_stream_that_the_only_tokenizer_had_no_room_for_goes_on_when_it_has() -> None:
+    async with running_router(hold_s=10.0) as ring:
+        task = await waiting(ring, chat(stream=True))
+        ring.text(last_counter(ring), 0, "a")
+        await ring.settle()
+        ring.text(last_counter(ring), 1, "", 0, end="moved")
+        await ring.until(lambda: len(sent(ring)) == 2)
+        for number in (2, 3, 4):  # it is full three times
+            assert len(sent(ring)) == number
+            refuse(ring, FULL)
+            await ring.settle()
+            for _ in range(8):
+                ring.beat()
+                await ring.tick()
+        assert len(sent(ring)) == 5
+        ring.text(last_counter(ring), 1, "b", end="stop")
+        status, data = await task
+        assert status == 200
+        assert b"overloaded" not in data and b"[DONE]" in data
+
+
+async def test_a_choice_without_tokens_does_not_fail_those_that_stream() -> None:
+    async with running_router(hold_s=10.0) as ring:
+        task = await waiting(ring, chat(stream=True, n=2))
+        first = last_counter(ring)
+        ring.text(first, 0, "a")
+        await ring.settle()
+        rows = TextGenerated()
+        rows.add(first + 1, 0, [], "")
+        rows.end(Ending("refused", Usage(5, 0, 0), None, FULL))
+        ring.workers["detokenizer"].transport.send(ring.transport.address, rows)
+        await ring.settle()
+        assert not task.done()
+        ring.text(first, 1, "b", end="stop")
+        for _ in range(8):
+            ring.beat()
+            await ring.tick()
+        (again,) = sent(ring)[1:]
+        assert (again.num_choices, again.first_choice) == (1, 1)
+        ring.text(again.attempt.counter, 0, "c", end="stop")
+        status, data = await task
+        assert status == 200
+        assert b"overloaded" not in data and b"[DONE]" in data
+
+
+async def test_what_is_lost_on_its_way_takes_another_way() -> None:
+    async with running_router(placement="round_robin") as ring:
+        await add(ring, "detokenizer")
+        task = await waiting(ring, chat())
+        (first,) = sent(ring)
+        other = await waiting(ring, chat())  # so that it is the first one's turn again
+        ring.text(first.attempt.counter, 7, "x")
+        await ring.until(lambda: len(sent(ring)) == 3)
+        assert sent(ring)[-1].route.detokenizer != first.route.detokenizer
+        task.cancel()
+        other.cancel()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "service"),
+    [("/tokenize", {"prompt": "a"}, "tokenizer"), ("/detokenize", {"tokens": [1]}, "detokenizer")],
+)
+async def test_a_worker_that_answers_a_question_has_done_well(
+    path: str, body: dict[str, Any], service: str
+) -> None:
+    async with running_router() as ring:
+        breakers = ring.actor.dispatch.fleet.breakers
+        for _ in range(MAX_FAILURES):
+            breakers.failed(f"mem://{service}", ring.now_s)
+        assert not breakers.allows(f"mem://{service}", ring.now_s)
+        assert (await _ask(ring, body, path))[0] == 200
+        assert breakers.allows(f"mem://{service}", ring.now_s)
 
 
 @pytest.mark.parametrize(

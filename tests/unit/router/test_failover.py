@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from common.messages.failure import Failure
 from services.router.failover import (
+    FORGIVING_TOKENS,
+    FULL_AGAIN_S,
     MAX_COMPUTE_DEATHS,
     MAX_DEATHS,
     MAX_TRIES,
@@ -24,35 +26,73 @@ GONE = Failure(503, "worker_lost", "gone", None, True)
 def test_tries_and_refusals_are_forgotten_with_the_next_token_and_deaths_are_not() -> None:
     setbacks = Setbacks()
     for _ in range(MAX_TRIES - 1):
-        assert setbacks.add(Setback(FULL, refused_by="tokenizer.1"), 3) is None
+        assert setbacks.add(Setback(FULL, refused_by="tokenizer.1"), 3, 1.0) is None
     assert setbacks.refused_by == {"tokenizer.1"}
-    assert setbacks.add(Setback(GONE, died_at="compute"), 4) is None
+    assert setbacks.add(Setback(GONE, died_at="compute"), 4, 1.0) is None
     assert (setbacks.refused_by, setbacks.num_tries) == (set(), 1)
-    assert setbacks.add(Setback(GONE, died_at="compute"), 5) == POISON
+    assert setbacks.add(Setback(GONE, died_at="compute"), 5, 1.0) == POISON
 
 
 def test_deaths_of_any_workers_end_it_at_last() -> None:
     setbacks = Setbacks()
     for num_tokens in range(1, MAX_DEATHS):
-        assert setbacks.add(Setback(GONE, died_at="detokenizer"), num_tokens) is None
-    assert setbacks.add(Setback(GONE, died_at="tokenizer"), MAX_DEATHS) == POISON
+        assert setbacks.add(Setback(GONE, died_at="detokenizer"), num_tokens, 1.0) is None
+    assert setbacks.add(Setback(GONE, died_at="tokenizer"), MAX_DEATHS, 1.0) == POISON
+
+
+def test_deaths_that_many_tokens_lie_between_are_no_poison() -> None:
+    setbacks, num_tokens = Setbacks(), 0
+    for _ in range(2 * MAX_DEATHS):
+        num_tokens += FORGIVING_TOKENS
+        assert setbacks.add(Setback(GONE, died_at="compute"), num_tokens, 1.0) is None
+    num_tokens += FORGIVING_TOKENS - 1
+    assert setbacks.add(Setback(GONE, died_at="compute"), num_tokens, 1.0) == POISON
+
+
+def test_who_was_full_is_asked_again_after_a_while_for_as_long_as_a_choice_may_wait() -> None:
+    setbacks, now_s, hold_s = Setbacks(), 100.0, 10.0
+    for _ in range(round(hold_s / FULL_AGAIN_S)):
+        assert setbacks.add(Setback(FULL, refused_by="tokenizer.1"), 3, now_s) is None
+        setbacks.forget_refusals(now_s + 0.9 * FULL_AGAIN_S)
+        assert setbacks.refused_by == {"tokenizer.1"}
+        now_s += FULL_AGAIN_S
+        setbacks.forget_refusals(now_s)
+        assert not setbacks.refused_by
+        assert may_wait(setbacks, now_s, hold_s, (), True) == (now_s < 100.0 + hold_s)
+
+
+def test_a_second_loss_does_not_keep_the_compute() -> None:
+    setbacks = Setbacks()
+    loss = Setback(GONE, kept_compute="compute.1", lost_at="detokenizer.1")
+    setbacks.add(loss, 3, 1.0)
+    assert (setbacks.kept_compute, setbacks.lost_at) == ("compute.1", {"detokenizer.1"})
+    setbacks.add(loss, 3, 1.0)
+    assert setbacks.kept_compute == ""
+    setbacks.add(loss, 4, 1.0)
+    assert setbacks.kept_compute == "compute.1"
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["", "tokenizer", "compute", "detokenizer"]), st.integers(0, 2)),
+        st.tuples(
+            st.sampled_from(["", "tokenizer", "compute", "detokenizer"]),
+            st.sampled_from([0, 1, 2, FORGIVING_TOKENS]),
+        ),
         max_size=60,
     )
 )
 def test_no_history_of_setbacks_goes_on_for_ever(history: list[tuple[str, int]]) -> None:
     setbacks, num_tokens, since_progress = Setbacks(), 0, 0
-    deaths: list[str] = []
+    deaths: list[tuple[str, int]] = []
     for died_at, progress in history:
         num_tokens += progress
         since_progress = 1 if progress else since_progress + 1
-        deaths += [died_at] if died_at else []
-        ended = setbacks.add(Setback(GONE, died_at=died_at), num_tokens)
-        is_poison = deaths.count("compute") >= MAX_COMPUTE_DEATHS or len(deaths) >= MAX_DEATHS
+        if died_at:
+            is_near = deaths and num_tokens - deaths[-1][1] < FORGIVING_TOKENS
+            deaths = [*(deaths if is_near else ()), (died_at, num_tokens)]
+        ended = setbacks.add(Setback(GONE, died_at=died_at), num_tokens, 1.0)
+        computes = [each for each in deaths if each[0] == "compute"]
+        is_poison = len(computes) >= MAX_COMPUTE_DEATHS or len(deaths) >= MAX_DEATHS
         if is_poison:
             assert ended == POISON
             return
@@ -82,18 +122,17 @@ def test_no_second_sees_more_retries_than_burst_and_rate_allow(
         assert within <= burst + per_s + 1
 
 
-def test_a_full_house_is_told_at_once_and_only_before_the_first_token() -> None:
+def test_a_full_house_is_told_at_once_and_only_before_the_first_token_of_a_request() -> None:
     setbacks = Setbacks()
-    setbacks.add(Setback(FULL, refused_by="compute.1"), 0)
-    assert not may_wait(setbacks, 0.0, 10.0, ())
-    assert may_wait(setbacks, 0.0, 10.0, ("compute",))
-    setbacks.add(Setback(FULL, refused_by="compute.1"), 1)
-    assert may_wait(setbacks, 9.9, 10.0, ())
+    setbacks.add(Setback(FULL, refused_by="compute.1"), 0, 100.0)
+    assert not may_wait(setbacks, 100.0, 10.0, (), has_begun=False)
+    assert may_wait(setbacks, 100.0, 10.0, ("compute",), has_begun=False)
+    assert may_wait(setbacks, 109.9, 10.0, (), has_begun=True)
 
 
 def test_nothing_waits_longer_than_the_setting() -> None:
     setbacks = Setbacks()
-    setbacks.add(Setback(GONE, died_at="compute"), 0)
-    assert may_wait(setbacks, 9.9, 10.0, ("compute",))
-    assert not may_wait(setbacks, 10.0, 10.0, ("compute",))
-    assert not may_wait(setbacks, 0.0, 0.0, ("compute",))
+    setbacks.add(Setback(GONE, died_at="compute"), 0, 100.0)
+    assert may_wait(setbacks, 109.9, 10.0, ("compute",), has_begun=True)
+    assert not may_wait(setbacks, 110.0, 10.0, ("compute",), has_begun=True)
+    assert not may_wait(setbacks, 100.0, 0.0, ("compute",), has_begun=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.messages.arrays import int32s
 from common.messages.failure import Failure, Usage
 from common.messages.logprobs import Candidate, TokenLogprob
@@ -95,8 +97,10 @@ def test_logprobs_of_a_prompt_that_a_retry_cuts_elsewhere_are_handed_on_once() -
     retry = table.attempt(request.choices, route(1), 1.0)[0].counter
     say(retry, 1, 3)
     say(retry, 3, 7)
+    assert request.choices[0].attempt is not None
     say(retry, 8, 9)  # before it one is missing
-    say(retry, 7, 9)
+    assert (request.choices[0].attempt, request.choices[0].setbacks.failure) == (None, LOST)
+    say(table.attempt(request.choices, route(1), 1.0)[0].counter, 1, 9)
     assert sink.prompt_logprobs == {0: columns(*scores)}
 
 
@@ -110,6 +114,36 @@ def test_the_most_advanced_goes_first_and_fresh_neighbours_go_together() -> None
     assert waiting(table) == [[4], [1], [0], [2, 3]]
     table.lose_worker("compute.1", 2.0)
     assert waiting(table) == [[4], [1], [0], [0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_tokenizer_has_done_well_what_compute_has(listed: bool) -> None:
+    breakers = CircuitBreakers()
+    table = InflightTable(breakers)
+    _, _, counter = open_request(table)
+    for _ in range(MAX_FAILURES):
+        breakers.failed("mem://tokenizer.0", 1.0)
+    table.listed("tokenizer.0", [counter], 1.0)
+    assert not breakers.allows("mem://tokenizer.0", 1.0)
+    if listed:
+        table.listed("compute.0", [counter], 1.0)
+    else:
+        table.text(row(counter, 0, "a"), 1.0)
+    assert breakers.allows("mem://tokenizer.0", 1.0)
+
+
+def test_tokens_of_a_former_attempt_are_not_counted() -> None:
+    table = InflightTable()
+    _, request, first = open_request(table)
+    table.text(row(first, 0, "a"), 1.0)
+    table.lose_worker("compute.0", 1.0)
+    (retry,) = table.attempt(request.choices, route(1), 1.0)
+    rows = TextGenerated()
+    rows.add(first, 1, [1, 2], "xx")  # of the former attempt
+    rows.add(retry.counter, 1, [3], "b")
+    rows.add(retry.counter, 1, [3], "b")  # again
+    table.text(rows, 2.0)
+    assert table.stats["demo"].num_generated_tokens == 2
 
 
 def test_breakers_hear_of_answers_that_fail_by_the_servers_fault_and_of_good_ones() -> None:
