@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from tokenizers import normalizers
 
 from common.child_process import Exited, PipedChild, Received
 from common.errors import ModelError
@@ -272,15 +271,3 @@ def test_a_process_ends_with_its_service(folder: Path) -> None:
     )
     assert done.returncode == 0
     assert done.stdout[4:] == b"\x91\xa5ready" and not done.stderr
-
-
-async def test_a_normalizer_that_explodes_takes_no_more_than_its_share(tmp_path: Path) -> None:
-    tokenizer = byte_level()
-    doublings = [normalizers.Replace("a", "aa") for _ in range(40)]
-    tokenizer.normalizer = normalizers.Sequence(doublings)
-    folder = write_folder(tmp_path, tokenizer, chat_template=HOSTILE)
-    async with Workshop(folder, 1, max_prompt_bytes=4096) as shop:
-        outcome = await shop.submit(TextPrompt("a"))
-        assert outcome.failure is not None and outcome.failure.code == "tokenizer_failed"
-        assert shop.pool.num_restarts == 2
-        assert (await shop.submit(TextPrompt("b"))).ids

@@ -47,7 +47,12 @@ WHICH_MODEL = "one of `/v1/models`; may be left out if only one is served"
 ModelName = Annotated[str | None, Field(max_length=512, description=WHICH_MODEL)]
 Priority = Annotated[
     int | None,
-    Field(ge=-MAX_INT32, le=MAX_INT32, description="requests with a lower number go first"),
+    Field(
+        ge=-MAX_INT32,
+        le=MAX_INT32,
+        description="requests with a lower number go first; negative ones need `min_priority` of "
+        "the key or the server",
+    ),
 ]
 NumLogprobs = Annotated[int | None, Field(ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)]
 TopLogprobs = Annotated[
