@@ -22,8 +22,10 @@ import msgpack
 
 from common.child_main import CHUNK_BYTES, FrameReader, PipeWriter
 from common.config import child_environment
+from common.host import children_of, is_stopped
 
 MAX_UNSENT_BYTES = 64 << 20  # that a child may leave in its pipe before it counts as hung
+WATCH_S = 0.5  # between two looks at whether it is stopped
 BACKOFF_S = (0.1, 5.0)  # before a restart: the first one, and the longest
 
 Received: TypeAlias = Callable[[bytes], None]
@@ -33,6 +35,10 @@ Exited: TypeAlias = Callable[[int], None]
 
 class ChildProcess(Protocol):
     """One running process; its reports and its end come through callbacks."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it, or a process that it has forked, is stopped: nothing will come of it."""
 
     def send(self, frame: bytes) -> None:
         """Write a frame, without blocking."""
@@ -86,6 +92,10 @@ class PipedChild:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        return any(map(is_stopped, (self.pid, *children_of(self.pid))))
 
     def send(self, frame: bytes) -> None:
         if self._stdin.closed:
@@ -184,6 +194,8 @@ class RestartingChild:
         self._restart_at_s = math.inf
         self._backoff_s = BACKOFF_S[0]
         self._is_given_up = False
+        self._looked_s = 0.0
+        self._was_stopped = False
         self.is_ready = False
         self.started_s = 0.0
         self.num_restarts = 0
@@ -222,15 +234,20 @@ class RestartingChild:
         self._restart_at_s = self._clock() + delay_s
 
     def tick(self, now_s: float) -> None:
-        """Start a process that is due; kill one that takes too long to load."""
+        """Start a process that is due; kill one that takes too long to load, or is stopped."""
         if self._process is None:
             if now_s >= self._restart_at_s and not self._is_given_up:
                 self._start()
         elif not self._has_loaded and now_s - self.started_s >= self._start_timeout_s:
             self._process.kill()
+        elif now_s - self._looked_s >= WATCH_S:
+            self._looked_s = now_s
+            was_stopped, self._was_stopped = self._was_stopped, self._process.is_stopped
+            if was_stopped and self._was_stopped:  # not for the moment of somebody's look at it
+                self._process.kill()
 
     def _start(self) -> None:
-        self.is_ready = self._has_loaded = False
+        self.is_ready = self._has_loaded = self._was_stopped = False
         self._restart_at_s = math.inf
         self.started_s = self._clock()
         try:

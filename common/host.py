@@ -1,4 +1,4 @@
-"""What this host offers: free memory, fast number formats, open files."""
+"""What this host offers, and what it says of processes: memory, number formats, open files."""
 
 from __future__ import annotations
 
@@ -65,3 +65,20 @@ def max_open_files() -> int:
     """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, as far as the system tells."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return stat.rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process's main thread has started, as far as the system tells."""
+    try:
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except (OSError, ValueError):
+        return []

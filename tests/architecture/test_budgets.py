@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (6_900, 46),
+    "common": (6_930, 46),
     "services/router": (13_050, 75),
     "services/tokenizer": (3_290, 17),
     "services/compute": (19_420, 125),

@@ -174,10 +174,13 @@ def test_the_loop_stays_free_while_a_huge_prompt_is_encoded(play: Callable[..., 
     play(scenario)
 
 
-def test_a_process_killed_from_outside_costs_no_request(play: Callable[..., None]) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_killed_or_stopped_from_outside_costs_no_request(
+    play: Callable[..., None], fault: signal.Signals
+) -> None:
     async def scenario(workshop: Workshop) -> None:
         huge = workshop.submit(TextPrompt("word " * 100_000))
-        os.kill(workshop.processes[0].pid, signal.SIGKILL)
+        os.kill(workshop.processes[0].pid, fault)
         assert len((await huge).ids) > 100_000
         assert workshop.pool.num_restarts == 1
 

@@ -67,6 +67,8 @@ def save_vocabulary(folder: Path) -> Path:
 class InlineProcess:
     """A process of the tokenizer's pool that needs none: the ids are the text's bytes."""
 
+    is_stopped = False
+
     def __init__(self, received: Received, exited: Exited) -> None:
         self._received = received
         self._exited = exited

@@ -20,6 +20,7 @@ from common.child_main import (
 )
 from common.child_process import (
     BACKOFF_S,
+    WATCH_S,
     ChildExit,
     Exited,
     Received,
@@ -83,6 +84,8 @@ def test_a_child_says_that_it_is_ready_or_why_not() -> None:
 
 class Scripted:
     """A process that does what a test says."""
+
+    is_stopped = False
 
     def __init__(self, received: Received, exited: Exited) -> None:
         self._received = received
@@ -203,6 +206,23 @@ def test_a_child_that_has_loaded_is_never_too_slow(owner: Owner) -> None:
     owner.process.report("ready")
     owner.pass_time(1000.0)
     assert not owner.process.killed
+
+
+def test_a_child_that_is_stopped_is_killed_and_one_that_was_for_a_moment_is_not(
+    owner: Owner,
+) -> None:
+    owner.process.report("ready")
+    owner.pass_time(WATCH_S)
+    owner.process.is_stopped = True
+    owner.pass_time(WATCH_S)
+    owner.process.is_stopped = False
+    owner.pass_time(WATCH_S)
+    owner.process.is_stopped = True
+    owner.pass_time(WATCH_S)
+    owner.pass_time(WATCH_S / 2)
+    assert not owner.process.killed
+    owner.pass_time(WATCH_S / 2)
+    assert owner.process.killed
 
 
 def test_a_child_that_retires_is_replaced_like_one_that_was_ready(owner: Owner) -> None:

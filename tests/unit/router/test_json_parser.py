@@ -18,6 +18,8 @@ from services.router.json_parser import PARSE_TIMEOUT_S, JsonParser
 class ScriptedChild:
     """Keeps what it gets; answers and ends when the test says so."""
 
+    is_stopped = False
+
     def __init__(self, received: Received, exited: Exited) -> None:
         self._received = received
         self.die = exited

@@ -16,6 +16,8 @@ NO_ANSWER = ExpectedAnswer()
 class ScriptedProcess:
     """Keeps the jobs it was given; `answer`, `fail` and `die` are the test's to call."""
 
+    is_stopped = False
+
     def __init__(self, received: Received, exited: Exited) -> None:
         self._received = received
         self._exited = exited

@@ -38,6 +38,8 @@ from tests.unit.compute.grammar.structured_plans import make_delta, make_result,
 class Listener:
     """A process that does nothing by itself."""
 
+    is_stopped = False
+
     def __init__(self, memory: MaskMemory, received: Received, exited: Exited) -> None:
         self.memory, self.exit = memory, exited
         self._received = received
