@@ -267,7 +267,7 @@ class Supervisor:
             how="killed because it hung" if child.hung else describe_status(status),
         )
         delay_s = child.back_off(now_s)
-        if status == EXIT_CONFIG:
+        if status == EXIT_CONFIG and not self._was_ready:  # later on, the settings have worked
             self._begin_end(EXIT_CONFIG)
         elif not self._was_ready and child.num_deaths >= MAX_EARLY_DEATHS:
             log.error("died again; giving up")

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from common.child_main import framed
-from common.child_process import ChildExit, RestartingChild, Spawn
+from common.child_process import BACKOFF_S, ChildExit, RestartingChild, Spawn
 from common.errors import ModelError
 from common.link.codec import pack
 from common.messages.address import AttemptId
@@ -34,6 +34,7 @@ from services.tokenizer.jobs import Job, Outcome, size_of, unpack_outcome
 # on leave one process to the others.
 LARGE_PROMPT_BYTES = 64 << 10
 _MAX_TRIES = 2
+_MAX_FAILED_STARTS = 3  # of one process in a row, before the first is ready; one may be an accident
 
 Done = Callable[[Outcome], None]
 
@@ -77,7 +78,10 @@ class Pool:
         for child in self._children:
             child.start()
         try:
-            await self._first_ready
+            while not self._first_ready.done():
+                await asyncio.wait([self._first_ready], timeout=BACKOFF_S[0])
+                self.tick()
+            self._first_ready.result()
         except ModelError:
             self.stop()
             raise
@@ -169,7 +173,8 @@ class Pool:
 
     def child_ended(self, child: RestartingChild, exit: ChildExit) -> None:
         entry = self._running.pop(child, None)
-        if not exit.was_ready:
+        is_deed_of_template = exit.status == -signal.SIGALRM
+        if is_deed_of_template or child.num_failed_starts >= _MAX_FAILED_STARTS:
             self._fail_start(_early_end(exit.status, self._settings))
         logger = log.for_attempts(entry.attempts, entry.traceparents) if entry else self._log
         logger.warning("tokenizer process ended", status=exit.status, had_job=entry is not None)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
     "common": (6_930, 46),
     "services/router": (13_050, 75),
-    "services/tokenizer": (3_290, 17),
+    "services/tokenizer": (3_300, 17),
     "services/compute": (19_420, 125),
     "services/detokenizer": (2_470, 16),
     "services/launcher": (1_290, 8),

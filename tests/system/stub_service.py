@@ -1,8 +1,9 @@
 """A stand-in for a service: ready at once, an HTTP server if it is a router, obeys its arguments.
 
 Arguments: run_dir, name, and words: `crash-once` dies before it is ready the first time, `crash`
-every time, `misconfigured` ends with status 78, `stubborn` ignores SIGTERM, `hang-once` says
-nothing more after its first second the first time, `slow` says that it may be silent for days.
+every time, `misconfigured` ends with status 78, `misconfigured-later` in its second life,
+`stubborn` ignores SIGTERM, `hang-once` says nothing more after its first second the first time,
+`slow` says that it may be silent for days.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ def main() -> None:
     run_dir, name, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     with (run_dir / "history").open("a") as history:
         history.write(f"{name} started\n")
+    life = (run_dir / "history").read_text().splitlines().count(f"{name} started")
     sys.stdout.write(f"{name} says hello\n")
     sys.stdout.flush()
     first = not (run_dir / f"{name}.seen").exists()
     (run_dir / f"{name}.seen").touch()
-    if "misconfigured" in words:
+    if "misconfigured" in words or ("misconfigured-later" in words and life == 2):
         sys.exit(78)
     if "crash" in words or ("crash-once" in words and first):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -107,16 +107,16 @@ def test_a_child_that_dies_is_started_again_and_that_is_said(tmp_path: Path) -> 
 def test_a_child_that_is_killed_while_serving_comes_back(tmp_path: Path) -> None:
     def kill_the_tokenizer(launch: Launch) -> None:
         launch.children[3].kill()
-        when_started_twice("tokenizer-0")(launch)
+        when_started("tokenizer-0", 2)(launch)
 
     assert Launch(tmp_path).run(kill_the_tokenizer) == 0
 
 
-def when_started_twice(name: str) -> Callable[[Launch], None]:
-    """Return what waits for a child's second life and then ends the launch."""
+def when_started(name: str, times: int) -> Callable[[Launch], None]:
+    """Return what waits for one of a child's lives and then ends the launch."""
 
     def wait(launch: Launch) -> None:
-        if launch.history.count(f"{name} started") == 2:
+        if launch.history.count(f"{name} started") == times:
             interrupt(launch)
         else:
             asyncio.get_running_loop().call_later(0.05, wait, launch)
@@ -133,7 +133,7 @@ def killed_for_hanging(logs: list[structlog.typing.EventDict]) -> list[str]:
 def test_a_child_that_hangs_is_killed_and_started_again(tmp_path: Path, name: str) -> None:
     launch = Launch(tmp_path, **{name.replace("-", "_"): "hang-once"})
     with structlog.testing.capture_logs() as logs:
-        assert launch.run(when_started_twice(name)) == 0
+        assert launch.run(when_started(name, 2)) == 0
     assert [line["process"] for line in logs if line["event"].startswith("hangs")] == [name]
     assert killed_for_hanging(logs) == [name]
 
@@ -143,7 +143,7 @@ def test_a_child_that_is_stopped_is_killed_however_long_its_steps_may_be(tmp_pat
         beacon = read_beacon(str(tmp_path), "compute-0")
         assert beacon is not None
         os.kill(beacon.pid, signal.SIGSTOP)
-        when_started_twice("compute-0")(launch)
+        when_started("compute-0", 2)(launch)
 
     with structlog.testing.capture_logs() as logs:
         assert Launch(tmp_path, compute_0="slow").run(stop_compute) == 0
@@ -171,6 +171,14 @@ def test_settings_that_cannot_work_are_not_tried_again(tmp_path: Path) -> None:
     assert launch.run(interrupt) == 78
     assert launch.history.count("tokenizer-0 started") == 1
     assert ("tokenizer-0", "tokenizer-0 says hello") in launch.lines
+
+
+def test_a_child_whose_settings_have_worked_is_tried_again(tmp_path: Path) -> None:
+    def kill_the_tokenizer(launch: Launch) -> None:
+        launch.children[3].kill()
+        when_started("tokenizer-0", 3)(launch)
+
+    assert Launch(tmp_path, tokenizer_0="misconfigured-later").run(kill_the_tokenizer) == 0
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:

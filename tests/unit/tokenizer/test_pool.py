@@ -213,13 +213,28 @@ async def test_a_folder_that_cannot_be_loaded_fails_the_start() -> None:
         await starting
 
 
-async def test_a_process_that_dies_before_it_is_ready_fails_the_start() -> None:
+async def test_a_process_that_dies_thrice_before_it_is_ready_fails_the_start() -> None:
+    bench = Bench(num_processes=1)
+    starting = asyncio.ensure_future(bench.pool.start())
+    for num_started in (1, 2, 3):
+        bench.clock.now_s += 1.0
+        await asyncio.sleep(0)
+        bench.pool.tick()
+        assert len(bench.processes.started) == num_started
+        bench.processes.started[-1].die(-11)
+    with pytest.raises(ModelError, match="status -11"):
+        await starting
+
+
+async def test_a_process_killed_before_it_is_ready_is_started_again() -> None:
     bench = Bench(num_processes=1)
     starting = asyncio.ensure_future(bench.pool.start())
     await asyncio.sleep(0)
-    bench.processes.started[0].die(-11)
-    with pytest.raises(ModelError, match="status -11"):
-        await starting
+    bench.processes.started[0].die(-9)
+    bench.clock.now_s += 1.0
+    bench.pool.tick()
+    bench.processes.started[1].ready()
+    await starting
 
 
 async def test_restarts_back_off_while_nothing_becomes_ready() -> None:
