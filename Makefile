@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-gpu fuzz reference pictures check fix bench clients constraints clean
+.PHONY: help serve test test-gpu fuzz chaos reference pictures check fix bench clients constraints clean
 
 help:
 	@echo "make serve      start the server with the demo model, on http://127.0.0.1:8000/v1"
@@ -25,6 +25,8 @@ help:
 	@echo "make test-gpu   run the tests that need a GPU"
 	@echo "make fuzz       run the tests with generated cases on new ones, for 20 minutes"
 	@echo "                  MINUTES=5 SEED=7  other minutes; the rounds of a seed again"
+	@echo "make chaos      kill, stop and cut off services amid 200 streams; takes an hour and more"
+	@echo "                  ARGS='--faults 50 --streams 16 --replicas'   a minute of it"
 	@echo "make reference  write docs/configuration.md and docs/supported-models.md from the code"
 	@echo "make pictures   take the pictures of the chat page for the documentation"
 	@echo "make check      formatting, lint, types, import contracts"
@@ -49,6 +51,9 @@ test-gpu: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	@$(BIN)/python tools/fuzz.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chaos: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chaos $(ARGS)
 
 reference: $(VENV)/.installed
 	$(BIN)/python -m tools.reference

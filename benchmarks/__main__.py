@@ -2,6 +2,7 @@
 
 Each is a module of its own that can also be run alone, with its own arguments; every one writes
 what it found to benchmarks/results/. Those that need a GPU run by default only where there is one.
+One that takes an hour runs only if it is named.
 """
 
 from __future__ import annotations
@@ -27,10 +28,17 @@ def needs_gpu(name: str) -> bool:
     return "\nNEEDS_GPU = True" in (FOLDER / f"{name}.py").read_text()
 
 
+def is_by_name_only(name: str) -> bool:
+    """Whether a module says that it runs only if it is named."""
+    return "\nBY_NAME_ONLY = True" in (FOLDER / f"{name}.py").read_text()
+
+
 def default_names() -> list[str]:
-    """Return the modules that this machine can run."""
+    """Return the modules that this machine can run, but for those that take too long."""
     has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
-    return [name for name in names() if has_gpu or not needs_gpu(name)]
+    return [
+        name for name in names() if (has_gpu or not needs_gpu(name)) and not is_by_name_only(name)
+    ]
 
 
 def main(chosen: list[str]) -> int:
