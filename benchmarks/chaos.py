@@ -49,11 +49,11 @@ SIM_STEP_S = 0.02
 MAX_MODEL_LEN = 8192  # of the requests, the longest prompt takes 5,000
 HOLD_S = 120.0  # as a machine of two cores that is busy may take that long to start a service
 CLEAN_WITHIN_S = 60.0
-BROKEN = ("RemoteDisconnected", "IncompleteRead", "ConnectionReset", "without [DONE]", "no JSON")
+BROKEN = ("RemoteDisconnected", "IncompleteRead", "ConnectionReset", "broke off", "no JSON")
 CHILDREN = ("mask process", "pool process", "parser")
 COLUMNS = (
     "fault", "requests", "success", "failures", "lost", "doubled", "altered",
-    "longest gap, s", "recovery, s",
+    "added latency, s", "recovery, s",
 )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def cells(what: str, tally: Tally, recovery: str) -> list[object]:
     differs = tally.difference
     good = tally.num_asked - tally.num_failed
     counts = (differs.num_lost, differs.num_doubled, differs.num_altered)
-    return [what, tally.num_asked, good, tally.num_failed, *counts, tally.longest_gap_s, recovery]
+    return [what, tally.num_asked, good, tally.num_failed, *counts, tally.added_s, recovery]
 
 
 def fault_table(chaos: Chaos, load: Load, faults: Sequence[tuple[str, str]], size: int) -> None:
@@ -270,7 +270,7 @@ def main() -> int:
         folder = prepare_folder(make_folder(scratch / MODEL, SHAPES[arguments.model]))
         try:
             for replicas in arguments.replicas:
-                strike_in_turn(chaos, folder, KINDS, replicas)
+                strike_in_turn(chaos, folder, replicas)
             if arguments.faults:
                 strike_at_random(chaos, folder)
         except ChaosError as error:

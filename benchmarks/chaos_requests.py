@@ -57,6 +57,16 @@ CALLS = {
     "chat_template_kwargs": {"enable_thinking": False},
 }
 REGEX = {"regex": "[a-z ]{40,200}"}
+# What the last line of a stream has, of one API or another; an error is an end, too.
+ENDS = (
+    b"[DONE]",
+    b"response.completed",
+    b"response.incomplete",
+    b"message_stop",
+    b'"done":true',
+    b'"error"',
+    b"response.failed",
+)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 Answer: TypeAlias = dict[tuple[Any, ...], Any]
 
@@ -227,13 +237,12 @@ class Ask:
         try:
             if not self.kind.streams or self._status != 200:
                 return [json.loads(b"".join(lines))]
-            is_sse = not self.kind.path.startswith("/api/")
-            if is_sse:
+            if not self.kind.path.startswith("/api/"):
                 lines = [line.removeprefix(b"data: ") for line in lines]
-                if lines[-1:] == [b"[DONE]\n"]:
-                    lines.pop()
-                elif self.kind.path in (CHAT, COMPLETIONS) and not self.failure:
-                    self.failure = "the stream ended without [DONE]"
+            if not (lines and any(end in lines[-1] for end in ENDS)) and not self.failure:
+                self.failure = "the stream broke off before its end"
+            if lines[-1:] == [b"[DONE]\n"]:
+                lines.pop()
             return [json.loads(line) for line in lines]
         except ValueError:
             self.failure = self.failure or f"no JSON: {b''.join(self._lines)[-200:]!r}"

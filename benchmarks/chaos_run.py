@@ -41,16 +41,16 @@ class Tally:
     num_asked: int = 0
     num_failed: int = 0
     difference: Difference = field(default_factory=Difference)
-    longest_gap_s: float = 0.0
+    added_s: float = 0.0  # the longest gap in a stream, less that in the same one without a fault
     problems: list[str] = field(default_factory=list)  # the first few
     kinds: Counter[str] = field(default_factory=Counter)
 
-    def add(self, ask: Ask, expected: Answer) -> None:
-        """Wait for a request's end and compare its answer with the one without a fault."""
+    def add(self, ask: Ask, expected: Answer, gap_s: float) -> None:
+        """Wait for a request's end; compare its answer and its gap with those without a fault."""
         found = ask.answer()
         self.num_asked += 1
         self.kinds[ask.kind.name] += 1
-        self.longest_gap_s = max(self.longest_gap_s, ask.longest_gap_s)
+        self.added_s = max(self.added_s, ask.longest_gap_s - gap_s)
         differs = difference(expected, found)
         self.difference.add(differs)
         self.num_failed += bool(ask.failure)
@@ -104,28 +104,30 @@ class Load:
     num_tokens: int
     model: str
     answers: dict[int, Answer] = field(default_factory=dict)
+    gaps_s: dict[int, float] = field(default_factory=dict)
 
     def ask(self, number: int) -> Ask:
         """Send a numbered request."""
         kind = self.kinds[number % len(self.kinds)]
         return Ask(self.ring.port, kind, number, self.num_tokens, self.model)
 
-    def learn(self, size: int) -> Tally:
-        """Ask for so many without a fault, and keep their answers."""
-        tally = Tally()
-        asked = [self.ask(number) for number in range(size)]
-        for ask in asked:
+    def learn(self, size: int) -> None:
+        """Ask for so many without a fault, and keep their answers; ChaosError if one fails."""
+        for ask in [self.ask(number) for number in range(size)]:
             self.answers[ask.number] = ask.answer()
-            tally.add(ask, self.answers[ask.number])
-        if tally.num_failed:
-            raise ChaosError(f"without any fault: {tally.problems[0]}")
-        return tally
+            self.gaps_s[ask.number] = ask.longest_gap_s
+            if ask.failure:
+                raise ChaosError(f"without any fault: {ask.kind.name}: {ask.failure}")
+
+    def note(self, ask: Ask, tally: Tally) -> None:
+        """Wait for a request's end, and count what became of it."""
+        tally.add(ask, self.answers[ask.number], self.gaps_s[ask.number])
 
     def repeat(self, size: int) -> Tally:
-        """Ask again without a fault: the gaps of streams, and whether answers are the same."""
+        """Ask again without a fault."""
         tally = Tally()
         for ask in [self.ask(number) for number in range(size)]:
-            tally.add(ask, self.answers[ask.number])
+            self.note(ask, tally)
         return tally
 
 
@@ -148,7 +150,7 @@ def strike_once(load: Load, target: Target, fault: str, size: int) -> Row:
     )
     tally = Tally()
     for ask in asked:
-        tally.add(ask, load.answers[ask.number])
+        load.note(ask, tally)
     return Row(strike, tally)
 
 
@@ -216,7 +218,7 @@ class RandomRun:
         for ask in [ask for ask in self._open if ask.has_ended]:
             exposure = self._open.pop(ask)
             self.num_hit += exposure.was_struck
-            self.tally.add(ask, self._load.answers[ask.number])
+            self._load.note(ask, self.tally)
 
     def _strike(self, say: Callable[[str], None]) -> bool:
         """Strike what may be struck now, if anything may."""

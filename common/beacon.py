@@ -12,8 +12,6 @@ import fcntl
 import os
 from typing import NamedTuple
 
-from common.host import is_stopped
-
 REFRESH_S = 0.5
 SILENT_S = 4.5  # many times what holds up a loop that never blocks on purpose, also on a busy host
 RECORD_BYTES = 64  # of one length, and so rewritten in place: that works on a full disk, too
@@ -33,7 +31,7 @@ class Beacon(NamedTuple):
         A process that somebody has stopped cannot be in one of its long steps.
         """
         silence_s = now_s - max(self.said_at_s, since_s)
-        return silence_s > self.silent_s or (silence_s > SILENT_S and is_stopped(self.pid))
+        return silence_s > self.silent_s or (silence_s > SILENT_S and _is_stopped(self.pid))
 
 
 class BeaconFile:
@@ -100,3 +98,12 @@ def _locks(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, as far as the system tells."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
