@@ -5,47 +5,30 @@ This is the HTTP side's view of the router; it knows no HTTP itself.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 from common.errors import LinkError
 from common.link.transport import Transport
 from common.messages.address import AttemptId, Route
 from common.messages.arrays import int32s
-from common.messages.control import Abort, AbortReason, ServiceName
+from common.messages.control import Abort, AbortReason
 from common.messages.failure import Failure
-from common.messages.queries import (
-    Inspection,
-    InspectionQuery,
-    Subject,
-    TimelinePart,
-    TimelineQuery,
-)
-from common.messages.text import Detokenized, Tokenized
-from common.messages.tokenize import IdsPrompt, PromptSource, Tokenize, TokenizeQuery
-from common.messages.tokens import DetokenizeQuery
+from common.messages.tokenize import Tokenize
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.answer import Sink
 from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
 from services.router.errors import ApiError, unsendable
 from services.router.failover import RetryBudget, may_wait
-from services.router.fleet import Fleet, Group, RegisteredWorker, only_model
-from services.router.generate_request import GenerateRequest, check_prompt_length, estimated_tokens
+from services.router.fleet import Fleet, Group, only_model
+from services.router.generate_request import GenerateRequest, estimated_tokens
 from services.router.holding import HoldQueue
 from services.router.inflight import InflightTable
-from services.router.prompts import check_ids
-from services.router.queries import Queries
-
-Query: TypeAlias = TokenizeQuery | DetokenizeQuery | TimelineQuery | InspectionQuery
-ModelQuery: TypeAlias = TokenizeQuery | DetokenizeQuery
+from services.router.queries import Queries, QueryLimits
 
 DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
-TIMELINE_TIMEOUT_S = 5.0  # of one worker; the others are shown without it
 NO_WORKER = "no {} is available; try again"
-ASK_AGAIN = ("worker_lost", "draining", "overloaded")  # failures of one worker's, not of a query
 KEEP_ALIVE_S = 2.0  # between two signs of life to the client of an answer that waits
 MAX_RETRY_AFTER_S = 60.0
 
@@ -73,7 +56,6 @@ class Dispatch:
         self.fleet = fleet
         self.admission = admission
         self.inflight = InflightTable(fleet.breakers)
-        self.queries = Queries(limits.max_waiting)
         self.draining = False  # not ready any more
         self.closed = False  # takes no more requests
         self.num_handlers = 0  # HTTP requests being answered
@@ -82,6 +64,14 @@ class Dispatch:
         self._clock = clock
         self._budget = RetryBudget()
         self._holds = HoldQueue(limits.hold_s, limits.max_waiting, clock)
+        self.queries = Queries(
+            transport,
+            fleet,
+            self._holds,
+            self.error,
+            self.inflight.take_counters,
+            QueryLimits(limits.max_waiting, limits.query_timeout_s),
+        )
         self._lacking_since_s = clock()  # since when no model has had a worker of every service
         self._signed_at_s = 0.0
 
@@ -289,112 +279,6 @@ class Dispatch:
             for stage in stages:
                 if self.fleet.worker(stage.instance_id) is not None:
                     self._transport.send(stage, message)
-
-    async def tokenize(
-        self, group: Group, prompt: PromptSource, field: str, with_strings: bool
-    ) -> Tokenized:
-        """Ask a tokenizer for the ids of a prompt."""
-        answer: Tokenized = await self._ask_any(
-            group,
-            "tokenizer",
-            lambda query: TokenizeQuery(
-                query, self._transport.address, prompt, field, with_strings
-            ),
-            field,
-        )
-        return answer
-
-    async def prompt_lengths(self, request: GenerateRequest, group: Group) -> list[int]:
-        """Count the tokens of every prompt in turn; ApiError 400 for one that is too long."""
-        lengths = []
-        for number, prompt in enumerate(request.prompts):
-            field = request.field_of(number)
-            if isinstance(prompt, IdsPrompt):
-                length = len(prompt.ids)
-            else:
-                length = len((await self.tokenize(group, prompt, field, False)).ids)
-            check_prompt_length(length, group.card, field)
-            lengths.append(length)
-        return lengths
-
-    async def detokenize(
-        self, group: Group, ids: IdsPrompt, field: str, goes_on: bool = False
-    ) -> str:
-        """Ask a detokenizer for the text of ids; `goes_on` omits an unfinished last character."""
-        check_ids(ids.ids, field, group.card.vocab_size or 1 << 31)
-        answer: Detokenized = await self._ask_any(
-            group,
-            "detokenizer",
-            lambda query: DetokenizeQuery(query, self._transport.address, ids.ids, goes_on=goes_on),
-            field,
-        )
-        return answer.text
-
-    async def timeline(self, worker: RegisteredWorker, seconds: float) -> TimelinePart:
-        """Ask a worker for its spans of the last seconds; ApiError 503 if it does not answer."""
-        query = TimelineQuery(self._query_id(), self._transport.address, seconds)
-        answer: TimelinePart = await self._ask(worker, query, timeout_s=TIMELINE_TIMEOUT_S)
-        return answer
-
-    async def inspect(self, worker: RegisteredWorker, subject: Subject) -> dict[str, Any]:
-        """Ask a worker an operator's question; ApiError 503 if it does not answer."""
-        query = InspectionQuery(self._query_id(), self._transport.address, subject)
-        answer: Inspection = await self._ask(worker, query)
-        found: dict[str, Any] = json.loads(answer.found_json)
-        return found
-
-    def place(self, group: Group, service: ServiceName) -> RegisteredWorker:
-        return self.fleet.place(group, service, self._clock())
-
-    async def _ask_any(
-        self,
-        group: Group,
-        service: ServiceName,
-        make: Callable[[AttemptId], ModelQuery],
-        field: str,
-    ) -> Any:
-        """Ask a worker of a service, and another one where it could not answer."""
-        until_s = self._holds.deadline()
-        refused: set[str] = set()
-        # Of a group that was found a while ago, some may be gone; a query to them has no answer.
-        able = self.fleet.of_revision(group.card)
-        able = able if able.workers[service] else group
-        while True:
-            worker = self.place(able, service)
-            try:
-                answer = await self._ask(worker, make(self._query_id()), field)
-                self.fleet.breakers.succeeded(worker.address.endpoint)
-                return answer
-            except ApiError as error:
-                if error.failure.code not in ASK_AGAIN:
-                    raise
-                refused.add(worker.address.instance_id)
-                while not (able := self.fleet.of_revision(group.card).without(refused)).workers[
-                    service
-                ]:
-                    if error.failure.code == "overloaded" or not await self._holds.wait(until_s):
-                        raise self.error(error.failure) from error
-
-    async def _ask(
-        self,
-        worker: RegisteredWorker,
-        query: Query,
-        field: str | None = None,
-        timeout_s: float = 0.0,
-    ) -> Any:
-        """Send a query and wait for its answer; a failure to send it names the client's `field`."""
-        self.queries.check_room()
-        try:
-            self._transport.send(worker.address, query)
-        except LinkError as error:
-            if field is None:
-                raise
-            raise unsendable(error, field) from error
-        timeout_s = timeout_s or self._limits.query_timeout_s
-        return await self.queries.answer(query.query.counter, worker.address.instance_id, timeout_s)
-
-    def _query_id(self) -> AttemptId:
-        return self._attempt_id(self.inflight.take_counters(1))
 
     def _attempt_id(self, counter: int) -> AttemptId:
         return AttemptId(self._transport.address.instance_id, counter)

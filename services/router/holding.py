@@ -12,7 +12,7 @@ class HoldQueue:
     def __init__(self, hold_s: float, max_held: int, clock: Callable[[], float]) -> None:
         self.hold_s = hold_s
         self._max_held = max_held
-        self._clock = clock
+        self.clock = clock
         self._held: dict[asyncio.Future[None], float] = {}  # until when
 
     def __len__(self) -> int:
@@ -20,11 +20,11 @@ class HoldQueue:
 
     def deadline(self) -> float:
         """Return until when a caller who comes now may wait."""
-        return self._clock() + self.hold_s
+        return self.clock() + self.hold_s
 
     async def wait(self, until_s: float) -> bool:
         """Wait until it may be worth another try; False if it is time, or the queue is full."""
-        if self._clock() >= until_s or len(self._held) >= self._max_held:
+        if self.clock() >= until_s or len(self._held) >= self._max_held:
             return False
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held[woken] = until_s

@@ -151,8 +151,8 @@ class StatusHandlers:
     async def tokenizer_info(self, request: web.Request) -> web.Response:
         """Show the model's tokenizer_config.json, with its chat template and what it writes."""
         group = self._dispatch.group(request.query.get("model", ""))
-        worker = self._dispatch.place(group, "tokenizer")
-        return json_response(await self._dispatch.inspect(worker, "tokenizer"))
+        worker = self._dispatch.queries.place(group, "tokenizer")
+        return json_response(await self._dispatch.queries.inspect(worker, "tokenizer"))
 
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
         """Have every compute free the cached pages that no running sequence holds."""
@@ -167,7 +167,7 @@ class StatusHandlers:
     async def _reset(self, worker: RegisteredWorker) -> int | None:
         """Return the number of freed pages; None if the worker does not answer."""
         try:
-            answer = await self._dispatch.inspect(worker, "prefix_cache_reset")
+            answer = await self._dispatch.queries.inspect(worker, "prefix_cache_reset")
         except (ApiError, LinkError):
             return None
         return int(answer["pages_freed"])

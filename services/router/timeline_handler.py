@@ -53,7 +53,7 @@ class TimelineHandler:
 
     async def _part(self, worker: RegisteredWorker, seconds: float) -> StagePart | None:
         try:
-            part = await self._dispatch.timeline(worker, seconds)
+            part = await self._dispatch.queries.timeline(worker, seconds)
         except (ApiError, LinkError):
             return None
         return StagePart(worker.service, worker.name, part.unix_s, part.tracks)

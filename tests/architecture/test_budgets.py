@@ -14,14 +14,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
     "common": (6_930, 46),
-    "services/router": (13_050, 75),
+    "services/router": (13_600, 78),
     "services/tokenizer": (3_300, 17),
     "services/compute": (19_420, 125),
     "services/detokenizer": (2_470, 16),
     "services/launcher": (1_290, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (41_930, 257),
+    "services": (42_600, 261),
 }
 MIN_MEDIAN_LINES = 90
 

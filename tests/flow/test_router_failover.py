@@ -320,7 +320,7 @@ async def test_a_question_does_not_go_to_a_worker_that_has_gone_since_its_model_
         ring.exchange.kill("detokenizer")
         ring.actor.peer_lost(ring.workers["detokenizer"].transport.address)
         for _ in range(2):
-            await dispatch.detokenize(group, IdsPrompt(int32s([1])), "tokens")
+            await dispatch.queries.detokenize(group, IdsPrompt(int32s([1])), "tokens")
         assert len(ring.workers["detokenizer2"].of(DetokenizeQuery)) == 2
 
 

@@ -209,7 +209,7 @@ def model_list(cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
 async def _count_tokens(dispatch: Dispatch, parsed: tuple[str, ChatPrompt]) -> dict[str, Any]:
     model, prompt = parsed
     group = await dispatch.available(model)
-    tokenized = await dispatch.tokenize(group, prompt, "messages", False)
+    tokenized = await dispatch.queries.tokenize(group, prompt, "messages", False)
     check_prompt_length(len(tokenized.ids), group.card, "messages")
     return {"input_tokens": len(tokenized.ids)}
 

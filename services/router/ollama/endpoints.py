@@ -205,7 +205,8 @@ def _generating(
 
 async def _show(dispatch: Dispatch, fields: ShowFields) -> dict[str, Any]:
     group = dispatch.group(_served_name(dispatch, fields.model or fields.name))
-    tokenizer = await dispatch.inspect(dispatch.place(group, "tokenizer"), "tokenizer")
+    worker = dispatch.queries.place(group, "tokenizer")
+    tokenizer = await dispatch.queries.inspect(worker, "tokenizer")
     card = group.card
     formats = {"tools": "tool_format", "thinking": "reasoning_format"}
     capabilities = [

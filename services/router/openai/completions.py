@@ -182,7 +182,9 @@ async def _complete(call: Call[CompletionRequest]) -> web.StreamResponse:
             held.callback(dispatch.release, ticket)
             goes_on = not parsed.options.prompt_alone
             request, echoes = await _with_echo(dispatch, group, request, goes_on)
-        lengths = await dispatch.prompt_lengths(request, group) if request.prompt_only else []
+        lengths = []
+        if request.prompt_only:
+            lengths = await dispatch.queries.prompt_lengths(request, group)
         head = response_head("cmpl-", group, parsed.given_id)
         layout = CompletionFormat(
             head, request.num_all_choices, parsed.options, echoes, len(request.prompts)
@@ -213,7 +215,7 @@ async def _with_echo(
         field = request.field_of(number)
         text = prompt.text if isinstance(prompt, TextPrompt) else None
         if isinstance(prompt, TextPrompt) and (by_token or kept):
-            answer = await dispatch.tokenize(group, prompt, field, False)
+            answer = await dispatch.queries.tokenize(group, prompt, field, False)
             prompt = IdsPrompt(answer.ids)
         if isinstance(prompt, IdsPrompt):
             ids = prompt.ids
@@ -221,10 +223,10 @@ async def _with_echo(
                 ids = ids[-kept:] if request.truncate_side == "left" else ids[:kept]
                 prompt, text = IdsPrompt(ids), None
             if text is None:
-                text = await dispatch.detokenize(group, prompt, field, goes_on)
+                text = await dispatch.queries.detokenize(group, prompt, field, goes_on)
             if by_token and len(ids) and ids[0] not in firsts:
                 alone = IdsPrompt(int32s(ids[:1]))
-                firsts[ids[0]] = await dispatch.detokenize(group, alone, field)
+                firsts[ids[0]] = await dispatch.queries.detokenize(group, alone, field)
         assert text is not None  # a chat has no echo
         prompts.append(prompt)
         first = None

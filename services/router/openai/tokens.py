@@ -99,7 +99,7 @@ async def _tokenize(dispatch: Dispatch, fields: TokenizeTextFields | TokenizeCha
     group = await dispatch.available(fields.model or "")
     field = "prompt" if fields.messages is None else "messages"
     with_strings = bool(fields.return_token_strs)
-    answer = await dispatch.tokenize(group, fields.source, field, with_strings)
+    answer = await dispatch.queries.tokenize(group, fields.source, field, with_strings)
     computes = group.workers["compute"]
     head = {
         "count": len(answer.ids),
@@ -123,7 +123,7 @@ async def _detokenize(dispatch: Dispatch, fields: DetokenizeFields) -> dict[str,
     group = await dispatch.available(fields.model or "")
     text = ""
     if fields.tokens:
-        text = await dispatch.detokenize(group, IdsPrompt(fields.tokens), "tokens")
+        text = await dispatch.queries.detokenize(group, IdsPrompt(fields.tokens), "tokens")
     return {"prompt": text}
 
 

@@ -160,7 +160,8 @@ def _stored_response(owner: str, parsed: ResponsesRequest, body: dict[str, Any])
 
 async def _count_tokens(dispatch: Dispatch, parsed: tuple[str, ChatPrompt]) -> dict[str, Any]:
     model, prompt = parsed
-    tokenized = await dispatch.tokenize(await dispatch.available(model), prompt, "input", False)
+    group = await dispatch.available(model)
+    tokenized = await dispatch.queries.tokenize(group, prompt, "input", False)
     return {"object": "response.input_tokens", "input_tokens": len(tokenized.ids)}
 
 
