@@ -70,7 +70,12 @@ class RouterActor:
                     settings.max_in_flight_choices,
                 )
             ),
-            DispatchLimits(settings.query_timeout_s, settings.max_in_flight, settings.hold_s),
+            DispatchLimits(
+                settings.query_timeout_s,
+                settings.max_in_flight,
+                settings.hold_s,
+                settings.max_wait_s,
+            ),
             self._clock,
         )
         limits = SlowClientLimits(

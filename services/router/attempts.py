@@ -9,11 +9,15 @@ from common.messages.address import Route
 from common.messages.arrays import int32s
 from common.messages.control import AbortReason, ModelCard
 from common.messages.failure import Failure
+from common.messages.logprobs import PromptLogprobs
 from common.messages.text import TextOpened
 from common.messages.tokenize import Tokenize
 from services.router.answer import Sink
+from services.router.caller import ANYBODY, Caller
 from services.router.failover import Setbacks
 from services.router.request_stats import RequestStats
+
+NEVER = -1.0
 
 LOST = Failure(
     503, "stream_lost", "part of the answer was lost on its route; try again", None, True
@@ -44,6 +48,7 @@ class InflightRequest:
     admitted_at_s: float
     card: ModelCard
     wants_ids: bool = False
+    caller: Caller = ANYBODY
     choices: list[Choice] = field(default_factory=list)
     messages: list[Tokenize] = field(default_factory=list)
 
@@ -51,6 +56,12 @@ class InflightRequest:
     def has_begun(self) -> bool:
         """Whether any of its choices has a token."""
         return any(choice.token_ids for choice in self.choices)
+
+    def spent(self, now_s: float) -> Failure | None:
+        """Why it ends now, if its time is up."""
+        if now_s < self.caller.begin_by_s and now_s < self.caller.end_by_s:
+            return None
+        return self.caller.spent(now_s, self.has_begun)
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +87,27 @@ class Choice:
         """What its attempts have in common."""
         messages = self.request.messages
         return messages[self.index // messages[0].num_choices]
+
+    def previous_token(self, now_s: float) -> float:
+        """Note that a token has come; returns when the one before it did, or `NEVER`."""
+        previous_s, self.token_at_s = self.token_at_s, now_s
+        if previous_s:
+            return previous_s
+        self.first_token_at_s = now_s
+        queued_s = self.opened.queued_s if self.opened else None
+        self.request.stats.add_first_token(now_s - self.request.admitted_at_s, queued_s)
+        return NEVER
+
+    def score(self, scored: PromptLogprobs) -> None:
+        """Hand on what is new of a prompt's logprobs; a retry begins anew and may cut elsewhere."""
+        num_known, count = self.next_scored - scored.first, len(scored.logprobs)
+        if num_known >= count:
+            return
+        if num_known:
+            _, rest = scored.logprobs.split((num_known, count - num_known))
+            scored = PromptLogprobs(scored.row, self.next_scored, rest)
+        self.next_scored += count - num_known
+        self.request.sink.scored(self.index, scored)
 
 
 @dataclass(eq=False, slots=True)

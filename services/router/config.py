@@ -88,4 +88,10 @@ class RouterSettings(Settings):
     hold_s: float = Field(
         10.0, ge=0, description="how long a request waits for a worker while there is none for it"
     )
+    max_wait_s: float = Field(
+        0.0,
+        ge=0,
+        description="how long a request may be without its first token, then it is refused; 0 is "
+        "for ever, as clients have timeouts of their own and a batch may wait",
+    )
     grace_s: float = Field(30.0, ge=0, description=GRACE)

@@ -5,8 +5,11 @@ This is the HTTP side's view of the router; it knows no HTTP itself.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from common.errors import LinkError
@@ -19,6 +22,7 @@ from common.messages.tokenize import Tokenize
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.answer import Sink
 from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
+from services.router.caller import ANYBODY, TIMED_OUT, Caller
 from services.router.errors import ApiError, unsendable
 from services.router.failover import RetryBudget, may_wait
 from services.router.fleet import Fleet, Group, only_model
@@ -35,11 +39,15 @@ MAX_RETRY_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`hold_s` is how long requests wait for a worker; so many, and so many queries, are open."""
+    """`hold_s` is how long requests wait for a worker; so many, and so many queries, are open.
+
+    `max_wait_s` is how long a request may be without its first token; 0 means for ever.
+    """
 
     query_timeout_s: float
     max_waiting: int
     hold_s: float
+    max_wait_s: float = 0.0
 
 
 class Dispatch:
@@ -88,6 +96,15 @@ class Dispatch:
         """Count the attempts and queries that a worker has or may still get."""
         return self.inflight.num_at(instance_id) + self.queries.num_at(instance_id)
 
+    def caller(self, client: Client, timeout_s: float = 0.0) -> Caller:
+        """Say until when a client's request, which has just come, may begin and end."""
+        now_s, max_wait_s = self._clock(), self._limits.max_wait_s
+        return Caller(
+            client,
+            now_s + max_wait_s if max_wait_s else math.inf,
+            now_s + timeout_s if timeout_s else math.inf,
+        )
+
     def group(self, model: str) -> Group:
         """Find the workers of a model; ApiError 404 if it is not served, 503 if it cannot be now.
 
@@ -108,9 +125,9 @@ class Dispatch:
             raise self.error(Failure(503, "no_worker", message, None, True))
         return group
 
-    async def available(self, model: str) -> Group:
+    async def available(self, model: str, caller: Caller = ANYBODY) -> Group:
         """Find the workers of a model, as `group` does, but wait for those that it lacks."""
-        until_s = self._holds.deadline()
+        until_s = min(self._holds.deadline(), caller.begin_by_s, caller.end_by_s)
         while True:
             try:
                 return self.group(model)
@@ -120,7 +137,18 @@ class Dispatch:
                 if self.draining:  # its own workers may be ending with it: others may have some
                     raise ApiError(DRAINING, 1.0) from error
                 if not await self._holds.wait(until_s):
-                    raise
+                    spent = caller.spent(self._clock(), has_begun=False)
+                    raise (self.error(spent) if spent else error) from error
+
+    @asynccontextmanager
+    async def within(self, caller: Caller) -> AsyncIterator[None]:
+        """Bound what a request asks before it goes round the ring; ApiError when its time is up."""
+        by_s = min(caller.begin_by_s, caller.end_by_s)
+        try:
+            async with asyncio.timeout(None if by_s == math.inf else by_s - self._clock()):
+                yield
+        except TimeoutError:
+            raise self.error(caller.spent(by_s, has_begun=False) or TIMED_OUT) from None
 
     def error(self, failure: Failure) -> ApiError:
         """Make the refusal of a failed request, which says when it is worth another try."""
@@ -150,7 +178,7 @@ class Dispatch:
         request: GenerateRequest,
         group: Group,
         sink: Sink,
-        client: str = "",
+        caller: Caller = ANYBODY,
         traceparent: str = "",
     ) -> InflightRequest:
         """Send a client's request round the ring; its choices go to the sink until `close`.
@@ -162,7 +190,7 @@ class Dispatch:
         count = request.num_choices
         current = self.fleet.of_revision(group.card)
         group = group if current.missing else current
-        inflight = self.inflight.open(sink, request.num_all_choices, group.card, now_s)
+        inflight = self.inflight.open(sink, request.num_all_choices, group.card, now_s, caller)
         for number, prompt in enumerate(request.prompts):
             route, card = self.fleet.route(group, self._transport.address, now_s)
             message = Tokenize(
@@ -183,7 +211,7 @@ class Dispatch:
                 truncate_to=request.num_kept_tokens(card),
                 truncate_side=request.truncate_side,
                 pooling=request.pooling,
-                client=client,
+                client=caller.client.name,
             )
             inflight.messages.append(message)
             try:
@@ -215,6 +243,8 @@ class Dispatch:
         """Try again what waits for a worker, and end what has waited for too long."""
         if self.fleet.ready:
             self._lacking_since_s = now_s
+        for request, failure in self.inflight.spent(now_s):
+            self.abort(self.inflight.fail(request, failure))
         self.recover(now_s)
         self._holds.wake(float("inf") if self.draining else now_s)
         if now_s - self._signed_at_s >= KEEP_ALIVE_S:

@@ -19,7 +19,7 @@ from common.messages.sampling import SamplingParams
 from common.messages.tokenize import PromptSource, StreamSettings
 from common.telemetry import trace
 from services.router.answer import CompleteAnswer, ResponseHead
-from services.router.endpoint import ApiRequest, Call, Endpoint, json_response, prepare
+from services.router.endpoint import ApiRequest, Call, Endpoint, caller_of, json_response, prepare
 from services.router.errors import ApiError, bad_field
 from services.router.fleet import Group
 from services.router.generate_request import TRUNCATE_TO_FIT, GenerateRequest
@@ -27,7 +27,7 @@ from services.router.generation import Generation, RequestContext, response_head
 from services.router.json_schema import NULL
 from services.router.middleware import WARNINGS
 from services.router.openai.messages import Messages
-from services.router.openai.sampling import TRUNCATION, CacheSalt, ModelName, Priority
+from services.router.openai.sampling import TRUNCATION, CacheSalt, ModelName, Priority, Timeout
 from services.router.openai.template import (
     NoSpecialTokens,
     TemplateKwargs,
@@ -87,6 +87,7 @@ class EmbeddingFields(OpenAIModel):
     truncation_side: Literal["left", "right"] | None = None
     """the side on which `truncate_prompt_tokens` cuts inputs, by default `right`"""
     priority: Priority = None
+    timeout: Timeout = None
     cache_salt: CacheSalt = None
     request_id: str | None = None
     """1 to 128 letters, digits or `._:-`; returned as `X-Request-Id`, unless the request has that
@@ -155,6 +156,7 @@ def parse_embedding(body: dict[str, Any], warnings: Warnings) -> EmbeddingReques
         has_seed=True,  # nothing is sampled
         stream=StreamSettings(),
         priority=fields.priority or 0,
+        timeout_s=fields.timeout or 0.0,
         cache_salt=fields.cache_salt or "",
         usual_max_tokens=1,
         truncate_to=TRUNCATE_TO_FIT if cut_at == -1 else cut_at or 0,
@@ -220,11 +222,12 @@ class EmbeddingFormat:
 
 async def _embed(call: Call[EmbeddingRequest]) -> web.Response:
     parsed, backend = call.parsed, call.backend
-    group = await backend.dispatch.available(parsed.generate.model)
+    caller = caller_of(call)
+    group = await backend.dispatch.available(parsed.generate.model, caller)
     _check_pooling(group)
     head = response_head("embd-", group)
     layout = EmbeddingFormat(head, parsed.as_base64, parsed.dimensions, group.card.matryoshka)
-    context = prepare(call, group, parsed.generate, layout, head.id)
+    context = prepare(call, caller, group, parsed.generate, layout, head.id)
     answers, usage = await _collect(backend.generation, context)
     return json_response(layout.body(answers, usage))
 
@@ -237,6 +240,7 @@ async def _collect(
     num_tokens = num_cached = 0
     for request in context.request.in_parts(MAX_AT_ONCE):
         sink = await generation.collect(replace(context, request=request))
+        context = replace(context, caller=context.caller.after_begin())
         answers += sink.answers()
         num_tokens += sink.usage.prompt_tokens
         num_cached += sink.usage.cached_tokens

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from services.router.answer import ResponseHead
 from services.router.body_reader import BODY_BYTES, BodyReader
+from services.router.caller import Caller
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.fleet import Group
@@ -108,10 +109,12 @@ def generation(
     """Return the `run` of an endpoint that generates, in one piece or as a stream."""
 
     async def run(call: Call[ApiRequestT]) -> web.StreamResponse:
-        group = await call.backend.dispatch.available(call.parsed.generate.model)
+        caller = caller_of(call)
+        group = await call.backend.dispatch.available(call.parsed.generate.model, caller)
         request = call.parsed.generate.with_defaults(group.card.sampling_defaults)
         head = response_head(id_prefix, group, call.parsed.given_id)
-        context = prepare(call, group, request, make_format(call, request, head), head.id)
+        layout = make_format(call, request, head)
+        context = prepare(call, caller, group, request, layout, head.id)
         if content_type != EVENTS:
             context = replace(context, content_type=content_type)
         return await call.backend.generation.answer(call.request, context, call.parsed.streaming)
@@ -119,8 +122,15 @@ def generation(
     return run
 
 
+def caller_of(call: Call[ApiRequestT]) -> Caller:
+    """Say who calls and how long it may take, from now on."""
+    timeout_s = call.parsed.generate.timeout_s
+    return call.backend.dispatch.caller(call.request[CLIENT], timeout_s)
+
+
 def prepare(
     call: Call[ApiRequestT],
+    caller: Caller,
     group: Group,
     request: GenerateRequest,
     layout: FormatT,
@@ -129,8 +139,7 @@ def prepare(
     """Set the span's attributes, and return the context for `Generation`."""
     assert call.span is not None
     call.span.set_request(request, response_id)
-    client = call.request[CLIENT]
-    return RequestContext(request, group, client, layout, call.span, call.parsed.wants_ids)
+    return RequestContext(request, group, caller, layout, call.span, call.parsed.wants_ids)
 
 
 def query(

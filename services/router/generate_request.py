@@ -41,7 +41,7 @@ class GenerateRequest:
     The tokens of the answers must obey `rules`. A prompt longer than `truncate_to` tokens is cut at
     its `truncate_side`; 0 means never, `TRUNCATE_TO_FIT` as many as the model takes. With `pooling`
     the answer is the prompt's embedding. `first_prompt` is the index of the first prompt in the
-    client's request, where that was cut into several parts.
+    client's request, where that was cut into several parts. After `timeout_s` it ends; 0 is never.
     """
 
     model: str
@@ -62,6 +62,7 @@ class GenerateRequest:
     truncate_side: Literal["left", "right"] = "left"
     pooling: bool = False
     first_prompt: int = 0
+    timeout_s: float = 0.0
 
     @property
     def num_all_choices(self) -> int:

@@ -14,8 +14,9 @@ from aiohttp import HttpVersion11, web
 
 from common.messages.control import ModelCard
 from common.messages.failure import Failure
-from services.router.admission import AdmissionTicket, Client
+from services.router.admission import AdmissionTicket
 from services.router.answer import AnswerCollector, ResponseHead
+from services.router.caller import Caller
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.fleet import Group
@@ -39,7 +40,7 @@ LayoutT = TypeVar("LayoutT", bound=BodyFormat | EventFormat, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class RequestContext(Generic[LayoutT]):
-    """A validated request with its model's workers, its client, and the format of its answer.
+    """A validated request with its model's workers, who asks, and the format of its answer.
 
     With `wants_ids` the format gets the ids of the tokens; `content_type` is that of a stream. A
     request that was admitted before has its `ticket`, which is released with its answer.
@@ -47,7 +48,7 @@ class RequestContext(Generic[LayoutT]):
 
     request: GenerateRequest
     group: Group
-    client: Client
+    caller: Caller
     layout: LayoutT
     span: RequestSpan
     wants_ids: bool = False
@@ -172,12 +173,10 @@ def _admitted(
     A client that leaves cancels the handler; leaving this block then aborts what still runs.
     """
     request, group = context.request, context.group
-    ticket = context.ticket or dispatch.admit(context.client, request, group)
+    ticket = context.ticket or dispatch.admit(context.caller.client, request, group)
     num_used = 0
     try:
-        inflight = dispatch.submit(
-            request, group, sink, context.client.name, context.span.traceparent
-        )
+        inflight = dispatch.submit(request, group, sink, context.caller, context.span.traceparent)
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ from typing import Literal
 from common.messages.address import Route
 from common.messages.control import AbortReason, ModelCard
 from common.messages.failure import Ending, Failure
-from common.messages.logprobs import Logprobs, PromptLogprobs
+from common.messages.logprobs import Logprobs
 from common.messages.text import AttemptRefused, TextGenerated
 from services.router.answer import Sink
 from services.router.attempts import (
@@ -23,6 +23,7 @@ from services.router.attempts import (
     FAILED,
     LOST,
     MOVED,
+    NEVER,
     WORKER_LOST,
     AbortedAttempt,
     Attempt,
@@ -30,10 +31,10 @@ from services.router.attempts import (
     InflightRequest,
 )
 from services.router.breaker import CircuitBreakers
+from services.router.caller import ANYBODY, TIMED_OUT, Caller
 from services.router.failover import Setback
 from services.router.request_stats import RequestStats
 
-NEVER = -1.0
 IN_TRANSIT_S = 0.5  # a heartbeat's interval
 
 
@@ -48,13 +49,17 @@ class InflightTable:
         """Take the breakers that are told of answers that end well, and of those that fail."""
         self._breakers = breakers or CircuitBreakers()
         self.next_counter = 0
-        self.num_requests = 0
+        self._requests: dict[InflightRequest, None] = {}
         self.stats: dict[str, RequestStats] = {}  # by model
         self.displaced: dict[Choice, None] = {}  # without an attempt, until they get another
         self._attempts: dict[int, Attempt] = {}
 
     def __len__(self) -> int:
         return len(self._attempts)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
 
     def num_at(self, instance_id: str) -> int:
         """Count the attempts that still involve a worker."""
@@ -66,11 +71,18 @@ class InflightTable:
         self.next_counter += count
         return first
 
-    def open(self, sink: Sink, num_choices: int, card: ModelCard, now_s: float) -> InflightRequest:
+    def open(
+        self,
+        sink: Sink,
+        num_choices: int,
+        card: ModelCard,
+        now_s: float,
+        caller: Caller = ANYBODY,
+    ) -> InflightRequest:
         """Add a request for a model; its choices have no attempts yet."""
-        self.num_requests += 1
         stats = self.stats.setdefault(card.name, RequestStats())
-        request = InflightRequest(sink, num_choices, stats, now_s, card, sink.wants_ids)
+        request = InflightRequest(sink, num_choices, stats, now_s, card, sink.wants_ids, caller)
+        self._requests[request] = None
         request.choices = [Choice(request, index) for index in range(num_choices)]
         return request
 
@@ -135,11 +147,12 @@ class InflightTable:
                     choice.token_ids.extend(token_ids[start:end])
                 if choice.token_at_s == previous_s:
                     num_rows += 1
+                    choice.token_at_s = now_s
                 else:
                     stats = request.stats
                     stats.inter_token_s.observe(now_s - previous_s, num_rows)
-                    previous_s, num_rows = _previous_token(choice, now_s)
-                choice.token_at_s = now_s
+                    previous_s = choice.previous_token(now_s)
+                    num_rows = int(previous_s != NEVER)
             choice.num_characters += len(text)
             attempt.next_index = first + count
             if not attempt.past_tokenizer:
@@ -186,9 +199,15 @@ class InflightTable:
             return []
         if failure.status >= 500:
             request.stats.num_finished["error"] += request.num_open
+        elif failure is TIMED_OUT:
+            request.stats.num_finished["abort"] += request.num_open
         aborted = self._remove_request(request, reason)
         request.sink.failed(failure)
         return aborted
+
+    def spent(self, now_s: float) -> list[tuple[InflightRequest, Failure]]:
+        """Return the requests whose time is up, and why; call it at every tick."""
+        return [(each, failure) for each in self._requests if (failure := each.spent(now_s))]
 
     def fail_all(self, failure: Failure) -> list[AbortedAttempt]:
         choices = [*self.displaced, *(attempt.choice for attempt in self._attempts.values())]
@@ -284,7 +303,7 @@ class InflightTable:
             if attempt and scored.first > attempt.choice.next_scored:  # there is a gap
                 aborted += self._lose(attempt, now_s)
             elif attempt:
-                _score(attempt.choice, scored)
+                attempt.choice.score(scored)
         return aborted
 
     def _lose(self, attempt: Attempt, now_s: float) -> list[AbortedAttempt]:
@@ -327,7 +346,7 @@ class InflightTable:
             self._breakers.succeeded(station.endpoint)
         request.num_open -= 1
         if not request.num_open:
-            self.num_requests -= 1
+            del self._requests[request]
         decode_s = now_s - choice.first_token_at_s if choice.first_token_at_s else 0.0
         latency_s = now_s - request.admitted_at_s
         reason: Literal["stop", "length"] = "stop" if ended.reason == "stop" else "length"
@@ -356,7 +375,7 @@ class InflightTable:
             aborted += self._drop_attempt(choice, reason)
         if request.num_open:
             request.num_open = 0
-            self.num_requests -= 1
+            del self._requests[request]
         return aborted
 
     def _drop_attempt(self, choice: Choice, reason: AbortReason) -> list[AbortedAttempt]:
@@ -369,28 +388,6 @@ class InflightTable:
     def _remove(self, attempt: Attempt) -> None:
         del self._attempts[attempt.counter]
         attempt.choice.attempt = None
-
-
-def _score(choice: Choice, scored: PromptLogprobs) -> None:
-    """Hand on what is new; a retry begins anew and may cut the prompt elsewhere."""
-    num_known, count = choice.next_scored - scored.first, len(scored.logprobs)
-    if num_known >= count:
-        return
-    if num_known:
-        _, rest = scored.logprobs.split((num_known, count - num_known))
-        scored = PromptLogprobs(scored.row, choice.next_scored, rest)
-    choice.next_scored += count - num_known
-    choice.request.sink.scored(choice.index, scored)
-
-
-def _previous_token(choice: Choice, now_s: float) -> tuple[float, int]:
-    """Return when a choice's previous token arrived, and for how many choices that is known."""
-    if choice.token_at_s:
-        return choice.token_at_s, 1
-    choice.first_token_at_s = now_s
-    queued_s = choice.opened.queued_s if choice.opened else None
-    choice.request.stats.add_first_token(now_s - choice.request.admitted_at_s, queued_s)
-    return NEVER, 0
 
 
 def _by_row(message: TextGenerated) -> Sequence[Logprobs | None]:

@@ -18,6 +18,7 @@ from common.messages.failure import Failure
 from services.router.admission import Client
 from services.router.anthropic_errors import anthropic_error
 from services.router.api_keys import ApiKeys, bearer
+from services.router.caller import TIMED_OUT
 from services.router.dispatch import Dispatch
 from services.router.errors import ApiError, ErrorWriter, ollama_error, written_error
 from services.router.origins import AllowedOrigins
@@ -195,6 +196,8 @@ def error_response(error: ApiError, write: ErrorWriter = written_error) -> web.R
         retry_after_s = 1.0
     if retry_after_s is not None:
         response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    if failure is TIMED_OUT:  # the SDKs would ask again, for a client that waits no longer
+        response.headers["X-Should-Retry"] = "false"
     if failure.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if failure.code == "draining":

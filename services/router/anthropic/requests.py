@@ -22,6 +22,7 @@ from services.router.openai.sampling import (
     MAX_STOPS,
     MODEL_DEFAULTS,
     SEED_MASK,
+    Timeout,
     check_all_stops,
 )
 from services.router.openai.structure import schema_structure
@@ -173,6 +174,7 @@ class MessageFields(PromptFields):
         | None
     ) = Field(None, description=f"up to {MAX_STOPS} texts that end the answer")
     metadata: Metadata | None = Field(None, description=IGNORED)
+    timeout: Timeout = None
 
     @property
     def thinking_budget(self) -> int:
@@ -223,6 +225,7 @@ def parse_message(body: dict[str, Any], warnings: Warnings) -> MessageRequest:
         ),
         unset=frozenset(name for name in MODEL_DEFAULTS if getattr(fields, name, None) is None),
         usual_max_tokens=fields.max_tokens,
+        timeout_s=fields.timeout or 0.0,
         rules=make_rules(fields.structure, tools, warnings, fields.thinking_budget),
     )
     _warn(fields, body, warnings)

@@ -15,7 +15,7 @@ from services.router.json_body import dump
 from services.router.json_schema import OBJECT, either, nullable, one_of
 from services.router.openai.chat import parse_chat
 from services.router.openai.completions import parse_completion
-from services.router.openai.sampling import TopLogprobs
+from services.router.openai.sampling import Timeout, TopLogprobs
 from services.router.request_model import RefusedFields, RequestModel
 from services.router.request_warnings import Warnings
 
@@ -72,6 +72,7 @@ class _Fields(RequestModel):
     logprobs: bool | None = None
     """log probabilities of the answer's tokens"""
     top_logprobs: TopLogprobs = None
+    timeout: Timeout = None
 
     @property
     def streaming(self) -> bool:
@@ -189,6 +190,7 @@ def _shared(fields: _Fields) -> dict[str, Any]:
     return {
         "model": fields.model,
         "stream": fields.streaming,
+        "timeout": fields.timeout,
         "response_format": fields.format,
         "max_tokens": None if limit in (-1, -2) else limit,  # without end; until it is full
         **{name: options.get(option) for option, name in OPTIONS.items()},

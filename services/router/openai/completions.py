@@ -19,12 +19,12 @@ from common.telemetry import trace
 from services.router.admission import AdmissionTicket
 from services.router.answer import CompleteAnswer
 from services.router.dispatch import Dispatch
-from services.router.endpoint import ApiRequest, Call, Endpoint, json_response, prepare
+from services.router.endpoint import ApiRequest, Call, Endpoint, caller_of, json_response, prepare
 from services.router.errors import bad_field
 from services.router.fleet import Group
 from services.router.generate_request import MAX_ALL_CHOICES, MAX_PROMPTS, GenerateRequest
 from services.router.generation import STREAM_HEADERS, RequestContext, response_head
-from services.router.middleware import CLIENT, WARNINGS
+from services.router.middleware import WARNINGS
 from services.router.openai.chunks import AnswerOptions
 from services.router.openai.completion_format import CompletionFormat, Echo
 from services.router.openai.rules import make_rules
@@ -172,24 +172,27 @@ def _sampling(fields: CompletionFields) -> SamplingParams:
 async def _complete(call: Call[CompletionRequest]) -> web.StreamResponse:
     """Continue the prompts; those that are only echoed do not go round the ring."""
     dispatch, parsed = call.backend.dispatch, call.parsed
-    group = await dispatch.available(parsed.generate.model)
+    caller = caller_of(call)
+    group = await dispatch.available(parsed.generate.model, caller)
     request = parsed.generate.with_defaults(group.card.sampling_defaults)
     echoes: list[Echo] = []
     ticket: AdmissionTicket | None = None
     with contextlib.ExitStack() as held:
         if parsed.echo:  # its prompts are tokenized first, which has to be admitted, too
-            ticket = dispatch.admit(call.request[CLIENT], request, group)
+            ticket = dispatch.admit(caller.client, request, group)
             held.callback(dispatch.release, ticket)
             goes_on = not parsed.options.prompt_alone
-            request, echoes = await _with_echo(dispatch, group, request, goes_on)
+            async with dispatch.within(caller):
+                request, echoes = await _with_echo(dispatch, group, request, goes_on)
         lengths = []
         if request.prompt_only:
-            lengths = await dispatch.queries.prompt_lengths(request, group)
+            async with dispatch.within(caller):
+                lengths = await dispatch.queries.prompt_lengths(request, group)
         head = response_head("cmpl-", group, parsed.given_id)
         layout = CompletionFormat(
             head, request.num_all_choices, parsed.options, echoes, len(request.prompts)
         )
-        context = prepare(call, group, request, layout, head.id)
+        context = prepare(call, caller, group, request, layout, head.id)
         if request.prompt_only:
             return _echoed(context, lengths, parsed.streaming)
         held.pop_all()  # the answer releases it

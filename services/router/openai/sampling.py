@@ -54,6 +54,14 @@ Priority = Annotated[
         "the key or the server",
     ),
 ]
+Timeout = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        description="seconds after which the request "
+        "[ends with a 408](errors.md#how-long-a-request-may-take), or its stream with that error",
+    ),
+]
 NumLogprobs = Annotated[int | None, Field(ge=ALL_LOGPROBS, le=MAX_TOP_LOGPROBS)]
 TopLogprobs = Annotated[
     NumLogprobs,
@@ -272,6 +280,7 @@ class SamplingFields(OpenAIModel):
     ] = None
     """only true, the default"""
     priority: Priority = None
+    timeout: Timeout = None
     cache_salt: CacheSalt = None
     request_id: str | None = None
     """1 to 128 letters, digits or `._:-`; returned as `X-Request-Id`, unless the request has that
@@ -330,6 +339,7 @@ class SamplingFields(OpenAIModel):
             "has_seed": self.seed is not None,
             "num_choices": self.n or 1,
             "priority": self.priority or 0,
+            "timeout_s": self.timeout or 0.0,
             "cache_salt": self.cache_salt or "",
             "unset": self.unset,
             "truncate_to": self.truncate_prompt_tokens or 0,

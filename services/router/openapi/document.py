@@ -31,7 +31,7 @@ _REFUSALS = {
     "400": "The request is wrong; the error names the field.",
     "401": "No valid API key, where keys are needed.",
     "404": "There is no such model.",
-    "408": "The body did not arrive in time.",
+    "408": "The body did not arrive in time, or the answer took longer than `timeout`.",
     "413": "The body or the prompt is too large.",
     "415": "The body is not JSON, or is compressed.",
     "429": "This client is over a limit of its own; Retry-After says when to come back.",

@@ -11,7 +11,15 @@ from aiohttp import HttpVersion11, web
 from common.messages.tokenize import ChatPrompt
 from common.telemetry import trace
 from services.router.dispatch import Dispatch
-from services.router.endpoint import Backend, Call, Endpoint, json_response, prepare, query
+from services.router.endpoint import (
+    Backend,
+    Call,
+    Endpoint,
+    caller_of,
+    json_response,
+    prepare,
+    query,
+)
 from services.router.errors import bad_field, shown
 from services.router.generation import STREAM_HEADERS, RequestContext, response_head
 from services.router.middleware import CLIENT, WARNINGS, common_headers
@@ -144,12 +152,13 @@ class Responses:
 async def _prepare(
     call: Call[ResponsesRequest], keep: Keep | None = None
 ) -> RequestContext[ResponsesFormat]:
-    group = await call.backend.dispatch.available(call.parsed.generate.model)
+    caller = caller_of(call)
+    group = await call.backend.dispatch.available(call.parsed.generate.model, caller)
     request = call.parsed.generate.with_defaults(group.card.sampling_defaults)
     head = response_head(ID_PREFIX, group)
     tool_names = call.parsed.input.tools.names
     layout = ResponsesFormat(head, call.parsed.echo(request), tool_names, keep)
-    return prepare(call, group, request, layout, head.id)
+    return prepare(call, caller, group, request, layout, head.id)
 
 
 def _stored_response(owner: str, parsed: ResponsesRequest, body: dict[str, Any]) -> StoredResponse:

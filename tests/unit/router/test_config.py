@@ -39,6 +39,7 @@ def test_the_settings_are_these() -> None:
         "responses_ttl_s",
         "lease_s",
         "hold_s",
+        "max_wait_s",
         "grace_s",
     }
 

@@ -1,0 +1,41 @@
+"""Who asks, and how long the answer may take; pure, given the clock."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from common.messages.failure import Failure
+from services.router.admission import Client
+
+TIMED_OUT = Failure(408, "timeout", "the request took longer than the timeout it asked for")
+WAITED = Failure(
+    503,
+    "overloaded",
+    "there was no first token within the time that this server lets a request wait (max_wait_s); "
+    "try again later",
+    None,
+    True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of one request, which has to begin and to end by certain times."""
+
+    client: Client
+    begin_by_s: float = math.inf
+    end_by_s: float = math.inf
+
+    def spent(self, now_s: float, has_begun: bool) -> Failure | None:
+        """Why a request ends now, if its time is up; it `has_begun` with its first token."""
+        if now_s >= self.end_by_s:
+            return TIMED_OUT
+        return WAITED if now_s >= self.begin_by_s and not has_begun else None
+
+    def after_begin(self) -> Caller:
+        """The same caller, who has something of the answer."""
+        return replace(self, begin_by_s=math.inf)
+
+
+ANYBODY = Caller(Client(""))
