@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.messages.failure import Failure
+from services.router.drain_rate import DrainRate
 from services.router.errors import FULL, ApiError
 
 MAX_CLIENTS = 10_000  # clients remembered; those that are idle are forgotten first
@@ -85,6 +86,7 @@ class AdmissionController:
         self.num_requests = 0
         self.num_tokens = 0
         self.num_choices = 0
+        self._requests, self._tokens, self._choices = DrainRate(), DrainRate(), DrainRate()
 
     def check_priority(self, client: Client, priority: int) -> None:
         """Raises ApiError 400 for a priority that the client may not have."""
@@ -110,10 +112,14 @@ class AdmissionController:
         tokens = min(tokens, max_tokens)
         max_choices = self._limits.max_in_flight_choices
         choices = min(choices, max_choices)
-        is_full = self.num_requests >= self._limits.max_in_flight
-        is_full = is_full or self.num_choices + choices > max_choices
-        if is_full or self.num_tokens + tokens > max_tokens:
-            raise ApiError(FULL, 1.0)
+        lacking = (
+            (self._requests, self.num_requests + 1 - self._limits.max_in_flight),
+            (self._tokens, self.num_tokens + tokens - max_tokens),
+            (self._choices, self.num_choices + choices - max_choices),
+        )
+        waits = [drained.wait_s(now_s, amount) for drained, amount in lacking if amount > 0]
+        if waits:
+            raise ApiError(FULL, max(waits))
         if limits.requests_per_s:
             usage.requests -= 1.0
         usage.in_flight += 1
@@ -123,8 +129,11 @@ class AdmissionController:
         self.num_choices += choices
         return AdmissionTicket(client, tokens, choices)
 
-    def release(self, ticket: AdmissionTicket, used_tokens: int = 0) -> None:
+    def release(self, ticket: AdmissionTicket, now_s: float, used_tokens: int = 0) -> None:
         """Release what an admitted request occupied, once per ticket, and charge its tokens."""
+        self._requests.left(now_s)
+        self._tokens.left(now_s, ticket.tokens)
+        self._choices.left(now_s, ticket.choices)
         self.num_requests -= 1
         self.num_tokens -= ticket.tokens
         self.num_choices -= ticket.choices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.messages.address import Route
@@ -14,10 +15,12 @@ from common.messages.text import TextOpened
 from common.messages.tokenize import Tokenize
 from services.router.answer import Sink
 from services.router.caller import ANYBODY, Caller
+from services.router.drain_rate import DrainRate
 from services.router.failover import Setbacks
 from services.router.request_stats import RequestStats
 
 NEVER = -1.0
+IN_TRANSIT_S = 0.5  # a heartbeat's interval
 
 LOST = Failure(
     503, "stream_lost", "part of the answer was lost on its route; try again", None, True
@@ -49,6 +52,7 @@ class InflightRequest:
     card: ModelCard
     wants_ids: bool = False
     caller: Caller = ANYBODY
+    starts: DrainRate = field(default_factory=DrainRate)  # is told of first tokens
     choices: list[Choice] = field(default_factory=list)
     messages: list[Tokenize] = field(default_factory=list)
 
@@ -94,6 +98,7 @@ class Choice:
         if previous_s:
             return previous_s
         self.first_token_at_s = now_s
+        self.request.starts.left(now_s)
         queued_s = self.opened.queued_s if self.opened else None
         self.request.stats.add_first_token(now_s - self.request.admitted_at_s, queued_s)
         return NEVER
@@ -128,6 +133,16 @@ class Attempt:
         if instance_id in (route.compute.instance_id, route.detokenizer.instance_id):
             return True
         return route.tokenizer.instance_id == instance_id and not self.past_tokenizer
+
+    def is_missing(self, beaten_since_s: Callable[[str], float], now_s: float) -> bool:
+        """Whether no stage has it any more, as `InflightTable.lose_missing` explains."""
+        route, seen_at_s = self.route, self.seen_at_s + IN_TRANSIT_S
+        for stage in (route.tokenizer, route.compute):
+            if beaten_since_s(stage.instance_id) <= seen_at_s:
+                return False
+        if not self.left_at_s:
+            self.left_at_s = now_s
+        return beaten_since_s(route.detokenizer.instance_id) > self.left_at_s
 
 
 @dataclass(frozen=True, slots=True)

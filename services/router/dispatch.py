@@ -23,6 +23,7 @@ from services.router.admission import AdmissionController, AdmissionTicket, Clie
 from services.router.answer import Sink
 from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
 from services.router.caller import ANYBODY, TIMED_OUT, Caller
+from services.router.drain_rate import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S
 from services.router.errors import ApiError, unsendable
 from services.router.failover import RetryBudget, may_wait
 from services.router.fleet import Fleet, Group, only_model
@@ -34,7 +35,6 @@ from services.router.queries import Queries, QueryLimits
 DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
 NO_WORKER = "no {} is available; try again"
 KEEP_ALIVE_S = 2.0  # between two signs of life to the client of an answer that waits
-MAX_RETRY_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,12 @@ class Dispatch:
         """Make the refusal of a failed request, which says when it is worth another try."""
         if not failure.retryable:
             return ApiError(failure)
+        now_s = self._clock()
+        if failure.code == "overloaded" and self.fleet.ready:
+            return ApiError(failure, self.inflight.starts.wait_s(now_s))
         # Without workers: an outage that has lasted for so long may well last as long again.
-        lacking_s = 0.0 if self.fleet.ready else self._clock() - self._lacking_since_s
-        return ApiError(failure, min(max(1.0, lacking_s), MAX_RETRY_AFTER_S))
+        lacking_s = 0.0 if self.fleet.ready else now_s - self._lacking_since_s
+        return ApiError(failure, min(max(MIN_RETRY_AFTER_S, lacking_s), MAX_RETRY_AFTER_S))
 
     def admit(self, client: Client, request: GenerateRequest, group: Group) -> AdmissionTicket:
         """Check a request against the model and the limits; ApiError 400, 429 or 503."""
@@ -171,7 +174,7 @@ class Dispatch:
 
     def release(self, ticket: AdmissionTicket, used_tokens: int = 0) -> None:
         """Undo `admit`, and charge the tokens that the request took."""
-        self.admission.release(ticket, used_tokens)
+        self.admission.release(ticket, self._clock(), used_tokens)
 
     def submit(
         self,

@@ -32,10 +32,9 @@ from services.router.attempts import (
 )
 from services.router.breaker import CircuitBreakers
 from services.router.caller import ANYBODY, TIMED_OUT, Caller
+from services.router.drain_rate import DrainRate
 from services.router.failover import Setback
 from services.router.request_stats import RequestStats
-
-IN_TRANSIT_S = 0.5  # a heartbeat's interval
 
 
 class InflightTable:
@@ -52,6 +51,7 @@ class InflightTable:
         self._requests: dict[InflightRequest, None] = {}
         self.stats: dict[str, RequestStats] = {}  # by model
         self.displaced: dict[Choice, None] = {}  # without an attempt, until they get another
+        self.starts = DrainRate()  # of the choices without a token
         self._attempts: dict[int, Attempt] = {}
 
     def __len__(self) -> int:
@@ -81,7 +81,8 @@ class InflightTable:
     ) -> InflightRequest:
         """Add a request for a model; its choices have no attempts yet."""
         stats = self.stats.setdefault(card.name, RequestStats())
-        request = InflightRequest(sink, num_choices, stats, now_s, card, sink.wants_ids, caller)
+        request = InflightRequest(sink, num_choices, stats, now_s, card, sink.wants_ids)
+        request.caller, request.starts = caller, self.starts
         self._requests[request] = None
         request.choices = [Choice(request, index) for index in range(num_choices)]
         return request
@@ -257,17 +258,7 @@ class InflightTable:
         of the detokenizer, it is lost. Heartbeats within `IN_TRANSIT_S` of the last listing do not
         count: they may have been sent before it.
         """
-
-        def missing(attempt: Attempt) -> bool:
-            route, seen_at_s = attempt.route, attempt.seen_at_s + IN_TRANSIT_S
-            for stage in (route.tokenizer, route.compute):
-                if beaten_since_s(stage.instance_id) <= seen_at_s:
-                    return False
-            if not attempt.left_at_s:
-                attempt.left_at_s = now_s
-            return beaten_since_s(route.detokenizer.instance_id) > attempt.left_at_s
-
-        lost = list(filter(missing, self._attempts.values()))
+        lost = [each for each in self._attempts.values() if each.is_missing(beaten_since_s, now_s)]
         return [aborted for attempt in lost for aborted in self._lose(attempt, now_s)]
 
     def _endings(self, message: TextGenerated, now_s: float) -> list[AbortedAttempt]:
@@ -347,6 +338,8 @@ class InflightTable:
         request.num_open -= 1
         if not request.num_open:
             del self._requests[request]
+        if not choice.first_token_at_s:
+            self.starts.left(now_s)
         decode_s = now_s - choice.first_token_at_s if choice.first_token_at_s else 0.0
         latency_s = now_s - request.admitted_at_s
         reason: Literal["stop", "length"] = "stop" if ended.reason == "stop" else "length"

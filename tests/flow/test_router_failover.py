@@ -110,6 +110,22 @@ async def test_a_house_that_is_full_everywhere_says_so_at_once() -> None:
         assert ring.is_empty()
 
 
+async def test_what_is_full_says_how_long_it_will_take_at_the_rate_at_which_others_began() -> None:
+    async with running_router() as ring:
+        for _ in range(12):  # one begins every five seconds
+            assert (await _ask(ring, chat()))[0] == 200
+            ring.now_s += 5.0
+            ring.beat()
+        ring.script = None
+        task = asyncio.ensure_future(ring.post(CHAT, chat()).__aenter__())
+        await ring.until(lambda: len(sent(ring)) == 13)
+        refuse(ring, FULL)
+        response = await task
+        assert response.status == 503
+        assert 4 <= int(response.headers["Retry-After"]) <= 6
+        await response.read()
+
+
 @pytest.mark.parametrize(
     ("path", "body"), [(CHAT, chat()), (TEXT, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})]
 )
