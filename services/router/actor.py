@@ -21,7 +21,7 @@ from services.router.admission import AdmissionController, AdmissionLimits, Clie
 from services.router.attempts import AbortedAttempt
 from services.router.config import RouterSettings
 from services.router.dispatch import DRAINING, Dispatch, DispatchLimits
-from services.router.fleet import Fleet
+from services.router.fleet import Fleet, name_of
 from services.router.placement import PLACEMENTS
 from services.router.server import HttpServer
 from services.router.stream import SlowClientLimits, StreamFlusher
@@ -135,8 +135,9 @@ class RouterActor:
 
     def peer_lost(self, peer: Address) -> None:
         """Give up a worker that accepts no messages any more."""
-        self._fleet.remove(peer.instance_id, self._clock())
-        self._lose(peer, "accepts no messages")
+        why = "accepts no messages"
+        self._fleet.remove(peer.instance_id, self._clock(), why)
+        self._lose(peer, why)
 
     def tick(self, now_s: float) -> None:
         """Check leases, probe silent workers, find lost attempts, retry slow clients."""
@@ -157,6 +158,7 @@ class RouterActor:
                 self._named(aborted).warning("attempts lost on their way")
                 self._dispatch.abort(aborted)
         self._dispatch.tick(now_s)
+        self._report_breakers()
 
     def drain(self) -> None:
         """Accept no more connections; finish what runs and what comes on those that are open."""
@@ -219,6 +221,17 @@ class RouterActor:
         for counter in again:
             attempt = AttemptId(self._transport.address.instance_id, counter)
             self._transport.send(message.address, Abort(attempt, "unknown"))
+
+    def _report_breakers(self) -> None:
+        for each in self._fleet.breakers.changes():
+            name = name_of(Address(each.endpoint, ""))
+            if each.num_failures:
+                seconds, failures = round(each.for_s, 1), each.num_failures
+                self._log.warning(
+                    "replica left alone", name=name, failures=failures, why=each.why, s=seconds
+                )
+            else:
+                self._log.info("replica used again", name=name)
 
     def _refuse(self, worker: Address, why: str) -> None:
         why += "; run releases that are next to each other"

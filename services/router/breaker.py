@@ -20,27 +20,43 @@ class CircuitBreaker:
 
     num_failures: int = 0
     open_until_s: float = 0.0
+    why: str = ""  # it failed the last time
 
-    def fail(self, now_s: float) -> None:
+    @property
+    def is_closed(self) -> bool:
+        return self.num_failures < MAX_FAILURES
+
+    def fail(self, now_s: float, why: str) -> None:
         self.num_failures += 1
-        if self.num_failures >= MAX_FAILURES:
+        self.why = why
+        if not self.is_closed:
             self.open_until_s = now_s + self._pause_s()
 
     def allows(self, now_s: float) -> bool:
         """Whether the replica may get a request now."""
-        return self.num_failures < MAX_FAILURES or now_s >= self.open_until_s
+        return self.is_closed or now_s >= self.open_until_s
 
     def placed(self, now_s: float) -> None:
         """Note a request that is sent there: a probe, where it had been left alone.
 
         Until it has succeeded no other one follows, unless nothing is heard of it for a pause.
         """
-        if self.num_failures >= MAX_FAILURES and now_s >= self.open_until_s:
+        if not self.is_closed and now_s >= self.open_until_s:
             self.open_until_s = now_s + self._pause_s()
 
     def _pause_s(self) -> float:
         doublings = min(self.num_failures - MAX_FAILURES, 10)
         return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << doublings))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """A replica that gets no requests for so long, if there is another one; then one as a probe."""
+
+    endpoint: str
+    num_failures: int
+    why: str
+    for_s: float
 
 
 class CircuitBreakers:
@@ -51,19 +67,38 @@ class CircuitBreakers:
 
     def __init__(self) -> None:
         self._by_endpoint: dict[str, CircuitBreaker] = {}
+        self._changes: list[LeftAlone] = []
 
-    def failed(self, endpoint: str, now_s: float) -> None:
+    def failed(self, endpoint: str, now_s: float, why: str) -> None:
         """Count a failure: a death, a hang, or an answer that failed by the replica's fault."""
         breaker = self._by_endpoint.pop(endpoint, None) or CircuitBreaker()
         if len(self._by_endpoint) >= MAX_REPLICAS:
             del self._by_endpoint[next(iter(self._by_endpoint))]
         self._by_endpoint[endpoint] = breaker
-        breaker.fail(now_s)
+        was_closed = breaker.is_closed
+        breaker.fail(now_s, why)
+        if was_closed and not breaker.is_closed:
+            self._changes.append(_left_alone(endpoint, breaker, now_s))
 
     def succeeded(self, endpoint: str) -> None:
         """Count an answer that ended well."""
         if self._by_endpoint:
-            self._by_endpoint.pop(endpoint, None)
+            breaker = self._by_endpoint.pop(endpoint, None)
+            if breaker is not None and not breaker.is_closed:
+                self._changes.append(LeftAlone(endpoint, 0, "", 0.0))
+
+    def left_alone(self, now_s: float) -> list[LeftAlone]:
+        """Return the replicas that are left alone, or have yet to succeed with a probe."""
+        return [
+            _left_alone(endpoint, breaker, now_s)
+            for endpoint, breaker in self._by_endpoint.items()
+            if not breaker.is_closed
+        ]
+
+    def changes(self) -> list[LeftAlone]:
+        """Return who has begun to be left alone since the last call, or, with 0 failures, ended."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def allows(self, endpoint: str, now_s: float) -> bool:
         breaker = self._by_endpoint.get(endpoint)
@@ -73,3 +108,8 @@ class CircuitBreakers:
         breaker = self._by_endpoint.get(endpoint)
         if breaker is not None:
             breaker.placed(now_s)
+
+
+def _left_alone(endpoint: str, breaker: CircuitBreaker, now_s: float) -> LeftAlone:
+    for_s = max(0.0, breaker.open_until_s - now_s)
+    return LeftAlone(endpoint, breaker.num_failures, breaker.why, for_s)

@@ -22,6 +22,7 @@ from common.messages.tokenize import Tokenize
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.answer import Sink
 from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
+from services.router.breaker import LeftAlone
 from services.router.caller import ANYBODY, TIMED_OUT, Caller
 from services.router.drain_rate import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S
 from services.router.errors import ApiError, unsendable
@@ -91,6 +92,10 @@ class Dispatch:
     def idle(self) -> bool:
         """Whether no request, query or HTTP handler is open."""
         return not (self.inflight.num_requests or len(self.queries) or self.num_handlers)
+
+    def left_alone(self) -> list[LeftAlone]:
+        """Return the replicas that have failed again and again."""
+        return self.fleet.breakers.left_alone(self._clock())
 
     def num_at(self, instance_id: str) -> int:
         """Count the attempts and queries that a worker has or may still get."""

@@ -183,11 +183,11 @@ class Fleet:
                 if len(self._hung) >= MAX_HUNG:
                     del self._hung[next(iter(self._hung))]
                 self._hung[instance_id] = worker.progress
-            self.remove(instance_id, now_s)
+            self.remove(instance_id, now_s, reason)
             expired.append(ExpiredLease(worker.address, reason))
         return expired
 
-    def remove(self, instance_id: str, now_s: float) -> bool:
+    def remove(self, instance_id: str, now_s: float, why: str) -> bool:
         """Forget a worker that is gone; returns whether it was known.
 
         That is a failure of its replica, unless it had said that it would end.
@@ -196,7 +196,7 @@ class Fleet:
         self._groups = None
         worker = self._workers.pop(instance_id, None)
         if worker is not None and not worker.draining:
-            self.breakers.failed(worker.address.endpoint, now_s)
+            self.breakers.failed(worker.address.endpoint, now_s, why)
         return worker is not None
 
     def to_probe(self, now_s: float) -> list[RegisteredWorker]:
@@ -304,7 +304,7 @@ class Fleet:
         return chosen
 
     def _replace(self, instance_id: str, now_s: float) -> None:
-        self.remove(instance_id, now_s)
+        self.remove(instance_id, now_s, "replaced")
         if len(self._replaced) >= MAX_REPLACED:
             del self._replaced[next(iter(self._replaced))]
         self._replaced[instance_id] = None

@@ -352,7 +352,7 @@ class InflightTable:
         fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
         failure = ended.failure or fallback
         if ended.reason == "failed" and failure.status >= 500 and not failure.retryable:
-            self._breakers.failed(attempt.route.compute.endpoint, now_s)
+            self._breakers.failed(attempt.route.compute.endpoint, now_s, failure.code)
         if ended.reason == "refused" or not failure.retryable:
             self._remove(attempt)  # it has ended at compute and needs no Abort
             return self._displace(attempt, Setback(failure, refused_by=compute), now_s)

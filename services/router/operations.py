@@ -11,15 +11,17 @@ from typing import Any
 from aiohttp import web
 
 from common.errors import LinkError
+from common.messages.address import Address
 from common.messages.control import ModelCard, StepReport
 from common.messages.failure import Failure
 from common.messages.sampling import SamplingParams
 from services.router.anthropic.endpoints import model_info, model_list
+from services.router.breaker import LeftAlone
 from services.router.config import RouterSettings
 from services.router.dispatch import Dispatch
 from services.router.endpoint import Backend, Endpoint, json_response
 from services.router.errors import ApiError, bad_field
-from services.router.fleet import SERVICES, Group, RegisteredWorker
+from services.router.fleet import SERVICES, Group, RegisteredWorker, name_of
 from services.router.metrics import exposition
 from services.router.middleware import HEALTH, METRICS, OBSERVES, Handler, is_anthropic
 from services.router.refused_keys import RefusedKeys
@@ -77,6 +79,8 @@ class StatusHandlers:
     async def health(self, request: web.Request) -> web.Response:
         """Say whether new work is taken, and to who may know it, describe the instances.
 
+        Replicas that failed again and again are `left_alone`; after so many seconds one gets a
+        probe.
         `requests`, `attempts` and `queries` are this router's. The load of an instance is that of
         its last heartbeat; `open` counts the attempts of this router that it has state for.
         """
@@ -88,6 +92,7 @@ class StatusHandlers:
             {
                 "workers": _worker_counts(self._dispatch),
                 "instances": list(map(_instance, self._dispatch.fleet.workers())),
+                "left_alone": list(map(_left_alone, self._dispatch.left_alone())),
                 "requests": inflight.num_requests,
                 "attempts": len(inflight),
                 "queries": len(self._dispatch.queries),
@@ -227,6 +232,15 @@ def _instance(worker: RegisteredWorker) -> dict[str, Any]:
     if load.steps is not None:
         report["steps"] = _steps(load.steps)
     return report
+
+
+def _left_alone(replica: LeftAlone) -> dict[str, Any]:
+    return {
+        "name": name_of(Address(replica.endpoint, "")),
+        "failures": replica.num_failures,
+        "why": replica.why,
+        "seconds": round(replica.for_s, 1),
+    }
 
 
 def _steps(report: StepReport) -> dict[str, Any]:

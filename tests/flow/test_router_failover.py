@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+import structlog
 
 from common.messages.address import Address
 from common.messages.arrays import int32s
@@ -299,10 +300,42 @@ async def test_a_worker_that_answers_a_question_has_done_well(
     async with running_router() as ring:
         breakers = ring.actor.dispatch.fleet.breakers
         for _ in range(MAX_FAILURES):
-            breakers.failed(f"mem://{service}", ring.now_s)
+            breakers.failed(f"mem://{service}", ring.now_s, "dead")
         assert not breakers.allows(f"mem://{service}", ring.now_s)
         assert (await _ask(ring, body, path))[0] == 200
         assert breakers.allows(f"mem://{service}", ring.now_s)
+
+
+async def test_a_replica_that_is_left_alone_is_in_health_and_in_the_log() -> None:
+    async def left_alone() -> Any:
+        async with ring.session.get("/health") as response:
+            return (await response.json())["left_alone"]
+
+    async with running_router() as ring:
+        await add(ring, "compute")
+        assert await left_alone() == []
+        ring.script = None
+        broken = Failure(500, "not_finite", "the logits are not finite")
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(2 * MAX_FAILURES):  # they take turns
+                task = await waiting(ring, chat())
+                at_second = sent(ring)[-1].route.compute.endpoint == "mem://compute2"
+                ring.text(last_counter(ring), 0, "a", end=broken if at_second else "stop")
+                assert (await task)[0] == (500 if at_second else 200)
+            await ring.tick()
+            (alone,) = await left_alone()
+            assert 4.0 < alone.pop("seconds") <= 5.0
+            assert alone == {"name": "compute2", "failures": MAX_FAILURES, "why": "not_finite"}
+            ring.now_s += 5.0
+            ring.beat()
+            await ring.settle()
+            ring.script = Script()
+            for _ in range(2):
+                assert (await _ask(ring, chat()))[0] == 200
+            await ring.tick()
+        assert await left_alone() == []
+        events = [line["event"] for line in lines if line.get("name") == "compute2"]
+        assert events == ["replica left alone", "replica used again"]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_model_that_nobody_serves_has_no_group() -> None:
 
 def test_a_group_without_a_service_says_what_is_missing() -> None:
     fleet = _fleet()
-    fleet.remove("compute.1", 0.0)
+    fleet.remove("compute.1", 0.0, "dead")
     group = fleet.group("demo")
     assert group is not None and group.missing == ("compute",)
     assert not fleet.ready
@@ -111,7 +111,7 @@ def test_no_route_leads_through_workers_that_do_not_understand_each_other() -> N
     fleet.alive(_alive("compute", "compute", address=_speaker(PROTOCOL_VERSION - 1)), 0.0)
     next_release = _speaker(PROTOCOL_VERSION + 1)
     assert f"too far from v{PROTOCOL_VERSION - 1}'s" in fleet.mismatch(next_release)
-    fleet.remove(f"v{PROTOCOL_VERSION - 1}.1", 0.0)
+    fleet.remove(f"v{PROTOCOL_VERSION - 1}.1", 0.0, "dead")
     assert not fleet.mismatch(next_release)
 
 
@@ -206,7 +206,7 @@ def test_a_late_heartbeat_of_a_replaced_worker_does_not_replace_the_live_one() -
 def test_a_replaced_worker_stays_out_also_when_its_successor_is_gone() -> None:
     fleet = _fleet()
     fleet.alive(_alive("compute", "compute", life=2), 0.5)
-    fleet.remove("compute.2", 0.5)
+    fleet.remove("compute.2", 0.5, "dead")
     fleet.alive(_alive("compute", "compute", life=1), 0.6)
     assert fleet.missing == ("compute",)
     fleet.alive(_alive("compute", "compute", life=2), 0.7)
@@ -313,7 +313,7 @@ def test_a_replica_is_left_alone_from_when_its_death_is_found_not_from_its_last_
     fleet.alive(_alive("compute", "compute2"), 0.0)
     for life in range(1, 1 + MAX_FAILURES):
         fleet.alive(_alive("compute", "compute", life), 0.0)
-        fleet.remove(f"compute.{life}", FIRST_PAUSE_S)
+        fleet.remove(f"compute.{life}", FIRST_PAUSE_S, "dead")
     assert not fleet.breakers.allows("mem://compute", 1.9 * FIRST_PAUSE_S)
 
 

@@ -122,7 +122,7 @@ def test_a_tokenizer_has_done_well_what_compute_has(listed: bool) -> None:
     table = InflightTable(breakers)
     _, _, counter = open_request(table)
     for _ in range(MAX_FAILURES):
-        breakers.failed("mem://tokenizer.0", 1.0)
+        breakers.failed("mem://tokenizer.0", 1.0, "dead")
     table.listed("tokenizer.0", [counter], 1.0)
     assert not breakers.allows("mem://tokenizer.0", 1.0)
     if listed:
