@@ -88,6 +88,11 @@ class AdmissionController:
         self.num_choices = 0
         self._requests, self._tokens, self._choices = DrainRate(), DrainRate(), DrainRate()
 
+    @property
+    def mean_tokens(self) -> int:
+        """The tokens that each has, where as many requests as there may be share them evenly."""
+        return max(1, self._limits.max_in_flight_tokens // self._limits.max_in_flight)
+
     def check_priority(self, client: Client, priority: int) -> None:
         """Raises ApiError 400 for a priority that the client may not have."""
         lowest = self._limits_of(client).min_priority
@@ -134,6 +139,16 @@ class AdmissionController:
         self._requests.left(now_s)
         self._tokens.left(now_s, ticket.tokens)
         self._choices.left(now_s, ticket.choices)
+        self._undo(ticket, used_tokens)
+
+    def withdraw(self, ticket: AdmissionTicket, now_s: float) -> None:
+        """Undo `admit` for a request that is to be admitted again at once, for what it takes."""
+        limits = self._limits_of(ticket.client)
+        if limits.requests_per_s:
+            self._clients[ticket.client.name].requests += 1.0
+        self._undo(ticket)
+
+    def _undo(self, ticket: AdmissionTicket, used_tokens: int = 0) -> None:
         self.num_requests -= 1
         self.num_tokens -= ticket.tokens
         self.num_choices -= ticket.choices

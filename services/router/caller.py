@@ -21,9 +21,13 @@ WAITED = Failure(
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of one request, which has to begin and to end by certain times."""
+    """The client of one request, which has to begin and to end by certain times.
+
+    Its prompts have about `num_tokens`.
+    """
 
     client: Client
+    num_tokens: int = 0
     begin_by_s: float = math.inf
     end_by_s: float = math.inf
 

@@ -40,13 +40,13 @@ KEEP_ALIVE_S = 2.0  # between two signs of life to the client of an answer that 
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`hold_s` is how long requests wait for a worker; so many, and so many queries, are open.
+    """`hold_s` is how long requests wait for a worker; so many queries are open, for so long each.
 
     `max_wait_s` is how long a request may be without its first token; 0 means for ever.
     """
 
     query_timeout_s: float
-    max_waiting: int
+    max_queries: int
     hold_s: float
     max_wait_s: float = 0.0
 
@@ -72,14 +72,14 @@ class Dispatch:
         self._limits = limits
         self._clock = clock
         self._budget = RetryBudget()
-        self._holds = HoldQueue(limits.hold_s, limits.max_waiting, clock)
+        self._holds = HoldQueue(limits.hold_s, admission, clock)
         self.queries = Queries(
             transport,
             fleet,
             self._holds,
             self.error,
             self.inflight.take_counters,
-            QueryLimits(limits.max_waiting, limits.query_timeout_s),
+            QueryLimits(limits.max_queries, limits.query_timeout_s),
         )
         self._lacking_since_s = clock()  # since when no model has had a worker of every service
         self._signed_at_s = 0.0
@@ -101,11 +101,12 @@ class Dispatch:
         """Count the attempts and queries that a worker has or may still get."""
         return self.inflight.num_at(instance_id) + self.queries.num_at(instance_id)
 
-    def caller(self, client: Client, timeout_s: float = 0.0) -> Caller:
+    def caller(self, client: Client, request: GenerateRequest) -> Caller:
         """Say until when a client's request, which has just come, may begin and end."""
-        now_s, max_wait_s = self._clock(), self._limits.max_wait_s
+        now_s, max_wait_s, timeout_s = self._clock(), self._limits.max_wait_s, request.timeout_s
         return Caller(
             client,
+            request.prompt_tokens,
             now_s + max_wait_s if max_wait_s else math.inf,
             now_s + timeout_s if timeout_s else math.inf,
         )
@@ -130,20 +131,32 @@ class Dispatch:
             raise self.error(Failure(503, "no_worker", message, None, True))
         return group
 
-    async def available(self, model: str, caller: Caller = ANYBODY) -> Group:
-        """Find the workers of a model, as `group` does, but wait for those that it lacks."""
-        until_s = min(self._holds.deadline(), caller.begin_by_s, caller.end_by_s)
-        while True:
-            try:
-                return self.group(model)
-            except ApiError as error:
-                if error.failure.code != "no_worker":
-                    raise
-                if self.draining:  # its own workers may be ending with it: others may have some
-                    raise ApiError(DRAINING, 1.0) from error
-                if not await self._holds.wait(until_s):
-                    spent = caller.spent(self._clock(), has_begun=False)
-                    raise (self.error(spent) if spent else error) from error
+    async def available(self, model: str, caller: Caller | None = None) -> Group:
+        """Find the workers of a model, as `group` does, but wait for those that it lacks.
+
+        A query, which has been admitted before, has no `caller`.
+        """
+        try:
+            return self.group(model)
+        except ApiError as error:
+            self._check_wait(error)
+        by_s = (math.inf,) if caller is None else (caller.begin_by_s, caller.end_by_s)
+        with self._holds.place(min(self._holds.deadline(), *by_s), caller) as place:
+            while await self._holds.wait(place):
+                try:
+                    return self.group(model)
+                except ApiError as error:
+                    self._check_wait(error)
+            if caller is not None and (spent := caller.spent(self._clock(), has_begun=False)):
+                raise self.error(spent)
+            return self.group(model)
+
+    def _check_wait(self, error: ApiError) -> None:
+        """Raise a refusal unless it may be worth a wait."""
+        if error.failure.code != "no_worker":
+            raise error
+        if self.draining:  # its own workers may be ending with it: others may have some
+            raise ApiError(DRAINING, 1.0) from error
 
     @asynccontextmanager
     async def within(self, caller: Caller) -> AsyncIterator[None]:

@@ -124,8 +124,7 @@ def generation(
 
 def caller_of(call: Call[ApiRequestT]) -> Caller:
     """Say who calls and how long it may take, from now on."""
-    timeout_s = call.parsed.generate.timeout_s
-    return call.backend.dispatch.caller(call.request[CLIENT], timeout_s)
+    return call.backend.dispatch.caller(call.request[CLIENT], call.parsed.generate)
 
 
 def prepare(

@@ -90,9 +90,14 @@ class GenerateRequest:
             prompts = self.prompts[first : first + most_prompts]
             yield replace(self, prompts=prompts, first_prompt=first)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimate the tokens of the prompts, at 4 bytes a token."""
+        return sum(_estimated_tokens(source) for source in self.prompts)
+
     def cost_tokens(self, max_model_len: int) -> int:
-        """Estimate the tokens that this request may occupy, at 4 bytes a token."""
-        prompt = sum(_estimated_tokens(source) for source in self.prompts)
+        """Estimate the tokens that this request may occupy."""
+        prompt = self.prompt_tokens
         if self.prompt_only or self.pooling:
             return prompt
         output = self.sampling.max_tokens or self.usual_max_tokens or max_model_len

@@ -1,41 +1,136 @@
-"""Callers that wait for a worker, each until one comes or its time is up."""
+"""What waits for a worker: requests before their admission, and queries, until one comes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from services.router.admission import AdmissionController, AdmissionTicket
+from services.router.caller import Caller
+from services.router.errors import FULL, ApiError
+
+
+@dataclass(eq=False, slots=True)
+class HeldPlace:
+    """One that waits until `until_s`. A query has been admitted before; it has no `ticket` here."""
+
+    until_s: float
+    ticket: AdmissionTicket | None
+    woken: asyncio.Future[ApiError | None] | None = None  # gets why it is to give up, if it is
+
+    @property
+    def client(self) -> str:
+        return self.ticket.client.name if self.ticket is not None else ""
+
+    @property
+    def waits(self) -> bool:
+        return self.woken is not None and not self.woken.done()
 
 
 class HoldQueue:
-    """Holds callers for `hold_s` at most, and `max_held` of them; it knows nothing of workers."""
+    """Holds callers for `hold_s` at most; it knows nothing of workers.
 
-    def __init__(self, hold_s: float, max_held: int, clock: Callable[[], float]) -> None:
+    Requests count in the bounds of what is in flight while they wait. A client that fills these
+    gives up its latest places to those that have less, and all are woken in turns of their clients.
+    """
+
+    def __init__(
+        self, hold_s: float, admission: AdmissionController, clock: Callable[[], float]
+    ) -> None:
         self.hold_s = hold_s
-        self._max_held = max_held
         self.clock = clock
-        self._held: dict[asyncio.Future[None], float] = {}  # until when
+        self._admission = admission
+        self._places: dict[HeldPlace, None] = {}  # in the order of their coming
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._places)
 
     def deadline(self) -> float:
         """Return until when a caller who comes now may wait."""
         return self.clock() + self.hold_s
 
-    async def wait(self, until_s: float) -> bool:
-        """Wait until it may be worth another try; False if it is time, or the queue is full."""
-        if self.clock() >= until_s or len(self._held) >= self._max_held:
-            return False
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._held[woken] = until_s
+    @contextmanager
+    def place(self, until_s: float, caller: Caller | None = None) -> Iterator[HeldPlace]:
+        """Keep a place, also between two waits; ApiError 429 or 503 if there is none.
+
+        A caller who leaves this without an error is to be admitted for good at once.
+        """
+        place = HeldPlace(until_s, None if caller is None else self._admit(caller))
+        self._places[place] = None
+        goes_on = False
         try:
-            await woken
+            yield place
+            goes_on = True
         finally:
-            del self._held[woken]
+            self._leave(place, goes_on)
+
+    async def wait(self, place: HeldPlace) -> bool:
+        """Wait until it may be worth another try; False if it is time.
+
+        ApiError 503 where the place was given to another client.
+        """
+        if self.clock() >= place.until_s:
+            return False
+        place.woken = asyncio.get_running_loop().create_future()
+        if (error := await place.woken) is not None:
+            raise error
         return True
 
     def wake(self, now_s: float = float("inf")) -> None:
-        """Wake the callers whose time is up at `now_s`, by default all of them."""
-        for woken, until_s in self._held.items():
-            if now_s >= until_s and not woken.done():
-                woken.set_result(None)
+        """Wake the callers whose time is up at `now_s`, by default all: in turns of the clients."""
+        turns: dict[str, int] = {}
+        due: list[tuple[int, asyncio.Future[ApiError | None]]] = []
+        for place in self._places:
+            if now_s >= place.until_s and place.woken is not None and not place.woken.done():
+                turn = turns[place.client] = turns.get(place.client, 0) + 1
+                due.append((turn, place.woken))
+        for _, woken in sorted(due, key=lambda entry: entry[0]):  # equal ones as they came
+            woken.set_result(None)
+
+    def _admit(self, caller: Caller) -> AdmissionTicket:
+        now_s = self.clock()
+        try:
+            return self._admission.admit(caller.client, caller.num_tokens, now_s)
+        except ApiError as error:
+            places = self._given_up(caller) if error.failure is FULL else []
+            if not places:
+                raise
+            for place in places:
+                self._leave(place, goes_on=False)
+                if place.woken is not None:
+                    place.woken.set_result(ApiError(FULL, error.retry_after_s))
+        return self._admission.admit(caller.client, caller.num_tokens, now_s)
+
+    def _leave(self, place: HeldPlace, goes_on: bool) -> None:
+        self._places.pop(place, None)
+        ticket, place.ticket = place.ticket, None
+        if ticket is not None:
+            (self._admission.withdraw if goes_on else self._admission.release)(ticket, self.clock())
+
+    def _given_up(self, caller: Caller) -> list[HeldPlace]:
+        """Return places of as much as a caller needs, the latest of who has most; none if there is
+        too little of clients that have more than this one would have."""
+        held: dict[str, list[HeldPlace]] = {}
+        for place in self._places:
+            if place.waits and place.ticket is not None:
+                held.setdefault(place.client, []).append(place)
+        sizes = {client: sum(map(self._size, places)) for client, places in held.items()}
+        lacking = max(caller.num_tokens, self._admission.mean_tokens)
+        own = sizes.pop(caller.client.name, 0) + lacking
+        given_up: list[HeldPlace] = []
+        while lacking > 0:
+            client = max(sizes, key=sizes.__getitem__, default="")
+            if sizes.get(client, 0) <= own:
+                return []
+            given_up.append(held[client].pop())
+            size = self._size(given_up[-1])
+            sizes[client] -= size
+            lacking -= size
+        return given_up
+
+    def _size(self, place: HeldPlace) -> int:
+        """What it takes of the bounds, in tokens: a request, however small, takes its part."""
+        tokens = place.ticket.tokens if place.ticket is not None else 0
+        return max(tokens, self._admission.mean_tokens)

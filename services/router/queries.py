@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -158,26 +158,28 @@ class Queries:
         field: str,
     ) -> Any:
         """Ask a worker of a service, and another one where it could not answer."""
-        until_s = self._holds.deadline()
         refused: set[str] = set()
         # Of a group that was found a while ago, some may be gone; a query to them has no answer.
         able = self._fleet.of_revision(group.card)
         able = able if able.workers[service] else group
-        while True:
-            worker = self.place(able, service)
-            try:
-                answer = await self._ask(worker, make(self._query_id()), field)
-                self._fleet.breakers.succeeded(worker.address.endpoint)
-                return answer
-            except ApiError as error:
-                if error.failure.code not in ASK_AGAIN:
-                    raise
-                refused.add(worker.address.instance_id)
-                while not (able := self._fleet.of_revision(group.card).without(refused)).workers[
-                    service
-                ]:
-                    if error.failure.code == "overloaded" or not await self._holds.wait(until_s):
-                        raise self._refusal(error.failure) from error
+        with self._holds.place(self._holds.deadline()) as place:
+            while True:
+                worker = self.place(able, service)
+                try:
+                    answer = await self._ask(worker, make(self._query_id()), field)
+                    self._fleet.breakers.succeeded(worker.address.endpoint)
+                    return answer
+                except ApiError as error:
+                    if error.failure.code not in ASK_AGAIN:
+                        raise
+                    refused.add(worker.address.instance_id)
+                    while not (able := self._able(group, refused)).workers[service]:
+                        is_full = error.failure.code == "overloaded"
+                        if is_full or not await self._holds.wait(place):
+                            raise self._refusal(error.failure) from error
+
+    def _able(self, group: Group, refused: Collection[str]) -> Group:
+        return self._fleet.of_revision(group.card).without(refused)
 
     async def _ask(
         self,

@@ -18,7 +18,6 @@ from common.messages.tokens import DetokenizeQuery
 from services.router.breaker import MAX_FAILURES
 from tests.flow.router_ring import (
     CHAT,
-    TEXT,
     Ring,
     Script,
     chat,
@@ -125,53 +124,6 @@ async def test_what_is_full_says_how_long_it_will_take_at_the_rate_at_which_othe
         assert response.status == 503
         assert 4 <= int(response.headers["Retry-After"]) <= 6
         await response.read()
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), [(CHAT, chat()), (TEXT, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})]
-)
-async def test_a_request_waits_for_workers_that_are_still_to_come(
-    path: str, body: dict[str, Any]
-) -> None:
-    async with running_router(workers=False, hold_s=10.0) as ring:
-        task = asyncio.ensure_future(_ask(ring, body, path))
-        await ring.until(lambda: ring.actor.dispatch.num_handlers)
-        for _ in range(50):
-            await ring.tick()
-        assert not task.done()
-        for service in ("tokenizer", "compute", "detokenizer"):
-            ring.worker(service, service)
-            ring.beat(service)
-        assert (await task)[0] == 200
-
-
-async def test_a_wait_ends_with_a_503_that_says_how_long_there_has_been_nobody() -> None:
-    async with running_router(workers=False, hold_s=3.0) as ring:
-        async with asyncio.timeout(60):
-            task = asyncio.ensure_future(ring.post(CHAT, chat()).__aenter__())
-            await ring.until(lambda: ring.actor.dispatch.num_handlers)
-            for _ in range(29):
-                await ring.tick()
-            assert not task.done()
-            for _ in range(2):
-                await ring.tick()
-            response = await task
-        assert (response.status, response.headers["Retry-After"]) == (503, "4")
-        assert error_of(await response.read())["code"] == "no_worker"
-        response.close()
-        await ring.until(ring.is_empty)
-
-
-async def test_no_more_requests_wait_than_may_be_in_flight() -> None:
-    async with running_router(workers=False, hold_s=10.0, max_in_flight=1) as ring:
-        task = asyncio.ensure_future(_ask(ring, chat()))
-        await ring.until(lambda: ring.actor.dispatch.num_handlers)
-        await ring.settle(50)
-        assert (await _ask(ring, chat()))[0] == 503
-        ring.actor.drain()
-        await ring.tick()
-        status, data = await task
-        assert (status, error_of(data)["code"]) == (503, "draining")
 
 
 async def test_a_stream_without_a_worker_shows_that_it_lives_and_goes_on_with_the_next() -> None:
