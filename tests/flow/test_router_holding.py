@@ -1,4 +1,4 @@
-"""Requests that no worker can take yet: how long they wait, who gives up a place, who goes first."""
+"""Requests that no worker can take yet: how long they wait, who gives up a place, who is first."""
 
 from __future__ import annotations
 
