@@ -17,7 +17,7 @@ TIMES = st.floats(0.0, 1e6) | st.just(math.inf)
 def test_the_clients_own_timeout_comes_first_and_a_wait_ends_with_the_first_token(
     begin_by_s: float, end_by_s: float, now_s: float, has_begun: bool
 ) -> None:
-    spent = Caller(Client("a"), begin_by_s, end_by_s).spent(now_s, has_begun)
+    spent = Caller(Client("a"), begin_by_s=begin_by_s, end_by_s=end_by_s).spent(now_s, has_begun)
     if now_s >= end_by_s:
         assert spent is TIMED_OUT
     elif now_s >= begin_by_s and not has_begun:
@@ -27,7 +27,7 @@ def test_the_clients_own_timeout_comes_first_and_a_wait_ends_with_the_first_toke
 
 
 def test_one_who_has_something_of_the_answer_may_still_run_out_of_time() -> None:
-    caller = Caller(Client("a"), 1.0, 2.0).after_begin()
+    caller = Caller(Client("a"), begin_by_s=1.0, end_by_s=2.0).after_begin()
     assert caller.spent(1.5, has_begun=False) is None
     assert caller.spent(2.0, has_begun=False) is TIMED_OUT
 
