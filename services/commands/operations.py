@@ -56,7 +56,9 @@ def health(options: argparse.Namespace, env: Mapping[str, str]) -> int:
         return 0 if beacon.is_ready else 1
     silence_s = now_s - beacon.said_at_s
     sys.stderr.write(f"slipstream health: {options.name} hangs: silent for {silence_s:.1f} s\n")
-    if options.kill:
+    if options.kill and beacon.pid == 1:  # the kernel keeps that from whoever lives below it
+        sys.stderr.write("slipstream health: process 1 cannot be killed; run it below an init\n")
+    elif options.kill:
         with contextlib.suppress(ProcessLookupError):
             os.kill(beacon.pid, signal.SIGKILL)
     return 1

@@ -66,6 +66,18 @@ def test_health_kills_what_hangs_if_told_to(
     assert capsys.readouterr().err.count("hangs") == 1
 
 
+def test_health_says_that_the_first_process_of_a_container_cannot_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    BeaconFile(str(tmp_path), "x").update(True, time.monotonic() - 100.0)
+    assert main(["health", "x", "--run-dir", str(tmp_path), "--kill"]) == 1
+    assert "run it below an init" in capsys.readouterr().err
+    assert killed == []
+
+
 def test_health_finds_the_run_dir_in_the_file_and_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
