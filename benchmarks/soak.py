@@ -6,8 +6,8 @@ Few KV pages for many streams, so that sequences are preempted all the time; sha
 several choices, every way to sample, stop strings, clients that disconnect anywhere. First
 against the whole stack over HTTP, then against scheduler, engine and runner alone, where the
 preemptions can be counted. At the end every table is empty and every page free, no request has
-failed, no process has grown, and on a device that is deterministic a sample of requests asked
-again, alone, gives the same answers.
+failed, no process has grown or has more memory than its bound, and on a device that is
+deterministic a sample of requests asked again, alone, gives the same answers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import uvloop
@@ -40,6 +42,16 @@ STOPPED_WITHIN_S = 60.0
 NUM_PROGRESS_LINES = 10
 GROWTH_FROM = 0.3  # of the requests; by then every table has had its size
 MAX_GROWTH, MAX_GROWTH_MIB = 1.2, 24.0
+MAX_MIB = {  # of each process; docs/operations.md says so much for a small vocabulary
+    "launcher": 96.0,
+    "router": 160.0,
+    "tokenizer": 128.0,
+    "tokenizer/worker": 128.0,
+    "compute": 128.0,
+    "compute/mask_worker": 128.0,
+    "detokenizer": 128.0,
+}
+MAX_CPU_MIB = 640.0  # of compute with the tiny model on the CPU: torch, and the kernels it keeps
 FIRST_ID = 256  # below are single bytes, many of which are no text
 SIM_STEP_S = 0.001
 
@@ -134,6 +146,7 @@ def soak_stack(run: Soak, folder: Path) -> None:
         run.check("every table empty and every page free", [*left, *left_again])
         _check_repeats(run, len(tally.kept), differing)
         run.check("no process has grown", growth(run.memory, arguments.requests))
+        run.check("every process keeps its bound", beyond(run.memory, max_mib(arguments.device)))
         run.check("it ended well", [] if status == 0 else [f"status {status}"])
         run.check("nothing was logged as an error", errors_logged(stack))
         run.end_section()
@@ -142,7 +155,7 @@ def soak_stack(run: Soak, folder: Path) -> None:
 def _on_ended(run: Soak, stack: Stack, tally: Tally) -> None:
     every = max(1, run.arguments.requests // NUM_PROGRESS_LINES)
     if tally.num_ended % every == 0:
-        memory = {name: rss_mib(pid) for name, pid in stack.pids().items()}
+        memory = {name: rss_mib(pid) for name, pid in stack.processes().items()}
         run.memory.append((tally.num_ended, memory))
         run.say(
             f"{tally.num_ended} ended, {tally.num_left} left by their clients, "
@@ -162,6 +175,27 @@ def growth(memory: list[tuple[int, dict[str, float]]], num_requests: int) -> lis
         for name, used in last.items()
         if name in first and used > MAX_GROWTH * first[name] + MAX_GROWTH_MIB
     ] + [f"{name} is gone" for name in first if name not in last]
+
+
+def max_mib(device: str) -> dict[str, float]:
+    """Return the bounds on a device; what a model takes beside a GPU is not bounded here."""
+    if device == "cuda":
+        return {name: bound for name, bound in MAX_MIB.items() if name != "compute"}
+    return MAX_MIB | ({"compute": MAX_CPU_MIB} if device == "cpu" else {})
+
+
+def beyond(memory: list[tuple[int, dict[str, float]]], bounds: Mapping[str, float]) -> list[str]:
+    """Name the processes that ever had more in use than the bound of their kind."""
+    peaks: dict[str, float] = {}
+    for _, used in memory:
+        for name, mib in used.items():
+            peaks[name] = max(mib, peaks.get(name, 0.0))
+    kinds = {name: re.sub(r"[-.]\d+", "", name) for name in peaks}
+    return [
+        f"{name} had {peak:.0f} MiB of {bounds[kinds[name]]:.0f}"
+        for name, peak in peaks.items()
+        if peak > bounds.get(kinds[name], inf)
+    ] + [f"no {kind} was seen" for kind in bounds if kind not in kinds.values()]
 
 
 def _shown(tally: Tally) -> list[str]:
@@ -292,10 +326,6 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Soak, and write the page; 1 if something was not as it should be."""
     arguments = parse()
-    # On the CPU, torch and oneDNN each keep the code of their last 1024 shapes of products, which
-    # comes to 600 MiB: no leak, but it would hide one.
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     report = Report(
         "soak",
         f"{arguments.requests:,} requests with random disconnects, preemptions and prefix hits",

@@ -130,6 +130,19 @@ class Stack:
                     found[name] = pid
         return found
 
+    def processes(self) -> dict[str, int]:
+        """Return all that live now: the launcher, the services, and under those their children.
+
+        A child is named after its service, its module and its number: `tokenizer-0/worker.1`.
+        """
+        found = {"launcher": self.process.pid}
+        for name, pid in self.pids().items():
+            found[name] = pid
+            for number, child in enumerate(sorted(descendants_of(pid))):
+                if module := module_of(child):
+                    found[f"{name}/{module.rpartition('.')[2]}.{number}"] = child
+        return found
+
     def kill(self, name: str) -> None:
         """End one service process without a warning."""
         os.kill(self.pids()[name], signal.SIGKILL)
@@ -203,6 +216,12 @@ def command_line(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return []
+
+
+def module_of(pid: int) -> str:
+    """Return the module that a process of Python's runs, empty if it is none or gone."""
+    arguments = command_line(pid)
+    return arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else ""
 
 
 def is_running(pid: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak import growth
+from benchmarks.soak import beyond, growth, max_mib
 from benchmarks.soak_requests import Answer, Mix, Turn, problems_of
 
 MIX = Mix("tiny", seed=1, first_id=256, last_id=3840)
@@ -102,3 +102,22 @@ def test_a_process_that_grows_is_named_and_one_that_settles_is_not() -> None:
     assert growth(memory, 1000) == ["router from 60 to 160 MiB"]
     assert growth(memory[:2], 1000) == []
     assert growth([*memory[:2], (1000, {"compute": 80.0})], 1000) == ["router is gone"]
+
+
+def test_every_process_has_a_bound() -> None:
+    services = ("router-0", "compute-0", "tokenizer-0", "tokenizer-1", "detokenizer-0")
+    children = ("compute-0/mask_worker.0", "tokenizer-0/worker.0", "tokenizer-0/worker.1")
+    used = dict.fromkeys(("launcher", *services, *children), 50.0)
+    assert beyond([(100, used)], max_mib("sim")) == []
+    more = used | {"tokenizer-0/worker.1": 1000.0}
+    assert beyond([(100, more), (200, used)], max_mib("sim")) == [
+        "tokenizer-0/worker.1 had 1000 MiB of 128"
+    ]
+    assert beyond([(100, {"launcher": 50.0})], {"launcher": 96.0, "router": 160.0}) == [
+        "no router was seen"
+    ]
+
+
+def test_a_model_on_the_cpu_has_more_and_one_beside_a_gpu_no_bound() -> None:
+    assert max_mib("cpu")["compute"] > max_mib("sim")["compute"]
+    assert "compute" not in max_mib("cuda")
