@@ -28,6 +28,7 @@ from deployment import (
     run,
     wait_until,
 )
+from faults import UnderLoad
 
 LOCAL_BASE = "slipstream-base:bookworm"
 WORKERS = {"tokenizer": 3, "compute": 2, "detokenizer": 2}
@@ -88,12 +89,12 @@ def prepare(options: argparse.Namespace, base: str) -> str:
 
 
 def build(slipstream: Deployment) -> str:
-    slipstream("build", timeout_s=3600)
-    return "four images of one build"
+    replace(slipstream, files=("compose.yaml", "compose.proxy.yaml"))("build", timeout_s=3600)
+    return "four images of one build, and the proxy's"
 
 
 def gpu_override(slipstream: Deployment) -> str:
-    resolved = slipstream("--file", "compose.yaml", "--file", "compose.gpu.yaml", "config")
+    resolved = replace(slipstream, files=("compose.yaml", "compose.gpu.yaml"))("config")
     for part in ("target: compute-gpu", "SLIPSTREAM_COMPUTE__DEVICE: cuda", "driver: nvidia"):
         if part not in resolved:
             raise CheckFailed(f"no {part!r} in compose.yaml with compose.gpu.yaml over it")
@@ -287,6 +288,9 @@ def main() -> int:
     parser.add_argument("--project", default="slipstream-check", help="name of the project")
     parser.add_argument("--port", type=int, default=0, help="port of the router; default: any")
     parser.add_argument("--keep", action="store_true", help="leave containers and volumes")
+    parser.add_argument(
+        "--only-load", action="store_true", help="only build, and what is under load"
+    )
     options = parser.parse_args()
 
     base = options.base_image or (LOCAL_BASE if options.debootstrap else "python:3.12-slim")
@@ -294,13 +298,21 @@ def main() -> int:
     slipstream = Deployment(compose_command(), options.project, port, environment(base, port))
     checks = (build, gpu_override, start, registration, ask, ask_streaming, links_refuse)
     checks += (links_encrypt, scale, kill, api_keys, stop)
-    steps = [("prepare", partial(prepare, options, base))]
+    steps: list[tuple[str, Callable[[], str]]] = [("prepare", partial(prepare, options, base))]
     steps += [(check.__name__, partial(check, slipstream)) for check in checks]
+    under_load = UnderLoad(slipstream)
+    if slipstream.compose == ["docker-compose"]:
+        print("skipped under load: that needs Compose 2.24.4 or later")
+    else:
+        steps += under_load.steps()
+    if options.only_load:
+        steps = [*steps[:2], *under_load.steps()]
     try:
         return run_steps(slipstream, steps)
     finally:
+        under_load.close()
         if not options.keep:
-            slipstream("down", "--volumes", "--timeout", "5")
+            under_load.slipstream("down", "--volumes", "--timeout", "5")
 
 
 def run_steps(slipstream: Deployment, steps: list[tuple[str, Callable[[], str]]]) -> int:
@@ -315,7 +327,7 @@ def run_steps(slipstream: Deployment, steps: list[tuple[str, Callable[[], str]]]
                 print(slipstream("logs", "--no-color", "--tail", "40"))
             return 1
         seconds = time.monotonic() - began_s
-        print(f"ok      {name.replace('_', ' '):<14}{seconds:7.1f} s  {said}", flush=True)
+        print(f"ok      {name.replace('_', ' '):<16}{seconds:7.1f} s  {said}", flush=True)
     print(f"all {len(steps)} steps passed")
     return 0
 

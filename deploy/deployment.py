@@ -66,6 +66,7 @@ class Container:
     health: str
     exit_code: int
     restarts: int
+    addresses: dict[str, str]  # by network; none while it does not run
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Deployment:
     project: str
     port: int
     env: dict[str, str]
+    files: tuple[str, ...] = ("compose.yaml",)
 
     @property
     def url(self) -> str:
@@ -84,15 +86,16 @@ class Deployment:
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of a compose command on this project."""
-        return [*self.compose, "--project-name", self.project, *arguments]
+        files = [part for file in self.files for part in ("--file", file)]
+        return [*self.compose, "--project-name", self.project, *files, *arguments]
 
     def __call__(self, *arguments: str, timeout_s: float = 120) -> str:
         return run(*self.command(*arguments), env=self.env, timeout_s=timeout_s)
 
-    def up(self, workers: dict[str, int]) -> None:
+    def up(self, workers: dict[str, int], *options: str, timeout_s: float = 120) -> None:
         """Start what is missing, stop what is too many, recreate what has other settings."""
         scale = [part for name, n in workers.items() for part in ("--scale", f"{name}={n}")]
-        self("up", "--detach", *scale)
+        self("up", "--detach", *options, *scale, timeout_s=timeout_s)
 
     def containers(self) -> list[Container]:
         """All containers of the project, ordered by name."""
@@ -107,9 +110,15 @@ class Deployment:
         """The first container of a service."""
         return next(each for each in self.containers() if each.service == service)
 
-    def health(self) -> dict[str, Any]:
-        """What the router says of itself and its workers; empty while it does not answer."""
-        request = urllib.request.Request(f"{self.url}/health")
+    def routers(self) -> list[str]:
+        """Where this host reaches the API of each router that runs."""
+        front = f"{self.project}_front"
+        running = [each for each in self.containers() if each.service == "router"]
+        return [f"http://{each.addresses[front]}:8000" for each in running if each.addresses]
+
+    def health(self, url: str = "") -> dict[str, Any]:
+        """What a router says of itself and its workers; empty while it does not answer."""
+        request = urllib.request.Request(f"{url or self.url}/health")
         if keys := self.env.get("API_KEYS"):  # without one it says nothing of the workers
             request.add_header("Authorization", f"Bearer {keys.partition(',')[0]}")
         try:
@@ -145,6 +154,11 @@ def _container(raw: dict[str, Any]) -> Container:
         health=state.get("Health", {}).get("Status", ""),
         exit_code=state["ExitCode"],
         restarts=raw["RestartCount"],
+        addresses={
+            name: network["IPAddress"]
+            for name, network in raw["NetworkSettings"]["Networks"].items()
+            if network["IPAddress"]
+        },
     )
 
 

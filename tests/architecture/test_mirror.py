@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
-TREES = ("common", "benchmarks", "models", "tools", "web")  # all else is below services/
+TREES = ("common", "benchmarks", "deploy", "models", "tools", "web")  # all else is below services/
 # The tests of these folders have names of topics: they test its modules together.
 BY_TOPIC = ("services/compute/scheduler", "services/router/openai")
 # Tests of no one module.
