@@ -211,7 +211,7 @@ class RouterActor:
                 model=message.model.name,
                 revision=message.model.revision,
             )
-            self._dispatch.arrived(now_s)
+            self._dispatch.arrived()
         dispatch = self._dispatch
         listed = dispatch.inflight.listed(instance_id, message.open_counters, now_s)
         unknown = frozenset(counter for counter in listed if counter not in dispatch.queries)
@@ -243,7 +243,7 @@ class RouterActor:
         if lost:
             self._named(lost).warning("rows lost", sender=sender.endpoint)
         self._dispatch.abort(aborted)
-        self._dispatch.recover(self._clock())
+        self._dispatch.recover_new()
 
     def _named(self, aborted: list[AbortedAttempt]) -> FilteringBoundLogger:
         own = self._transport.address.instance_id
@@ -255,7 +255,7 @@ class RouterActor:
         aborted = self._dispatch.inflight.lose_worker(peer.instance_id, now_s)
         self._log.warning("worker lost", why=why, endpoint=peer.endpoint, attempts=len(aborted))
         self._dispatch.abort(aborted)
-        self._dispatch.recover(now_s)
+        self._dispatch.recover()
         self._dispatch.queries.lose_worker(peer.instance_id)
         if why != "hung":
             self._transport.forget(peer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -32,6 +32,7 @@ from services.router.generate_request import GenerateRequest, estimated_tokens
 from services.router.holding import HoldQueue
 from services.router.inflight import InflightTable
 from services.router.queries import Queries, QueryLimits
+from services.router.turns import Turns
 
 DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
 NO_WORKER = "no {} is available; try again"
@@ -72,6 +73,9 @@ class Dispatch:
         self._limits = limits
         self._clock = clock
         self._budget = RetryBudget()
+        self._turns = Turns(clock)
+        self._recovery = 0  # the number of the last one
+        self._num_displaced = 0  # that it knows of
         self._holds = HoldQueue(limits.hold_s, admission, clock)
         self.queries = Queries(
             transport,
@@ -207,12 +211,31 @@ class Dispatch:
         Each prompt of a batch is placed separately, so that a batch uses all replicas, but within
         one model revision, so that they answer alike.
         """
-        now_s, wall_s = self._clock(), time.time()
-        count = request.num_choices
-        current = self.fleet.of_revision(group.card)
-        group = group if current.missing else current
-        inflight = self.inflight.open(sink, request.num_all_choices, group.card, now_s, caller)
+        inflight = self.inflight.open(
+            sink, request.num_all_choices, group.card, self._clock(), caller
+        )
+        prompts = self._send_prompts(inflight, request, group, traceparent)
+        try:
+            next(prompts)
+        except ApiError:
+            self.close(inflight)
+            raise
+        self._turns.begin(prompts)
+        return inflight
+
+    def _send_prompts(
+        self, inflight: InflightRequest, request: GenerateRequest, group: Group, traceparent: str
+    ) -> Iterator[None]:
+        """Start the attempts of one prompt after the other; ApiError if the first cannot be sent.
+
+        A thousand take 50 ms, in turns. A later one that cannot be sent fails the request.
+        """
+        wall_s, count = time.time(), request.num_choices
         for number, prompt in enumerate(request.prompts):
+            if not inflight.num_open:
+                return  # it has ended meanwhile
+            now_s, current = self._clock(), self.fleet.of_revision(group.card)
+            group = group if current.missing else current
             route, card = self.fleet.route(group, self._transport.address, now_s)
             message = Tokenize(
                 attempt=self._attempt_id(0),
@@ -232,15 +255,16 @@ class Dispatch:
                 truncate_to=request.num_kept_tokens(card),
                 truncate_side=request.truncate_side,
                 pooling=request.pooling,
-                client=caller.client.name,
+                client=inflight.caller.client.name,
             )
             inflight.messages.append(message)
             try:
                 self._start(inflight.choices[number * count : (number + 1) * count], route, now_s)
-            except ApiError:
-                self.close(inflight)
-                raise
-        return inflight
+            except ApiError as error:
+                if not number:
+                    raise
+                self.abort(self.inflight.fail(inflight, error.failure))
+            yield
 
     def _start(self, choices: Sequence[Choice], route: Route, now_s: float) -> None:
         """Begin an attempt at neighbouring choices of a prompt: fresh ones, or only one."""
@@ -266,43 +290,61 @@ class Dispatch:
             self._lacking_since_s = now_s
         for request, failure in self.inflight.spent(now_s):
             self.abort(self.inflight.fail(request, failure))
-        self.recover(now_s)
+        self.recover()
         self._holds.wake(float("inf") if self.draining else now_s)
         if now_s - self._signed_at_s >= KEEP_ALIVE_S:
             self._signed_at_s = now_s
             for request in {choice.request for choice in self.inflight.displaced}:
                 request.sink.waiting()
 
-    def arrived(self, now_s: float) -> None:
+    def arrived(self) -> None:
         """Go on with what has waited for a worker: one has come."""
-        self.recover(now_s)
+        self.recover()
         self._holds.wake()
 
-    def recover(self, now_s: float) -> None:
+    def recover_new(self) -> None:
+        """Go on with choices that have lost their workers since the last call of `recover`."""
+        if self.inflight.num_displaced != self._num_displaced:
+            self.recover()
+
+    def recover(self) -> None:
         """Send the choices that lost their workers on to others, the most advanced first."""
-        hold_s = self._limits.hold_s
+        self._num_displaced = self.inflight.num_displaced
+        self._recovery += 1
+        self._turns.begin(self._retries(self._recovery))
+
+    def _retries(self, recovery: int) -> Iterator[None]:
+        """Try displaced choices again, one at each step, unless a later recovery has begun."""
         for choices in self.inflight.to_retry():
-            choice = choices[0]
-            request, setbacks = choice.request, choice.setbacks
-            if choice not in self.inflight.displaced:
-                continue  # another choice has failed the request
-            group = self.fleet.of_revision(request.card)
-            able = group.without(setbacks.refused_by)
-            failure = None
-            if not able.missing:
-                failure = self._retry(choices, able, now_s)
-            elif not may_wait(setbacks, now_s, hold_s, group.missing, request.has_begun):
-                failure = setbacks.failure or WORKER_LOST
-            elif not group.missing:
+            # Unless another choice has failed the request meanwhile.
+            if choices[0] in self.inflight.displaced and self._changes(choices, self._clock()):
+                yield
+                if recovery != self._recovery:
+                    return
+
+    def _changes(self, choices: Sequence[Choice], now_s: float) -> bool:
+        """Begin another attempt at choices or fail their request; False if they go on waiting."""
+        request, setbacks = choices[0].request, choices[0].setbacks
+        group = self.fleet.of_revision(request.card)
+        able = group.without(setbacks.refused_by)
+        failure = None
+        if not able.missing:
+            if not self._budget.take(now_s):
+                return False
+            failure = self._retry(choices, able, now_s)
+        elif may_wait(setbacks, now_s, self._limits.hold_s, group.missing, request.has_begun):
+            if not group.missing:
                 for each in choices:
                     each.setbacks.forget_refusals(now_s)
-            if failure is not None:
-                self.abort(self.inflight.fail(request, failure))
+            return False
+        else:
+            failure = setbacks.failure or WORKER_LOST
+        if failure is not None:
+            self.abort(self.inflight.fail(request, failure))
+        return True
 
     def _retry(self, choices: Sequence[Choice], group: Group, now_s: float) -> Failure | None:
-        """Begin another attempt, if there is one in the budget; a failure ends the request."""
-        if not self._budget.take(now_s):
-            return None
+        """Begin another attempt; a failure ends the request."""
         setbacks = choices[0].setbacks
         kept = setbacks.kept_compute if choices[0].token_ids else ""
         route, _ = self.fleet.route(group, self._transport.address, now_s, kept, setbacks.lost_at)

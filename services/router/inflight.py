@@ -50,6 +50,7 @@ class InflightTable:
         self.next_counter = 0
         self._requests: dict[InflightRequest, None] = {}
         self.stats: dict[str, RequestStats] = {}  # by model
+        self.num_displaced = 0  # choices so far
         self.displaced: dict[Choice, None] = {}  # without an attempt, until they get another
         self.starts = DrainRate()  # of the choices without a token
         self._attempts: dict[int, Attempt] = {}
@@ -211,8 +212,7 @@ class InflightTable:
         return [(each, failure) for each in self._requests if (failure := each.spent(now_s))]
 
     def fail_all(self, failure: Failure) -> list[AbortedAttempt]:
-        choices = [*self.displaced, *(attempt.choice for attempt in self._attempts.values())]
-        return [aborted for choice in choices for aborted in self.fail(choice.request, failure)]
+        return [one for request in [*self._requests] for one in self.fail(request, failure)]
 
     def lose_worker(self, instance_id: str, now_s: float) -> list[AbortedAttempt]:
         """Displace the choices at a worker that is gone."""
@@ -317,6 +317,7 @@ class InflightTable:
             too_many = choice.setbacks.add(setback, len(choice.token_ids), now_s)
             if too_many is None:
                 self.displaced[choice] = None
+                self.num_displaced += 1
                 return self._drop_attempt(choice, reason)
             failure = too_many
         return self.fail(choice.request, failure, reason)

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from common.errors import MessageTooLarge
 from common.messages.arrays import int32s
+from common.messages.failure import Failure
 from common.messages.tokenize import IdsPrompt, TextPrompt, Tokenize
 from services.router.body_reader import SMALL_BYTES, SMALL_ELEMENTS
-from tests.flow.router_ring import CHAT, TEXT, Ring, chat, error_of, running_router
+from tests.flow.router_ring import CHAT, TEXT, Ring, ask, chat, error_of, running_router
 
 JSON = {"Content-Type": "application/json"}
 MIB = 1 << 20
@@ -143,3 +145,53 @@ async def test_the_loop_parses_only_what_is_small(monkeypatch: pytest.MonkeyPatc
         for body in (chat(**COSTLY), chat(metadata={"a": "b" * SMALL_BYTES})):
             async with ring.post(CHAT, body) as response:
                 assert response.status == 200
+
+
+async def test_a_thousand_prompts_are_sent_in_turns_between_which_others_have_theirs() -> None:
+    async with running_router() as ring:
+        ring.script = None
+        tokenizer = ring.workers["tokenizer"]
+        many = asyncio.create_task(ask(ring, TEXT, {"prompt": ["a"] * 1024}))
+        await ring.until(lambda: tokenizer.of(Tokenize))
+        assert len(tokenizer.of(Tokenize)) <= 512, "all in one turn"
+        await ring.until(lambda: len(tokenizer.of(Tokenize)) == 1024)
+        sent = [message.prompt_field for message in tokenizer.of(Tokenize)]
+        assert sent == [f"prompt[{number}]" for number in range(1024)]
+        many.cancel()
+        await ring.until(ring.is_empty)
+
+
+async def test_of_a_request_that_ends_meanwhile_no_more_prompts_are_sent() -> None:
+    async with running_router() as ring:
+        ring.script = None
+        tokenizer = ring.workers["tokenizer"]
+        full = Failure(400, "context_length_exceeded", "prompt[0] is too long", "prompt[0]")
+        many = asyncio.create_task(
+            refusal(ring, TEXT, b'{"prompt": ["a"' + b', "a"' * 1023 + b"]}", 400)
+        )
+        await ring.until(lambda: tokenizer.of(Tokenize))
+        (first, *_) = tokenizer.of(Tokenize)
+        ring.refuse(first, full)
+        await many
+        assert len(tokenizer.of(Tokenize)) < 1024
+        await ring.until(ring.is_empty)
+
+
+async def test_a_later_prompt_that_cannot_be_sent_fails_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_router() as ring:
+        ring.script = None
+        send = ring.transport.send
+
+        def send_short(to: Any, message: Any) -> None:
+            if isinstance(message, Tokenize) and message.prompt_field == "prompt[700]":
+                raise MessageTooLarge("it is too large")
+            send(to, message)
+
+        monkeypatch.setattr(ring.transport, "send", send_short)
+        async with ring.post(TEXT, {"prompt": ["a"] * 1024}) as response:
+            assert response.status == 413
+            assert error_of(await response.read())["param"] == "prompt[700]"
+        await ring.until(ring.is_empty)
+        assert {*range(700)} <= {*ring.aborts("tokenizer")}

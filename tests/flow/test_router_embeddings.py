@@ -65,6 +65,8 @@ async def test_many_inputs_go_round_in_parts_and_are_named_by_their_places() -> 
         body = {"model": "demo", "input": ["a"] * (MAX_AT_ONCE + 1)}
         task = await waiting(ring, body, PATH)
         tokenizer = ring.workers["tokenizer"]
+        await ring.until(lambda: len(tokenizer.of(Tokenize)) == MAX_AT_ONCE)
+        await ring.settle()
         first = list(tokenizer.of(Tokenize))
         assert len(first) == MAX_AT_ONCE
         for message in first:

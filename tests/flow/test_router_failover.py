@@ -229,6 +229,23 @@ async def test_a_choice_without_tokens_does_not_fail_those_that_stream() -> None
         assert b"overloaded" not in data and b"[DONE]" in data
 
 
+async def test_what_a_worker_leaves_goes_on_in_turns_the_most_advanced_first() -> None:
+    async with running_router(hold_s=10.0) as ring:
+        await add(ring, "compute")
+        task = await waiting(ring, chat(stream=True, n=128))
+        first = last_counter(ring)
+        for choice in range(128):
+            ring.text(first + choice, 0, "a" * (1 + choice), 1 + choice)
+        await ring.settle()
+        lost = sent(ring)[0].route.compute
+        ring.exchange.kill(lost.endpoint.removeprefix("mem://"))
+        ring.actor.peer_lost(lost)
+        assert len(ring.actor.dispatch.inflight.displaced) >= 64, "all at once"
+        await ring.until(lambda: len(sent(ring)) == 129)
+        assert [len(message.output_ids) for message in sent(ring)[1:]] == list(range(128, 0, -1))
+        task.cancel()
+
+
 async def test_what_is_lost_on_its_way_takes_another_way() -> None:
     async with running_router(placement="round_robin") as ring:
         await add(ring, "detokenizer")
