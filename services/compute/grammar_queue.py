@@ -76,19 +76,39 @@ class GrammarQueue:
 
     def _prepare(self, request: Generate, grammar_spec: GrammarSpec) -> None:
         entry, choices = _Waiting(request, self._clock()), range(request.num_choices)
-        is_full = self._waiting and len(self._waiting) + request.num_choices > self._max_waiting
-        if is_full and not request.output_ids:  # what goes on has its place
+        num_lacking = len(self._waiting) + request.num_choices - self._max_waiting
+        if self._waiting and num_lacking > 0 and not request.output_ids:  # what goes on has a place
             message = (
                 f"{len(self._waiting)} requests wait here for their grammars. Try again later."
             )
             failure = Failure(503, "overloaded", message, retryable=True)
-            self._end(((entry, choice) for choice in choices), "refused", failure)
-            return
+            places = self._given_up(request, num_lacking)
+            self._end(places or ((entry, choice) for choice in choices), "refused", failure)
+            if not places:
+                return
         for choice in choices:
             self._waiting[attempt_of(request, choice)] = entry, choice
         entry.number = self._grammars.prepare(
-            grammar_spec, lambda failure: self._ready(entry, failure)
+            grammar_spec, lambda failure: self._ready(entry, failure), request.client
         )
+
+    def _given_up(self, request: Generate, num_lacking: int) -> list[tuple[_Waiting, int]]:
+        """The latest of clients that keep more without them than this one will have, if they do;
+        none of a request that a client reads already."""
+        lines: dict[str, list[tuple[_Waiting, int]]] = {}
+        num_own = request.num_choices
+        for place in self._waiting.values():
+            if place[0].request.client == request.client:
+                num_own += 1
+            elif not place[0].request.output_ids:
+                lines.setdefault(place[0].request.client, []).append(place)
+        places: list[tuple[_Waiting, int]] = []
+        while len(places) < num_lacking:
+            line = max(lines.values(), key=len, default=[])
+            if len(line) <= num_own:
+                return []
+            places.append(line.pop())
+        return places
 
     def _ready(self, entry: _Waiting, failure: Failure | None) -> None:
         if failure is not None:
@@ -114,7 +134,7 @@ class GrammarQueue:
             entry.gone.add(choice)
             self._waiting.pop(attempt, None)
             outputs.append(never_started(entry.request, attempt, reason, failure))
-            if len(entry.gone) == entry.request.num_choices and reason != "refused":
+            if len(entry.gone) == entry.request.num_choices:
                 self._grammars.cancel(entry.number)
         if outputs:
             self._on_outputs(outputs)

@@ -34,6 +34,7 @@ from services.compute.grammar.protocol import (
     unpack_report,
 )
 from services.compute.grammar.sequences import StructuredSequences
+from services.compute.shares import ClientShare, Shares
 from services.compute.step import BoolArray, Int32Array, SlotDelta, StepPlan, StepResult
 
 DRAINING = Failure(503, "draining", "This replica is shutting down.", retryable=True)
@@ -64,12 +65,16 @@ class _Compilation:
     number: int
     grammar_spec: GrammarSpec
     done: Done | None
+    share: ClientShare
     sent_s: float | None = None
     num_deaths: int = 0
 
 
 class CompileQueue:
     """Has grammars compiled one at a time, so that it is clear which one the worker dies of.
+
+    The client goes first whose grammars have taken the least time: one with many that are costly
+    lets another wait for the one that is being compiled, and for no more.
 
     Grammars that were compiled before do no harm: they are sent at once, since the worker may have
     dropped them. An empty grammar (lists of tokens) needs nothing but a worker.
@@ -82,14 +87,21 @@ class CompileQueue:
         self._running: _Compilation | None = None
         self._known: OrderedDict[str, None] = OrderedDict()
         self._last_number = 0
+        self._shares = Shares()  # in milliseconds
+        self._floor = 0  # the counter of the client whose grammar was the last to be compiled
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, grammar_spec: GrammarSpec, done: Done) -> int:
+    def add(self, grammar_spec: GrammarSpec, done: Done, client: str = "") -> int:
         """Return a number to cancel it by."""
+        share = self._shares.of(client)
+        if not share.num_open:
+            share.join({entry.share for entry in self._entries.values()}, self._floor)
+        share.num_open += 1
         self._last_number += 1
-        self._entries[self._last_number] = _Compilation(self._last_number, grammar_spec, done)
+        entry = _Compilation(self._last_number, grammar_spec, done, share)
+        self._entries[self._last_number] = entry
         return self._last_number
 
     def cancel(self, number: int) -> None:
@@ -99,28 +111,30 @@ class CompileQueue:
             return
         entry.done = None
         if entry.sent_s is None:
-            del self._entries[number]
+            self._remove(entry)
 
     def next(self, now_s: float) -> list[tuple[int, str]]:
         """Return number and text of the grammars to send to the worker now."""
-        due = []
         for entry in list(self._entries.values()):
-            grammar = entry.grammar_spec.grammar
-            is_known = grammar in self._known
-            if not grammar:
+            if not entry.grammar_spec.grammar:
                 self._end(entry, None)
-            elif entry.sent_s is None and (is_known or self._running is None):
-                if not is_known:
-                    self._running = entry
-                entry.sent_s = now_s
-                due.append((entry.number, grammar))
-        return due
+        waiting = [entry for entry in self._entries.values() if entry.sent_s is None]
+        due = [entry for entry in waiting if entry.grammar_spec.grammar in self._known]
+        if self._running is None and len(due) < len(waiting):
+            unknown = (each for each in waiting if each.grammar_spec.grammar not in self._known)
+            self._running = min(unknown, key=lambda entry: (entry.share.tokens, entry.number))
+            due.append(self._running)
+        for entry in due:
+            entry.sent_s = now_s
+        due.sort(key=lambda entry: entry.number)
+        return [(entry.number, entry.grammar_spec.grammar) for entry in due]
 
-    def finished(self, number: int, error: str) -> None:
+    def finished(self, number: int, error: str, now_s: float) -> None:
         """Take the worker's answer; a grammar without an error can be used."""
         entry = self._entries.get(number)
         if entry is None:
             return
+        self._charge(entry, now_s)
         if error:
             self._refuse(entry, "invalid_grammar", f"cannot be used: {error}")
             return
@@ -137,6 +151,7 @@ class CompileQueue:
             factor = 1 if entry is self._running else PASSING_FACTOR
             if entry.sent_s is not None and now_s - entry.sent_s >= factor * self._timeout_s:
                 overdue = True
+                self._charge(entry, now_s)
                 message = f"takes over {self._timeout_s:g} s to compile; make it smaller or simpler"
                 self._refuse(entry, "grammar_timeout", message)
         return overdue
@@ -147,7 +162,7 @@ class CompileQueue:
         for entry in list(self._entries.values()):
             entry.sent_s = None
             if entry.done is None:
-                del self._entries[entry.number]
+                self._remove(entry)
         if running is not None and running.number in self._entries:
             running.num_deaths += 1
             if running.num_deaths >= MAX_DEATHS:
@@ -162,8 +177,17 @@ class CompileQueue:
         field = entry.grammar_spec.field
         self._end(entry, Failure(400, code, f"The grammar of {field} {message}.", field))
 
-    def _end(self, entry: _Compilation, failure: Failure | None) -> None:
+    def _charge(self, entry: _Compilation, now_s: float) -> None:
+        if entry is self._running and entry.sent_s is not None:
+            entry.share.tokens += max(1, round(1000 * (now_s - entry.sent_s)))
+            self._floor = entry.share.tokens
+
+    def _remove(self, entry: _Compilation) -> None:
         del self._entries[entry.number]
+        entry.share.num_open -= 1
+
+    def _end(self, entry: _Compilation, failure: Failure | None) -> None:
+        self._remove(entry)
         if entry is self._running:
             self._running = None
         if entry.done is not None:
@@ -206,8 +230,9 @@ class GrammarManager:
         self._worker.close()
         self._memory.close()
 
-    def prepare(self, grammar_spec: GrammarSpec, done: Done) -> int:
-        """Compile a grammar and call `done` once, maybe at once; returns a number to cancel by."""
+    def prepare(self, grammar_spec: GrammarSpec, done: Done, client: str = "") -> int:
+        """Compile a client's grammar and call `done` once, maybe at once; returns a number to
+        cancel by."""
         grammar = grammar_spec.grammar
         size = len(grammar) if grammar.isascii() else len(grammar.encode("utf-8", "replace"))
         if self._broken is not None:
@@ -220,7 +245,7 @@ class GrammarManager:
             done(Failure(400, "grammar_too_large", message, grammar_spec.field))
         else:
             self._worker.start()
-            number = self._queue.add(grammar_spec, done)
+            number = self._queue.add(grammar_spec, done, client)
             self._send_grammars()
             return number
         return 0
@@ -271,7 +296,7 @@ class GrammarManager:
             case MasksWritten():
                 self._notify()
             case GrammarCompiled(number=number, error=error):
-                self._queue.finished(number, error)
+                self._queue.finished(number, error, self._clock())
                 self._send_grammars()
             case SequenceFailed(slot, epoch, message, status):
                 self._sequences.fail(slot, epoch, message, status)

@@ -39,7 +39,7 @@ class Committer:
             computed = chunk.stop - chunk.samples
             if computed > chunk.start and chunk.sequence.live:
                 chunk.sequence.num_computed_tokens = computed
-                self._state.shares.charge(chunk.sequence)
+                chunk.sequence.charge()
         if result.nonfinite.any() or not result.n_valid.all():
             self._fail_invalid(step, result)
         if step.plan.scores or step.plan.pools:
@@ -76,7 +76,7 @@ class Committer:
         """
         table = sequence.table
         table.publish(sequence.page_keys, sequence.num_computed_tokens)
-        self._state.shares.charge(sequence)
+        sequence.charge()
         ending = sequence.ending()
         reports = ending is not None or not sequence.opened or sequence.params.num_logprobs >= 0
         if reports:

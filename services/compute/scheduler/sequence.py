@@ -16,6 +16,7 @@ from common.messages.failure import Ending, Usage
 from common.messages.generate import Generate
 from services.compute.kv.page_table import PageTable, PageTables
 from services.compute.kv.prefix_tree import Node
+from services.compute.shares import ClientShare
 from services.compute.step import NO_IDS, Int32Array, SlotDelta, StepPlan
 
 
@@ -34,16 +35,8 @@ class Status(Enum):
     ENDED = "ended"
 
 
-class ClientShare:
-    """What one client has here, and has had: see `waiting`."""
-
-    __slots__ = ("name", "num_open", "num_running", "tokens")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.tokens = 0  # its virtual counter
-        self.num_open = 0
-        self.num_running = 0
+OUTPUT_WEIGHT = 2
+"""What a generated token counts for its client where a prompt's counts one."""
 
 
 class SequenceParams:
@@ -141,6 +134,14 @@ class Sequence:
         self.transfer = -1  # the one that it waits for while it is loading
         self.leader: Sequence | None = None  # the choice whose prompt pages this one waits for
         self.followers: list[Sequence] = []
+
+    def charge(self) -> None:
+        """Count for its client what has been computed since the last call; once is enough."""
+        done, charged = self.num_computed_tokens, self.charged
+        if done > charged:
+            self.charged = done
+            new_outputs = max(done - max(charged, self.prompt_len), 0)
+            self.share.tokens += done - charged + (OUTPUT_WEIGHT - 1) * new_outputs
 
     def precedes(self, other: Sequence) -> bool:
         """Whether its client's turn comes before another client's."""

@@ -17,9 +17,10 @@ from common.messages.logprobs import PromptLogprobs
 from common.messages.tokens import TokenLogprobs
 from services.compute.kv.memory import KVMemory
 from services.compute.scheduler.outputs import Output, OutputRoutes, SequenceOutput
-from services.compute.scheduler.sequence import ClientShare, Sequence, Status
+from services.compute.scheduler.sequence import Sequence, Status
 from services.compute.scheduler.transfers import Transfers
-from services.compute.scheduler.waiting import Shares, WaitingQueue
+from services.compute.scheduler.waiting import WaitingQueue
+from services.compute.shares import ClientShare, Shares
 from services.compute.step import MAX_SCORED_TOKENS, SlotDelta
 
 by_order = attrgetter("order")
@@ -327,7 +328,7 @@ class SchedulerState:
                 self.drop_host_pages(sequence)
             case Status.ENDED:
                 raise RuntimeError(f"{sequence.attempt} ends twice")
-        self.shares.charge(sequence)
+        sequence.charge()
         sequence.share.num_open -= 1
         sequence.table.release()
         sequence.status = Status.ENDED

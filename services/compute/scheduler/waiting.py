@@ -1,50 +1,12 @@
-"""Who runs next: the waiting queue, fair between clients.
-
-After the virtual token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI
-2024): each client's counter grows with the tokens that were computed for it, and the client with
-the lowest goes first. One that had nothing waiting begins at the lowest of those that wait, or
-where the last one was that did: nobody saves up, and nobody pays for a time alone.
-"""
+"""Who runs next: the waiting queue, fair between clients by the tokens computed for them."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from services.compute.scheduler.sequence import ClientShare, Sequence
-
-OUTPUT_WEIGHT = 2
-"""What a generated token counts where a prompt's counts one, as in the paper."""
-
-MAX_SHARES = 1024  # clients remembered; those without requests are forgotten first
-
-
-class Shares:
-    """The clients' counters. A client is a key's name, or an address where there are no keys."""
-
-    def __init__(self) -> None:
-        self._shares: dict[str, ClientShare] = {}
-
-    def of(self, client: str) -> ClientShare:
-        share = self._shares.get(client)
-        if share is None:
-            if len(self._shares) >= MAX_SHARES:
-                self._shares = {name: s for name, s in self._shares.items() if s.num_open}
-            share = self._shares[client] = ClientShare(client)
-        return share
-
-    def charge(self, sequence: Sequence) -> None:
-        """Count what has been computed since the last call; what is computed again is free."""
-        done, charged = sequence.num_computed_tokens, sequence.charged
-        if done > charged:
-            sequence.charged = done
-            new_outputs = max(done - max(charged, sequence.prompt_len), 0)
-            sequence.share.tokens += done - charged + (OUTPUT_WEIGHT - 1) * new_outputs
-
-    def busiest(self) -> ClientShare | None:
-        """The client with the most running sequences; of several, that with the most tokens."""
-        running = (share for share in self._shares.values() if share.num_running)
-        return max(running, key=lambda share: (share.num_running, share.tokens), default=None)
+from services.compute.scheduler.sequence import Sequence
+from services.compute.shares import ClientShare
 
 
 class WaitingQueue:
@@ -72,8 +34,7 @@ class WaitingQueue:
         priority, arrival = sequence.order
         share = sequence.share
         if not sequence.has_run and not any(share in lines for lines in self._lines.values()):
-            waiting = (other.tokens for lines in self._lines.values() for other in lines)
-            share.tokens = max(share.tokens, min(waiting, default=self._floor))
+            share.join((other for lines in self._lines.values() for other in lines), self._floor)
         lines = self._lines.setdefault(priority, {})
         insort(lines.setdefault(sequence.share, []), (arrival, sequence), key=_arrival)
         self._num_waiting += 1

@@ -31,7 +31,9 @@ class Desk:
         self.num_calls = 0
         self.queue = GrammarQueue(self.scheduler, self, max_held, self._tell, lambda: 0.0)
 
-    def prepare(self, grammar_spec: GrammarSpec, done: Callable[[Failure | None], None]) -> int:
+    def prepare(
+        self, grammar_spec: GrammarSpec, done: Callable[[Failure | None], None], client: str = ""
+    ) -> int:
         number = len(self.compilations) + 1
         self.compilations[number] = done
         return number
@@ -176,3 +178,27 @@ def test_an_absurd_number_of_choices_is_for_the_door_to_refuse(desk: Desk) -> No
     desk.hold(1, num_choices=10**6)
     assert len(desk.queue) == 0
     assert desk.compilations == {}
+
+
+def test_a_client_that_fills_the_queue_gives_up_its_latest_places_to_others() -> None:
+    desk = Desk(max_held=4)
+    desk.hold(1, client="flood")
+    desk.hold(2, num_choices=3, client="flood")
+    desk.hold(5, client="other")
+    assert desk.ends == {4: "refused"}
+    assert desk.queue.open_attempts(ROUTER) == [1, 2, 3, 5]
+    desk.hold(6, client="flood")
+    desk.hold(7, num_choices=2, client="other")
+    assert desk.ends == dict.fromkeys((4, 6, 7, 8), "refused"), "nobody keeps more than they have"
+    failures = [event.ending.failure for event in desk.events if event.ending is not None]
+    assert {failure.code for failure in failures if failure is not None} == {"overloaded"}
+
+
+def test_a_request_that_gave_up_its_place_is_not_compiled_for() -> None:
+    desk = Desk(max_held=2)
+    desk.hold(1, client="flood")
+    desk.hold(2, client="flood")
+    given_up = desk.compilations[2]
+    desk.hold(3, client="other")
+    assert desk.ends == {2: "refused"}
+    assert given_up not in desk.compilations.values() and len(desk.compilations) == 2

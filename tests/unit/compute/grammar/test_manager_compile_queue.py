@@ -12,9 +12,10 @@ from services.compute.grammar.manager import CompileQueue
 class Request:
     """Somebody who waits for a grammar."""
 
-    def __init__(self, queue: CompileQueue, grammar: str) -> None:
+    def __init__(self, queue: CompileQueue, grammar: str, client: str = "") -> None:
         self.answers: list[Failure | None] = []
-        self.number = queue.add(GrammarSpec(grammar, field="tools"), self.answers.append)
+        spec = GrammarSpec(grammar, field="tools")
+        self.number = queue.add(spec, self.answers.append, client)
 
     @property
     def code(self) -> str:
@@ -35,10 +36,10 @@ def test_unknown_grammars_are_compiled_one_at_a_time(queue: CompileQueue) -> Non
     first, second = Request(queue, "a"), Request(queue, "b")
     assert sent(queue) == ["a"]
     assert sent(queue) == []
-    queue.finished(first.number, "")
+    queue.finished(first.number, "", 0.0)
     assert first.answers == [None]
     assert sent(queue) == ["b"]
-    queue.finished(second.number, "no such rule")
+    queue.finished(second.number, "no such rule", 0.0)
     assert second.code == "invalid_grammar"
     assert second.answers[0] is not None and second.answers[0].field == "tools"
     assert len(queue) == 0
@@ -47,7 +48,7 @@ def test_unknown_grammars_are_compiled_one_at_a_time(queue: CompileQueue) -> Non
 def test_known_grammars_pass_one_that_is_being_compiled(queue: CompileQueue) -> None:
     known = Request(queue, "a")
     sent(queue)
-    queue.finished(known.number, "")
+    queue.finished(known.number, "", 0.0)
     Request(queue, "slow"), Request(queue, "other"), Request(queue, "a"), Request(queue, "a")
     assert sent(queue) == ["slow", "a", "a"]
 
@@ -56,7 +57,7 @@ def test_what_is_not_used_is_forgotten(queue: CompileQueue) -> None:
     for grammar in "abc":
         request = Request(queue, grammar)
         sent(queue)
-        queue.finished(request.number, "")
+        queue.finished(request.number, "", 0.0)
     for grammar in "abc":
         Request(queue, grammar)
     assert sent(queue) == ["a", "b", "c"]  # a as an unknown one, b and c as known ones
@@ -84,7 +85,7 @@ def test_a_grammar_at_whose_compilation_the_worker_dies_twice_is_refused(
     queue.worker_died()
     assert deadly.code == "invalid_grammar"
     assert sent(queue) == ["other"]
-    queue.finished(other.number, "")
+    queue.finished(other.number, "", 0.0)
     assert other.answers == [None]
 
 
@@ -94,10 +95,10 @@ def test_a_cancelled_request_gets_no_answer(queue: CompileQueue) -> None:
     queue.cancel(running.number)
     queue.cancel(waiting.number)
     queue.cancel(999)
-    queue.finished(running.number, "")
+    queue.finished(running.number, "", 0.0)
     assert running.answers == waiting.answers == []
     assert len(queue) == 0
-    queue.finished(running.number, "")
+    queue.finished(running.number, "", 0.0)
 
 
 def test_a_cancelled_grammar_is_not_compiled_again(queue: CompileQueue) -> None:
@@ -114,3 +115,55 @@ def test_without_a_worker_every_request_fails(queue: CompileQueue) -> None:
     sent(queue)
     queue.fail_all(Failure(500, "guide_failed", "It cannot start."))
     assert [request.code for request in requests] == ["guide_failed"] * 2
+
+
+def compiled(queue: CompileQueue, now_s: float, seconds: dict[str, float]) -> list[str]:
+    """Compile all that wait; what is not in `seconds` takes none. Returns what came when."""
+    order = []
+    while len(queue):
+        ((number, grammar),) = queue.next(now_s)
+        now_s += seconds.get(grammar, 0.0)
+        queue.finished(number, "", now_s)
+        order.append(grammar)
+    return order
+
+
+def test_a_client_with_many_costly_grammars_makes_another_wait_for_one_of_them() -> None:
+    queue = CompileQueue(timeout_s=5.0, max_known=1000)
+    costly = {f"costly {number}": 4.0 for number in range(500)}
+    for grammar in costly:
+        Request(queue, grammar, "flood")
+    assert sent(queue) == ["costly 0"]
+    for grammar in ("small 0", "small 1", "small 2"):
+        Request(queue, grammar, "other")
+    assert sent(queue) == [], "one at a time"
+    queue.finished(1, "", 4.0)
+    order = compiled(queue, 4.0, costly)
+    assert order[:4] == ["small 0", "small 1", "small 2", "costly 1"]
+
+
+def test_clients_of_equal_grammars_take_turns() -> None:
+    queue = CompileQueue(timeout_s=5.0, max_known=1000)
+    names = [f"{client}{number}" for client in "ab" for number in range(3)]
+    for name in names:
+        Request(queue, name, name[0])
+    assert compiled(queue, 0.0, dict.fromkeys(names, 1.0)) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_nobody_saves_up_time_at_the_compiler_and_what_fails_counts() -> None:
+    queue = CompileQueue(timeout_s=5.0, max_known=1000)
+    seconds = {f"a{number}": 1.0 for number in range(8)}
+    for name in list(seconds)[:4]:
+        Request(queue, name, "a")
+    compiled(queue, 0.0, seconds)
+    for name in ("a4", "a5", "b0", "b1", "b2"):
+        Request(queue, name, name[0])
+    order = compiled(queue, 10.0, {**seconds, "b0": 1.0, "b1": 1.0, "b2": 1.0})
+    assert order == ["a4", "b0", "a5", "b1", "b2"]
+    slow, other = Request(queue, "slow", "a"), Request(queue, "c0", "c")
+    assert sent(queue, 20.0) == ["slow"]
+    assert queue.overdue(25.0)
+    queue.worker_died()
+    assert slow.code == "grammar_timeout" and other.answers == []
+    Request(queue, "a7", "a")
+    assert sent(queue, 25.0) == ["c0"]

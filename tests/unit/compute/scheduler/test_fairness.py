@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages.failure import Ending
+from services.compute.scheduler.sequence import OUTPUT_WEIGHT
 from services.compute.scheduler.state import SchedulerSettings
-from services.compute.scheduler.waiting import OUTPUT_WEIGHT
 from tests.unit.compute.fake_device import generate, make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
 
