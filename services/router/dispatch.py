@@ -26,7 +26,7 @@ from services.router.breaker import LeftAlone
 from services.router.caller import ANYBODY, TIMED_OUT, Caller
 from services.router.drain_rate import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S
 from services.router.errors import ApiError, unsendable
-from services.router.failover import RetryBudget, may_wait
+from services.router.failover import may_wait
 from services.router.fleet import Fleet, Group, only_model
 from services.router.generate_request import GenerateRequest, estimated_tokens
 from services.router.holding import HoldQueue
@@ -72,7 +72,6 @@ class Dispatch:
         self._transport = transport
         self._limits = limits
         self._clock = clock
-        self._budget = RetryBudget()
         self._turns = Turns(clock)
         self._recovery = 0  # the number of the last one
         self._num_displaced = 0  # that it knows of
@@ -329,7 +328,7 @@ class Dispatch:
         able = group.without(setbacks.refused_by)
         failure = None
         if not able.missing:
-            if not self._budget.take(now_s):
+            if not self.fleet.retries.take(now_s):
                 return False
             failure = self._retry(choices, able, now_s)
         elif may_wait(setbacks, now_s, self._limits.hold_s, group.missing, request.has_begun):

@@ -11,6 +11,7 @@ from common.messages.address import PROTOCOL_VERSION, Address, Route
 from common.messages.control import Load, ModelCard, ServiceName, WorkerAlive
 from services.router.breaker import CircuitBreakers
 from services.router.errors import bad_field
+from services.router.failover import RetryBudget
 from services.router.placement import Placement, PlacementCandidate
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
@@ -74,6 +75,7 @@ class Fleet:
 
     def __init__(self, placement: Placement, lease_s: float) -> None:
         self.breakers = CircuitBreakers()
+        self.retries = RetryBudget()
         self._placement = placement
         self._lease_s = lease_s
         self._leases = Leases(lease_s)

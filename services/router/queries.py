@@ -173,8 +173,10 @@ class Queries:
                     if error.failure.code not in ASK_AGAIN:
                         raise
                     refused.add(worker.address.instance_id)
+                    is_full = error.failure.code == "overloaded"
+                    if is_full and not self._fleet.retries.take(self._holds.clock()):
+                        raise self._refusal(error.failure) from error
                     while not (able := self._able(group, refused)).workers[service]:
-                        is_full = error.failure.code == "overloaded"
                         if is_full or not await self._holds.wait(place):
                             raise self._refusal(error.failure) from error
 

@@ -12,10 +12,11 @@ import structlog
 from common.messages.address import Address
 from common.messages.arrays import int32s
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import AttemptRefused, TextGenerated
+from common.messages.text import AttemptRefused, TextGenerated, Tokenized
 from common.messages.tokenize import IdsPrompt, Tokenize, TokenizeQuery
 from common.messages.tokens import DetokenizeQuery
 from services.router.breaker import MAX_FAILURES
+from services.router.failover import RETRIES_PER_S
 from tests.flow.router_ring import (
     CHAT,
     Ring,
@@ -328,6 +329,36 @@ async def test_a_question_is_asked_again(
         ring.exchange.kill(asked)
         ring.actor.peer_lost(ring.workers[asked].transport.address)
         assert (await task)[0] == 200
+
+
+@pytest.mark.parametrize("num_retries", [0, 1])
+async def test_a_question_that_a_full_tokenizer_refuses_is_asked_again_at_the_rate_of_retries(
+    num_retries: int,
+) -> None:
+    async with running_router() as ring:
+        await add(ring, "tokenizer")
+        retries = ring.actor.dispatch.fleet.retries
+        while retries.take(ring.now_s):
+            pass
+        ring.now_s += num_retries / RETRIES_PER_S
+        ring.script = None
+        task = asyncio.ensure_future(_ask(ring, {"prompt": "a"}, "/tokenize"))
+
+        def asked() -> list[tuple[str, TokenizeQuery]]:
+            names = ("tokenizer", "tokenizer2")
+            return [
+                (name, query) for name in names for query in ring.workers[name].of(TokenizeQuery)
+            ]
+
+        await ring.until(asked)
+        ((name, query),) = asked()
+        ring.script = Script()
+        full = Tokenized(query.query, int32s(), (), FULL)
+        ring.workers[name].transport.send(ring.transport.address, full)
+        status, data = await task
+        assert len(asked()) == 1 + num_retries
+        assert status == (200 if num_retries else 503)
+        assert num_retries or error_of(data)["code"] == "overloaded"
 
 
 async def test_a_question_does_not_go_to_a_worker_that_has_gone_since_its_model_was_found() -> None:
