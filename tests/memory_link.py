@@ -19,6 +19,7 @@ from common.link.peer import Outbox
 from common.link.shapes import Shapes
 from common.link.transport import Deliver, PeerLost
 from common.messages.address import Address
+from common.messages.control import RouterAlive
 
 _MAX_MESSAGE_BYTES = 64 << 20
 
@@ -227,6 +228,10 @@ class MemoryTransport:
         if outbox is None:
             outbox = self._outboxes[to] = Outbox(self._exchange.max_message_bytes)
         outbox.put(message, frames, num_bytes, self._exchange.now_s)
+
+    def probe(self, to: Address) -> None:
+        """Send something that is lost like any message, if nobody is there."""
+        self.send(to, RouterAlive(self._address, 0))
 
     def forget(self, peer: Address) -> None:
         """Drop what waits for a peer."""

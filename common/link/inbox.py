@@ -30,6 +30,7 @@ from common.run_dir import LOCK_SUFFIX, private_run_dir
 # Other messages come at once, and a busy engine may read them only seconds later.
 _MERGING_HIGH_WATER_MARK = 64
 _HIGH_WATER_MARK = 4000
+_KEEPALIVE_S = 10
 # May come without an instance id: they find each other.
 _CONTROL = (WorkerAlive, RouterAlive, OtherProtocol)
 _LOG_INTERVAL_S = 1.0  # a broken or hostile peer must not fill the disk
@@ -113,6 +114,11 @@ def _inbox_socket(
     # (20 of 60 MiB: 1.2 GB until they are dropped). Only peers with keys can send any.
     inbox.setsockopt(zmq.MAXMSGSIZE, settings.max_message_bytes)
     inbox.setsockopt(zmq.LINGER, 0)
+    # A sender whose host is cut off cannot say that it hangs up: its connections would stay.
+    inbox.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    inbox.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_S)
+    inbox.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_S)
+    inbox.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     if keys is not None:
         keys.protect_inbox(inbox)
     return inbox

@@ -173,6 +173,12 @@ class ZmqTransport:
         peer.outbox.put(message, frames, num_bytes, now_s)
         self._watch(peer)
 
+    def probe(self, to: Address) -> None:
+        """Look for a peer as `Transport.probe` does."""
+        peer = self._peers.get(to) or self._connect(to)
+        if peer is not None:
+            peer.doubted = True
+
     def _connect(self, to: Address) -> Peer | None:
         if self._closed:
             return None
@@ -241,9 +247,9 @@ class ZmqTransport:
         for peer in list(self._peers.values()):
             if peer.takes_messages and peer.outbox:
                 self._flush(peer)  # this process may have stood still, not the peer
-            why = "its messages do not leave" if peer.outbox.overdue(now_s, self.patience_s) else ""
-            if not peer.takes_messages and peer.is_gone():
-                why = "its process has ended"
+            why = peer.why_gone(now_s)
+            if not why and peer.outbox.overdue(now_s, self.patience_s):
+                why = "its messages do not leave"
             if why:
                 self._log.warning(
                     f"peer lost: {why}",
@@ -274,7 +280,7 @@ class ZmqTransport:
             self._unwatch(link)
             self._stats.num_dropped += len(link.outbox)
             self._stats.num_merged += link.outbox.num_merged
-            link.socket.close(0)
+            link.close()
 
     async def close(self, linger_s: float) -> None:
         if self._closed:
@@ -299,7 +305,7 @@ class ZmqTransport:
         for peer in self._peers.values():
             self._unwatch(peer)
             self._stats.num_dropped += len(peer.outbox)
-            peer.socket.close(linger_ms)
+            peer.close(linger_ms)
         self._peers.clear()
         if self._authenticator is not None:
             self._authenticator.close()
@@ -320,7 +326,7 @@ def _close_all(
 ) -> None:
     bound_inbox.close()
     for peer in peers.values():
-        peer.socket.close(0)
+        peer.close()
     if authenticator is not None:
         authenticator.socket.close(0)
     context.term()

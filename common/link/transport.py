@@ -16,7 +16,8 @@ Deliver = Callable[[Any, Address], None]
 """Called on the loop with each message of the inbox's union and the address of its sender."""
 
 PeerLost = Callable[[Address], None]
-"""Called on the loop when an outbox stayed undrained for too long; its messages are dropped."""
+"""Called on the loop for a peer that is not there, or whose outbox stayed undrained for too long.
+The messages in it are dropped."""
 
 
 class Transport(Protocol):
@@ -44,6 +45,12 @@ class Transport(Protocol):
 
         Raises `MessageTooLarge` when the encoded message is over the receiver's size limit, and
         `MalformedMessage` for what the wire cannot carry.
+        """
+
+    def probe(self, to: Address) -> None:
+        """Find out whether a peer that says nothing is there; `PeerLost` within 1.2 s if not.
+
+        The kernels answer, so a peer that is busy counts as there.
         """
 
     def forget(self, peer: Address) -> None:

@@ -150,7 +150,7 @@ class RouterActor:
         for expired in self._fleet.judge(now_s, self._transport.inbox_empty):
             self._lose(expired.peer, expired.reason)
         for worker in self._fleet.to_probe(now_s):
-            self._transport.send(worker.address, RouterAlive(self._transport.address, 0))
+            self._transport.probe(worker.address)
         if now_s - self._missing_checked_at_s >= MISSING_CHECK_S:
             self._missing_checked_at_s = now_s
             aborted = self._dispatch.inflight.lose_missing(self._fleet.beaten_since_s, now_s)

@@ -202,14 +202,15 @@ class Fleet:
         return worker is not None
 
     def to_probe(self, now_s: float) -> list[RegisteredWorker]:
-        """Return silent workers that should get a message, to see whether it is delivered.
+        """Return silent workers that should be looked for, each twice in a lease.
 
-        A worker in a long step is silent, but its sockets accept messages. Those to a dead process
-        stay in the outbox and cause `peer_lost`, long before a generous lease ends.
+        A worker in a long step is silent, but its host answers: of one that is dead, or cut off,
+        that is known long before a generous lease ends.
         """
+        pause_s = self._lease_s / 2
         silent = []
         for worker in self._workers.values():
-            if self._is_silent(worker, now_s) and now_s - worker.probed_at_s >= self._lease_s / 2:
+            if now_s - max(worker.heard_at_s, worker.probed_at_s) >= pause_s:
                 worker.probed_at_s = now_s
                 silent.append(worker)
         return silent

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (6_930, 46),
+    "common": (7_010, 47),
     "services/router": (13_600, 78),
     "services/tokenizer": (3_300, 17),
     "services/compute": (19_500, 126),

@@ -12,7 +12,7 @@ import uvloop
 from common.config import LinkSettings
 from common.messages.address import Address
 from common.messages.control import RouterAlive
-from tests.system.link_boxes import Box, abort, boxes, ipc_settings
+from tests.system.link_boxes import Box, abort, boxes, ipc_settings, tcp
 
 
 @pytest.fixture
@@ -42,10 +42,15 @@ def test_links_to_earlier_lives_are_closed_soon(ipc: LinkSettings) -> None:
     uvloop.run(main())
 
 
-def test_a_peer_that_has_ended_is_lost_though_nothing_waits_for_it(ipc: LinkSettings) -> None:
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_peer_that_has_ended_is_lost_though_nothing_waits_for_it(
+    ipc: LinkSettings, kind: str
+) -> None:
+    settings = ipc if kind == "ipc" else tcp()
+
     async def main() -> None:
-        async with boxes(ipc, "router-0", "compute-1") as (sender, other):
-            peer = Box(ipc, "compute-0").open()
+        async with boxes(settings, "router-0", "compute-1") as (sender, other):
+            peer = Box(settings, "compute-0").open()
             for box in (peer, other):
                 sender.transport.send(box.transport.address, abort(1))
                 await box.until(partial(bool, box.got))
@@ -55,6 +60,26 @@ def test_a_peer_that_has_ended_is_lost_though_nothing_waits_for_it(ipc: LinkSett
             sender.transport.send(other.transport.address, abort(2))
             await other.until(lambda: other.counters == [1, 2])
             assert sender.lost == [peer.transport.address]
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_a_silent_peer_is_looked_for_and_lost_only_if_it_is_not_there(
+    ipc: LinkSettings, kind: str
+) -> None:
+    settings = ipc if kind == "ipc" else tcp()
+
+    async def main() -> None:
+        async with boxes(settings, "router-0", "compute-0") as (sender, busy):
+            gone = Box(settings, "compute-1").open()
+            await gone.transport.close(0.0)
+            for box in (busy, gone):
+                sender.transport.probe(box.transport.address)
+            await sender.until(lambda: sender.lost == [gone.transport.address])
+            sender.transport.send(busy.transport.address, abort(1))
+            await busy.until(lambda: busy.counters == [1])
+            assert sender.lost == [gone.transport.address]
 
     uvloop.run(main())
 

@@ -227,11 +227,11 @@ def test_a_silent_worker_is_probed_once_a_second_and_used_last() -> None:
     fleet.alive(_alive("compute", "other"), 2.0)
     group = fleet.group("demo")
     assert group is not None
-    assert fleet.to_probe(1.0) == []
+    assert fleet.to_probe(0.9) == []
     probed = [each.address.instance_id for each in fleet.to_probe(2.5)]
     assert probed == ["tokenizer.1", "compute.1", "detokenizer.1"]
     assert fleet.to_probe(2.9) == []
-    assert len(fleet.to_probe(3.6)) == 3
+    assert len(fleet.to_probe(3.6)) == 4
     chosen = {fleet.place(group, "compute", 3.6).address.instance_id for _ in range(3)}
     assert chosen == {"other.1"}
     assert fleet.place(group, "tokenizer", 3.6).address.instance_id == "tokenizer.1"
