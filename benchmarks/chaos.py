@@ -23,12 +23,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from benchmarks.chaos_hosts import HostsRing
 from benchmarks.chaos_requests import KINDS, prepare_folder
 from benchmarks.chaos_ring import (
+    DOWN,
+    DROP,
     KILL,
     STOP,
     TERM,
     WORKERS,
+    Ring,
     StackRing,
     Strike,
     left_of,
@@ -39,6 +43,7 @@ from benchmarks.chaos_run import ChaosError, Load, RandomRun, Tally, strike_once
 from benchmarks.gpu_models import SHAPES, make_folder
 from benchmarks.gpu_page import name_of_device
 from benchmarks.gpu_server import wait_clean
+from benchmarks.hosts import Hosts, why_not
 from benchmarks.report import RESULTS, Report
 from benchmarks.stack import Stack, descendants_of, scratch_folder
 
@@ -83,8 +88,8 @@ class Chaos:
         self.report.text("\n".join(self.checks))
         self.checks.clear()
 
-    def stack(self, folder: Path, replicas: int, routers: int = 1) -> Stack:
-        """Start a server."""
+    def settings(self) -> dict[str, object]:
+        """Return the settings of a server."""
         arguments = self.arguments
         settings: dict[str, object] = {
             "router.hold_s": HOLD_S,
@@ -94,21 +99,35 @@ class Chaos:
         if arguments.device != "sim":
             settings |= {"compute.load_format": "dummy", "compute.batch_invariant": True}
             settings["compute.dtype"] = arguments.dtype
-        settings |= {f"compute.{name}": value for name, value in arguments.set}
+        return settings | {f"compute.{name}": value for name, value in arguments.set}
+
+    def hosts(self, folder: Path, replicas: int) -> Hosts:
+        """Start a ring on hosts: a router, and two with workers that can be cut off."""
+        workers = [[f"{name}-{number}" for name in WORKERS] for number in range(2)]
+        if replicas == 1:
+            workers = [["tokenizer-0", "detokenizer-0"], ["compute-0"]]
+        layout = {"router": ["router-0"], "one": workers[0], "two": workers[1]}
+        settings = {**self.settings(), "compute.device": self.arguments.device}
+        hosts = Hosts(folder, layout, settings)
+        self.say(f"ready: {', '.join(f'{host}: {names}' for host, names in layout.items())}")
+        return hosts
+
+    def stack(self, folder: Path, replicas: int, routers: int = 1) -> Stack:
+        """Start a server."""
         counts = [f"--{name}s={replicas}" for name in WORKERS]
-        options = ("--device", arguments.device, f"--routers={routers}", *counts)
-        stack = Stack(folder, *options, settings=settings).wait_ready(600.0)
+        options = ("--device", self.arguments.device, f"--routers={routers}", *counts)
+        stack = Stack(folder, *options, settings=self.settings()).wait_ready(600.0)
         self.say(f"ready: {stack.command.replace(str(folder), folder.name)}")
         return stack
 
 
-def end(chaos: Chaos, stack: Stack, num_routers: int = 1) -> None:
+def end_stack(chaos: Chaos, stack: Stack, num_routers: int = 1) -> None:
     """Check that nothing is left of the requests, end the server, and look for what it left."""
     left = wait_clean(stack, num_routers, CLEAN_WITHIN_S)
     chaos.note("every table empty and every page free", left)
     processes = descendants_of(stack.process.pid)
     status = stack.stop()
-    gone = left_of(stack, processes) + [f"status {status}"] * bool(status)
+    gone = left_of(processes) + [f"status {status}"] * bool(status)
     chaos.note("it ended well, and no process is left", gone)
     chaos.note("no error was logged but for what was struck", unexpected_errors(stack))
     chaos.end_section()
@@ -170,33 +189,88 @@ def strike_in_turn(chaos: Chaos, folder: Path, replicas: int) -> None:
         fault_table(chaos, load, signal_faults(), 2 * len(KINDS))
         if replicas > 1:
             kill_router(chaos, load, 2 * len(KINDS))
-        end(chaos, stack, replicas)
+        end_stack(chaos, stack, replicas)
     finally:
         stack.close()
+
+
+def strike_hosts(chaos: Chaos, folder: Path, replicas: int) -> None:
+    """Each fault of the network once, with so many replicas on hosts of their own."""
+    arguments = chaos.arguments
+    what = f"{replicas} of each service" if replicas > 1 else "one of each service"
+    chaos.report.text(f"## Hosts that are cut off, {what}")
+    cuts_s = (5.0,)
+    with chaos.hosts(folder, replicas) as hosts:
+        load = Load(HostsRing(hosts, cuts_s), KINDS, TOKENS[arguments.device], MODEL)
+        load.learn(2 * len(KINDS))
+        rows = [cells("none", load.repeat(2 * len(KINDS)), "")]
+        cuts = [
+            (load.ring.host(host), fault)
+            for host in hosts.network.addresses
+            for fault in (DROP, DOWN)
+        ]
+        for target, fault in cuts:
+            row = strike_once(load, target, fault, 2 * len(KINDS))
+            name = f"{fault} of the host with {', '.join(target.services) or 'the router'}"
+            rows.append(cells(name, row.tally, f"{row.strike.recovery_s:.1f}"))
+            chaos.say(" | ".join(map(str, rows[-1])))
+            _note_problems(chaos, name, row.tally)
+        chaos.report.table(COLUMNS, rows)
+        chaos.report.text(
+            f"Each cut lasts {cuts_s[0]:g} s, and longer than a lease; the recovery is counted "
+            "from its heal. With one replica the streams wait for the heal."
+        )
+        end_hosts(chaos, hosts)
+
+
+def end_hosts(chaos: Chaos, hosts: Hosts) -> None:
+    """Check that nothing is left of the requests, end the ring, and look for what it left."""
+    chaos.note("every table empty and every page free", wait_clean(hosts, 1, CLEAN_WITHIN_S))
+    errors = unexpected_errors(hosts)
+    processes = [pid for each in hosts.instances.values() for pid in (each.pid,) if pid]
+    processes += [child for pid in processes for child in descendants_of(pid)]
+    hosts.close()
+    chaos.note("no process and no network is left", [*left_of(processes), *hosts.network.left()])
+    chaos.note("no error was logged but for what was struck", errors)
+    chaos.end_section()
 
 
 def strike_at_random(chaos: Chaos, folder: Path) -> None:
     """Faults at random moments on random targets, amid many streams."""
     arguments = chaos.arguments
-    chaos.report.text(
-        f"## Faults at random moments on random targets, {arguments.streams} streams at once, "
-        f"seed {arguments.seed}"
-    )
+    num_cut = arguments.faults // 2 if arguments.hosts else 0
     stack = chaos.stack(folder, 2)
     try:
-        load = Load(StackRing(stack), KINDS, TOKENS[arguments.device], MODEL)
-        load.learn(arguments.numbers)
-        run = RandomRun(load, arguments.streams, arguments.seed, arguments.interval)
-        began_s = time.monotonic()
-        run.run(arguments.faults, began_s + 60.0 * arguments.minutes, chaos.say)
-        report_random(chaos, run, time.monotonic() - began_s, num_retries(stack))
-        end(chaos, stack)
+        run = random_run(chaos, StackRing(stack), arguments.faults - num_cut)
+        report_random(chaos, "one server", run, num_retries(stack))
+        end_stack(chaos, stack)
     finally:
         stack.close()
+    if num_cut:
+        with chaos.hosts(folder, 2) as hosts:
+            run = random_run(chaos, HostsRing(hosts), num_cut)
+            report_random(chaos, "hosts of their own", run, num_retries(hosts))
+            end_hosts(chaos, hosts)
 
 
-def report_random(chaos: Chaos, run: RandomRun, wall_s: float, num_retried: int) -> None:
+def random_run(chaos: Chaos, ring: Ring, num_faults: int) -> RandomRun:
+    """Strike a ring at random as often as that, or as long as there is time."""
+    arguments = chaos.arguments
+    load = Load(ring, KINDS, TOKENS[arguments.device], MODEL)
+    load.learn(arguments.numbers)
+    run = RandomRun(load, arguments.streams, arguments.seed, arguments.interval)
+    share = num_faults / arguments.faults
+    run.run(num_faults, time.monotonic() + 60.0 * share * arguments.minutes, chaos.say)
+    return run
+
+
+def report_random(chaos: Chaos, where: str, run: RandomRun, num_retried: int) -> None:
     """Put a random run on the page."""
+    arguments = chaos.arguments
+    chaos.report.text(
+        f"## Faults at random moments on random targets of {where}: {arguments.streams} streams "
+        f"at once, seed {arguments.seed}"
+    )
     tally = run.tally
     chaos.report.table(COLUMNS, [cells(f"{len(run.strikes)} at random", tally, "")])
     by_fault: dict[tuple[str, str], list[Strike]] = {}
@@ -215,11 +289,11 @@ def report_random(chaos: Chaos, run: RandomRun, wall_s: float, num_retried: int)
         ],
     )
     chaos.report.text(
-        f"{len(run.strikes):,} faults in {wall_s / 60:.1f} minutes; of {tally.num_asked:,} "
+        f"{len(run.strikes):,} faults in {run.wall_s / 60:.1f} minutes; of {tally.num_asked:,} "
         f"requests of {len(tally.kinds)} kinds, {run.num_hit:,} ran while something was struck, "
         f"and {num_retried:,} attempts were made after the first ones."
     )
-    missing = chaos.arguments.faults - len(run.strikes)
+    missing = run.num_faults - len(run.strikes)
     chaos.note("all faults came", [f"{missing} did not: no time"] if missing else [])
     chaos.note("no request failed, and no answer differs", tally.problems)
 
@@ -248,6 +322,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         type=lambda pair: pair.split("=", 1),
         help="a [compute] setting",
     )
+    add("--hosts", action=argparse.BooleanOptionalAction, default=True, help="cut off hosts, too")
     add("--out", type=Path, help="where the page goes (default: results/chaos*.md)")
     arguments = parser.parse_args(given)
     on_cuda = arguments.device == "cuda"
@@ -255,6 +330,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     arguments.dtype = arguments.dtype or ("bfloat16" if on_cuda else "float32")
     if arguments.replicas is None:
         arguments.replicas = [2] if on_cuda else [1, 2]
+    arguments.hosts = arguments.hosts and arguments.device == "sim" and not why_not()
     name = "chaos" if arguments.device == "sim" else f"chaos_{arguments.device}"
     arguments.out = arguments.out or RESULTS / f"{name}.md"
     return arguments
@@ -266,11 +342,15 @@ def main() -> int:
     report = Report("chaos", "Faults amid streams", "No client may see any of them.")
     report.text(f"- device: {name_of_device(arguments.device)}, model {arguments.model}")
     chaos = Chaos(arguments, report)
+    if why_not():
+        report.text(f"- no hosts were cut off: {why_not()}")
     with scratch_folder() as scratch:
         folder = prepare_folder(make_folder(scratch / MODEL, SHAPES[arguments.model]))
         try:
             for replicas in arguments.replicas:
                 strike_in_turn(chaos, folder, replicas)
+                if arguments.hosts:
+                    strike_hosts(chaos, folder, replicas)
             if arguments.faults:
                 strike_at_random(chaos, folder)
         except ChaosError as error:

@@ -161,18 +161,27 @@ def _children(pid: int, module: str) -> list[int]:
     return [child for child in children_of(pid) if module in command_line(child)]
 
 
-def num_retries(stack: Stack) -> int:
+class Serving(Protocol):
+    """A server, on one host or on several."""
+
+    url: str
+
+    def log(self) -> str:
+        """Return all that was logged."""
+
+
+def num_retries(server: Serving) -> int:
     """Return how many attempts there were after the first ones, by a router's account."""
-    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=60.0) as answer:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60.0) as answer:
         text = answer.read().decode()
     counts = re.findall(r"^slipstream_request_retries_total{.*} (\d+)\.0$", text, re.M)
     return sum(map(int, counts))
 
 
-def unexpected_errors(stack: Stack) -> list[str]:
+def unexpected_errors(server: Serving) -> list[str]:
     """Return the log's errors that do not only tell of what was struck."""
     found = []
-    for line in stack.log().splitlines():
+    for line in server.log().splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
@@ -183,7 +192,7 @@ def unexpected_errors(stack: Stack) -> list[str]:
     return found
 
 
-def left_of(stack: Stack, processes: list[int]) -> list[str]:
+def left_of(processes: list[int]) -> list[str]:
     """Name the processes and files that an ended server has left behind."""
     left = [f"process {pid}: {command_line(pid)[:4]}" for pid in processes if is_running(pid)]
     run_dirs = {

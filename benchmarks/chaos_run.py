@@ -160,6 +160,8 @@ class RandomRun:
     def __init__(self, load: Load, num_streams: int, seed: int, mean_interval_s: float) -> None:
         self.tally = Tally()
         self.strikes: list[Strike] = []
+        self.num_faults = 0  # that were asked for
+        self.wall_s = 0.0
         self.num_hit = 0  # requests that ran while something was struck
         self._load = load
         self._num_streams = num_streams
@@ -172,6 +174,7 @@ class RandomRun:
 
     def run(self, num_faults: int, until_s: float, say: Callable[[str], None]) -> None:
         """Strike so often, or until the time is up; then wait until all has ended and is whole."""
+        self.num_faults, began_s = num_faults, time.monotonic()
         next_s = time.monotonic() + self._mean_interval_s
         numbers = self._numbers()
         while len(self.strikes) < num_faults and time.monotonic() < until_s:
@@ -186,6 +189,7 @@ class RandomRun:
                     say(self.state())
             time.sleep(POLL_S)
         self._finish()
+        self.wall_s = time.monotonic() - began_s
 
     def state(self) -> str:
         """Say how far it is."""
@@ -244,7 +248,9 @@ class RandomRun:
         """
         targets = self._load.ring.targets()
         num_services = sum(bool(strike.target.services) for strike in self.strikes)
-        is_service = num_services <= SHARE_OF_SERVICES * len(self.strikes)
+        is_service = num_services <= SHARE_OF_SERVICES * len(self.strikes) or all(
+            target.services for target in targets
+        )
         deck = self._decks[is_service]
         if not deck:
             deck += sorted(

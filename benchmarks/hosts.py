@@ -10,6 +10,7 @@ Clients reach the router at 127.0.0.1 whatever is cut: its listening socket is m
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -20,9 +21,12 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.stack import CLOSED_WITHIN_S, ROOT, StackError, is_running
 from common.beacon import is_ready, read_beacon
@@ -147,6 +151,10 @@ class Network:
         self._know_neighbours(host)
         _ip("-n", self._switch, "link", "set", f"port{number}", "master", "switch")
 
+    def left(self) -> list[str]:
+        """Name what is there of it, after its end."""
+        return [f"namespace {name}" for name in _ip("netns", "list").split() if self._name in name]
+
     def close(self) -> None:
         """Remove all of it, and end what still runs there."""
         for namespace in (*map(self.namespace, self.addresses), self._switch):
@@ -163,6 +171,7 @@ class Instance:
     env: Mapping[str, str]
     log_path: Path
     run_dir: str
+    endpoint: str  # as /health names it: host and port
     pass_fds: tuple[int, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     restart_at_s: float = 0.0
@@ -281,6 +290,7 @@ class Hosts:
             env,
             Path(self._scratch.name, f"{name}.log"),
             str(run_dir),
+            env["SLIPSTREAM_LINKS__BIND"].removeprefix("tcp://"),
             tuple(fds),
         )
 
@@ -294,10 +304,18 @@ class Hosts:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def log(self, name: str) -> str:
-        """Return all that the processes of an instance have logged."""
-        path = self.instances[name].log_path
-        return path.read_text(errors="replace") if path.exists() else ""
+    def health(self) -> dict[str, Any]:
+        """Return the router's view of the ring."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=60.0) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as error:
+            return dict(json.load(error))
+
+    def log(self, name: str = "") -> str:
+        """Return all that the processes of an instance have logged, or those of all."""
+        paths = [each.log_path for each in self.instances.values() if name in ("", each.name)]
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for a condition to hold; StackError with the ends of all logs if not."""
@@ -309,7 +327,9 @@ class Hosts:
             time.sleep(POLL_S / 2)
 
     def close(self) -> None:
-        """Drain everything, end what does not, and remove the hosts."""
+        """Drain everything, end what does not, and remove the hosts; may be called twice."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         if hasattr(self, "_keeper"):
             self._keeper.join()

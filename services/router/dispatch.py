@@ -327,10 +327,11 @@ class Dispatch:
         group = self.fleet.of_revision(request.card)
         able = group.without(setbacks.refused_by)
         failure = None
-        if not able.missing:
-            if not self.fleet.retries.take(now_s):
+        if not able.missing:  # whether the doubted ones are lost, too, is known in a moment
+            sure = able.without(self.fleet.doubted(now_s))
+            if sure.missing or not self.fleet.retries.take(now_s):
                 return False
-            failure = self._retry(choices, able, now_s)
+            failure = self._retry(choices, sure, now_s)
         elif may_wait(setbacks, now_s, self._limits.hold_s, group.missing, request.has_begun):
             if not group.missing:
                 for each in choices:

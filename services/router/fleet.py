@@ -17,6 +17,7 @@ from services.router.placement import Placement, PlacementCandidate
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
 # What is long, the others leave to their children; their own loops answer within milliseconds.
 MAY_STAND_STILL: frozenset[ServiceName] = frozenset({"compute"})
+DOUBTED_LEASES = 1.25  # so long after its last sign of life it is known whether a host answers
 MAX_HUNG = 1024  # instances remembered as hung
 MAX_REPLACED = 512  # instances remembered as replaced: their last messages arrive within seconds
 MAX_NAMED_MODELS = 8  # in an error message
@@ -214,6 +215,18 @@ class Fleet:
                 worker.probed_at_s = now_s
                 silent.append(worker)
         return silent
+
+    def doubted(self, now_s: float) -> set[str]:
+        """Return the instances of which it will be known in a moment whether they are there.
+
+        Who is lost to a cut network is seldom the only one, but the first whose silence is judged.
+        """
+        least_s, most_s = self._lease_s / 2, self._lease_s * DOUBTED_LEASES
+        return {
+            instance_id
+            for instance_id, worker in self._workers.items()
+            if least_s < now_s - worker.heard_at_s <= most_s
+        }
 
     def beaten_since_s(self, instance_id: str) -> float:
         """Return the time of a worker's previous heartbeat sent with an empty inbox.

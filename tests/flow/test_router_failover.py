@@ -165,6 +165,32 @@ async def test_a_stream_whose_worker_does_not_come_back_ends_with_an_error() -> 
         await ring.until(ring.is_empty)
 
 
+async def test_what_is_lost_waits_until_it_is_known_whether_a_silent_worker_is_lost_too() -> None:
+    """As when a network is cut: the second loss within 64 tokens would be poison."""
+    async with running_router(placement="round_robin") as ring:
+        await add(ring, "compute")
+        task = await waiting(ring, chat(stream=True))
+        (first,) = sent(ring)
+        ring.text(first.attempt.counter, 0, "a")
+        await ring.settle()
+        for _ in range(15):
+            ring.beat("tokenizer", "detokenizer")
+            await ring.tick()
+        lost = first.route.compute
+        ring.exchange.kill(lost.endpoint.removeprefix("mem://"))
+        ring.actor.peer_lost(lost)
+        await ring.tick()
+        assert len(sent(ring)) == 1
+        (other,) = {"compute", "compute2"} - {lost.endpoint.removeprefix("mem://")}
+        ring.beat(other)
+        await ring.settle()
+        await ring.tick()
+        await ring.until(lambda: len(sent(ring)) == 2)
+        assert sent(ring)[-1].route.compute == ring.workers[other].transport.address
+        ring.text(last_counter(ring), 1, "b", end="stop")
+        assert (await task)[0] == 200
+
+
 async def test_when_text_is_lost_the_retry_keeps_the_compute_that_has_its_pages() -> None:
     async with running_router(placement="round_robin") as ring:
         await add(ring, "compute", "detokenizer")
