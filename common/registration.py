@@ -173,12 +173,16 @@ class Heartbeats:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a worker reports; `open_counters` returns the open attempts of a router."""
+    """What a worker reports; `open_counters` returns the open attempts of a router.
+
+    `trouble` says why it should get no requests, empty if nothing is wrong.
+    """
 
     load: Load
     progress: int
     stall_after_s: float
     open_counters: Callable[[str], Sequence[int]]
+    trouble: str = ""
 
 
 class Registration(Heartbeats):
@@ -218,6 +222,7 @@ class Registration(Heartbeats):
                 open_counters=int64s(state.open_counters(to.instance_id)),
                 # To a router that is not known yet it lists nothing, which must not count.
                 caught_up=transport.inbox_empty and bool(to.instance_id),
+                trouble=state.trouble,
             )
             try:
                 transport.send(to, message)

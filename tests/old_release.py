@@ -39,7 +39,11 @@ def refuse_others(alive: WorkerAlive6) -> Any:
     return OLD_FORMS[WorkerAlive].newer(alive)
 
 
-NEW_FIELDS: dict[type, tuple[str, ...]] = {Generate: ("client",), Tokenize: ("client",)}
+NEW_FIELDS: dict[type, tuple[str, ...]] = {
+    Generate: ("client",),
+    Tokenize: ("client",),
+    WorkerAlive: ("trouble",),
+}
 """At the end of records, with defaults: no difference to a reader, but this release had none."""
 
 

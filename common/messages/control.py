@@ -119,6 +119,7 @@ class WorkerAlive:
     draining: bool
     open_counters: Int64s
     caught_up: bool = True
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

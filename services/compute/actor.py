@@ -36,7 +36,7 @@ from services.compute.scheduler.outputs import (
     StepTokens,
     attempt_of,
 )
-from services.compute.scheduler.scheduler import Scheduler
+from services.compute.scheduler.scheduler import Scheduler, SchedulerStats
 from services.compute.step_loop import StepLoop
 
 
@@ -63,6 +63,7 @@ class ComputeActor(Worker):
         self._spans = GenerateSpans()
         self._step_id = 0
         self._num_waits = 0  # beats at which everything waited for masks
+        self._trouble = ""
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger()
 
@@ -147,6 +148,7 @@ class ComputeActor(Worker):
     def state(self, now_s: float) -> WorkerState:
         stats = self._scheduler.stats()
         used = stats.pages_total - stats.pages_free
+        self._judge(stats, now_s)
         # The mask worker is killed beyond its own bounds: waiting for it is no hang.
         queue_alone = self._queue and not self._engine.num_in_flight
         self._num_waits += bool(self._engine.waits_for_masks() or queue_alone)
@@ -161,7 +163,12 @@ class ComputeActor(Worker):
             progress=self._engine.stats.num_steps + self._num_waits,
             stall_after_s=self._runner.spec().stall_after_s,
             open_counters=self._queue.open_attempts,
+            trouble=self._trouble,
         )
+
+    @property
+    def ready(self) -> bool:
+        return super().ready and not self._trouble
 
     @property
     def idle(self) -> bool:
@@ -196,6 +203,17 @@ class ComputeActor(Worker):
         self._grammars.close()
         self._runner.close()
         gc.enable()
+
+    def _judge(self, stats: SchedulerStats, now_s: float) -> None:
+        """Find out whether this replica is ill, and log it if that is news."""
+        health = self._engine.health
+        wrong = stats.nonfinite_requests_total
+        health.served(stats.started_total, wrong, stats.num_running, now_s)
+        before, self._trouble = self._trouble, health.trouble(now_s)
+        if self._trouble and not before:
+            self._log.error("unhealthy; others should get the requests", why=self._trouble)
+        elif before and not self._trouble:
+            self._log.info("healthy again")
 
     def _take_core(self) -> None:
         """Move this thread alone to the core that is kept for it.

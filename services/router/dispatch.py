@@ -347,7 +347,7 @@ class Dispatch:
         """Begin another attempt; a failure ends the request."""
         setbacks = choices[0].setbacks
         kept = setbacks.kept_compute if choices[0].token_ids else ""
-        route, _ = self.fleet.route(group, self._transport.address, now_s, kept, setbacks.lost_at)
+        route, _ = self.fleet.route(group, self._transport.address, now_s, kept, setbacks.avoided)
         try:
             self._start(choices, route, now_s)
         except ApiError as error:

@@ -6,7 +6,7 @@ It knows neither workers nor messages; the fleet says where a choice can go.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.messages.failure import Failure
 
@@ -31,7 +31,8 @@ class Setback:
 
     `refused_by` is the instance that did not take it, `died_at` the service whose worker is gone.
     The pages of an attempt that was not ended by compute are still at `kept_compute`, an instance.
-    `lost_at` is the detokenizer on whose way part of the answer was lost.
+    `lost_at` is the detokenizer on whose way part of the answer was lost, `wrong_at` the compute
+    instance whose logits were not finite, which counts as a death.
     """
 
     failure: Failure
@@ -39,6 +40,7 @@ class Setback:
     died_at: str = ""
     kept_compute: str = ""
     lost_at: str = ""
+    wrong_at: str = ""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Setbacks:
     waiting_since_s: float = 0.0
     refused_by: set[str] = field(default_factory=set)
     lost_at: set[str] = field(default_factory=set)
+    wrong_at: set[str] = field(default_factory=set)
     kept_compute: str = ""
     num_tokens: int = 0
     num_tries: int = 0
@@ -69,6 +72,8 @@ class Setbacks:
         self.num_tries += 1
         if setback.died_at:
             self._add_death(setback.died_at, num_tokens)
+        if setback.wrong_at:
+            self.wrong_at.add(setback.wrong_at)
         self.failure = setback.failure
         # What is lost twice is perhaps lost before it reaches a detokenizer.
         is_second_loss = bool(setback.lost_at and self.lost_at)
@@ -82,8 +87,13 @@ class Setbacks:
         if setback.refused_by:
             self.refused_by.add(setback.refused_by)
         if self.num_compute_deaths >= MAX_COMPUTE_DEATHS or self.num_deaths >= MAX_DEATHS:
-            return POISON
+            return replace(setback.failure, retryable=False) if setback.wrong_at else POISON
         return setback.failure if self.num_tries >= MAX_TRIES else None
+
+    @property
+    def avoided(self) -> set[str]:
+        """The instances that are tried again only where there are no others."""
+        return self.lost_at | self.wrong_at
 
     def forget_refusals(self, now_s: float) -> None:
         """Let those that refused it be asked again, if that was a while ago; call it as it waits.

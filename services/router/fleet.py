@@ -41,6 +41,7 @@ class RegisteredWorker:
     probed_at_s: float = 0.0
     num_open: int = 0  # of this router's attempts, as the worker's last heartbeat says
     num_placed: int = 0  # by this router since the last heartbeat
+    trouble: str = ""  # why it should get no requests
     unknown: frozenset[int] = frozenset()  # listed last time, not open here
 
     @property
@@ -136,7 +137,7 @@ class Fleet:
                 worker.previous_beat_at_s, worker.beat_at_s = worker.beat_at_s, now_s
             worker.draining, worker.model = message.draining, message.model
         worker.heard_at_s = now_s
-        worker.load = message.load
+        worker.load, worker.trouble = message.load, message.trouble
         worker.num_placed = 0
         silence_s = message.stall_after_s if message.service in MAY_STAND_STILL else 0.0
         self._leases.grant(instance_id, now_s, max(self._lease_s, silence_s))
@@ -272,6 +273,14 @@ class Fleet:
         return any(not group.missing for group in self.groups())
 
     @property
+    def healthy(self) -> bool:
+        """Whether some model revision could be served by workers of which none is ill."""
+        return any(
+            all(any(not each.trouble for each in workers) for workers in group.workers.values())
+            for group in self.groups()
+        )
+
+    @property
     def missing(self) -> tuple[ServiceName, ...]:
         """Services without which the most complete model revision cannot serve."""
         lacks = [group.missing for group in self.groups()]
@@ -300,9 +309,10 @@ class Fleet:
         return route, compute.model
 
     def place(self, group: Group, service: ServiceName, now_s: float) -> RegisteredWorker:
-        """Choose a worker of one service; failing and silent ones only where all are."""
+        """Choose a worker of one service; ill, failing and silent ones only where all are."""
         allows = self.breakers.allows
         workers = group.workers[service]
+        workers = tuple(worker for worker in workers if not worker.trouble) or workers
         sound = [worker for worker in workers if allows(worker.address.endpoint, now_s)] or workers
         audible = [worker for worker in sound if not self._is_silent(worker, now_s)]
         choices = audible or list(sound)

@@ -352,8 +352,11 @@ class InflightTable:
         compute = attempt.route.compute.instance_id
         fallback = {"moved": MOVED, "aborted": ABORTED}.get(ended.reason, FAILED)
         failure = ended.failure or fallback
-        if ended.reason == "failed" and failure.status >= 500 and not failure.retryable:
+        if ended.reason == "failed" and failure.status == 500:
             self._breakers.failed(attempt.route.compute.endpoint, now_s, failure.code)
+            self._remove(attempt)
+            setback = Setback(failure, died_at="compute", wrong_at=compute)
+            return self._displace(attempt, setback, now_s)
         if ended.reason == "refused" or not failure.retryable:
             self._remove(attempt)  # it has ended at compute and needs no Abort
             return self._displace(attempt, Setback(failure, refused_by=compute), now_s)

@@ -59,6 +59,11 @@ WORKER_GAUGES: tuple[Row[RegisteredWorker], ...] = (
         lambda worker: worker.num_open,
     ),
     ("draining", "1 while it drains, else 0.", lambda worker: int(worker.draining)),
+    (
+        "unhealthy",
+        "1 while it answers wrongly or much too late, else 0.",
+        lambda worker: int(bool(worker.trouble)),
+    ),
 )
 KV_USAGE: Row[RegisteredWorker] = (
     "kv_cache_usage_ratio",

@@ -129,11 +129,13 @@ class StatusHandlers:
         dispatch = self._dispatch
         missing = list(dispatch.fleet.missing)
         status = "draining" if dispatch.draining else "waiting" if missing else "ok"
+        if status == "ok" and not dispatch.fleet.healthy:  # requests are served all the same
+            status = "unhealthy"
         body = {"status": status, "missing": missing, **more}
         if names_workers and (refused := dispatch.fleet.refused):
             body["refused"] = refused
-        response = json_response(body, 200 if dispatch.ready else 503)
-        if not dispatch.ready:
+        response = json_response(body, 200 if status == "ok" else 503)
+        if status != "ok":
             response.headers["Retry-After"] = RETRY_AFTER_S
         return response
 
@@ -229,6 +231,8 @@ def _instance(worker: RegisteredWorker) -> dict[str, Any]:
         "capacity": load.capacity,
         "kv_usage": round(load.kv_usage, 4),
     }
+    if worker.trouble:
+        report["trouble"] = worker.trouble
     if load.steps is not None:
         report["steps"] = _steps(load.steps)
     return report

@@ -16,7 +16,7 @@ BUDGETS = {  # package: lines, files
     "common": (7_010, 47),
     "services/router": (13_600, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (19_500, 126),
+    "services/compute": (19_560, 127),
     "services/detokenizer": (2_470, 16),
     "services/launcher": (1_290, 8),
     "services/commands": (1_550, 9),

@@ -15,8 +15,11 @@ from services.compute.scheduler.sequence import LaunchedStep, Sequence
 from services.compute.scheduler.state import SchedulerState
 from services.compute.step import Int32Array, RowScores, StepResult
 
-NONFINITE = Failure(
-    500, "nonfinite_logits", "The model's logits for this request were not finite numbers."
+NONFINITE = Failure(  # another replica tells whether it is this one or the request
+    500,
+    "nonfinite_logits",
+    "The model's logits for this request were not finite numbers.",
+    retryable=True,
 )
 
 
@@ -30,6 +33,7 @@ class Committer:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self.generated_tokens_total = 0
+        self.nonfinite_requests_total = 0
 
     def commit(self, step: LaunchedStep, result: StepResult) -> None:
         """Append the step's tokens, end the sequences that stop at theirs, publish full pages."""
@@ -129,6 +133,9 @@ class Committer:
     def _fail_nonfinite(self, sequence: Sequence) -> None:
         # The page that caused it must not be found again, so its path leaves the tree.
         sequence.table.distrust()
+        if not sequence.params.nonfinite:  # its choices count as one
+            sequence.params.nonfinite = True
+            self.nonfinite_requests_total += 1
         self._state.end(sequence, "failed", NONFINITE)
 
 

@@ -38,6 +38,8 @@ class SchedulerStats:
     cached_tokens_total: int
     generated_tokens_total: int
     preemptions_total: int
+    started_total: int  # sequences that have run
+    nonfinite_requests_total: int
 
 
 class Scheduler:
@@ -208,6 +210,8 @@ class Scheduler:
             cached_tokens_total=planner.cached_tokens_total,
             generated_tokens_total=self._committer.generated_tokens_total,
             preemptions_total=planner.preemptions_total,
+            started_total=planner.num_started_total,
+            nonfinite_requests_total=self._committer.nonfinite_requests_total,
         )
 
     def flush_prefix_cache(self) -> int:

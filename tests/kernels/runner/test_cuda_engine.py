@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.unit.compute.engine_scenarios import (
     PROMPTS,
     EngineScenarios,
     Serve,
+    check_broken,
+    save_broken,
 )
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
@@ -58,3 +61,11 @@ def serve(runner: PackingRunner) -> Serve:
 
 class TestCudaEngine(EngineScenarios):
     pass
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_replica_with_damaged_weights_says_nothing_wrong_and_knows_it(
+    tmp_path: Path, device: torch.device, batch_invariant: bool
+) -> None:
+    settings = ENGINE_SETTINGS.model_copy(update={"batch_invariant": batch_invariant, **LARGEST})
+    check_broken(Server(load_runner(save_broken(tmp_path), settings, device), settings))

@@ -7,12 +7,16 @@ A test module has a class of its own that inherits the tests, and gives the fixt
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from common.messages.sampling import SamplingParams
+from services.compute.replica_health import MIN_NONFINITE
 from services.compute.runner.protocol import SlotErrors
 from tests.unit.compute.engine_histories import (
     EOS_IDS,
@@ -23,6 +27,7 @@ from tests.unit.compute.engine_histories import (
 )
 from tests.unit.compute.engine_server import Server
 from tests.unit.compute.runner_scenarios import prompt_of
+from tests.unit.compute.tiny_models import make_model, save_model
 
 COUNT = 20
 PROMPTS = [prompt_of(length, length) for length in (5, 16, 37, 61)]
@@ -30,7 +35,43 @@ GREEDY = SamplingParams(max_tokens=COUNT, seed=1, temperature=0.0, ignore_eos=Tr
 FEW = replace(GREEDY, max_tokens=6)
 NUM_HOST_PAGES = {"no_swap": 0, "swap_for_one": 5, "swap_for_all": 100}
 
+BROKEN_ID = 190  # of a token whose weights are no numbers
+NOT_BROKEN = replace(GREEDY, logit_bias=((BROKEN_ID, -1e4),))  # may not sample it
+
 Serve = Callable[..., Server]
+
+
+def save_broken(folder: Path) -> Path:
+    """A model of which one token's embedding is no number, as where memory was damaged."""
+    model = make_model("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[BROKEN_ID] = torch.nan
+    return save_model(model, folder)
+
+
+def check_broken(server: Server) -> None:
+    """Requests with that token fail, the others say what they say without them, and the replica
+    finds out that it is ill, from the flags of a device's own sampler."""
+    num_broken = 2 * MIN_NONFINITE
+    prompts = [[token for token in prompt if token != BROKEN_ID] for prompt in PROMPTS]
+    for counter, prompt in enumerate(prompts):
+        server.ask(counter, prompt, NOT_BROKEN)
+    for counter in range(10, 10 + 2 * num_broken, 2):
+        server.ask(counter, [*prompts[1], BROKEN_ID, counter], NOT_BROKEN, num_choices=2)
+    server.run()
+    for counter in range(10, 10 + 2 * num_broken):
+        assert (server.reasons[counter], server.tokens[counter]) == ("failed", [])
+    together = answers(server)
+    assert [len(answer) for answer in together] == [COUNT] * len(PROMPTS)
+    stats, now_s = server.scheduler.stats(), time.monotonic()
+    assert stats.nonfinite_requests_total == num_broken
+    health = server.engine.health
+    health.served(stats.started_total, stats.nonfinite_requests_total, stats.num_running, now_s)
+    assert "non-finite logits in" in health.trouble(now_s)
+    for counter, prompt in enumerate(prompts):
+        server.ask(100 + counter, prompt, NOT_BROKEN)
+    server.run()
+    assert [server.tokens[100 + counter] for counter in range(len(PROMPTS))] == together
 
 
 def ask_all(server: Server) -> None:

@@ -121,8 +121,9 @@ class Server:
         self.check_nothing_is_left()
 
     def check_nothing_is_left(self) -> None:
-        """No step broke, no request is left, every page is free."""
+        """No step broke or took far too long, no request is left, every page is free."""
         assert not self.errors
+        assert "step took" not in self.engine.health.trouble(time.monotonic())
         assert not self.is_busy
         stats = self.scheduler.stats()
         assert stats.pages_free == stats.pages_total

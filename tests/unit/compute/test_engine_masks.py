@@ -11,8 +11,9 @@ import pytest
 from common.messages.address import AttemptId
 from common.messages.failure import Failure
 from common.messages.sampling import GrammarSpec, SamplingParams
-from services.compute.engine import Engine, Masking
+from services.compute.engine import Engine
 from services.compute.grammar.protocol import MaskStatus
+from services.compute.masking import Masking
 from services.compute.runner.sim import LatencyModel, SimRunner, SimTicket
 from services.compute.scheduler.outputs import sequence_outputs
 from services.compute.scheduler.policies import DecodeFirst

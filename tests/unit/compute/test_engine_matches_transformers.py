@@ -17,6 +17,8 @@ from tests.unit.compute.engine_scenarios import (
     PROMPTS,
     EngineScenarios,
     Serve,
+    check_broken,
+    save_broken,
 )
 from tests.unit.compute.engine_server import Restricted, Server
 from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
@@ -65,3 +67,7 @@ def serve(runner: tuple[str, PackingRunner]) -> Serve:
 
 class TestEagerEngine(EngineScenarios):
     pass
+
+
+def test_a_replica_with_damaged_weights_says_nothing_wrong_and_knows_it(tmp_path: Path) -> None:
+    check_broken(Server(load_on_cpu(save_broken(tmp_path), SETTINGS), SETTINGS))

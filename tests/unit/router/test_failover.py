@@ -49,6 +49,16 @@ def test_deaths_that_many_tokens_lie_between_are_no_poison() -> None:
     assert setbacks.add(Setback(GONE, died_at="compute"), num_tokens, 1.0) == POISON
 
 
+def test_what_two_replicas_find_not_finite_fails_as_such_and_the_first_is_avoided() -> None:
+    nan = Failure(500, "nonfinite_logits", "not finite", None, True)
+    setbacks = Setbacks()
+    assert setbacks.add(Setback(nan, died_at="compute", wrong_at="compute.1"), 3, 1.0) is None
+    assert setbacks.add(Setback(GONE, kept_compute="compute.2", lost_at="d.1"), 9, 1.0) is None
+    assert setbacks.avoided == {"compute.1", "d.1"}
+    failure = setbacks.add(Setback(nan, died_at="compute", wrong_at="compute.2"), 9, 1.0)
+    assert failure == Failure(500, "nonfinite_logits", "not finite")
+
+
 def test_who_was_full_is_asked_again_after_a_while_for_as_long_as_a_choice_may_wait() -> None:
     setbacks, now_s, hold_s = Setbacks(), 100.0, 10.0
     for _ in range(round(hold_s / FULL_AGAIN_S)):

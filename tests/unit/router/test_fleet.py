@@ -142,6 +142,23 @@ def test_a_draining_worker_gets_nothing_new() -> None:
     assert len(fleet) == 3
 
 
+def test_an_ill_worker_gets_requests_only_where_all_are_ill() -> None:
+    fleet = _fleet()
+    fleet.alive(_alive("compute", "other"), 0.0)
+    group = fleet.group("demo")
+    assert group is not None
+
+    def chosen() -> set[str]:
+        return {fleet.place(group, "compute", 0.5).name for _ in range(4)}
+
+    fleet.alive(_alive("compute", "compute", trouble="non-finite logits"), 0.5)
+    assert (chosen(), fleet.healthy, fleet.ready) == ({"other"}, True, True)
+    fleet.alive(_alive("compute", "other", trouble="slow steps"), 0.5)
+    assert (chosen(), fleet.healthy, fleet.ready) == ({"compute", "other"}, False, True)
+    fleet.alive(_alive("compute", "compute"), 0.5)
+    assert (chosen(), fleet.healthy) == ({"compute"}, True)
+
+
 def test_a_silent_compute_is_dead_after_the_longest_step_it_declared() -> None:
     fleet = _fleet()
     assert dict(_judge(fleet, 4.9)) == {"tokenizer.1": "dead", "detokenizer.1": "dead"}
