@@ -1,4 +1,4 @@
-"""A service's sign of life: a file that it rewrites for as long as its loop turns.
+"""A service's sign of life: a file that it rewrites for as long as its loop turns, or as it starts.
 
 Whoever supervises it reads the file: the launcher, and in a container `slipstream health` every few
 seconds, so this loads little. Times are of the monotonic clock, which all processes of a host share
@@ -10,28 +10,45 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
+from collections.abc import Iterator
+from threading import Event, Thread
 from typing import NamedTuple
 
 REFRESH_S = 0.5
 SILENT_S = 4.5  # many times what holds up a loop that never blocks on purpose, also on a busy host
-RECORD_BYTES = 64  # of one length, and so rewritten in place: that works on a full disk, too
+START_IDLE_S = 30.0  # without processor time or a byte read; a GPU's driver may sleep for seconds
+START_SILENT_S = 300.0  # while it computes, and does not let the thread run that would say so
+IDLE_SHARE = 0.05  # of a core; the threads of its links take less than that of what waits for it
+RECORD_BYTES = 80  # of one length, and so rewritten in place: that works on a full disk, too
 
 
 class Beacon(NamedTuple):
-    """What a service said last, and when."""
+    """What a service said last, and when.
+
+    It may be silent for `silent_s`, but only for `idle_s` without computing.
+    """
 
     pid: int
     is_ready: bool
     said_at_s: float
-    silent_s: float  # it may be silent for this long
+    silent_s: float = START_SILENT_S
+    idle_s: float = START_IDLE_S
+    cpu_s: float = 0.0  # processor time that it had taken
 
     def hangs(self, now_s: float, since_s: float = 0.0) -> bool:
         """Whether it has been silent for too long, counted from `since_s` at the earliest.
 
-        A process that somebody has stopped cannot be in one of its long steps.
+        A process that somebody has stopped, or that sleeps, is in none of its long steps.
         """
         silence_s = now_s - max(self.said_at_s, since_s)
-        return silence_s > self.silent_s or (silence_s > SILENT_S and _is_stopped(self.pid))
+        if silence_s <= SILENT_S or silence_s > self.silent_s:
+            return silence_s > self.silent_s
+        process = _state_of(self.pid)
+        if process is None or process.state != "S":
+            return process is not None and process.state == "T"
+        used_s = process.cpu_s - self.cpu_s
+        return silence_s > self.idle_s and used_s < IDLE_SHARE * (now_s - self.said_at_s)
 
 
 class BeaconFile:
@@ -45,14 +62,50 @@ class BeaconFile:
 
     def update(self, is_ready: bool, now_s: float, longest_block_s: float = 0.0) -> None:
         """Say whether it is ready at this `time.monotonic()`, and how long its loop may block."""
-        due = is_ready != self._was_ready or now_s - self._said_at_s >= REFRESH_S
-        if not self.path or not due:
+        if is_ready != self._was_ready or now_s - self._said_at_s >= REFRESH_S:
+            self._write(is_ready, now_s, max(SILENT_S, longest_block_s), SILENT_S)
+
+    def stopping(self, now_s: float, within_s: float) -> None:
+        """Say for the last time that it lives: its clean-up may take so long, and sleep."""
+        self._write(False, now_s, within_s, within_s)
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Say that it lives while it starts, whatever holds up its loop, if it is getting on.
+
+        That is: while it or its children take processor time, or read.
+        """
+        done = Event()
+        thread = Thread(target=self._starts, args=(done,), name="beacon", daemon=True)
+        if self.path:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if self.path:
+                thread.join()
+
+    def _starts(self, done: Event) -> None:
+        before_s, before_bytes = -1.0, -1
+        while True:
+            cpu_s, num_bytes = _activity(os.getpid())
+            if cpu_s - before_s >= IDLE_SHARE * REFRESH_S or num_bytes > before_bytes:
+                with contextlib.suppress(OSError):
+                    self._write(False, time.monotonic(), START_SILENT_S, START_IDLE_S)
+            before_s, before_bytes = cpu_s, num_bytes
+            if done.wait(REFRESH_S):
+                return
+
+    def _write(self, is_ready: bool, now_s: float, silent_s: float, idle_s: float) -> None:
+        if not self.path:
             return
         self._was_ready, self._said_at_s = is_ready, now_s
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
-        record = f"{os.getpid()} {int(is_ready)} {now_s:.3f} {max(SILENT_S, longest_block_s):.3f}"
+        times = (now_s, silent_s, idle_s, time.process_time())
+        record = f"{os.getpid()} {int(is_ready)} " + " ".join(f"{each:.3f}" for each in times)
         os.pwrite(self._fd, record.ljust(RECORD_BYTES).encode("ascii"), 0)
 
     def remove(self) -> None:
@@ -69,7 +122,7 @@ def beacon_path(run_dir: str, name: str) -> str:
 
 
 def read_beacon(run_dir: str, name: str) -> Beacon | None:
-    """Return what a service said last; None before it has started and after it has ended."""
+    """Return what a service said last; None before it has begun and after it has ended."""
     try:
         fd = os.open(beacon_path(run_dir, name), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -77,8 +130,9 @@ def read_beacon(run_dir: str, name: str) -> Beacon | None:
     try:
         if _locks(fd):
             return None
-        pid, is_ready, said_at_s, silent_s = os.read(fd, RECORD_BYTES).split()
-        return Beacon(int(pid), is_ready == b"1", float(said_at_s), float(silent_s))
+        pid, is_ready, *times = os.read(fd, RECORD_BYTES).split()
+        said_at_s, silent_s, idle_s, cpu_s = map(float, times)
+        return Beacon(int(pid), is_ready == b"1", said_at_s, silent_s, idle_s, cpu_s)
     except (OSError, ValueError):  # it is just being written for the first time
         return None
     finally:
@@ -100,10 +154,35 @@ def _locks(fd: int) -> bool:
     return True
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process, as far as the system tells."""
+class _ProcessState(NamedTuple):
+    """What the system says of a process: R runs, S sleeps, T was stopped by a signal."""
+
+    state: str
+    cpu_s: float
+
+
+def _state_of(pid: int) -> _ProcessState | None:
+    """None where the system does not tell."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"T"
-    except (OSError, IndexError):
-        return False
+            columns = file.read().rpartition(b")")[2].split()
+        ticks = int(columns[11]) + int(columns[12])
+        return _ProcessState(columns[0].decode(), ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _activity(pid: int) -> tuple[float, int]:
+    """Return the processor time of a process and its descendants, and the bytes it has read."""
+    num_bytes = 0
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/io") as file:
+        num_bytes = sum(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+    processes, cpu_s = [pid], 0.0
+    for each in processes:
+        found = _state_of(each)
+        cpu_s += found.cpu_s if found else 0.0
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{each}/task"):
+                with open(f"/proc/{each}/task/{task}/children") as file:
+                    processes += map(int, file.read().split())
+    return cpu_s, num_bytes

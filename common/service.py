@@ -30,6 +30,7 @@ TICK_S = 0.1
 LINGER_S = 5.0  # for messages that still wait, on an orderly exit
 STOP_S = 10.0  # for an actor's own clean-up
 LAST_LINES_S = 1.0  # for the log, if its reader is slow
+END_S = STOP_S + LINGER_S + 15.0  # for all of the end; a process that takes longer hangs
 
 
 class Actor(Protocol):
@@ -123,8 +124,9 @@ class _Life:
                 transport.open(self._receive, peer_lost)
                 await self._serve()
         finally:
-            self._beacon.remove()
+            self._beacon.stopping(time.monotonic(), END_S)
             await self._stop(transport)
+            self._beacon.remove()
         if self._fatal is not None:
             return errors.EXIT_FATAL
         return errors.EXIT_SIGNALLED + self._urgent if self._urgent else 0
@@ -134,7 +136,8 @@ class _Life:
         started_s = time.monotonic()
         self._starting = asyncio.ensure_future(self._actor.start(transport))
         try:
-            await self._starting
+            with self._beacon.starting():
+                await self._starting
         except asyncio.CancelledError:
             if not self._draining:
                 raise

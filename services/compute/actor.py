@@ -39,6 +39,11 @@ from services.compute.scheduler.outputs import (
 from services.compute.scheduler.scheduler import Scheduler, SchedulerStats
 from services.compute.step_loop import StepLoop
 
+# A large model on a busy CPU may take seconds for a layer; then ten times the longest of those that
+# were seen is no hang yet. Time in which this thread did not run is not counted as theirs.
+BLOCKS = 10.0
+MOST_BLOCK_S = 60.0
+
 
 class Device(Protocol):
     """Loads what the actor runs; `start` calls it, so that a broken model is a clear error."""
@@ -160,8 +165,8 @@ class ComputeActor(Worker):
                 kv_usage=used / stats.pages_total if stats.pages_total else 0.0,
                 steps=self._engine.report(now_s),
             ),
-            progress=self._engine.stats.num_steps + self._num_waits,
-            stall_after_s=self._runner.spec().stall_after_s,
+            progress=self._engine.stats.num_steps + self._engine.num_slices + self._num_waits,
+            stall_after_s=self.longest_block_s,
             open_counters=self._queue.open_attempts,
             trouble=self._trouble,
         )
@@ -176,7 +181,8 @@ class ComputeActor(Worker):
 
     @property
     def longest_block_s(self) -> float:
-        return self._runner.spec().stall_after_s  # a step on the CPU, a kernel that is compiled
+        longest_s = min(BLOCKS * self._steps.longest_block_s, MOST_BLOCK_S)
+        return max(self._runner.spec().stall_after_s, longest_s)
 
     @property
     def num_open(self) -> int:

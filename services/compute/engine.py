@@ -50,7 +50,10 @@ class EngineStats:
 
 @dataclass(slots=True)
 class _Launched:
-    """A step that is on the device; with `masked` its sampling is still to be launched."""
+    """A step that is on the device, or `computing` here, a slice at a time.
+
+    With `masked` its sampling is still to be launched.
+    """
 
     plan: StepPlan
     ticket: Any
@@ -58,6 +61,7 @@ class _Launched:
     launched_s: float
     record: int  # its number in the records
     masked: bool = False
+    computing: bool = False
     sampled_s: float | None = None  # when it was launched
     skipped: frozenset[int] = frozenset()  # samples that draw nothing
 
@@ -91,6 +95,7 @@ class Engine:
         self._masking = None if mask_source is None else Masking(scheduler, mask_source)
         self._in_flight: deque[_Launched] = deque()
         self._transfers: list[tuple[Transfer, Any]] = []  # under way, with their tickets
+        self.num_slices = 0  # of steps that took several
         self.forget()
 
     @property
@@ -142,7 +147,8 @@ class Engine:
             if self._mask_source is not None and plan.slots:
                 self._mask_source.place(plan.slots)
             ticket = self._forward(plan)
-            if not plan.structured:
+            computing = not (self._runner.spec().overlaps or self._runner.go_on(ticket))
+            if not (plan.structured or computing):
                 ticket = self._runner.sample(ticket)
         except FatalError:
             raise
@@ -152,13 +158,33 @@ class Engine:
         launched_s = self._clock()
         kind = step_kind(plan.num_decode_rows, plan.num_tokens - plan.num_decode_rows)
         record = self.records.launched(plan, began_s, planned_s, launched_s)
-        masked = bool(plan.structured)
-        self._in_flight.append(_Launched(plan, ticket, kind, launched_s, record, masked))
+        step = _Launched(plan, ticket, kind, launched_s, record, bool(plan.structured), computing)
+        self._in_flight.append(step)
         if self._runner.spec().overlaps:
             self._timer.host_took(launched_s - began_s)
         self.stats.plan_s += planned_s - began_s
         self.stats.launch_s += launched_s - planned_s
         return True
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether `go_on` has a step to compute, in this thread."""
+        return bool(self._in_flight) and self._in_flight[-1].computing
+
+    def go_on(self) -> None:
+        """Compute a slice of the step that is being computed."""
+        step = self._in_flight[-1]
+        try:
+            step.computing = not self._runner.go_on(step.ticket)
+            if not (step.computing or step.masked):
+                step.ticket = self._runner.sample(step.ticket)
+        except FatalError:
+            raise
+        except Exception as error:
+            self._in_flight.pop()
+            self._fail(step.plan, error)
+        step.launched_s = self._clock()  # it need not be waited for
+        self.num_slices += 1
 
     def _plan(self, now_s: float) -> StepPlan | None:
         """Plan a step between the transfers that have ended and those that have to start."""
@@ -247,6 +273,8 @@ class Engine:
 
     def collect(self, force: bool) -> bool:
         """Take the oldest step's result, waiting for it only if `force`; False if there is none."""
+        while self.is_computing:
+            self.go_on()
         if not self._in_flight:
             return False
         oldest = self._in_flight[0]

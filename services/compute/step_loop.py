@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable
 
 from services.compute.engine import Engine
@@ -27,6 +28,7 @@ class StepLoop:
         self._closing = False
         self._collected_s = 0.0
         self._slept_s = 0.0  # since a step's outputs were sent
+        self.longest_block_s = 0.0  # by a slice of a step, by this thread's own clock
         self._sleeper: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -54,6 +56,7 @@ class StepLoop:
                 continue
             await self._sleep_until_near(self._engine.launch_delay_s())
             launched = self._engine.launch()
+            await self._compute()
             if launched and self._engine.has_room:
                 continue
             if not self._engine.num_in_flight:
@@ -67,6 +70,15 @@ class StepLoop:
                     await self._sleep_until_near(self._engine.result_delay_s(), wakeable=False)
                 self._engine.collect(force=True)
                 self._deliver(of_step=True)
+
+    async def _compute(self) -> None:
+        """Compute a long step of the CPU while the loop turns, so that it never seems to hang."""
+        while self._engine.is_computing:
+            began_s = time.thread_time()
+            self._engine.go_on()
+            self.longest_block_s = max(self.longest_block_s, time.thread_time() - began_s)
+            await asyncio.sleep(0)
+            self._deliver()  # ends of what was aborted or refused meanwhile
 
     async def _sample(self) -> None:
         delay_s = self._engine.mask_delay_s()

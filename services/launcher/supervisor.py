@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from common.beacon import beacon_path, is_ready, read_beacon
+from common.beacon import Beacon, beacon_path, is_ready, read_beacon
 from common.errors import EXIT_CONFIG, EXIT_FATAL, EXIT_SIGNALLED
 from services.launcher.front import Front
 
@@ -41,6 +41,7 @@ class Child:
     num_deaths: int = 0  # in a row, each less than a minute after the start
     started_s: float = 0.0
     hung: bool = False  # and was killed for it
+    has_spoken: bool = False  # this process has
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -68,14 +69,18 @@ class Child:
             os.close(write_fd)
         os.set_blocking(read_fd, False)
         self.started_s = time.monotonic()
-        self.hung = False
+        self.hung = self.has_spoken = False
         return read_fd
 
     def hangs(self, run_dir: str, now_s: float, since_s: float) -> bool:
-        """Whether it has served, and now says nothing for longer than it may, since `since_s`."""
-        beacon = read_beacon(run_dir, self.name)
-        if beacon is None or self._process is None or beacon.pid != self._process.pid:
+        """Whether it says nothing for longer than it may, since `since_s`, or never began to."""
+        if self._process is None:
             return False
+        beacon = read_beacon(run_dir, self.name)
+        if beacon is None or beacon.pid != self._process.pid:
+            beacon = Beacon(self._process.pid, False, self.started_s)
+            return not self.has_spoken and beacon.hangs(now_s, since_s)
+        self.has_spoken = True
         return beacon.hangs(now_s, since_s)
 
     def reap(self) -> int | None:

@@ -71,7 +71,7 @@ class FaultyRunner:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.spec, self.ready, self.close = runner.spec, runner.ready, runner.close
-        self.sample = runner.sample
+        self.sample, self.go_on = runner.sample, runner.go_on
         self.transfer, self.transferred = runner.transfer, runner.transferred
         self.forward_errors: list[Exception] = []
         self.result_errors: list[Exception] = []

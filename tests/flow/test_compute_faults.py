@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import pytest
 import structlog
 
 from common.errors import FatalError
 from common.messages.address import AttemptId
 from common.service import Watch, run_service
-from services.compute.runner.protocol import SlotErrors
+from services.compute.runner.protocol import Runner, RunnerSpec, SlotErrors
 from tests.flow.compute_ring import Ring, running_ring
 from tests.memory_link import MemoryTransport
 
@@ -83,3 +88,71 @@ def test_a_lost_device_ends_the_process_with_status_1_and_without_moving_anythin
     assert ring.endings(asked[0]) == []  # its routers see a death, which counts against it
     (fatal,) = [line for line in lines if line["event"] == "fatal"]
     assert "illegal memory access" in str(fatal["exc_info"])
+
+
+class InSlices:
+    """A device that this thread computes, a slice at a time, until a test lets steps end."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._spec = replace(runner.spec(), overlaps=False)
+        self.num_slices = 0
+        self.ends = False
+        self.error: Exception | None = None
+        self.forward, self.sample, self.result = runner.forward, runner.sample, runner.result
+        self.ready, self.close = runner.ready, runner.close
+        self.transfer, self.transferred = runner.transfer, runner.transferred
+
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def go_on(self, ticket: Any) -> bool:
+        self.num_slices += 1
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return self.ends
+
+
+async def start_in_slices() -> tuple[Ring, InSlices, AttemptId]:
+    """A service in the middle of a long step."""
+    ring = Ring(warmup=False)
+    device = InSlices(ring.device.runner)
+    ring.use(device)
+    await ring.start()
+    attempt = ring.ask(1)
+    await ring.until(lambda: device.num_slices > 10)
+    return ring, device, attempt
+
+
+async def test_while_a_long_step_is_computed_the_service_lives_and_listens() -> None:
+    ring, device, long = await start_in_slices()
+    progress = []
+    for second in range(1, 4):
+        num_beats, num_slices = len(ring.beats), device.num_slices + 10
+        await ring.until(partial(lambda least: device.num_slices > least, num_slices))
+        ring.actor.tick(time.monotonic() + second)
+        await ring.until(partial(lambda least: len(ring.beats) > least, num_beats))
+        progress.append(ring.beats[-1].progress)
+    assert progress == sorted(set(progress)), "it is not seen to get on"
+    other = ring.ask(2)
+    ring.abort(other)
+    await ring.until(lambda: ring.endings(other) == ["aborted"])
+    assert ring.tokens(long) == []
+    device.ends = True
+    await ring.until(lambda: ring.endings(long) == ["length"])
+    assert len(ring.tokens(long)) == 5
+    assert ring.actor.longest_block_s == ring.beats[-1].stall_after_s == 5.0
+    for block_s, longest_s in ((0.4, 5.0), (1.5, 15.0), (100.0, 60.0)):
+        ring.actor._steps.longest_block_s = block_s
+        assert ring.actor.longest_block_s == longest_s
+    await ring.actor.stop()
+
+
+async def test_a_step_that_breaks_half_way_fails_its_requests_alone() -> None:
+    ring, device, broken = await start_in_slices()
+    device.ends, device.error = True, ValueError("a layer without weights")
+    await ring.until(lambda: ring.endings(broken) == ["failed"])
+    later = ring.ask(2)
+    await ring.until(lambda: ring.endings(later) == ["length"])
+    assert len(ring.tokens(later)) == 5
+    await ring.actor.stop()

@@ -3,7 +3,8 @@
 Arguments: run_dir, name, and words: `crash-once` dies before it is ready the first time, `crash`
 every time, `misconfigured` ends with status 78, `misconfigured-later` in its second life,
 `stubborn` ignores SIGTERM, `hang-once` says nothing more after its first second the first time,
-`slow` says that it may be silent for days.
+`slow` says that it may be silent for days, `busy` computes while it is silent, `stop-once` is
+stopped before it says anything the first time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def main() -> None:
         sys.exit(78)
     if "crash" in words or ("crash-once" in words and first):
         os.kill(os.getpid(), signal.SIGKILL)
+    if "stop-once" in words and first:
+        os.kill(os.getpid(), signal.SIGSTOP)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: None if "stubborn" in words else ended.set())
     hangs_at_s = time.monotonic() + 1.0
@@ -41,6 +44,8 @@ def main() -> None:
     while not ended.wait(0.05):
         if "hang-once" not in words or not first or time.monotonic() < hangs_at_s:
             beacon.update(True, time.monotonic(), 1e6 if "slow" in words else 0.0)
+        while "busy" in words and time.monotonic() > hangs_at_s and not ended.is_set():
+            sum(range(1000))
     with (run_dir / "history").open("a") as history:
         history.write(f"{name} ended\n")
 

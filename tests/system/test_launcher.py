@@ -154,9 +154,18 @@ def test_a_child_in_a_long_step_that_it_announced_is_left_alone(tmp_path: Path) 
     def wait(_: Launch) -> None:
         asyncio.get_running_loop().call_later(SILENT_S + 2.0, interrupt, None)
 
-    launch = Launch(tmp_path, compute_0="slow hang-once")
+    launch = Launch(tmp_path, compute_0="slow hang-once busy")
     assert launch.run(wait) == 0
     assert launch.history.count("compute-0 started") == 1
+
+
+@pytest.mark.parametrize("how", ["slow hang-once", "stop-once"])
+def test_a_child_that_sleeps_in_a_long_step_or_never_begins_to_speak_is_killed(
+    tmp_path: Path, how: str
+) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert Launch(tmp_path, compute_0=how).run(when_started_twice("compute-0")) == 0
+    assert killed_for_hanging(logs) == ["compute-0"]
 
 
 def test_a_child_that_cannot_start_ends_the_launch(tmp_path: Path) -> None:

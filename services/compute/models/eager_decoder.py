@@ -5,6 +5,8 @@ Shape legend: T tokens, E hidden width, V vocabulary, S sampled rows.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from torch import Tensor
 
 from services.compute.layers.eager_attention import EagerAttention
@@ -20,9 +22,14 @@ class EagerDecoder:
         self._decoder = decoder
         self._tables = RopeTables(decoder.mixers, max_positions, decoder.dtype)
 
-    def forward(self, tokens_T: Tensor, attention: EagerAttention) -> Tensor:
-        """Hidden states [T, E] after the last layer, not yet normalised."""
-        return self._decoder.forward(EagerStep(tokens_T, attention, self._tables)).x_TE
+    def forward(self, tokens_T: Tensor, attention: EagerAttention) -> Generator[None, None, Tensor]:
+        """Hidden states [T, E] after the last layer, not yet normalised; pauses after each."""
+        step = EagerStep(tokens_T, attention, self._tables)
+        hidden = step.embed(self._decoder.embedding)
+        for layer in self._decoder.layers:
+            layer(hidden, step)
+            yield
+        return hidden.x_TE
 
     @property
     def has_head(self) -> bool:

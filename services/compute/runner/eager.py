@@ -9,8 +9,9 @@ groups, L pages of a sequence.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -67,13 +68,15 @@ from services.compute.step import (
     Float32Array,
     Int32Array,
     RowScores,
+    ScoreRow,
     StepPlan,
     StepResult,
     mask_words,
 )
 
 CPU = torch.device("cpu")
-STALL_AFTER_S = 60.0
+STALL_AFTER_S = 5.0  # between two pauses of a step, unless longer ones were seen
+SLICE_S = 0.05  # of computing without a pause, or one layer if that takes longer
 TOKENS_AT_ONCE = 512  # normalised for a mean
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -105,15 +108,16 @@ class EagerPooler:
 
 @dataclass(slots=True)
 class EagerTicket:
-    """One step: its logits, scores and embeddings, then its samples."""
+    """One step: what is left to compute, its logits, scores and embeddings, then its samples."""
 
     step_id: int
     start_s: float
     slots_S: Int64Array
     indices_S: Int64Array
     logits_SV: Tensor
-    scores: dict[int, RowScores]
-    embeddings: dict[int, Float32Array]
+    work: Generator[None, None, None] | None = None
+    scores: dict[int, RowScores] = field(default_factory=dict)
+    embeddings: dict[int, Float32Array] = field(default_factory=dict)
     sampled: Sampled | None = None
     end_s: float = 0.0
 
@@ -217,11 +221,32 @@ class EagerExecutor:
         start_s = time.monotonic()
         step = StepUpload.read(self._buffers[UploadKind.STEP][:num_ints])
         self._apply(step)
+        no_logits = torch.zeros(0, self._spec.vocab_size)
         if not step.header[NUM_ROWS]:
             none = np.zeros(0, dtype=np.int64)
-            no_logits = torch.zeros(0, self._spec.vocab_size)
-            return EagerTicket(step.step_id, start_s, none, none, no_logits, {}, {})
+            return EagerTicket(step.step_id, start_s, none, none, no_logits)
         rows = self._states.unpack(step)
+        slots_S = rows.slots_R[rows.sample_row_S]
+        ticket = EagerTicket(step.step_id, start_s, slots_S, rows.sample_index_S, no_logits)
+        ticket.work = self._compute(ticket, step, rows)
+        return ticket
+
+    @fatal_if_the_device_fails
+    @torch.inference_mode()
+    def go_on(self, ticket: EagerTicket) -> bool:
+        return self._go_on(ticket, time.monotonic() + SLICE_S)
+
+    def _go_on(self, ticket: EagerTicket, until_s: float) -> bool:
+        for _ in ticket.work or ():
+            if time.monotonic() >= until_s:
+                return False
+        ticket.work = None
+        return True
+
+    def _compute(
+        self, ticket: EagerTicket, step: StepUpload, rows: Rows
+    ) -> Generator[None, None, None]:
+        """The forward pass; pauses where the loop may turn, which takes a layer at most."""
         q_start, q_len = rows.q_start_R, rows.q_len_R
         num_pages = -(-int((q_start + q_len).max()) // self._geometry.page_tokens)
         tables_GRL = self._tables_GNL[:, :, :num_pages][:, rows.slots_R]
@@ -231,24 +256,23 @@ class EagerExecutor:
             for tables, window in zip(tables_GRL, self._windows, strict=True)
         )
         attention = EagerAttention(self._cache, works, self._workspace)
-        x_TE = self._model.forward(torch.from_numpy(rows.tokens_T), attention)
-        scores = self._score(step, x_TE) if step.header[NUM_SCORES] else {}
-        embeddings: dict[int, Float32Array] = {}
+        x_TE = yield from self._model.forward(torch.from_numpy(rows.tokens_T), attention)
+        if step.header[NUM_SCORES]:
+            for score in step.scores():
+                ticket.scores[score.row] = self._score(step, x_TE, score)
+                yield
         if step.header[NUM_POOLS] and self._pools is not None:
-            embeddings = self._pools.take(step, x_TE, self._model.normed)
+            ticket.embeddings = self._pools.take(step, x_TE, self._model.normed)
         last = np.cumsum(q_len)[rows.sample_row_S] - 1
         if not np.array_equal(last, np.arange(len(rows.tokens_T))):
             x_TE = x_TE.index_select(0, torch.from_numpy(last))
-        slots_S = rows.slots_R[rows.sample_row_S]
-        logits_SV = self._model.logits(x_TE)
-        return EagerTicket(
-            step.step_id, start_s, slots_S, rows.sample_index_S, logits_SV, scores, embeddings
-        )
+        ticket.logits_SV = self._model.logits(x_TE)
 
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: EagerTicket, num_ints: int) -> EagerTicket:
         slots, masks = ticket.slots_S, None
+        self._go_on(ticket, inf)
         if num_ints:
             spec, packed = self._spec, self._buffers[UploadKind.MASKS][:num_ints]
             masks = read_masks(packed, spec.max_num_seqs, mask_words(spec.vocab_size))
@@ -301,14 +325,11 @@ class EagerExecutor:
         groups, slots = page_slot >> GROUP_SHIFT, page_slot & ((1 << GROUP_SHIFT) - 1)
         self._tables_GNL[groups, slots, step.section("page_index")] = step.section("page_id")
 
-    def _score(self, step: StepUpload, x_TE: Tensor) -> dict[int, RowScores]:
-        """Scores by row: of each row's first positions, as many as it has targets."""
-        scores = {}
-        for score in step.scores():
-            first = step.chunk(score.row).first
-            x_PE = x_TE[first : first + len(score.targets)]
-            scores[score.row] = score_prompt(x_PE, score.targets, score.num_top, self._model.logits)
-        return scores
+    def _score(self, step: StepUpload, x_TE: Tensor, score: ScoreRow) -> RowScores:
+        """Scores of a row's first positions, as many as it has targets."""
+        first = step.chunk(score.row).first
+        x_PE = x_TE[first : first + len(score.targets)]
+        return score_prompt(x_PE, score.targets, score.num_top, self._model.logits)
 
 
 @torch.inference_mode()

@@ -40,6 +40,10 @@ class Executor(Protocol):
         """Apply a step's deltas and launch its forward pass, if it has rows; returns a ticket."""
         ...
 
+    def go_on(self, ticket: Any) -> bool:
+        """As a runner's: compute for a while; returns whether the forward pass is done."""
+        ...
+
     def sample(self, ticket: Any, num_ints: int) -> Any:
         """Launch the sampling, under masks if there are int32 of them; return the ticket."""
         ...

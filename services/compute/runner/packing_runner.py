@@ -68,6 +68,13 @@ class PackingRunner:
             self._launch(part, NO_SLOT_ROWS)
         return Ticket(plan, self._launch(step, slot_rows))
 
+    def go_on(self, ticket: Ticket) -> bool:
+        try:
+            return self.executor.go_on(ticket.launched)
+        except BaseException:
+            self._packer.forget_rows()
+            raise
+
     def sample(self, ticket: Ticket, masks: TokenMasks | None = None) -> Ticket:
         """Launch the draws and their way to the host.
 

@@ -24,7 +24,7 @@ class RunnerSpec:
     num_host_pages: int  # swap space
     max_num_seqs: int  # slots
     max_step_tokens: int  # T of one plan
-    stall_after_s: float  # the longest a healthy step may take
+    stall_after_s: float  # the longest that a healthy device shows no progress
     overlaps: bool = True  # forward returns before the device has computed
     pooling: str = ""  # how a prompt becomes an embedding; empty for a model not made for it
     generates: bool = True  # False for a model without a head
@@ -41,8 +41,8 @@ class SlotErrors(Exception):
 class Runner(Protocol):
     """Executes step plans in the order given; forward and sample do not wait for the device.
 
-    Where the device is the CPU, `forward` computes before it returns and nothing overlaps; such a
-    runner says so in its spec, and the engine then takes each result before it plans on.
+    Where the device is the CPU, nothing overlaps: `go_on` computes. Such a runner says so in its
+    spec, and the engine then takes each result before it plans on.
     """
 
     def spec(self) -> RunnerSpec: ...
@@ -55,6 +55,10 @@ class Runner(Protocol):
         Raises SlotErrors, before anything else is done, for new sequences whose settings cannot be
         taken; the plan may then come again without those settings.
         """
+        ...
+
+    def go_on(self, ticket: Any) -> bool:
+        """Where nothing overlaps, compute for a while; returns whether the forward pass is done."""
         ...
 
     def sample(self, ticket: Any, masks: TokenMasks | None = None) -> Any:

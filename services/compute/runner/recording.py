@@ -107,6 +107,9 @@ class RecordingExecutor:
         self._upload(UploadKind.STEP, num_ints)
         return self._executor.forward(num_ints)
 
+    def go_on(self, ticket: Any) -> bool:
+        return self._executor.go_on(ticket)
+
     def sample(self, ticket: Any, num_ints: int) -> Any:
         self._upload(UploadKind.MASKS, num_ints)
         return self._executor.sample(ticket, num_ints)

@@ -181,6 +181,9 @@ class SimRunner:
         self._busy_until_s = start_s + self._latency.step_s(plan)
         return SimTicket(plan, sampled, start_s, self._busy_until_s)
 
+    def go_on(self, ticket: SimTicket) -> bool:
+        return True
+
     def sample(self, ticket: SimTicket, masks: TokenMasks | None = None) -> SimTicket:
         """Take the masks; sampling is part of the step's time, but for what it waited for them."""
         if masks is None:

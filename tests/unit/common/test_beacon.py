@@ -10,9 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from common.beacon import (
     REFRESH_S,
     SILENT_S,
+    START_IDLE_S,
     Beacon,
     BeaconFile,
     beacon_path,
@@ -25,11 +28,20 @@ from tests.patience import PATIENCE_S
 def test_it_is_read_as_it_was_said(tmp_path: Path) -> None:
     file = BeaconFile(str(tmp_path), "x")
     assert read_beacon(str(tmp_path), "x") is None
+
+    def said() -> tuple[object, ...]:
+        beacon = read_beacon(str(tmp_path), "x")
+        assert beacon is not None
+        assert 0.0 < beacon.cpu_s <= time.process_time()
+        return beacon[:5]
+
     file.update(True, 7.25, 60.0)
-    assert read_beacon(str(tmp_path), "x") == Beacon(os.getpid(), True, 7.25, 60.0)
+    assert said() == (os.getpid(), True, 7.25, 60.0, SILENT_S)
     assert stat.S_IMODE(os.stat(file.path).st_mode) == 0o600
     file.update(False, 123456.5)
-    assert read_beacon(str(tmp_path), "x") == Beacon(os.getpid(), False, 123456.5, SILENT_S)
+    assert said() == (os.getpid(), False, 123456.5, SILENT_S, SILENT_S)
+    file.stopping(123456.75, 20.0)
+    assert said() == (os.getpid(), False, 123456.75, 20.0, 20.0)
     file.remove()
     assert list(tmp_path.iterdir()) == []
 
@@ -63,11 +75,69 @@ def test_no_descriptor_is_needed_once_it_is_there(tmp_path: Path) -> None:
 
 
 def test_silence_beyond_what_was_announced_is_a_hang() -> None:
-    brief, long = Beacon(1, True, 100.0, SILENT_S), Beacon(1, True, 100.0, 60.0)
+    own = os.getpid()  # it runs, and so does not sleep
+    brief, long = Beacon(own, True, 100.0, SILENT_S), Beacon(own, True, 100.0, 60.0)
     assert not brief.hangs(100.0 + SILENT_S)
     assert brief.hangs(100.1 + SILENT_S)
     assert not long.hangs(160.0)
     assert long.hangs(160.1)
+
+
+def test_a_process_that_sleeps_is_in_no_long_step_and_one_that_computes_may_be() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        while state_of(process.pid) != "S":
+            time.sleep(0.01)
+        asleep = Beacon(process.pid, True, 100.0, 1e6, SILENT_S, cpu_s=1.0)
+        assert not asleep.hangs(100.0 + SILENT_S)
+        assert asleep.hangs(100.1 + SILENT_S)
+        assert not asleep.hangs(200.0, since_s=196.0)
+        begins = Beacon(process.pid, False, 100.0)  # without a word: it has until START_IDLE_S
+        assert not begins.hangs(100.0 + START_IDLE_S)
+        assert begins.hangs(100.1 + START_IDLE_S)
+        # Between two words it has computed for most of the time, and sleeps for a moment.
+        computes = Beacon(process.pid, True, 100.0, 1e6, SILENT_S, cpu_s=-8.0)
+        assert not computes.hangs(110.0)
+        process.kill()
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+STARTS = """
+import sys, time
+from common.beacon import BeaconFile
+file, how = BeaconFile(sys.argv[1], "x"), sys.argv[2]
+with file.starting():
+    sys.stdout.write("starts\\n")
+    sys.stdout.flush()
+    while True:
+        time.sleep(1.0) if how == "sleeps" else sum(range(1000))
+"""
+
+
+@pytest.mark.parametrize("how", ["sleeps", "computes"])
+def test_a_service_that_starts_speaks_while_it_gets_on(tmp_path: Path, how: str) -> None:
+    command = [sys.executable, "-c", STARTS, str(tmp_path), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"starts\n"
+        deadline_s = time.monotonic() + PATIENCE_S
+        said: list[float] = []
+        quiet_s = 0.0
+        while len(set(said)) < 6 and quiet_s < 3.0 and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+            beacon = read_beacon(str(tmp_path), "x")
+            if beacon is not None:
+                assert (beacon.pid, beacon.is_ready, beacon.idle_s) == (
+                    process.pid,
+                    False,
+                    START_IDLE_S,
+                )
+                said.append(beacon.said_at_s)
+                quiet_s = time.monotonic() - beacon.said_at_s
+        assert (quiet_s >= 3.0) == (how == "sleeps")
+        process.kill()
 
 
 def test_a_watcher_that_stood_still_itself_waits_as_long_again() -> None:
@@ -78,7 +148,7 @@ def test_a_watcher_that_stood_still_itself_waits_as_long_again() -> None:
 
 def test_a_stopped_process_is_in_no_long_step() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        beacon = Beacon(process.pid, True, 100.0, 1e6)
+        beacon = Beacon(process.pid, True, 100.0, 1e6, idle_s=1e6)
         assert not beacon.hangs(1000.0)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
@@ -89,7 +159,7 @@ def test_a_stopped_process_is_in_no_long_step() -> None:
 
 def test_what_a_dead_process_has_left_says_nothing(tmp_path: Path) -> None:
     path = Path(beacon_path(str(tmp_path), "x"))
-    path.write_text(f"{os.getpid()} 1 {time.monotonic():.3f} 60.000")
+    path.write_text(f"{os.getpid()} 1 {time.monotonic():.3f} 60.000 60.000 0.000")
     assert read_beacon(str(tmp_path), "x") is None
     assert not is_ready(str(tmp_path), "x", time.monotonic())
     file = BeaconFile(str(tmp_path), "x")  # its successor

@@ -113,6 +113,9 @@ class CudaExecutor:
             ticket.pooled = self._machine.pooler.start(StepUpload.read(ints))
         return ticket
 
+    def go_on(self, ticket: CudaTicket) -> bool:
+        return True  # the device computes, not this thread
+
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: CudaTicket, num_ints: int) -> CudaTicket:

@@ -16,7 +16,7 @@ from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
 from services.compute.runner.model_loader import Limits, ModelLoader
 
-STALL_AFTER_S = 10.0
+STALL_AFTER_S = 5.0  # nothing is compiled after the start, and a step takes milliseconds
 GRAPH_MARGIN_BYTES = 512 << 20
 """For what the rehearsal cannot see: fragmentation, and libraries that take memory later."""
 

@@ -11,9 +11,12 @@ import torch
 
 from common.decoder_shape import read_shape
 from common.errors import ConfigError, FatalError, ModelError
+from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
+from services.compute.runner import eager
 from services.compute.runner.model_loader import choose_threads
 from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.engine_server import Server
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.runner_promises import (
     PROMPT,
@@ -54,6 +57,27 @@ def test_the_spec_says_what_the_folder_and_the_settings_say(load: Load, folder: 
     assert spec.num_host_pages == 2**20 // group.page_bytes
     assert spec.max_step_tokens == 108
     assert not spec.overlaps
+
+
+def test_a_step_is_computed_a_layer_at_a_time_and_says_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop may turn between any two layers, and between the prompts that are scored."""
+    scored = SamplingParams(
+        max_tokens=6, seed=1, temperature=0.0, ignore_eos=True, num_prompt_logprobs=1
+    )
+    servers = [Server(load_on_cpu(folder, SETTINGS), SETTINGS) for _ in range(2)]
+    for server, slice_s in zip(servers, (0.0, 60.0), strict=True):
+        monkeypatch.setattr(eager, "SLICE_S", slice_s)
+        for counter in range(3):
+            server.ask(counter, PROMPT[counter:], scored)
+        server.run()
+    expected = {number: greedy_ids(make_model("llama"), PROMPT[number:], 6) for number in range(3)}
+    assert [dict(server.tokens) for server in servers] == [expected, expected]
+    in_slices, at_once = (server.engine for server in servers)
+    num_steps = in_slices.stats.num_steps
+    assert in_slices.num_slices >= 3 * num_steps + 2  # layers, and prompts that are scored
+    assert (at_once.num_slices, at_once.stats.num_steps) == (0, num_steps)
 
 
 def test_a_cache_from_free_memory_holds_at_most_every_slot_at_full_length(
