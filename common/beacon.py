@@ -12,21 +12,22 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from threading import Event, Thread
+from threading import Event, Thread, main_thread
 from typing import NamedTuple
 
 REFRESH_S = 0.5
 SILENT_S = 4.5  # many times what holds up a loop that never blocks on purpose, also on a busy host
 START_IDLE_S = 30.0  # without processor time or a byte read; a GPU's driver may sleep for seconds
-START_SILENT_S = 300.0  # while it computes, and does not let the thread run that would say so
+START_SILENT_S = 120.0  # while it computes, and does not let the thread run that would say so
+STARVED_S = 300.0  # whatever the reason
 IDLE_SHARE = 0.05  # of a core; the threads of its links take less than that of what waits for it
-RECORD_BYTES = 80  # of one length, and so rewritten in place: that works on a full disk, too
+RECORD_BYTES = 96  # of one length, and so rewritten in place: that works on a full disk, too
 
 
 class Beacon(NamedTuple):
     """What a service said last, and when.
 
-    It may be silent for `silent_s`, but only for `idle_s` without computing.
+    It may be silent while its main thread computes for `silent_s`, and sleep for `idle_s`.
     """
 
     pid: int
@@ -35,20 +36,25 @@ class Beacon(NamedTuple):
     silent_s: float = START_SILENT_S
     idle_s: float = START_IDLE_S
     cpu_s: float = 0.0  # processor time that it had taken
+    loop_cpu_s: float = 0.0  # and its main thread
 
     def hangs(self, now_s: float, since_s: float = 0.0) -> bool:
         """Whether it has been silent for too long, counted from `since_s` at the earliest.
 
-        A process that somebody has stopped, or that sleeps, is in none of its long steps.
+        A process that somebody has stopped, or that sleeps, is in none of its long steps. One that
+        gets too little of a busy machine to get on does not hang.
         """
         silence_s = now_s - max(self.said_at_s, since_s)
-        if silence_s <= SILENT_S or silence_s > self.silent_s:
+        if silence_s <= SILENT_S:
+            return False
+        process, loop = _state_of(str(self.pid)), _state_of(f"{self.pid}/task/{self.pid}")
+        if process is None or loop is None:
             return silence_s > self.silent_s
-        process = _state_of(self.pid)
-        if process is None or process.state != "S":
-            return process is not None and process.state == "T"
+        if loop.cpu_s - self.loop_cpu_s > self.silent_s or silence_s > STARVED_S:
+            return True
         used_s = process.cpu_s - self.cpu_s
-        return silence_s > self.idle_s and used_s < IDLE_SHARE * (now_s - self.said_at_s)
+        sleeps = loop.state in "SD" and used_s < IDLE_SHARE * (now_s - self.said_at_s)
+        return loop.state == "T" or (sleeps and silence_s > self.idle_s)
 
 
 class BeaconFile:
@@ -104,7 +110,9 @@ class BeaconFile:
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
-        times = (now_s, silent_s, idle_s, time.process_time())
+        loop_clock = time.pthread_getcpuclockid(main_thread().ident or 0)
+        cpu_s = time.process_time(), time.clock_gettime(loop_clock)
+        times = (now_s, silent_s, idle_s, *cpu_s)
         record = f"{os.getpid()} {int(is_ready)} " + " ".join(f"{each:.3f}" for each in times)
         os.pwrite(self._fd, record.ljust(RECORD_BYTES).encode("ascii"), 0)
 
@@ -131,8 +139,7 @@ def read_beacon(run_dir: str, name: str) -> Beacon | None:
         if _locks(fd):
             return None
         pid, is_ready, *times = os.read(fd, RECORD_BYTES).split()
-        said_at_s, silent_s, idle_s, cpu_s = map(float, times)
-        return Beacon(int(pid), is_ready == b"1", said_at_s, silent_s, idle_s, cpu_s)
+        return Beacon(int(pid), is_ready == b"1", *map(float, times))
     except (OSError, ValueError):  # it is just being written for the first time
         return None
     finally:
@@ -155,16 +162,16 @@ def _locks(fd: int) -> bool:
 
 
 class _ProcessState(NamedTuple):
-    """What the system says of a process: R runs, S sleeps, T was stopped by a signal."""
+    """What the system says: R runs, S sleeps, D waits for a disk, T was stopped by a signal."""
 
     state: str
     cpu_s: float
 
 
-def _state_of(pid: int) -> _ProcessState | None:
-    """None where the system does not tell."""
+def _state_of(process: str) -> _ProcessState | None:
+    """Of a process or thread, by its folder; None where the system does not tell."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{process}/stat", "rb") as file:
             columns = file.read().rpartition(b")")[2].split()
         ticks = int(columns[11]) + int(columns[12])
         return _ProcessState(columns[0].decode(), ticks / os.sysconf("SC_CLK_TCK"))
@@ -179,7 +186,7 @@ def _activity(pid: int) -> tuple[float, int]:
         num_bytes = sum(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
     processes, cpu_s = [pid], 0.0
     for each in processes:
-        found = _state_of(each)
+        found = _state_of(str(each))
         cpu_s += found.cpu_s if found else 0.0
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{each}/task"):

@@ -75,7 +75,7 @@ from services.compute.step import (
 )
 
 CPU = torch.device("cpu")
-STALL_AFTER_S = 5.0  # between two pauses of a step, unless longer ones were seen
+STALL_AFTER_S = 20.0  # between two pauses of a step, unless it has taken more for a tenth of that
 SLICE_S = 0.05  # of computing without a pause, or one layer if that takes longer
 TOKENS_AT_ONCE = 512  # normalised for a mean
 Int64Array: TypeAlias = npt.NDArray[np.int64]

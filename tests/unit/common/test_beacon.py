@@ -16,6 +16,7 @@ from common.beacon import (
     REFRESH_S,
     SILENT_S,
     START_IDLE_S,
+    STARVED_S,
     Beacon,
     BeaconFile,
     beacon_path,
@@ -32,7 +33,7 @@ def test_it_is_read_as_it_was_said(tmp_path: Path) -> None:
     def said() -> tuple[object, ...]:
         beacon = read_beacon(str(tmp_path), "x")
         assert beacon is not None
-        assert 0.0 < beacon.cpu_s <= time.process_time()
+        assert 0.0 < beacon.loop_cpu_s <= beacon.cpu_s + 0.01 <= time.process_time() + 0.02
         return beacon[:5]
 
     file.update(True, 7.25, 60.0)
@@ -75,12 +76,19 @@ def test_no_descriptor_is_needed_once_it_is_there(tmp_path: Path) -> None:
 
 
 def test_silence_beyond_what_was_announced_is_a_hang() -> None:
-    own = os.getpid()  # it runs, and so does not sleep
-    brief, long = Beacon(own, True, 100.0, SILENT_S), Beacon(own, True, 100.0, 60.0)
+    own, used_s = os.getpid(), time.thread_time()  # it runs, and so does not sleep
+    brief = Beacon(own, True, 100.0, SILENT_S, loop_cpu_s=used_s - SILENT_S - 0.1)
     assert not brief.hangs(100.0 + SILENT_S)
     assert brief.hangs(100.1 + SILENT_S)
-    assert not long.hangs(160.0)
-    assert long.hangs(160.1)
+    long = brief._replace(silent_s=60.0)
+    assert not long.hangs(160.1), "it has computed for a few seconds"
+    assert long._replace(loop_cpu_s=used_s - 60.1).hangs(160.1)
+
+
+def test_a_process_that_a_busy_machine_does_not_let_run_does_not_hang() -> None:
+    starved = Beacon(os.getpid(), True, 100.0, SILENT_S, loop_cpu_s=time.thread_time() - 1.0)
+    assert not starved.hangs(100.0 + 10 * SILENT_S)
+    assert starved.hangs(100.1 + STARVED_S)
 
 
 def test_a_process_that_sleeps_is_in_no_long_step_and_one_that_computes_may_be() -> None:
@@ -141,7 +149,7 @@ def test_a_service_that_starts_speaks_while_it_gets_on(tmp_path: Path, how: str)
 
 
 def test_a_watcher_that_stood_still_itself_waits_as_long_again() -> None:
-    beacon = Beacon(1, True, 100.0, SILENT_S)
+    beacon = Beacon(os.getpid(), True, 100.0, SILENT_S, loop_cpu_s=-100.0)
     assert not beacon.hangs(200.0, since_s=199.0)
     assert beacon.hangs(200.0 + SILENT_S, since_s=199.0)
 
@@ -149,7 +157,7 @@ def test_a_watcher_that_stood_still_itself_waits_as_long_again() -> None:
 def test_a_stopped_process_is_in_no_long_step() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         beacon = Beacon(process.pid, True, 100.0, 1e6, idle_s=1e6)
-        assert not beacon.hangs(1000.0)
+        assert not beacon.hangs(200.0)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
         assert not beacon.hangs(100.0 + SILENT_S)
@@ -159,7 +167,7 @@ def test_a_stopped_process_is_in_no_long_step() -> None:
 
 def test_what_a_dead_process_has_left_says_nothing(tmp_path: Path) -> None:
     path = Path(beacon_path(str(tmp_path), "x"))
-    path.write_text(f"{os.getpid()} 1 {time.monotonic():.3f} 60.000 60.000 0.000")
+    path.write_text(f"{os.getpid()} 1 {time.monotonic():.3f} 60.000 60.000 0.000 0.000")
     assert read_beacon(str(tmp_path), "x") is None
     assert not is_ready(str(tmp_path), "x", time.monotonic())
     file = BeaconFile(str(tmp_path), "x")  # its successor
