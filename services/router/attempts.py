@@ -103,6 +103,13 @@ class Choice:
         self.request.stats.add_first_token(now_s - self.request.admitted_at_s, queued_s)
         return NEVER
 
+    def lacks_scores(self, prompt_tokens: int) -> bool:
+        """Whether logprobs of its prompt, which compute sends for the first choice, are missing."""
+        message = self.message
+        if message.sampling.num_prompt_logprobs < 0 or message.pooling:
+            return False
+        return not self.index % message.num_choices and self.next_scored < prompt_tokens
+
     def score(self, scored: PromptLogprobs) -> None:
         """Hand on what is new of a prompt's logprobs; a retry begins anew and may cut elsewhere."""
         num_known, count = self.next_scored - scored.first, len(scored.logprobs)

@@ -327,7 +327,7 @@ class InflightTable:
     ) -> list[AbortedAttempt]:
         choice = attempt.choice
         request = choice.request
-        if last_index != attempt.next_index:
+        if last_index != attempt.next_index or choice.lacks_scores(ended.usage.prompt_tokens):
             return self._lose(attempt, now_s)
         if choice.setbacks.num_tries and choice.opened is not None:
             # What a retry finds of its own in a cache, the first try had computed.

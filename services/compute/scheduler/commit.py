@@ -121,7 +121,10 @@ class Committer:
         sequence.num_scored = start + len(scores.logprobs)
         targets = sequence.params.prompt_T[first + 1 : sequence.num_scored + 1]
         scored = _prompt_logprobs(first + 1, targets, scores, old)
-        self._state.report(sequence, scored=(scored,))
+        ending = None if sequence.has_to_score(sequence.num_scored) else sequence.ending()
+        self._state.report(sequence, ending=ending, scored=(scored,))
+        if ending is not None:  # a retry that lacked nothing but scores
+            self._state.retire(sequence)
 
     def _fail_invalid(self, step: LaunchedStep, result: StepResult) -> None:
         valid = (result.n_valid > 0) & ~result.nonfinite

@@ -63,7 +63,8 @@ class Intake:
             return
         sequences = self._make_sequences(request, choices, now_s)
         ending = sequences[0].ending()
-        if ending is not None:  # of this retry's first try, only the terminal was lost
+        # Of this retry's first try, only the terminal was lost, or scores of the prompt, too.
+        if ending is not None and not sequences[0].has_to_score(0):
             for sequence in sequences:
                 state.report(sequence, ending=ending)
             return
