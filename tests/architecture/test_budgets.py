@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (7_010, 47),
-    "services/router": (13_600, 78),
+    "common": (7_110, 47),
+    "services/router": (13_650, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (19_630, 127),
+    "services/compute": (19_700, 128),
     "services/detokenizer": (2_470, 16),
     "services/launcher": (1_300, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (42_600, 261),
+    "services": (42_800, 263),
 }
 MIN_MEDIAN_LINES = 90
 

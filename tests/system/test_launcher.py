@@ -164,7 +164,7 @@ def test_a_child_that_sleeps_in_a_long_step_or_never_begins_to_speak_is_killed(
     tmp_path: Path, how: str
 ) -> None:
     with structlog.testing.capture_logs() as logs:
-        assert Launch(tmp_path, compute_0=how).run(when_started_twice("compute-0")) == 0
+        assert Launch(tmp_path, compute_0=how).run(when_started("compute-0", 2)) == 0
     assert killed_for_hanging(logs) == ["compute-0"]
 
 
