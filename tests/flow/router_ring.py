@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -73,7 +73,8 @@ class Script:
     """What the ring answers to each `Tokenize`: pieces of text, a token each, then the end.
 
     Of a parsed answer `parts` are what each piece came to. `scored` are the prompt's tokens from
-    the second on, said of the first choice where the request wants them, in two messages.
+    the second on, said of the first choice where the request wants them, in two messages; the
+    prompt has as many then.
     """
 
     pieces: tuple[str, ...] = ("Hel", "lo")
@@ -90,6 +91,12 @@ class Script:
     def num_calls(self) -> int:
         """Tool calls among the parts."""
         return sum(part.kind == "call" for parts in self.parts for part in parts)
+
+    def answering(self, message: Tokenize) -> Script:
+        """The same for a request, whose prompt is as long as its logprobs say if it wants them."""
+        if message.sampling.num_prompt_logprobs < 0:
+            return self
+        return replace(self, prompt_tokens=1 + len(self.scored))
 
 
 TOOLS = [
@@ -258,6 +265,7 @@ class Ring:
         )
         first = message.attempt.counter
         counters = range(first, first + message.num_choices)
+        script = script.answering(message)
         for rows in (*self._prompt(message, script), *_steps(counters, script)):
             detokenizer.transport.send(reply, rows)
 
