@@ -72,7 +72,7 @@ def test_health_says_that_the_first_process_of_a_container_cannot_be_killed(
     killed: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    BeaconFile(str(tmp_path), "x").update(True, time.monotonic() - 100.0)
+    BeaconFile(str(tmp_path), "x").update(True, time.monotonic() - 1000.0)
     assert main(["health", "x", "--run-dir", str(tmp_path), "--kill"]) == 1
     assert "run it below an init" in capsys.readouterr().err
     assert killed == []
