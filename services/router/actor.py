@@ -75,6 +75,7 @@ class RouterActor:
                 settings.max_in_flight,
                 settings.hold_s,
                 settings.max_wait_s,
+                settings.max_ttft_s,
             ),
             self._clock,
         )

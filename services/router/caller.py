@@ -30,16 +30,18 @@ class Caller:
     num_tokens: int = 0
     begin_by_s: float = math.inf
     end_by_s: float = math.inf
+    has_begun: bool = False  # it has an earlier part of its answer
 
     def spent(self, now_s: float, has_begun: bool) -> Failure | None:
         """Why a request ends now, if its time is up; it `has_begun` with its first token."""
         if now_s >= self.end_by_s:
             return TIMED_OUT
+        has_begun = has_begun or self.has_begun
         return WAITED if now_s >= self.begin_by_s and not has_begun else None
 
     def after_begin(self) -> Caller:
         """The same caller, who has something of the answer."""
-        return replace(self, begin_by_s=math.inf)
+        return replace(self, has_begun=True)
 
 
 ANYBODY = Caller(Client(""))

@@ -94,4 +94,9 @@ class RouterSettings(Settings):
         description="how long a request may be without its first token, then it is refused; 0 is "
         "for ever, as clients have timeouts of their own and a batch may wait",
     )
+    max_ttft_s: float = Field(
+        0.0,
+        ge=0,
+        description="a request whose first token is expected later is refused at once; 0 never",
+    )
     grace_s: float = Field(30.0, ge=0, description=GRACE)

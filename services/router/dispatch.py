@@ -24,7 +24,13 @@ from services.router.answer import Sink
 from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
 from services.router.breaker import LeftAlone
 from services.router.caller import ANYBODY, TIMED_OUT, Caller
-from services.router.drain_rate import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S
+from services.router.drain_rate import retry_after
+from services.router.early_refusal import (
+    check_first_token,
+    has_queue,
+    num_ahead,
+    waiting_choices,
+)
 from services.router.errors import ApiError, unsendable
 from services.router.failover import may_wait
 from services.router.fleet import Fleet, Group, only_model
@@ -43,13 +49,15 @@ KEEP_ALIVE_S = 2.0  # between two signs of life to the client of an answer that 
 class DispatchLimits:
     """`hold_s` is how long requests wait for a worker; so many queries are open, for so long each.
 
-    `max_wait_s` is how long a request may be without its first token; 0 means for ever.
+    `max_wait_s` is how long a request may be without its first token; if that is expected to take
+    longer than `max_ttft_s`, it is not admitted. 0 means for ever.
     """
 
     query_timeout_s: float
     max_queries: int
     hold_s: float
     max_wait_s: float = 0.0
+    max_ttft_s: float = 0.0
 
 
 class Dispatch:
@@ -180,12 +188,18 @@ class Dispatch:
             return ApiError(failure, self.inflight.starts.wait_s(now_s))
         # Without workers: an outage that has lasted for so long may well last as long again.
         lacking_s = 0.0 if self.fleet.ready else now_s - self._lacking_since_s
-        return ApiError(failure, min(max(MIN_RETRY_AFTER_S, lacking_s), MAX_RETRY_AFTER_S))
+        return ApiError(failure, retry_after(lacking_s))
 
-    def admit(self, client: Client, request: GenerateRequest, group: Group) -> AdmissionTicket:
+    def admit(self, caller: Caller, request: GenerateRequest, group: Group) -> AdmissionTicket:
         """Check a request against the model and the limits; ApiError 400, 429 or 503."""
         request.check(group.card)
+        client = caller.client
         self.admission.check_priority(client, request.priority)
+        max_ttft_s = self._limits.max_ttft_s
+        if max_ttft_s and not caller.has_begun and has_queue(group.workers["compute"]):
+            waiting = waiting_choices(self.inflight.requests, request.priority)
+            ahead = num_ahead(waiting, client.name)
+            check_first_token(ahead, self.inflight.starts, max_ttft_s, self._clock())
         cost = request.cost_tokens(group.card.max_model_len)
         return self.admission.admit(client, cost, self._clock(), request.num_all_choices)
 

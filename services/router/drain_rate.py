@@ -35,11 +35,20 @@ class DrainRate:
 
         What has drained nothing for a minute is taken to do so for as long as it has been refusing.
         """
-        while self._left and now_s - self._left[0][0] > MAX_RETRY_AFTER_S:
-            self._amount -= self._left.popleft()[1]
         if self._refused_since_s is None:
             self._refused_since_s = now_s
-        wait_s = now_s - self._refused_since_s
-        if self._left:
-            wait_s = amount * max(1.0, now_s - self._left[0][0]) / self._amount
-        return min(max(MIN_RETRY_AFTER_S, wait_s), MAX_RETRY_AFTER_S)
+        time_s = self.time_s(now_s, amount)
+        return retry_after(now_s - self._refused_since_s if time_s is None else time_s)
+
+    def time_s(self, now_s: float, amount: float) -> float | None:
+        """How long it takes until so much more has left; None if nothing has for a minute."""
+        while self._left and now_s - self._left[0][0] > MAX_RETRY_AFTER_S:
+            self._amount -= self._left.popleft()[1]
+        if not self._left:
+            return None
+        return amount * max(1.0, now_s - self._left[0][0]) / self._amount
+
+
+def retry_after(seconds: float) -> float:
+    """Bound what a client is told to wait."""
+    return min(max(MIN_RETRY_AFTER_S, seconds), MAX_RETRY_AFTER_S)

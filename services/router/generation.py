@@ -173,7 +173,7 @@ def _admitted(
     A client that leaves cancels the handler; leaving this block then aborts what still runs.
     """
     request, group = context.request, context.group
-    ticket = context.ticket or dispatch.admit(context.caller.client, request, group)
+    ticket = context.ticket or dispatch.admit(context.caller, request, group)
     num_used = 0
     try:
         inflight = dispatch.submit(request, group, sink, context.caller, context.span.traceparent)

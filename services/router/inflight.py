@@ -48,7 +48,7 @@ class InflightTable:
         """Take the breakers that are told of answers that end well, and of those that fail."""
         self._breakers = breakers or CircuitBreakers()
         self.next_counter = 0
-        self._requests: dict[InflightRequest, None] = {}
+        self.requests: dict[InflightRequest, None] = {}  # those that are open
         self.stats: dict[str, RequestStats] = {}  # by model
         self.num_displaced = 0  # choices so far
         self.displaced: dict[Choice, None] = {}  # without an attempt, until they get another
@@ -60,7 +60,7 @@ class InflightTable:
 
     @property
     def num_requests(self) -> int:
-        return len(self._requests)
+        return len(self.requests)
 
     def num_at(self, instance_id: str) -> int:
         """Count the attempts that still involve a worker."""
@@ -84,7 +84,7 @@ class InflightTable:
         stats = self.stats.setdefault(card.name, RequestStats())
         request = InflightRequest(sink, num_choices, stats, now_s, card, sink.wants_ids)
         request.caller, request.starts = caller, self.starts
-        self._requests[request] = None
+        self.requests[request] = None
         request.choices = [Choice(request, index) for index in range(num_choices)]
         return request
 
@@ -209,10 +209,10 @@ class InflightTable:
 
     def spent(self, now_s: float) -> list[tuple[InflightRequest, Failure]]:
         """Return the requests whose time is up, and why; call it at every tick."""
-        return [(each, failure) for each in self._requests if (failure := each.spent(now_s))]
+        return [(each, failure) for each in self.requests if (failure := each.spent(now_s))]
 
     def fail_all(self, failure: Failure) -> list[AbortedAttempt]:
-        return [one for request in [*self._requests] for one in self.fail(request, failure)]
+        return [one for request in [*self.requests] for one in self.fail(request, failure)]
 
     def lose_worker(self, instance_id: str, now_s: float) -> list[AbortedAttempt]:
         """Displace the choices at a worker that is gone."""
@@ -338,7 +338,7 @@ class InflightTable:
             self._breakers.succeeded(station.endpoint)
         request.num_open -= 1
         if not request.num_open:
-            del self._requests[request]
+            del self.requests[request]
         if not choice.first_token_at_s:
             self.starts.left(now_s)
         decode_s = now_s - choice.first_token_at_s if choice.first_token_at_s else 0.0
@@ -372,7 +372,7 @@ class InflightTable:
             aborted += self._drop_attempt(choice, reason)
         if request.num_open:
             request.num_open = 0
-            del self._requests[request]
+            del self.requests[request]
         return aborted
 
     def _drop_attempt(self, choice: Choice, reason: AbortReason) -> list[AbortedAttempt]:

@@ -7,8 +7,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
+from common.messages.control import Load
 from common.messages.tokenize import TokenizeQuery
 from tests.flow.router_ring import (
     CHAT,
@@ -182,6 +184,36 @@ async def test_inputs_of_embeddings_that_follow_an_answered_part_do_not_wait_for
         await pass_time(ring, 1.2)
         status, data = await task
         assert (status, error_of(data)["code"]) == (408, "timeout")
+        await ring.until(ring.is_empty)
+
+
+async def test_what_would_begin_too_late_is_refused_at_once_and_clients_count_in_turns() -> None:
+    keys = {name: {"Authorization": f"Bearer key-of-{name}"} for name in "ab"}
+
+    async def post(name: str) -> aiohttp.ClientResponse:
+        return await ring.post(CHAT, chat(), headers=keys[name]).__aenter__()
+
+    async with running_router(max_ttft_s=4.0, api_keys=("key-of-a", "key-of-b")) as ring:
+        for _ in range(12):  # one begins every second
+            assert (await post("a")).status == 200
+            ring.now_s += 1.0
+        ring.script = None
+        inflight = ring.actor.dispatch.inflight
+        tasks = []
+        for number in range(6):  # as long as compute has no queue, all may come
+            tasks.append(asyncio.ensure_future(post("a")))
+            await ring.until(lambda number=number: inflight.num_requests == number + 1)
+        ring.beat("compute", load=Load(64, 6, 64))
+        await ring.settle()
+        async with ring.post(CHAT, chat(), headers=keys["a"]) as refused:
+            assert refused.status == 503
+            assert 2 <= int(refused.headers["Retry-After"]) <= 5
+            error = error_of(await refused.read())
+            assert error["code"] == "overloaded" and "max_ttft_s" in error["message"]
+        tasks.append(asyncio.ensure_future(post("b")))
+        await ring.until(lambda: inflight.num_requests == 7)
+        for task in tasks:
+            task.cancel()
         await ring.until(ring.is_empty)
 
 

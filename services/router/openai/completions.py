@@ -179,7 +179,7 @@ async def _complete(call: Call[CompletionRequest]) -> web.StreamResponse:
     ticket: AdmissionTicket | None = None
     with contextlib.ExitStack() as held:
         if parsed.echo:  # its prompts are tokenized first, which has to be admitted, too
-            ticket = dispatch.admit(caller.client, request, group)
+            ticket = dispatch.admit(caller, request, group)
             held.callback(dispatch.release, ticket)
             goes_on = not parsed.options.prompt_alone
             async with dispatch.within(caller):

@@ -30,6 +30,7 @@ def test_one_who_has_something_of_the_answer_may_still_run_out_of_time() -> None
     caller = Caller(Client("a"), begin_by_s=1.0, end_by_s=2.0).after_begin()
     assert caller.spent(1.5, has_begun=False) is None
     assert caller.spent(2.0, has_begun=False) is TIMED_OUT
+    assert caller.has_begun
 
 
 def test_without_limits_a_request_may_take_for_ever() -> None:

@@ -40,6 +40,7 @@ def test_the_settings_are_these() -> None:
         "lease_s",
         "hold_s",
         "max_wait_s",
+        "max_ttft_s",
         "grace_s",
     }
 
