@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +19,13 @@ from common.model_folder import describe
 from common.registration import Registration, Worker, WorkerState
 from common.telemetry import log
 from common.telemetry.span_ring import SpanRing, timeline_part
+from common.turns import Turns
 from services.detokenizer.config import DetokenizerSettings
 from services.detokenizer.streams import AbortOrder, Streams
 from services.detokenizer.vocabulary import TokenVocabulary
 
 CAPACITY = 1 << 16  # streams; compute's limits bound them long before
+MAX_PIECE = 512  # ids of a query that are decoded in one go: 0.2 ms, or 3 by `WindowDecoding`
 
 
 class DetokenizerActor(Worker):
@@ -43,6 +45,7 @@ class DetokenizerActor(Worker):
         super().__init__(registration)
         self._clock = clock
         self._steps = SpanRing("text", "detokenize", "rows")
+        self._turns = Turns(clock)
         self._progress = 0
         self._has_started = False
 
@@ -91,7 +94,7 @@ class DetokenizerActor(Worker):
 
     @property
     def idle(self) -> bool:
-        return len(self._streams) == 0
+        return not (len(self._streams) or len(self._turns))
 
     @property
     def num_open(self) -> int:
@@ -120,13 +123,24 @@ class DetokenizerActor(Worker):
             self._send(order.compute, Abort(order.attempt, order.reason))
 
     def _answer(self, query: DetokenizeQuery) -> None:
-        text, failure = "", self._refusal(query)
-        if failure is None and query.goes_on:
-            decoder = self._vocabulary.decoding.stream(query.skip_special_tokens)
-            text = decoder.follow(query.ids)
-        elif failure is None:
-            text = self._vocabulary.decode(list(query.ids), query.skip_special_tokens)
-        self._send(query.reply, Detokenized(query.query, text, failure))
+        failure = self._refusal(query)
+        if failure is None:
+            self._turns.begin(self._decode(query))
+        else:
+            self._send(query.reply, Detokenized(query.query, "", failure))
+
+    def _decode(self, query: DetokenizeQuery) -> Iterator[None]:
+        """Answer a query piece by piece: 262,144 ids at once held up all streams for 47 ms."""
+        decoder = self._vocabulary.decoding.stream(query.skip_special_tokens)
+        texts = []
+        for at in range(0, len(query.ids), MAX_PIECE):
+            is_end = at + MAX_PIECE >= len(query.ids)
+            take = decoder.follow if query.goes_on and is_end else decoder.push
+            texts.append(take(query.ids[at : at + MAX_PIECE]))
+            yield
+        if not query.goes_on:
+            texts.append(decoder.flush())
+        self._send(query.reply, Detokenized(query.query, "".join(texts)))
 
     def _refusal(self, query: DetokenizeQuery) -> Failure | None:
         limit, size = self._settings.max_query_ids, self._card.vocab_size

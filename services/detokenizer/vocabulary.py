@@ -22,7 +22,6 @@ class TokenVocabulary:
     """The tokenizer of one model, for turning ids into text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
         self._markers: dict[tuple[str, ...], frozenset[int]] = {}
         self._added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(
@@ -41,10 +40,6 @@ class TokenVocabulary:
         if ids is None:
             ids = self._markers[words] = frozenset(special_ids(words, self._added).values())
         return ids
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
 
 
 def choose_decoding(tokenizer: Tokenizer, special: frozenset[int]) -> Decoding:

@@ -19,6 +19,7 @@ from common.messages.arrays import int32s
 from common.messages.control import Abort, AbortReason
 from common.messages.failure import Failure
 from common.messages.tokenize import Tokenize
+from common.turns import Turns
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.answer import Sink
 from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
@@ -38,7 +39,6 @@ from services.router.generate_request import GenerateRequest, estimated_tokens
 from services.router.holding import HoldQueue
 from services.router.inflight import InflightTable
 from services.router.queries import Queries, QueryLimits
-from services.router.turns import Turns
 
 DRAINING = Failure(503, "draining", "the server is stopping; try again", None, True)
 NO_WORKER = "no {} is available; try again"

@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (7_110, 47),
-    "services/router": (13_750, 79),
+    "common": (7_160, 48),
+    "services/router": (13_700, 78),
     "services/tokenizer": (3_300, 17),
     "services/compute": (19_700, 128),
-    "services/detokenizer": (2_470, 16),
+    "services/detokenizer": (2_490, 16),
     "services/launcher": (1_300, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (42_900, 264),
+    "services": (42_850, 263),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from common.messages.generate import ComputeInbox, StreamHeader
 from common.messages.text import Detokenized, RouterInbox, TextGenerated
 from common.messages.tokens import DetokenizeQuery, DetokenizerInbox, TokensGenerated
 from common.registration import Registration
-from services.detokenizer.actor import DetokenizerActor
+from services.detokenizer.actor import MAX_PIECE, DetokenizerActor
 from services.detokenizer.config import DetokenizerSettings
 from tests.memory_link import Exchange, MemoryTransport
 from tests.text_rows import rows
@@ -205,6 +206,23 @@ async def test_queries_are_answered_and_wrong_ids_are_named(ring: Ring) -> None:
     assert bad.failure is not None
     assert (bad.failure.status, bad.failure.field) == (400, "tokens")
     assert "200000" in bad.failure.message
+
+
+async def test_many_ids_are_decoded_in_turns_between_which_streams_have_theirs(ring: Ring) -> None:
+    router, ids = ring.routers["r1"], ids_of("hello") * 20_000
+    query = AttemptId(router.address.instance_id, 1)
+    router.send(ring.transport.address, DetokenizeQuery(query, router.address, int32s(ids)))
+    ring.exchange.deliver()
+
+    def answers() -> list[str]:
+        ring.exchange.deliver()
+        return [m.text for m in ring.got["r1"] if isinstance(m, Detokenized)]
+
+    assert answers() == [] and not ring.actor.idle, "all in one turn"
+    for _ in range(len(ids) // MAX_PIECE):
+        await asyncio.sleep(0)
+    assert answers() == ["hello" * 20_000]
+    assert ring.actor.idle
 
 
 async def test_a_prompt_that_is_gone_on_with_ends_before_an_unfinished_character(

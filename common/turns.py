@@ -17,6 +17,9 @@ class Turns:
         self._clock = clock
         self._unfinished: deque[Iterator[None]] = deque()
 
+    def __len__(self) -> int:
+        return len(self._unfinished)
+
     def begin(self, steps: Iterator[None]) -> None:
         """Do the first turn of some work now, and the others soon, beside other work."""
         if self._does_all(steps):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.turns import MAX_STEPS, TURN_S, Turns
+from common.turns import MAX_STEPS, TURN_S, Turns
 
 
 class Clock:
