@@ -10,13 +10,10 @@ import pytest
 import structlog
 
 from common.messages.address import Address
-from common.messages.arrays import int32s
 from common.messages.failure import Ending, Failure, Usage
-from common.messages.text import AttemptRefused, TextGenerated, Tokenized
-from common.messages.tokenize import IdsPrompt, Tokenize, TokenizeQuery
-from common.messages.tokens import DetokenizeQuery
+from common.messages.text import AttemptRefused, TextGenerated
+from common.messages.tokenize import Tokenize
 from services.router.breaker import MAX_FAILURES
-from services.router.failover import RETRIES_PER_S
 from tests.flow.router_ring import (
     CHAT,
     Ring,
@@ -286,22 +283,6 @@ async def test_what_is_lost_on_its_way_takes_another_way() -> None:
         other.cancel()
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "service"),
-    [("/tokenize", {"prompt": "a"}, "tokenizer"), ("/detokenize", {"tokens": [1]}, "detokenizer")],
-)
-async def test_a_worker_that_answers_a_question_has_done_well(
-    path: str, body: dict[str, Any], service: str
-) -> None:
-    async with running_router() as ring:
-        breakers = ring.actor.dispatch.fleet.breakers
-        for _ in range(MAX_FAILURES):
-            breakers.failed(f"mem://{service}", ring.now_s, "dead")
-        assert not breakers.allows(f"mem://{service}", ring.now_s)
-        assert (await _ask(ring, body, path))[0] == 200
-        assert breakers.allows(f"mem://{service}", ring.now_s)
-
-
 async def test_a_replica_that_is_left_alone_is_in_health_and_in_the_log() -> None:
     async def left_alone() -> Any:
         async with ring.session.get("/health") as response:
@@ -332,71 +313,6 @@ async def test_a_replica_that_is_left_alone_is_in_health_and_in_the_log() -> Non
         assert await left_alone() == []
         events = [line["event"] for line in lines if line.get("name") == "compute2"]
         assert events == ["replica left alone", "replica used again"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "service", "kind"),
-    [
-        ("/tokenize", {"prompt": "a"}, "tokenizer", TokenizeQuery),
-        ("/detokenize", {"tokens": [1]}, "detokenizer", DetokenizeQuery),
-    ],
-)
-async def test_a_question_is_asked_again(
-    path: str, body: dict[str, Any], service: str, kind: type
-) -> None:
-    async with running_router() as ring:
-        await add(ring, service)
-        ring.script = None
-        task = asyncio.ensure_future(_ask(ring, body, path))
-        names = (service, f"{service}2")
-        await ring.until(lambda: any(ring.workers[name].of(kind) for name in names))
-        (asked,) = [name for name in names if ring.workers[name].of(kind)]
-        ring.script = Script()
-        ring.exchange.kill(asked)
-        ring.actor.peer_lost(ring.workers[asked].transport.address)
-        assert (await task)[0] == 200
-
-
-@pytest.mark.parametrize("num_retries", [0, 1])
-async def test_a_question_that_a_full_tokenizer_refuses_is_asked_again_at_the_rate_of_retries(
-    num_retries: int,
-) -> None:
-    async with running_router() as ring:
-        await add(ring, "tokenizer")
-        retries = ring.actor.dispatch.fleet.retries
-        while retries.take(ring.now_s):
-            pass
-        ring.now_s += num_retries / RETRIES_PER_S
-        ring.script = None
-        task = asyncio.ensure_future(_ask(ring, {"prompt": "a"}, "/tokenize"))
-
-        def asked() -> list[tuple[str, TokenizeQuery]]:
-            names = ("tokenizer", "tokenizer2")
-            return [
-                (name, query) for name in names for query in ring.workers[name].of(TokenizeQuery)
-            ]
-
-        await ring.until(asked)
-        ((name, query),) = asked()
-        ring.script = Script()
-        full = Tokenized(query.query, int32s(), (), FULL)
-        ring.workers[name].transport.send(ring.transport.address, full)
-        status, data = await task
-        assert len(asked()) == 1 + num_retries
-        assert status == (200 if num_retries else 503)
-        assert num_retries or error_of(data)["code"] == "overloaded"
-
-
-async def test_a_question_does_not_go_to_a_worker_that_has_gone_since_its_model_was_found() -> None:
-    async with running_router() as ring:
-        await add(ring, "detokenizer")
-        dispatch = ring.actor.dispatch
-        group = dispatch.group("demo")
-        ring.exchange.kill("detokenizer")
-        ring.actor.peer_lost(ring.workers["detokenizer"].transport.address)
-        for _ in range(2):
-            await dispatch.queries.detokenize(group, IdsPrompt(int32s([1])), "tokens")
-        assert len(ring.workers["detokenizer2"].of(DetokenizeQuery)) == 2
 
 
 async def _ask(ring: Ring, body: dict[str, Any], path: str = CHAT) -> tuple[int, bytes]:
