@@ -14,6 +14,7 @@ REFUSALS = re.compile(
     r"|nothing that the model could read|should be greater than or equal to 1 \(it is 0\)"
     r"|give either prompt or messages"
     r"|there is no response"  # of that id
+    r"|is more urgent than you may ask for"
     r"|\(it is -?\d+\.0\)"  # to JSON Schema 1.0 is an integer, also as a token id
 )
 # Items, blocks and tools of these are of many kinds; the document says that they are objects.
