@@ -2,7 +2,8 @@
 
     make chaos                                          the table, and 1,000 faults at 200 streams
     make chaos ARGS='--faults 50 --streams 24'          a short form of it
-    make chaos ARGS='--device cuda --faults 30'         two computes on one GPU
+    make chaos ARGS='--device cuda --faults 20 --streams 32 --numbers 48 --minutes 3'
+                                                        two computes on one GPU
 
 First every answer is taken without a fault. Then each kind of fault comes once, with one and with
 two replicas of each service, and then faults at random moments on random targets. Every answer must
@@ -52,6 +53,7 @@ MODEL = "chaos"
 TOKENS = {"sim": 120, "cpu": 60, "cuda": 400}  # of each answer: two seconds or three
 SIM_STEP_S = 0.02
 MAX_MODEL_LEN = 8192  # of the requests, the longest prompt takes 5,000
+GPU_MEMORY = 0.4  # of one GPU for each of two computes
 HOLD_S = 120.0  # as a machine of two cores that is busy may take that long to start a service
 CLEAN_WITHIN_S = 60.0
 BROKEN = ("RemoteDisconnected", "IncompleteRead", "ConnectionReset", "broke off", "no JSON")
@@ -99,6 +101,8 @@ class Chaos:
         if arguments.device != "sim":
             settings |= {"compute.load_format": "dummy", "compute.batch_invariant": True}
             settings["compute.dtype"] = arguments.dtype
+        if arguments.device == "cuda":
+            settings["compute.gpu_memory_utilization"] = GPU_MEMORY
         return settings | {f"compute.{name}": value for name, value in arguments.set}
 
     def hosts(self, folder: Path, replicas: int) -> Hosts:
@@ -340,7 +344,12 @@ def main() -> int:
     """Strike, and write the page; 1 if a client saw anything, or anything is left."""
     arguments = parse()
     report = Report("chaos", "Faults amid streams", "No client may see any of them.")
-    report.text(f"- device: {name_of_device(arguments.device)}, model {arguments.model}")
+    report.text(
+        f"- device: {name_of_device(arguments.device)}, model {arguments.model}\n"
+        "- lost, doubled and altered: characters of texts, and entries of lists such as logprobs\n"
+        "- added latency: the longest gap in a stream, less that in the same one without a fault\n"
+        f"- hold_s is {HOLD_S:g}, as one replica is started again on a machine that is busy"
+    )
     chaos = Chaos(arguments, report)
     if why_not():
         report.text(f"- no hosts were cut off: {why_not()}")

@@ -10,6 +10,7 @@ Clients reach the router at 127.0.0.1 whatever is cut: its listening socket is m
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -50,6 +51,7 @@ log_format = "json"
 """
 
 
+@functools.cache
 def why_not() -> str:
     """Say why there can be no hosts here; empty if there can."""
     if os.geteuid() != 0:

@@ -7,6 +7,9 @@ detokenizer on the third, and another detokenizer on the fourth.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -19,7 +22,8 @@ from benchmarks.chaos_ring import DOWN, DROP, Strike, unexpected_errors
 from benchmarks.chaos_run import Load, Tally, strike_once
 from benchmarks.gpu_models import SHAPES, make_folder
 from benchmarks.gpu_server import wait_clean
-from benchmarks.hosts import Hosts, why_not
+from benchmarks.hosts import PREFIX, Hosts, remove_abandoned, why_not
+from benchmarks.stack import ROOT
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are hosts")
@@ -95,3 +99,20 @@ def test_what_an_earlier_attempt_still_says_after_the_heal_is_dropped(load: Load
         HostsRing(load.ring.hosts, (2.6,)), KINDS, NUM_TOKENS, "sim", load.answers, load.gaps_s
     )
     check(short, strike_once(short, short.ring.host("text"), DROP, len(KINDS)).tally)
+
+
+def test_what_a_killed_run_has_left_is_removed_by_the_next() -> None:
+    code = (
+        "import os, signal; from benchmarks.hosts import Network; "
+        "Network(['one', 'two']); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
+    name = f"{PREFIX}{killed.pid}-"
+    assert name in namespaces()
+    remove_abandoned()
+    assert name not in namespaces()
+
+
+def namespaces() -> str:
+    return subprocess.check_output(["ip", "netns", "list"], text=True)
