@@ -256,7 +256,8 @@ class GrammarManager:
     def place(self, deltas: Sequence[SlotDelta]) -> None:
         for order in self._sequences.place(deltas, self._clock()):
             if self._broken is not None:
-                self._sequences.fail(order.slot, order.epoch, self._broken.message, 500)
+                broken = self._broken
+                self._sequences.fail(order.slot, order.epoch, broken.message, broken.status)
             else:
                 self._send(order)
 
@@ -289,7 +290,7 @@ class GrammarManager:
 
     def child_broken(self, child: RestartingChild, why: str) -> None:
         child.give_up()  # a new process could not load either
-        self._give_up(why)
+        self._give_up(why, 500)
 
     def child_reported(self, child: RestartingChild, report: list[Any]) -> None:
         match unpack_report(report):
@@ -309,7 +310,8 @@ class GrammarManager:
         if child.num_failed_starts >= MAX_FAILED_STARTS:
             child.postpone(RETRY_S)
             ended = f"the process ends with status {exit.status} before it is ready"
-            self._give_up(f"it cannot be started: {exit.error}" if exit.error else ended)
+            why = f"it cannot be started: {exit.error}" if exit.error else ended
+            self._give_up(why, 503)  # it is this host that lacks something, or kills
         self._notify()
 
     def _send(self, order: Order) -> None:
@@ -321,12 +323,15 @@ class GrammarManager:
             for number, grammar in self._queue.next(self._clock()):
                 self._send(CompileGrammar(number, grammar))
 
-    def _give_up(self, message: str) -> None:
-        """Refuse the requests that wait, and new ones until a process is ready after all."""
+    def _give_up(self, message: str, status: int) -> None:
+        """Refuse the requests that wait, and new ones until a process is ready after all.
+
+        With status 503 another replica may take them, and those that run.
+        """
         if self._broken is None:
             self._log.error("no masks of grammars", error=message)
         text = f"This replica cannot restrict tokens: {message}"
-        self._broken = Failure(500, "guide_failed", text)
+        self._broken = Failure(status, "guide_failed", text, retryable=status == 503)
         self._queue.fail_all(self._broken)
-        self._sequences.fail_all(message)
+        self._sequences.fail_all(message, status)
         self._notify()

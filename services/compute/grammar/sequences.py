@@ -121,11 +121,12 @@ class StructuredSequences:
         grammar_spec = sequence.delta.sampling.grammar_spec
         field = grammar_spec.field if grammar_spec is not None else None
         text = f"The answer cannot be gone on with under {field}: {message}."
-        self._failures[slot, epoch] = Failure(status, "grammar_failed", text, field)
+        failure = Failure(status, "grammar_failed", text, field, retryable=status == 503)
+        self._failures[slot, epoch] = failure
 
-    def fail_all(self, message: str) -> None:
+    def fail_all(self, message: str, status: int) -> None:
         for slot, sequence in list(self._sequences.items()):
-            self.fail(slot, sequence.delta.epoch, message, 500)
+            self.fail(slot, sequence.delta.epoch, message, status)
 
     def overdue(self, now_s: float) -> bool:
         """Fail the sequences whose mask takes too long; True if the worker is stuck and must die.

@@ -229,6 +229,7 @@ def test_a_worker_that_starts_slowly_is_given_time_but_not_any(desk: Desk) -> No
 
 def test_a_worker_that_never_comes_up_is_given_up(desk: Desk) -> None:
     desk.manager.start()
+    desk.manager.place([make_delta(0)])
     desk.prepare("start: /a/")
     desk.prepare("")
     for deaths in range(1, MAX_FAILED_STARTS + 1):
@@ -239,6 +240,8 @@ def test_a_worker_that_never_comes_up_is_given_up(desk: Desk) -> None:
         desk.now_s += 10.0
         desk.manager.tick(desk.now_s)
     assert [failure and failure.code for failure in desk.answers] == ["guide_failed"] * 2
+    assert all(failure and failure.retryable for failure in desk.answers), "at another replica"
+    assert desk.manager.look(structured_plan((0, 1, 0))).failures[0].retryable
     desk.prepare("start: /b/")
     assert len(desk.answers) == 3
     assert len(desk.processes) == MAX_FAILED_STARTS
@@ -279,6 +282,7 @@ def test_a_worker_that_cannot_load_says_why(desk: Desk) -> None:
     desk.process.exit(1)
     (failure,) = desk.answers
     assert failure is not None and "the tokenizer is damaged" in failure.message
+    assert not failure.retryable, "the others have the same tokenizer"
     assert list(desk.manager.look(structured_plan((0, 1, 0))).failures) == [0]
     desk.now_s += 100.0
     desk.manager.tick(desk.now_s)
