@@ -172,7 +172,8 @@ class Queries:
                 except ApiError as error:
                     if error.failure.code not in ASK_AGAIN:
                         raise
-                    refused.add(worker.address.instance_id)
+                    if error.failure.code != "worker_lost":  # a lost one that is back may answer
+                        refused.add(worker.address.instance_id)
                     is_full = error.failure.code == "overloaded"
                     if is_full and not self._fleet.retries.take(self._holds.clock()):
                         raise self._refusal(error.failure) from error

@@ -307,6 +307,14 @@ def _steps(counters: range, script: Script) -> Iterator[TextGenerated]:
     yield rows
 
 
+async def add(ring: Ring, *services: Any) -> None:
+    """Register a second worker of some services."""
+    for service in services:
+        ring.worker(f"{service}2", service)
+        ring.beat(f"{service}2")
+    await ring.settle()
+
+
 @asynccontextmanager
 async def running_router(workers: bool = True, **settings: Any) -> AsyncIterator[Ring]:
     """Start a router on a free loopback port with one worker of each service.

@@ -18,6 +18,7 @@ from tests.flow.router_ring import (
     CHAT,
     Ring,
     Script,
+    add,
     chat,
     error_of,
     events,
@@ -28,14 +29,6 @@ from tests.flow.router_ring import (
 
 DRAINING = Failure(503, "draining", "this worker is stopping", None, True)
 FULL = Failure(503, "overloaded", "this worker is full", None, True)
-
-
-async def add(ring: Ring, *services: Any) -> None:
-    """Register a second worker of some services."""
-    for service in services:
-        ring.worker(f"{service}2", service)
-        ring.beat(f"{service}2")
-    await ring.settle()
 
 
 def sent(ring: Ring) -> list[Tokenize]:
@@ -164,7 +157,7 @@ async def test_a_stream_whose_worker_does_not_come_back_ends_with_an_error() -> 
 
 async def test_what_is_lost_waits_until_it_is_known_whether_a_silent_worker_is_lost_too() -> None:
     """As when a network is cut: the second loss within 64 tokens would be poison."""
-    async with running_router(placement="round_robin") as ring:
+    async with running_router() as ring:
         await add(ring, "compute")
         task = await waiting(ring, chat(stream=True))
         lost = sent(ring)[0].route.compute
@@ -177,6 +170,7 @@ async def test_what_is_lost_waits_until_it_is_known_whether_a_silent_worker_is_l
         assert len(sent(ring)) == 1
         other = "compute" if name == "compute2" else "compute2"
         ring.beat(other)
+        await ring.settle()
         await ring.tick()
         await ring.until(lambda: len(sent(ring)) == 2)
         assert sent(ring)[-1].route.compute == ring.workers[other].transport.address
