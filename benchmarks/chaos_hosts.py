@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.chaos_ring import DOWN, DROP, KILL, STOP, TERM, Strike, Target
 from benchmarks.hosts import Hosts
 
-# In seconds: too short for a lease, just after it ends, and for good.
+# In seconds: too short for a lease, just after it ends, and for good; 0 is until it is found.
 CUTS_S = (1.0, 2.5, 5.0)
 
 
@@ -60,7 +60,12 @@ class HostsRing:
         return Strike(target, fault, now_s, is_back)
 
     def _cut(self, target: Target, fault: str, now_s: float) -> Strike:
-        network = self.hosts.network
+        network, cut_s = self.hosts.network, next(self._cuts_s)
+        instances = self.hosts.instances.values()
+        has_router = any(each.host == target.name and each.name == "router-0" for each in instances)
+        cut_off = {
+            each.endpoint for each in instances if (each.host == target.name) is not has_router
+        }
         (network.drop if fault == DROP else network.take_down)(target.name)
         return Strike(
             target,
@@ -68,7 +73,8 @@ class HostsRing:
             now_s,
             lambda: len(self._instance_ids()) == len(self._workers),
             lambda: network.heal(target.name),
-            now_s + next(self._cuts_s),
+            now_s + cut_s,
+            lambda: bool(cut_s) or cut_off.isdisjoint(self._instance_ids()),
         )
 
     def _instance_ids(self) -> dict[str, str]:

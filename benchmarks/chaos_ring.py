@@ -44,7 +44,7 @@ class Target:
 class Strike:
     """A fault that has happened; `is_over` says whether all is as it was before.
 
-    A cut does not end by itself: `heal` is called at `heal_at_s`.
+    A cut does not end by itself: `heal` is called at `heal_at_s`, if `is_found` by then.
     """
 
     target: Target
@@ -53,13 +53,14 @@ class Strike:
     is_over: Callable[[], bool]
     heal: Callable[[], None] | None = None
     heal_at_s: float = 0.0
+    is_found: Callable[[], bool] = lambda: True
     over_s: float = 0.0  # when it was found to be
 
     def poll(self, now_s: float) -> bool:
         """Heal what is to be healed by now; return whether all is as it was."""
-        if self.heal is not None and now_s >= self.heal_at_s:
+        if self.heal is not None and now_s >= self.heal_at_s and self.is_found():
             self.heal()
-            self.heal = None
+            self.heal, self.heal_at_s = None, now_s
         if self.heal is None and not self.over_s and self.is_over():
             self.over_s = now_s
         return bool(self.over_s)
