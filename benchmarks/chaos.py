@@ -53,7 +53,7 @@ MODEL = "chaos"
 TOKENS = {"sim": 120, "cpu": 60, "cuda": 400}  # of each answer: two seconds or three
 SIM_STEP_S = 0.02
 MAX_MODEL_LEN = 8192  # of the requests, the longest prompt takes 5,000
-GPU_MEMORY = 0.4  # of one GPU for each of two computes
+KV_TOKENS = 300_000  # of each of two computes that share a GPU
 HOLD_S = 120.0  # as a machine of two cores that is busy may take that long to start a service
 CLEAN_WITHIN_S = 60.0
 BROKEN = ("RemoteDisconnected", "IncompleteRead", "ConnectionReset", "broke off", "no JSON")
@@ -102,7 +102,7 @@ class Chaos:
             settings |= {"compute.load_format": "dummy", "compute.batch_invariant": True}
             settings["compute.dtype"] = arguments.dtype
         if arguments.device == "cuda":
-            settings["compute.gpu_memory_utilization"] = GPU_MEMORY
+            settings["compute.max_batched_token_mem"] = KV_TOKENS
         return settings | {f"compute.{name}": value for name, value in arguments.set}
 
     def hosts(self, folder: Path, replicas: int) -> Hosts:
