@@ -226,7 +226,7 @@ class Ask:
             if "error" in event and event["error"] is not None:
                 self.failure = str(event)[:300]
                 continue
-            _fold(found, (event.get("type"),), event)
+            fold(found, (event.get("type"),), event)
         if self._status != 200 and not self.failure:
             self.failure = f"status {self._status}: {b''.join(self._lines)[:300]!r}"
         return found
@@ -249,18 +249,18 @@ class Ask:
             return []
 
 
-def _fold(found: Answer, path: tuple[Any, ...], value: Any) -> None:
+def fold(found: Answer, path: tuple[Any, ...], value: Any) -> None:
     """Add a value to what is known at its path: pieces to pieces, items to lists."""
     if isinstance(value, dict):
         if isinstance(index := value.get("index"), int):
             path = (*path, index)
         for key, inner in value.items():
             if key not in VOLATILE:
-                _fold(found, (*path, key), inner)
+                fold(found, (*path, key), inner)
     elif isinstance(value, list):
         for item in value:
             if isinstance(item, dict) and "index" in item:
-                _fold(found, path, item)
+                fold(found, path, item)
             else:
                 found.setdefault(path, []).append(_scrubbed(item))
     elif isinstance(value, str) and path[-1] in GROWING:
