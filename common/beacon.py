@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator
 from threading import Event, Thread, main_thread
@@ -110,9 +111,7 @@ class BeaconFile:
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
-        loop_clock = time.pthread_getcpuclockid(main_thread().ident or 0)
-        cpu_s = time.process_time(), time.clock_gettime(loop_clock)
-        times = (now_s, silent_s, idle_s, *cpu_s)
+        times = (now_s, silent_s, idle_s, time.process_time(), _loop_cpu_s())
         record = f"{os.getpid()} {int(is_ready)} " + " ".join(f"{each:.3f}" for each in times)
         os.pwrite(self._fd, record.ljust(RECORD_BYTES).encode("ascii"), 0)
 
@@ -166,6 +165,13 @@ class _ProcessState(NamedTuple):
 
     state: str
     cpu_s: float
+
+
+def _loop_cpu_s() -> float:
+    """Processor time of this process's main thread; without /proc nobody reads it."""
+    if sys.platform != "linux":
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(main_thread().ident or 0))
 
 
 def _state_of(process: str) -> _ProcessState | None:

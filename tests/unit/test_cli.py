@@ -66,6 +66,20 @@ def test_health_kills_what_hangs_if_told_to(
     assert capsys.readouterr().err.count("hangs") == 1
 
 
+def test_health_looks_twice_before_it_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was paused has had no turn yet, and is as silent as one that hangs."""
+    beacon = BeaconFile(str(tmp_path), "x")
+    beacon.update(True, time.monotonic() - 1000.0)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr(time, "sleep", lambda seconds: beacon.update(True, time.monotonic()))
+    assert main(["health", "x", "--run-dir", str(tmp_path), "--kill"]) == 0
+    assert killed == []
+    beacon.remove()
+
+
 def test_health_says_that_the_first_process_of_a_container_cannot_be_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
