@@ -22,6 +22,7 @@ from services.compute.step import MAX_BIAS, MAX_STOP_IDS
 MAX_PROMPT_LOGPROBS = 20  # of a token; what routers let in
 MAX_BANNED_TOKENS = 16_384
 GOES_ON = 1 << 62  # more than will ever arrive
+ADVANCED = 1 << 40  # for each token that it has
 
 NO_EMBEDDINGS = (
     "This model makes no embeddings: its folder does not say how (modules.json of "
@@ -101,8 +102,9 @@ class Intake:
         sequences = []
         for index, attempt in choices.items():
             self._num_arrived += 1
-            # What goes on has its turn before what has not begun.
-            arrival = self._num_arrived - (GOES_ON if request.output_ids else 0)
+            # What goes on has its turn before what has not begun, the most advanced first.
+            num_outputs = len(request.output_ids)
+            arrival = self._num_arrived - (GOES_ON + ADVANCED * num_outputs if num_outputs else 0)
             table = make_table(self._state.memory, namespace)
             choice = request.first_choice + index
             sequences.append(Sequence(attempt, params, choice, arrival, table))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.compute.kv.page_table import Paths
 from services.compute.kv.transfer import Direction
 from services.compute.scheduler.policies import Quota
+from services.compute.scheduler.recovery import PrefillBudget, prefill_budget
 from services.compute.scheduler.sequence import Chunk, Draft, Sequence, Status
 from services.compute.scheduler.state import SchedulerSettings, SchedulerState, by_order
 
@@ -153,14 +154,15 @@ class Planner:
     def _chunks_without_room(self, budget: int) -> list[Sequence]:
         """The prefills whose next chunks may not have their pages yet, as of a window."""
         due = []
+        left = prefill_budget(budget, self._running, self._waiting)
         for sequence in self._running.prefilling:
-            if budget <= 0:
+            if left.tokens <= 0:
                 break
             start = sequence.num_scheduled_tokens
-            stop = min(sequence.num_tokens, start + budget)
+            stop = min(sequence.num_tokens, start + left.of(sequence))
             if stop > sequence.table.room:
                 due.append(sequence)
-            budget -= stop - start
+            left.take(sequence, stop - start)
         return due
 
     def _make_room(self, sequence: Sequence, max_chunk: int) -> None:
@@ -228,24 +230,25 @@ class Planner:
         A client whose turn comes before that of all prefills under way does not wait for their end.
         """
         prefilling = self._running.prefilling
+        left = prefill_budget(budget, self._running, self._waiting)
         first = self._overtaking(prefilling) if num_new else None
-        if first is not None and self._start(first, budget, now_s):
+        if first is not None and self._start(first, left.of(first), now_s):
             num_new -= 1
-            budget -= self._add_chunk(draft, first, budget)
+            self._add_chunk(draft, first, left)
         for sequence in prefilling:
-            if budget <= 0:
+            if left.tokens <= 0:
                 return
             if sequence not in self._held:
-                budget -= self._add_chunk(draft, sequence, budget)
+                self._add_chunk(draft, sequence, left)
         if self._short_of_pages:
             return
-        while budget > 0 and self._running.has_free_slot:
-            first = self._waiting.first(allow_new=num_new > 0)
+        while left.tokens > 0 and self._running.has_free_slot:
+            first = self._waiting.first(num_new > 0, goes_on=left.recovery > 0)
             is_new = first is not None and not first.has_run
-            if first is None or not self._start(first, budget, now_s):
+            if first is None or not self._start(first, left.of(first), now_s):
                 return
             num_new -= is_new
-            budget -= self._add_chunk(draft, first, budget)
+            self._add_chunk(draft, first, left)
 
     def _overtaking(self, prefilling: list[Sequence]) -> Sequence | None:
         """The first in the queue, if its turn comes before those whose prompts are under way."""
@@ -309,23 +312,23 @@ class Planner:
         state.drop_host_pages(sequence)
         return False
 
-    def _add_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
-        """Add as many known tokens of a sequence as the budget allows; return their number."""
+    def _add_chunk(self, draft: Draft, sequence: Sequence, left: PrefillBudget) -> None:
+        """Add as many known tokens of a sequence as the budget allows, and take them from it."""
         if sequence.status is Status.LOADING:
-            return 0
+            return
         start, num_tokens = sequence.num_scheduled_tokens, sequence.num_tokens
-        scored = sequence.has_to_score(start)
+        budget, scored = left.of(sequence), sequence.has_to_score(start)
         if scored:
             budget = min(budget, self._max_scored_tokens - draft.num_scored)
         stop = min(num_tokens, start + budget, sequence.table.room)
         if stop <= start:  # no more scores in this step; or a pooled one that awaits its result
-            return 0
+            return
+        left.take(sequence, stop - start)
         draft.num_scored += scored * (stop - start)
         samples = stop == num_tokens and not sequence.params.pools
         draft.chunks.append(Chunk(sequence, start, stop, samples))
         if self._waiting or sequence.followers:  # else that can pass beside the step
             self._publish(draft, draft.chunks[-1])
-        return stop - start
 
     def _publish(self, draft: Draft, chunk: Chunk) -> None:
         """Let later sequences find the pages that a chunk fills, already in this step.

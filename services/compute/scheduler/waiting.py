@@ -56,12 +56,17 @@ class WaitingQueue:
         self._num_waiting -= 1
         self.num_resumable -= sequence.has_run
 
-    def first(self, allow_new: bool) -> Sequence | None:
-        """The next one to run; with `allow_new` unset, of those that have run before."""
+    def first(self, allow_new: bool, goes_on: bool = True) -> Sequence | None:
+        """The next one to run; with `allow_new` unset, of those that have run before.
+
+        With `goes_on` unset, of those that no other worker had begun.
+        """
         if not (self._num_waiting if allow_new else self.num_resumable):
             return None
+        head = _head if allow_new else _resumable
         for priority in sorted(self._lines):
-            heads = map(_head if allow_new else _resumable, self._lines[priority].values())
+            lines = self._lines[priority].values()
+            heads = map(head, lines if goes_on else map(_begun_here, lines))
             first = min(filter(None, heads), key=_turn, default=None)
             if first is not None:
                 return first
@@ -100,8 +105,12 @@ def _turn(sequence: Sequence) -> tuple[bool, int, int, int]:
     return *sequence.turn, sequence.order[1]
 
 
+def _begun_here(line: list[tuple[int, Sequence]]) -> list[tuple[int, Sequence]]:
+    return line[bisect_left(line, 0, key=_arrival) :]  # those of others come first in each line
+
+
 def _head(line: list[tuple[int, Sequence]]) -> Sequence | None:
-    return line[0][1]
+    return line[0][1] if line else None
 
 
 def _resumable(line: list[tuple[int, Sequence]]) -> Sequence | None:

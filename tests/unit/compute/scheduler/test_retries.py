@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.compute.scheduler.recovery import RECOVERY_SHARE
 from services.compute.scheduler.state import SchedulerSettings
 from tests.unit.compute.fake_device import EOS, generate, make_spec
 from tests.unit.compute.scheduler_loop import Loop, make_request
@@ -89,3 +90,57 @@ def test_what_goes_on_is_never_refused_and_runs_before_what_has_not_begun() -> N
     assert refused.failure is not None
     assert refused.failure.code == "overloaded"
     assert loop.streams[0].new_tokens == whole[3:]
+
+
+RECOVERING = {"num_pages": 800, "max_num_seqs": 16, "max_step_tokens": 272}
+NUM_LOST = 12
+
+
+def lose(loop: Loop) -> list[int]:
+    """Requests go on from a lost worker, 100 to 111 with 1 to 12 tokens; 1,200 are to compute."""
+    counters = list(range(100, 100 + NUM_LOST))
+    for counter in counters:
+        prompt = tuple(2 + (counter * at + at) % 30 for at in range(100))
+        request = make_request(counter, prompt, 30)
+        said = generate(prompt, request.sampling, 0)[: counter - 99]
+        loop.add(make_request(counter, prompt, 30, tuple(said)))
+    return counters
+
+
+def first_steps(loop: Loop, counters: list[int]) -> dict[int, int]:
+    """In which step from now on each of these has its first new token."""
+    found: dict[int, int] = {}
+    for step in range(200):
+        for counter in counters:
+            if loop.streams[counter].new_tokens:
+                found.setdefault(counter, step)
+        if len(found) == len(counters):
+            return found
+        loop.step()
+        loop.hear()
+    raise AssertionError(f"only {found}")
+
+
+def test_what_goes_on_takes_a_part_of_each_step_beside_what_is_served() -> None:
+    """The first token of a new request comes with the next steps, and all that was lost goes on."""
+    loop = Loop(make_spec(**RECOVERING), SchedulerSettings(max_prefill_tokens=256))
+    loop.add(make_request(0, PROMPT, 100))
+    loop.step()
+    lost = lose(loop)
+    loop.add(make_request(1, PROMPT, 5))
+    steps = first_steps(loop, [1, *lost])
+    assert steps.pop(1) <= 2
+    order = sorted(lost, key=steps.__getitem__)
+    assert order == sorted(lost, reverse=True), "not the most advanced first"
+    num_steps = -(-100 * NUM_LOST // (256 // RECOVERY_SHARE))
+    assert num_steps - 2 <= max(steps.values()) <= num_steps + 12
+    loop.run()
+    loop.check_finished()
+
+
+def test_what_goes_on_takes_whole_steps_where_nothing_else_is_served() -> None:
+    loop = Loop(make_spec(**RECOVERING), SchedulerSettings(max_prefill_tokens=256))
+    steps = first_steps(loop, lose(loop))
+    assert max(steps.values()) <= 100 * NUM_LOST // 256 + 3
+    loop.run()
+    loop.check_finished()
