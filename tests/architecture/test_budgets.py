@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (7_160, 48),
     "services/router": (13_700, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (19_750, 129),
+    "services/compute": (19_780, 129),
     "services/detokenizer": (2_490, 16),
     "services/launcher": (1_300, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),
-    "services": (42_850, 264),
+    "services": (42_920, 264),
 }
 MIN_MEDIAN_LINES = 90
 
