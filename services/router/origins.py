@@ -18,7 +18,7 @@ from services.router.errors import ApiError
 
 ANY = "*"
 ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
-EXPOSED_HEADERS = "X-Request-Id, Request-Id, Retry-After, Warning"
+EXPOSED_HEADERS = "X-Request-Id, Request-Id, Retry-After, X-Should-Retry, Warning"
 PREFLIGHT_MAX_AGE_S = 600  # Chromium keeps a preflight for two hours at most, Firefox for a day
 _FETCH_SITE = "Sec-Fetch-Site"  # set by the browser; no script can
 

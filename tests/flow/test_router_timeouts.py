@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from common.messages.control import Load
-from common.messages.tokenize import TokenizeQuery
+from common.messages.tokenize import Tokenize, TokenizeQuery
 from tests.flow.router_ring import (
     CHAT,
     TEXT,
@@ -97,6 +98,23 @@ async def test_an_error_of_a_timeout_has_openais_shape() -> None:
         await pass_time(ring, 1.1)
         status, data = await task
         assert (status, error_of(data)["code"]) == (408, "timeout")
+
+
+async def test_openais_client_does_not_ask_again_after_a_timeout() -> None:
+    async with running_router() as ring:
+        ring.script = None
+        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{ring.actor.port}/v1", api_key="-")
+        body = {"timeout": 1}
+        task = asyncio.ensure_future(
+            client.chat.completions.create(model="demo", messages=MESSAGES, extra_body=body)
+        )
+        await ring.until(lambda: ring.workers["tokenizer"].of(Tokenize))
+        await pass_time(ring, 1.1)
+        with pytest.raises(openai.APIStatusError) as caught:
+            await task
+        assert (caught.value.status_code, caught.value.code) == (408, "timeout")
+        assert len(ring.workers["tokenizer"].of(Tokenize)) == 1
+        await client.close()
 
 
 @pytest.mark.parametrize("api", APIS)
