@@ -30,8 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_command_in_the_banner_gets_an_answer(sim_stack: Stack) -> None:
     text = sim_stack.log_path.with_name("out").read_text()
     words = shlex.split(text[text.index("curl ") : text.index("Ctrl-C")])
+    body = json.loads(words[words.index("-d") + 1]) | {"max_tokens": 8}  # sim answers till the end
     request = urllib.request.Request(
-        words[1], words[words.index("-d") + 1].encode(), {"Content-Type": "application/json"}
+        words[1], json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"

@@ -263,7 +263,7 @@ class MemoryHistory(RuleBasedStateMachine):
 
 TestMemoryHistory = MemoryHistory.TestCase
 TestMemoryHistory.settings = settings(
-    max_examples=num_cases(150, exploring=400), stateful_step_count=40
+    max_examples=num_cases(100, exploring=400), stateful_step_count=40
 )
 
 

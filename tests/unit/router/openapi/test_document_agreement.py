@@ -99,7 +99,7 @@ def changed(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return path, body
 
 
-@settings(max_examples=num_cases(800, exploring=4000))
+@settings(max_examples=num_cases(400, exploring=4000))
 @given(changed())
 def test_what_is_documented_is_taken_and_what_is_taken_is_documented(
     case: tuple[str, dict[str, Any]],

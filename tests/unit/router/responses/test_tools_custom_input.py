@@ -21,7 +21,7 @@ def in_pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 @given(TEXTS, st.booleans(), st.sampled_from([None, 1]), st.lists(st.integers(0, 200), max_size=9))
-@settings(max_examples=num_cases(300, exploring=900))
+@settings(max_examples=num_cases(150, exploring=900))
 def test_any_input_cut_anyhow_is_read_whole(
     text: str, is_ascii: bool, indent: int | None, cuts: list[int]
 ) -> None:
