@@ -48,7 +48,7 @@ pytestmark = pytest.mark.hypothesis
 
 # Shrinking a history can take minutes, so it is left to `make fuzz`.
 SETTINGS = settings(
-    max_examples=num_cases(100, exploring=400),
+    max_examples=num_cases(160, exploring=400),
     phases=(Phase.generate,) if settings.default.derandomize else tuple(Phase),
     stateful_step_count=60,
     suppress_health_check=list(HealthCheck),
