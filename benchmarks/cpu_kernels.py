@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.report import Report
+from services.compute.layers.cpu_linear import ReorderedLinear, works
 from services.compute.layers.eager_attention import (
     EagerAttention,
     Geometry,
@@ -25,7 +26,7 @@ from services.compute.layers.eager_attention import (
     plan_attention,
 )
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
-from services.compute.layers.weighted_layers import Linear, PackedLinear, can_pack
+from services.compute.layers.weighted_layers import Linear
 from services.compute.runner.model_loader import prepare_cpu
 from services.compute.sampling.noise import coordinates, draw_everywhere, draw_where_it_counts
 
@@ -59,7 +60,7 @@ def report_linear(report: Report, dtype: torch.dtype) -> None:
     for out, width in ((2304, 768), (768, 2048), (32_000, 768)):
         count = max(1, WEIGHT_BYTES // (out * width * dtype.itemsize))
         weights = [torch.randn(out, width).to(dtype) for _ in range(count)]
-        plain, packed = (cycle([make(w) for w in weights]) for make in (Linear, PackedLinear))
+        plain, packed = (cycle([make(w) for w in weights]) for make in (Linear, ReorderedLinear))
         for num_rows in ROWS:
             x = torch.randn(num_rows, width).to(dtype)
             figures = compare(lambda: next(plain)(x), lambda: next(packed)(x))  # noqa: B023
@@ -132,7 +133,7 @@ def main() -> None:
     report.text(f"torch {torch.__version__} with {threads} threads.")
     with torch.inference_mode():
         for dtype in (torch.bfloat16, torch.float32):
-            if can_pack(dtype, CPU):
+            if works(ReorderedLinear, dtype):
                 report_linear(report, dtype)
             report_decode(report, dtype)
         report_noise(report)

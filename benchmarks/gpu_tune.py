@@ -214,7 +214,7 @@ class Bench:
         if row_pdl is None:
             row_pdl = variant.pdl and shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
         product = TunedProduct(self.work, variant.pdl, row_pdl, variant.cuts, takes_norms)
-        decoder = KernelDecoder(self.decoder, inputs, product, MAX_POSITIONS, variant.pdl)
+        decoder = KernelDecoder(self.decoder, inputs, {Linear: product}, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(
                 self.cache.layer_pages(layer),

@@ -127,6 +127,23 @@ class DecoderShape:
         return num_positions * self.head_dim * _POSITION_BYTES
 
 
+QUANT_METHODS = frozenset(
+    {
+        "auto-round",
+        "auto_round",
+        "awq",
+        "compressed-tensors",
+        "fbgemm_fp8",
+        "fp8",
+        "gptq",
+        "intel/auto-round",
+        "modelopt",
+        "modelopt_fp4",
+    }
+)
+"""Names of ways to quantize that weights are read of."""
+
+
 def architecture_of(raw: Mapping[str, Any]) -> str:
     """Return the architecture in config.json, or its model_type if there is none."""
     names = raw.get("architectures")
@@ -150,11 +167,37 @@ def family_of(raw: Mapping[str, Any]) -> str:
             f"config.json: architecture {name[:80]} is not supported; these are: "
             f"{', '.join(sorted(ARCHITECTURES))}."
         )
-    if raw.get("quantization_config"):
-        raise ModelError("config.json: quantized checkpoints are not supported yet.")
+    quant_method(raw)
     if raw.get("is_causal") is False:
         raise ModelError("config.json: is_causal is false; attention to later tokens is missing.")
     return family
+
+
+def quant_method(raw: Mapping[str, Any]) -> str:
+    """Return which of QUANT_METHODS config.json names; empty if nothing is quantized.
+
+    Raises ModelError for another one.
+    """
+    quantization = quantization_of(raw)
+    if not quantization:
+        return ""
+    method = str(quantization.get("quant_method", "")).lower()
+    if method not in QUANT_METHODS:
+        raise ModelError(
+            f"config.json: quantization by {method[:40] or 'a method without a name'} is not "
+            "supported. Take a checkpoint of compressed-tensors (llm-compressor), GPTQ, AWQ or FP8 "
+            "weights, or the model without quantization and --quantization fp8, int8 or int4."
+        )
+    return method
+
+
+def quantization_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what config.json says of quantization; old files of compressed-tensors have the second
+    name."""
+    found = raw.get("quantization_config") or raw.get("compression_config") or {}
+    if not isinstance(found, Mapping):
+        raise ModelError("config.json: quantization_config is not a table; download it again.")
+    return found
 
 
 def language_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:

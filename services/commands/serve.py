@@ -46,8 +46,6 @@ SEVERAL_GPUS = (
 INSTEAD = {
     "--model": "give the model without an option: slipstream serve MODEL",
     "--model-path": "give the model without an option: slipstream serve MODEL",
-    "--quantization": "quantised weights are not served yet. A model too large for the memory "
-    "may fit in fewer bits a number, --dtype bfloat16, or take a smaller one",
     "--pipeline-parallel-size": SEVERAL_GPUS,
     "--data-parallel-size": "use --computes N: so many copies, each on a GPU of its own",
     "--max-num-batched-tokens": "use --max-prefill-tokens for the prompt tokens of one step",

@@ -33,6 +33,11 @@ class ComputeSettings(Settings):
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="auto reads *.safetensors; dummy makes random weights"
     )
+    quantization: Literal["auto", "fp8", "int8", "int4"] = Field(
+        "auto",
+        description="make the weights of linear maps smaller while they are loaded (default: auto, "
+        "they stay as the checkpoint has them)",
+    )
     max_model_len: int = Field(
         0, ge=0, description="longest prompt and answer (default: the model's)"
     )

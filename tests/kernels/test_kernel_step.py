@@ -169,7 +169,7 @@ def run(
         inputs=StepInputs.make(MAX_TOKENS, 4, CPU),
         stream=StreamBuffers.make(MAX_TOKENS, HIDDEN, torch.float32, CPU),
         scratch=Scratch(torch.float32, CPU),
-        product=recorder,
+        products={Linear: recorder},
         ropes=ropes,
         pdl=False,
         norms_behind=decoder.layers[-1].last[0] is not None,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -27,9 +27,9 @@ from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, r
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
 from services.compute.layers.parts import Activation, Attention, Hidden, Input, Normed
-from services.compute.layers.products import Product
+from services.compute.layers.products import FusedProduct, Products
 from services.compute.layers.rope import RopeSpec
-from services.compute.layers.weighted_layers import Embedding, Linear, Norm
+from services.compute.layers.weighted_layers import AnyLinear, Embedding, Norm
 
 
 class Scratch:
@@ -92,7 +92,7 @@ class KernelDevice:
     inputs: StepInputs
     stream: StreamBuffers
     scratch: Scratch
-    product: Product
+    products: Products
     ropes: Mapping[RopeSpec, RotaryTables]
     pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
     norms_behind: bool = False  # of parts, beside those before them
@@ -112,16 +112,18 @@ class KernelStep:
         self._num_tokens = num_tokens
         self._caches = caches
         self._attention = attention
-        fused = device.product.fused
-        # takes norms into its launches; None: they are launched by themselves
-        takes_norms = fused is not None and fused.can_norm(num_tokens, device.norms_behind)
-        self._row = fused if takes_norms else None
+        # what takes norms into its launches; of other maps they are launched by themselves
+        self._taking: dict[type[AnyLinear], FusedProduct[Any]] = {}
+        for kind, product in device.products.items():
+            fused = product.fused
+            if fused is not None and fused.can_norm(num_tokens, device.norms_behind):
+                self._taking[kind] = fused
 
     def embed(self, embedding: Embedding) -> Hidden:
         stream, num_tokens = self._device.stream, self._num_tokens
         # Where launches take the norm in, the stream swaps at each addition. Mostly there is an odd
         # number of them, so that it ends in x.
-        x_TE = stream.other_1E if self._row is not None else stream.x_TE[:num_tokens]
+        x_TE = stream.other_1E if self._taking else stream.x_TE[:num_tokens]
         tokens_T = self._device.inputs.tokens_T[:num_tokens]
         torch.index_select(embedding.weight_VE, 0, tokens_T, out=x_TE)
         if embedding.scale != 1.0:
@@ -157,15 +159,15 @@ class KernelStep:
     def settle(self, hidden: Hidden) -> None:
         self.computed(Normed(hidden, None))
 
-    def linear(self, x: Input, linear: Linear) -> Tensor:
+    def linear(self, x: Input, linear: AnyLinear) -> Tensor:
         return self._multiply(x, linear, None)
 
-    def linear_out(self, x: Input, linear: Linear) -> Tensor:
+    def linear_out(self, x: Input, linear: AnyLinear) -> Tensor:
         return self._multiply(x, linear, self._device.stream.delta_TE[: self._num_tokens])
 
-    def gated(self, x: Input, gate_up: Linear, activation: Activation) -> Tensor:
-        product, num_rows = self._device.product, gate_up.weight_OI.shape[0]
-        row, fused = self._row, product.fused
+    def gated(self, x: Input, gate_up: AnyLinear, activation: Activation) -> Tensor:
+        product, num_rows = self._device.products[type(gate_up)], gate_up.num_out
+        row, fused = self._taking.get(type(gate_up)), product.fused
         inner_TF = self._take(num_rows // 2)
         if row is not None and gate_up.bias_O is None and _has_norm(x):
             row.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
@@ -177,12 +179,12 @@ class KernelStep:
             act_mul(wide_TF2, inner_TF, activation, pdl=self._device.pdl)
         return inner_TF
 
-    def activated(self, x: Input, up: Linear, activation: Activation) -> Tensor:
+    def activated(self, x: Input, up: AnyLinear, activation: Activation) -> Tensor:
         inner_TF = self.linear(x, up)
         activate(inner_TF, inner_TF, activation, pdl=self._device.pdl)
         return inner_TF
 
-    def attend(self, qkv_TC: Tensor, attention: Attention[Linear]) -> Tensor:
+    def attend(self, qkv_TC: Tensor, attention: Attention[AnyLinear]) -> Tensor:
         device, cache = self._device, self._caches[attention.layer]
         heads = (-1, attention.num_heads, attention.head_dim)
         mixed_TC = self._take(attention.num_heads * attention.head_dim)
@@ -225,15 +227,15 @@ class KernelStep:
     def _value(self, x: Input) -> Tensor:
         return x if isinstance(x, Tensor) else self.computed(x)
 
-    def _multiply(self, x: Input, linear: Linear, out_TO: Tensor | None) -> Tensor:
-        row = self._row
+    def _multiply(self, x: Input, linear: AnyLinear, out_TO: Tensor | None) -> Tensor:
+        row = self._taking.get(type(linear))
         if row is not None and _has_norm(x):
-            out_TO = self._take(linear.weight_OI.shape[0]) if out_TO is None else out_TO
+            out_TO = self._take(linear.num_out) if out_TO is None else out_TO
             row.normed(self._into_launch(x), linear, out_TO)
         else:
             value_TI = self._value(x)  # before the output is taken: scratch comes in order
-            out_TO = self._take(linear.weight_OI.shape[0]) if out_TO is None else out_TO
-            self._device.product(value_TI, linear, out_TO)
+            out_TO = self._take(linear.num_out) if out_TO is None else out_TO
+            self._device.products[type(linear)](value_TI, linear, out_TO)
         return out_TO
 
     def _into_launch(self, x: Normed) -> NormedInput:

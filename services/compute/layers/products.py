@@ -7,8 +7,9 @@ Shape legend: T tokens, I inputs, O outputs, F inner width of the MLP.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,44 +25,48 @@ from services.compute.kernels.matvec import (
 from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
 from services.compute.kernels.skinny_matmul_config import MAX_TOKENS, SkinnyWork
 from services.compute.layers.parts import Activation
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.weighted_layers import AnyLinear, Linear
+
+L = TypeVar("L", contravariant=True)
 
 
-class Product(Protocol):
-    """How a device multiplies; one object for all layers. Launches depend on shapes and dtypes
-    alone, as captured graphs need."""
+class Product(Protocol[L]):
+    """How a device multiplies by one kind of linear map; one object for all layers. Launches depend
+    on shapes and dtypes alone, as captured graphs need."""
 
     @property
-    def fused(self) -> FusedProduct | None:
+    def fused(self) -> FusedProduct[L] | None:
         """What it can do in one launch with its neighbours, if anything."""
         ...
 
-    def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor, /) -> None:
+    def __call__(self, x_TI: Tensor, linear: L, out_TO: Tensor, /) -> None:
         """out = x W^T + b; `out` may be of a wider dtype than x."""
         ...
 
 
-class FusedProduct(Protocol):
+class FusedProduct(Protocol[L]):
     """Products that take the norm before them, or the activation behind them, into their launch."""
 
-    def can_gate(self, num_tokens: int, linear: Linear) -> bool:
+    def can_gate(self, num_tokens: int, linear: L) -> bool:
         """Whether the product of gates and ups is one launch with their activation."""
         ...
 
-    def gated(
-        self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor, /
-    ) -> None: ...
+    def gated(self, x_TI: Tensor, linear: L, activation: Activation, out_TF: Tensor, /) -> None: ...
 
     def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
         """Whether a product takes the norm of its input into its launch, where parts have norms
         behind them, too, or have none."""
         ...
 
-    def normed(self, normed: NormedInput, linear: Linear, out_TO: Tensor, /) -> None: ...
+    def normed(self, normed: NormedInput, linear: L, out_TO: Tensor, /) -> None: ...
 
     def normed_gated(
-        self, normed: NormedInput, linear: Linear, activation: Activation, out_TF: Tensor, /
+        self, normed: NormedInput, linear: L, activation: Activation, out_TF: Tensor, /
     ) -> None: ...
+
+
+Products: TypeAlias = Mapping[type[AnyLinear], Product[Any]]
+"""The product of each kind of linear map."""
 
 
 class InvariantProduct:
@@ -111,7 +116,7 @@ class ProductByRows:
     row_pdl: bool = False
 
     @property
-    def fused(self) -> FusedProduct:
+    def fused(self) -> FusedProduct[Linear]:
         return self
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from services.compute.quantization.packed import Packed, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,54 +64,34 @@ class Linear:
     weight_OI: Tensor
     bias_O: Tensor | None = None
 
+    @property
+    def num_out(self) -> int:
+        return len(self.weight_OI)
+
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.weight_OI, self.bias_O)
 
 
-EXPECTED_ROWS = 16
-"""The number of rows that the order is chosen for; other numbers lose nothing measurable."""
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """The map of a weight in fewer bytes; by itself it multiplies as slowly as its reference."""
 
+    weight: Packed
+    bias_O: Tensor | None = None
 
-ROW_STEPS = ((1, 1), (32, 4), (64, 8), (128, 16), (512, 32))
-"""Numbers of rows that products are made with: up to this, in steps of this; 64 beyond. oneDNN
-makes kernels for each that occurs: 240 prompts of all lengths took 16 s with every number and 12
-with steps. Up to six rows take as long as one."""
-
-
-def padded_rows(num_rows: int) -> int:
-    step = next((step for limit, step in ROW_STEPS if num_rows <= limit), 64)
-    return -(-num_rows // step) * step
-
-
-class PackedLinear:
-    """y = x W^T + b on the CPU, the weight in the order in which oneDNN's kernels read it.
-
-    torch's inductor does the same to compiled models. Against F.linear, which reorders at every
-    call: 1.2 to 2 times as fast in bf16 with up to 64 rows, twice in float32 with any number
-    (benchmarks/results/cpu_kernels.md). The weight in its plain order is not kept.
-    """
-
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, EXPECTED_ROWS)
-        self._bias_O = bias_O
+    @property
+    def num_out(self) -> int:
+        return self.weight.shape[0]
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        num_rows = len(x_TI)
-        padding = padded_rows(num_rows) - num_rows
-        out_TO: Tensor = torch.ops.mkldnn._linear_pointwise(
-            F.pad(x_TI, (0, 0, 0, padding)) if padding else x_TI,
-            *(self._packed, self._bias_O, "none", [], ""),
-        )
-        return out_TO[:num_rows] if padding else out_TO
+        return F.linear(x_TI, self.weight.dense(x_TI.dtype), self.bias_O)
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build of torch, on this processor, has packed kernels for the dtype."""
-    if device.type != "cpu":
-        return False
-    try:
-        probe = PackedLinear(torch.zeros(16, 16, dtype=dtype))
-        probe(torch.zeros(1, 16, dtype=dtype))
-    except (AttributeError, RuntimeError):  # no such operator or no such instruction
-        return False
-    return True
+AnyLinear: TypeAlias = Linear | QuantizedLinear
+
+
+def make_linear(weight: Weight, bias_O: Tensor | None) -> AnyLinear:
+    """The map as it stands on the device that multiplies by its weight."""
+    if isinstance(weight, Packed):
+        return QuantizedLinear(weight, bias_O)
+    return Linear(weight, bias_O)

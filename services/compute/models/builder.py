@@ -18,10 +18,12 @@ from services.compute.layers.rope import RopeDefaults, RopeSpec, read_rope
 from services.compute.layers.weighted_layers import Embedding, Norm
 from services.compute.models.decoder import Decoder
 from services.compute.models.weights import WeightSource
+from services.compute.quantization.packed import Packed, Weight
 
 L = TypeVar("L")
-MakeLinear: TypeAlias = "Callable[[Tensor, Tensor | None], L]"
-"""Makes of a weight [out, in] and perhaps a bias what a device multiplies by."""
+MakeLinear: TypeAlias = "Callable[[Weight, Tensor | None], L]"
+"""Makes of a weight [out, in], which may be quantized, and perhaps a bias what a device multiplies
+by."""
 
 
 PLAIN_ROPE = RopeDefaults()
@@ -71,6 +73,7 @@ class Builder(Generic[L]):
         self._windows = windows
         self._weights = weights
         self._make_linear = make_linear
+        self._linears: list[L] = []
         self._mixers: list[Attention[L]] = []
 
     @property
@@ -108,12 +111,15 @@ class Builder(Generic[L]):
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool) -> L:
         """Maps of one input as one, their rows stacked."""
-        weight = self._weights.stack([f"{name}.weight" for name in names], rows, columns)
+        weight = self._weights.linear(names, rows, columns)
         if not bias:
-            return self._make_linear(weight, None)
-        return self._make_linear(
-            weight, self._weights.stack([f"{name}.bias" for name in names], rows, 0)
-        )
+            return self._add(weight, None)
+        return self._add(weight, self._weights.stack([f"{n}.bias" for n in names], rows))
+
+    def _add(self, weight: Weight, bias: Tensor | None) -> L:
+        linear = self._make_linear(weight, bias)
+        self._linears.append(linear)
+        return linear
 
     def rope(
         self, layer_type: str = "full_attention", defaults: RopeDefaults = PLAIN_ROPE
@@ -130,16 +136,16 @@ class Builder(Generic[L]):
         """
         shape = self.shape
         rows = [shape.num_heads * shape.head_dim, *[shape.num_kv_heads * shape.head_dim] * 2]
+        order = torch.arange(sum(rows))
+        order = self._turned(self._ungrouped(order) if by_kv_head else order, rope)
+        moves = not torch.equal(order, torch.arange(len(order)))
         rows = rows if len(names) == 3 else [sum(rows)]
-
-        def ordered(weight: Tensor) -> Tensor:
-            return self._turned(self._ungrouped(weight) if by_kv_head else weight, rope)
-
-        weight = self._weights.stack([f"{n}.weight" for n in names], rows, shape.hidden_size)
+        weight = self._weights.linear(names, rows, shape.hidden_size)
+        weight = in_order(weight, order) if moves else weight
         if not bias:
-            return self._make_linear(ordered(weight), None)
-        bias_C = self._weights.stack([f"{n}.bias" for n in names], rows, 0)
-        return self._make_linear(ordered(weight), ordered(bias_C))
+            return self._add(weight, None)
+        bias_C = self._weights.stack([f"{n}.bias" for n in names], rows)
+        return self._add(weight, bias_C[order.to(bias_C.device)])
 
     def mixer(
         self, qkv: L, out: L, rope: RopeSpec | None, *, scale: float = 0.0, **more: Any
@@ -213,21 +219,20 @@ class Builder(Generic[L]):
             activation,
         )
 
-    def _ungrouped(self, weight: Tensor) -> Tensor:
+    def _ungrouped(self, rows: Tensor) -> Tensor:
+        """All queries' numbers of rows, then all keys', then all values'."""
         shape = self.shape
         group = shape.num_heads // shape.num_kv_heads
-        heads = weight.view(shape.num_kv_heads, group + 2, shape.head_dim, *weight.shape[1:])
+        heads = rows.view(shape.num_kv_heads, group + 2, shape.head_dim)
         q, k, v = heads[:, :group], heads[:, group], heads[:, group + 1]
-        return torch.cat((q.flatten(0, 2), k.flatten(0, 1), v.flatten(0, 1)))
+        return torch.cat((q.flatten(), k.flatten(), v.flatten()))
 
-    def _turned(self, weight: Tensor, rope: RopeSpec | None) -> Tensor:
-        """Rows of q, k and v with those of q and k in the order in which kernels rotate."""
+    def _turned(self, rows: Tensor, rope: RopeSpec | None) -> Tensor:
+        """Numbers of rows with those of q and k in the order in which kernels rotate."""
         if rope is None or rope.is_plain:
-            return weight
-        shape = self.shape
-        num_rows = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-        weight[:num_rows] = rope.in_order(weight[:num_rows])
-        return weight
+            return rows
+        num_rotated = (self.shape.num_heads + self.shape.num_kv_heads) * self.shape.head_dim
+        return torch.cat((rope.in_order(rows[:num_rotated]), rows[num_rotated:]))
 
     def decoder(
         self,
@@ -247,13 +252,27 @@ class Builder(Generic[L]):
         embedding = Embedding(weights.take(f"{names.embedding}.weight", size), embedding_scale)
         layers = tuple(make_layer(f"{names.layers}.{n}") for n in range(shape.num_layers))
         final_norm = self.norm(names.norm, norm)
-        head_name, tied = f"{names.head}.weight", shape.tie_word_embeddings
-        has_head = self.needs_head or tied or weights.has(head_name)
+        tied = shape.tie_word_embeddings
+        has_head = self.needs_head or tied or weights.has(names.head)
         if tied or not has_head:
-            weights.skip(head_name)
-            head = self._make_linear(embedding.weight_VE, None)
+            weights.skip(f"{names.head}.")
+            head = self._add(embedding.weight_VE, None)
         else:
-            head = self._make_linear(weights.take(head_name, size), None)
+            head = self._add(weights.head(names.head, size), None)
         weights.finish()
-        mixers = tuple(self._mixers)
-        return Decoder(shape, embedding, layers, mixers, final_norm, head, has_head, **more)
+        return Decoder(
+            shape,
+            embedding,
+            layers,
+            tuple(self._mixers),
+            tuple(self._linears),
+            final_norm,
+            head,
+            has_head,
+            **more,
+        )
+
+
+def in_order(weight: Weight, rows: Tensor) -> Weight:
+    """These rows of a weight."""
+    return weight.rows(rows) if isinstance(weight, Packed) else weight[rows.to(weight.device)]

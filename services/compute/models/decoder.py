@@ -22,6 +22,7 @@ class Decoder(Generic[L]):
     embedding: Embedding
     layers: tuple[Layer[L], ...]
     mixers: tuple[Attention[L], ...]  # of the layers, in their order
+    linears: tuple[L, ...]  # all of them, as they were made
     norm: Norm
     head: L
     has_head: bool = True  # False: `head` only stands in its place, as it makes no text

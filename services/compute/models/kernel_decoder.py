@@ -23,8 +23,8 @@ from services.compute.layers.kernel_step import (
     Scratch,
     StreamBuffers,
 )
-from services.compute.layers.products import Product
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.products import Products
+from services.compute.layers.weighted_layers import AnyLinear
 from services.compute.models.decoder import Decoder
 
 
@@ -33,9 +33,9 @@ class KernelDecoder:
 
     def __init__(
         self,
-        decoder: Decoder[Linear],
+        decoder: Decoder[AnyLinear],
         inputs: StepInputs,
-        product: Product,
+        products: Products,
         max_positions: int,
         pdl: bool,
     ) -> None:
@@ -48,7 +48,7 @@ class KernelDecoder:
             inputs=inputs,
             stream=StreamBuffers.make(max_tokens, shape.hidden_size, dtype, device),
             scratch=Scratch(dtype, device),
-            product=product,
+            products=products,
             ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},
             pdl=pdl,
             norms_behind=decoder.layers[-1].last[0] is not None,
@@ -89,7 +89,7 @@ class KernelDecoder:
         sampled_SE, logits_SV = self._sampled_SE[:num_samples], self.logits_SV[:num_samples]
         self.normed_at(index_S, sampled_SE)
         decoder = self._decoder
-        self._device.product(sampled_SE, decoder.head, logits_SV)
+        self._device.products[type(decoder.head)](sampled_SE, decoder.head, logits_SV)
         if decoder.logit_scale != 1.0 or decoder.logit_softcap:
             scale_logits(logits_SV, decoder.logit_scale, decoder.logit_softcap)
         return logits_SV

@@ -1,36 +1,44 @@
-"""Where a model takes its tensors from: safetensors files, or random numbers in their place."""
+"""Where a model takes its tensors from: a checkpoint, or random numbers in its place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import ModelError
-from common.model_folder import read_json
-from common.telemetry.log import Progress
+from services.compute.quantization.at_load import Quantization, quantized
+from services.compute.quantization.format import TensorReader, WeightFormat
+from services.compute.quantization.packed import Packed, Weight, stacked
 
 
 class WeightSource(Protocol):
     """Hands out the tensors of one checkpoint, by name, cast and on the device."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Of what is not quantized."""
+        ...
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of this name; raises ModelError if it is missing or of another shape."""
         ...
 
-    def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
-        """Several [rows, columns] matrices on top of one another (columns 0: vectors)."""
+    def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
+        """Several vectors one after the other."""
+        ...
+
+    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
+        """The weights [rows, columns] of several modules on top of one another."""
+        ...
+
+    def head(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The weight of the module that makes logits, quantized only as the checkpoint has it."""
         ...
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint holds this tensor."""
+        """Whether the checkpoint holds a module of this name."""
         ...
 
     def skip(self, *prefixes: str) -> None:
@@ -65,9 +73,14 @@ class DummyWeights:
             values.add_(1.0)
         return values.to(dtype=self.dtype)
 
-    def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
-        shape = (sum(rows), columns) if columns else (sum(rows),)
-        return self.take(names[0], shape)
+    def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
+        return self.take(names[0], (sum(rows),))
+
+    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
+        return self.take(names[0], (sum(rows), columns))
+
+    def head(self, name: str, shape: tuple[int, int]) -> Tensor:
+        return self.take(name, shape)
 
     def has(self, name: str) -> bool:
         return True
@@ -79,133 +92,109 @@ class DummyWeights:
         pass
 
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
-PREFIX = "model."
-"""What names of a decoder's tensors begin with, but for its head. Folders of embedding models often
-leave it out: they hold what is inside of `model`, and no head."""
+class QuantizedAtLoad:
+    """A source whose linear maps are quantized, one after the other, but for the head."""
 
-BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".masked_bias")
-"""Endings of names of tensors that old checkpoints hold and no layer needs."""
+    def __init__(self, source: WeightSource, quantization: Quantization) -> None:
+        self._source = source
+        self._quantization = quantization
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._source.dtype
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._source.take(name, shape)
+
+    def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
+        return self._source.stack(names, rows)
+
+    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
+        weight = self._source.linear(names, rows, columns)
+        return weight if isinstance(weight, Packed) else quantized(weight, self._quantization)
+
+    def head(self, name: str, shape: tuple[int, int]) -> Weight:
+        return self._source.head(name, shape)
+
+    def has(self, name: str) -> bool:
+        return self._source.has(name)
+
+    def skip(self, *prefixes: str) -> None:
+        self._source.skip(*prefixes)
+
+    def finish(self) -> None:
+        self._source.finish()
 
 
-class SafetensorsWeights:
-    """The tensors of a model folder, copied one at a time into memory of their own.
+class Checkpoint(TensorReader, Protocol):
+    """The files of a checkpoint."""
+
+    def has_module(self, name: str) -> bool: ...
+
+    def copy(self, name: str, target: Tensor) -> None:
+        """Cast a tensor that is not quantized into memory; ModelError if it is of another shape."""
+        ...
+
+    def finish(self) -> None:
+        """Raise ModelError if the checkpoint holds tensors that were not taken."""
+        ...
+
+
+class CheckpointWeights:
+    """The tensors of a checkpoint, copied one at a time into memory of their own.
 
     Copied even where no cast is needed: mapped tensors are aligned to 8 bytes only, and their
     pages would be faulted in while requests wait.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: WeightFormat | None = None,
+    ) -> None:
         self.dtype = dtype
+        self._checkpoint = checkpoint
         self._device = device
-        self._files: dict[Path, Any] = {}
-        self._where = self._locate()
-        self._is_bare = "embed_tokens.weight" in self._where
-        if self._is_bare:
-            self._where = {_with_prefix(name): path for name, path in self._where.items()}
-        self._left = {name for name in self._where if not name.endswith(BUFFERS)}
-        paths = set(self._where.values())
-        size = sum(path.stat().st_size for path in paths if path.is_file())
-        self._progress = Progress("loading weights", len(self._left), size)
+        self._format = quantization
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        target = torch.empty(shape, dtype=self.dtype, device=self._device)
-        self._copy(name, target)
-        return target
+        return self._stack([name], shape[:1], shape)
 
-    def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
-        shape = (sum(rows), columns) if columns else (sum(rows),)
+    def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
+        return self._stack(names, rows, (sum(rows),))
+
+    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
+        parts = [
+            None if self._format is None else self._format.read(self._checkpoint, name, shape)
+            for name, shape in zip(names, [(count, columns) for count in rows], strict=True)
+        ]
+        weights = [f"{name}.weight" for name in names]
+        if not any(parts):  # nothing is quantized: no copy of a copy
+            return self._stack(weights, rows, (sum(rows), columns))
+        plain = [
+            self.take(name, (count, columns)) if part is None else part
+            for name, count, part in zip(weights, rows, parts, strict=True)
+        ]
+        return stacked(plain, self.dtype)
+
+    def head(self, name: str, shape: tuple[int, int]) -> Weight:
+        return self.linear([name], shape[:1], shape[1])
+
+    def has(self, name: str) -> bool:
+        return self._checkpoint.has_module(name)
+
+    def skip(self, *prefixes: str) -> None:
+        self._checkpoint.skip(*prefixes)
+
+    def finish(self) -> None:
+        self._checkpoint.finish()
+
+    def _stack(self, names: Sequence[str], rows: Sequence[int], shape: tuple[int, ...]) -> Tensor:
         target = torch.empty(shape, dtype=self.dtype, device=self._device)
         first = 0
         for name, count in zip(names, rows, strict=True):
-            self._copy(name, target[first : first + count])
+            self._checkpoint.copy(name, target[first : first + count])
             first += count
         return target
-
-    def has(self, name: str) -> bool:
-        return name in self._where
-
-    def skip(self, *prefixes: str) -> None:
-        self._left = {name for name in self._left if not name.startswith(prefixes)}
-
-    def finish(self) -> None:
-        self._files.clear()
-        if self._left:
-            some = ", ".join(sorted(self._left)[:5])
-            raise ModelError(
-                f"{self._folder}: {len(self._left)} tensors do not belong to the architecture that "
-                f"config.json names ({some}); the folder mixes two models, or is quantized in a "
-                "way that is not supported."
-            )
-
-    def _copy(self, name: str, target: Tensor) -> None:
-        path = self._where.get(name)
-        if path is None:
-            raise ModelError(
-                f"{self._folder}: tensor {name} is missing; config.json and the safetensors files "
-                "are not of the same model, or the download is not complete."
-            )
-        source: Tensor = self._open(path).get_tensor(
-            name.removeprefix(PREFIX) if self._is_bare else name
-        )
-        if source.shape != target.shape:
-            raise ModelError(
-                f"{path}: tensor {name} is {list(source.shape)}, config.json makes it "
-                f"{list(target.shape)}."
-            )
-        if not source.dtype.is_floating_point or source.dtype.itemsize < 2:
-            raise ModelError(
-                f"{path}: tensor {name} is {source.dtype}; quantized weights are not supported."
-            )
-        target.copy_(source)
-        self._left.discard(name)
-        self._progress.advance(source.nbytes)
-
-    def _open(self, path: Path) -> Any:
-        if path not in self._files:
-            try:
-                self._files[path] = safe_open(path, framework="pt", device="cpu")
-            except (OSError, SafetensorError) as error:
-                raise ModelError(
-                    f"{path} is not a readable safetensors file ({error}); download it again."
-                ) from None
-        return self._files[path]
-
-    def _locate(self) -> dict[str, Path]:
-        index_path = self._folder / INDEX_NAME
-        if not index_path.is_file():
-            return self._locate_without_index()
-        weight_map = read_json(self._folder, INDEX_NAME).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ModelError(f"{index_path} has no weight_map; download it again.")
-        where = {}
-        for name, file_name in weight_map.items():
-            if Path(str(file_name)).name != file_name:
-                raise ModelError(f"{index_path} names a file outside the folder: {file_name!r}.")
-            where[str(name)] = self._folder / str(file_name)
-        return where
-
-    def _locate_without_index(self) -> dict[str, Path]:
-        single = self._folder / SINGLE_NAME
-        paths = [single] if single.is_file() else sorted(self._folder.glob("*.safetensors"))
-        if paths:
-            return {name: path for path in paths for name in self._open(path).keys()}
-        other = sorted(
-            p.name for p in self._folder.glob("*") if p.suffix in (".bin", ".pt", ".pth")
-        )
-        if other:
-            raise ModelError(
-                f"{self._folder} holds {other[0]}, which can run code when it is opened; only "
-                "safetensors are read. Convert it: load the model in transformers and call "
-                "save_pretrained, in an environment that you trust it in."
-            )
-        raise ModelError(
-            f"{self._folder} holds no safetensors file; give a Hugging Face model folder with "
-            "weights, or use --load-format dummy."
-        )
-
-
-def _with_prefix(name: str) -> str:
-    return name if name.startswith("lm_head.") else PREFIX + name

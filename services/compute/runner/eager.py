@@ -31,6 +31,7 @@ from services.compute.kernels.step_buffers import (
     NUM_TOKENS,
 )
 from services.compute.kv.transfer import Direction, PagePairs
+from services.compute.layers.cpu_linear import CpuLinears
 from services.compute.layers.eager_attention import (
     EagerAttention,
     Geometry,
@@ -38,8 +39,6 @@ from services.compute.layers.eager_attention import (
     plan_attention,
 )
 from services.compute.layers.paged_cache import copy_pages
-from services.compute.layers.weighted_layers import Linear, LinearMap, PackedLinear, can_pack
-from services.compute.models.builder import MakeLinear
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.device_errors import fatal_if_the_device_fails
 from services.compute.runner.executor import Executor, UploadKind
@@ -48,6 +47,7 @@ from services.compute.runner.model_loader import (
     ModelLoader,
     choose_threads,
     cpu_room_bytes,
+    has_room_for_dense,
     prepare_cpu,
 )
 from services.compute.runner.packing_runner import PackingRunner
@@ -337,7 +337,7 @@ def load_eager(path: Path, settings: ComputeSettings) -> EagerExecutor:
     """Load a model onto the CPU and run it once, if the settings say so."""
     loader = ModelLoader.read(path, settings, CPU)
     prepare_cpu(choose_threads(settings, loader.config.shape, loader.dtype))
-    make_linear: MakeLinear[LinearMap] = PackedLinear if can_pack(loader.dtype, CPU) else Linear
+    make_linear = CpuLinears(loader.dtype, has_room_for_dense(loader.config.shape))
     model = EagerDecoder(loader.decoder(make_linear), loader.max_positions)
     executor = EagerExecutor(loader, model, loader.limits(cpu_room_bytes))
     if settings.warmup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,17 @@ from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.models.builder import MakeLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import ModelConfig, read_config
-from services.compute.models.weights import DummyWeights, SafetensorsWeights, WeightSource
+from services.compute.models.safetensors_files import SafetensorsFiles
+from services.compute.models.weights import (
+    CheckpointWeights,
+    DummyWeights,
+    QuantizedAtLoad,
+    WeightSource,
+)
+from services.compute.quantization.at_load import Quantization
+from services.compute.quantization.config import read_format
+from services.compute.quantization.format import WeightFormat
+from services.compute.quantization.packed import Kind
 from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
 
@@ -34,6 +44,13 @@ BYTES_PER_THREAD = 16 << 20
 """Weights that make a thread worth its barriers: a model of 10 MB took 2.2 ms a step with one
 thread and 2.5 with three on idle cores, and 200 times as long on busy ones, where a barrier waits
 for whichever thread has no core."""
+
+DUMMY_KINDS: Mapping[Kind, Quantization] = {
+    "fp8": "fp8",
+    "int8": "int8",
+    "int4": "int4",
+    "fp4": "int4",
+}
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -60,14 +77,20 @@ class ModelLoader:
     config: ModelConfig
     pooling: Pooling | None
     dtype: torch.dtype
+    quantization: WeightFormat | None  # of the folder
 
     @staticmethod
     def read(folder: Path, settings: ComputeSettings, device: torch.device) -> ModelLoader:
         """Read all of a Hugging Face folder but its weights."""
         raw = read_json(folder, "config.json", required=True)
         config, pooling = read_config(raw), model_pooling(folder, raw)
-        dtype = choose_dtype(settings, device)
-        return ModelLoader(folder, settings, device, config, pooling, dtype)
+        dtype, quantization = choose_dtype(settings, device), read_format(raw)
+        if quantization is not None and settings.quantization != "auto":
+            raise ConfigError(
+                f"compute.quantization is {settings.quantization}, and the weights of this model "
+                "are quantized already; leave it out, or take the model without quantization."
+            )
+        return ModelLoader(folder, settings, device, config, pooling, dtype, quantization)
 
     @property
     def max_positions(self) -> int:
@@ -113,12 +136,25 @@ class ModelLoader:
         tokens, itemsize = self.settings.page_tokens, self.dtype.itemsize
         return self.layout.layers_per_group * self.config.shape.layer_cache_bytes(tokens, itemsize)
 
+    @property
+    def at_load(self) -> Quantization | None:
+        """What weights are made that are not quantized: the settings', or those of a model without
+        weights that says it has such ones."""
+        if self.settings.quantization != "auto":
+            return self.settings.quantization
+        if self.quantization is None or self.settings.load_format != "dummy":
+            return None
+        return DUMMY_KINDS[self.quantization.kind]
+
     def decoder(self, make_linear: MakeLinear[L]) -> Decoder[L]:
         weights: WeightSource
         if self.settings.load_format == "dummy":
             weights = DummyWeights(self.dtype, self.device)
         else:
-            weights = SafetensorsWeights(self.folder, self.dtype, self.device)
+            files = SafetensorsFiles(self.folder, self.device)
+            weights = CheckpointWeights(files, self.dtype, self.device, self.quantization)
+        if self.at_load is not None:
+            weights = QuantizedAtLoad(weights, self.at_load)
         needs_head = self.pooling is None
         return self.config.build(weights, make_linear, needs_head)
 
@@ -185,6 +221,11 @@ def choose_dtype(settings: ComputeSettings, device: torch.device) -> torch.dtype
         return named[settings.dtype]
     fast = device.type == "cuda" or is_fast_at_bf16()
     return torch.bfloat16 if fast else torch.float32
+
+
+def has_room_for_dense(shape: DecoderShape) -> bool:
+    """Whether weights in bfloat16 fit beside those of 8 bits, and leave most of the memory."""
+    return shape.num_step_weights * 2 < available_memory() * CPU_MEMORY_SHARE
 
 
 def cpu_room_bytes() -> int:

@@ -125,7 +125,10 @@ def test_a_length_beyond_the_positions_is_refused(tmp_path: Path) -> None:
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
         ({"num_attention_heads": True}, "num_attention_heads must be a positive integer"),
         ({"num_key_value_heads": 5}, "is not a multiple of num_key_value_heads 5"),
-        ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantization by a method without a name is not supported",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_served_is_named_with_its_file(

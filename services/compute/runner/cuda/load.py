@@ -10,7 +10,7 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.weighted_layers import make_linear
 from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
@@ -73,7 +73,7 @@ def _load(
         page_tokens=settings.page_tokens,
         num_buffers=settings.in_flight_steps + 2,
     )
-    decoder = loader.decoder(Linear)
+    decoder = loader.decoder(make_linear)
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling)
     limits = _measure(loader, machine, log)

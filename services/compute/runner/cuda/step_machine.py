@@ -37,8 +37,9 @@ from services.compute.layers.kernel_attention import (
 )
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
-from services.compute.layers.products import InvariantProduct, Product, ProductByRows
-from services.compute.layers.weighted_layers import Linear
+from services.compute.layers.products import InvariantProduct, Product, ProductByRows, Products
+from services.compute.layers.quantized_product import QuantizedProduct
+from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.runner.cuda.pooler import Pooler
@@ -111,7 +112,7 @@ class StepMachine:
 
     def __init__(
         self,
-        decoder: Decoder[Linear],
+        decoder: Decoder[AnyLinear],
         sizes: MachineSizes,
         stream: DeviceStream,
         batch_invariant: bool,
@@ -138,13 +139,15 @@ class StepMachine:
         on_gpu = device.type == "cuda"
         capability = torch.cuda.get_device_capability(device) if on_gpu else None
         pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)
-        product: Product = InvariantProduct()
+        plain: Product[Linear] = InvariantProduct()
         if not batch_invariant:
             suits = SKINNY_PRODUCTS and (capability is None or skinny_fits(capability))
             work = SkinnyWork.make(_widest_output(decoder), device) if suits else None
             is_small = shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
-            product = ProductByRows(work, pdl, row_pdl=pdl and is_small)
-        self._decoder = KernelDecoder(decoder, self.inputs, product, sizes.max_positions, pdl)
+            plain = ProductByRows(work, pdl, row_pdl=pdl and is_small)
+        quantized = QuantizedProduct(plain, _unpacking_room(decoder), batch_invariant, pdl)
+        products: Products = {Linear: plain, QuantizedLinear: quantized}
+        self._decoder = KernelDecoder(decoder, self.inputs, products, sizes.max_positions, pdl)
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
         self.pooler: Pooler | None = None
         if pooling is not None:
@@ -225,7 +228,7 @@ class StepMachine:
         self.sampler.launch(variant, logits_SV, num_samples)
 
     def _attentions(
-        self, decoder: Decoder[Linear], batch_invariant: bool, pdl: bool
+        self, decoder: Decoder[AnyLinear], batch_invariant: bool, pdl: bool
     ) -> dict[Kind, KernelAttention]:
         shape, sizes, device = decoder.shape, self.sizes, decoder.device
         group = shape.num_heads // shape.num_kv_heads
@@ -250,7 +253,18 @@ class StepMachine:
         }
 
 
-def _widest_output(decoder: Decoder[Linear]) -> int:
+def _widest_output(decoder: Decoder[AnyLinear]) -> int:
     shape = decoder.shape
     qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     return max(qkv, shape.hidden_size, 2 * shape.intermediate_size, shape.vocab_size)
+
+
+def _unpacking_room(decoder: Decoder[AnyLinear]) -> Tensor:
+    """Memory for the largest of the weights that are quantized."""
+    sizes = (
+        num_out * num_in
+        for linear in decoder.linears
+        if isinstance(linear, QuantizedLinear)
+        for num_out, num_in in [linear.weight.shape]
+    )
+    return torch.empty(max(sizes, default=0), dtype=decoder.dtype, device=decoder.device)

@@ -188,7 +188,7 @@ def test_a_decoder_embeds_and_takes_its_layers_in_order(num_layers: int) -> None
     )
     mixers = tuple(attention(n) for n in range(num_layers))
     embedding = Embedding(torch.empty(0), 2.0)
-    decoder = Decoder(SHAPE, embedding, layers, mixers, norm(99), "head")
+    decoder = Decoder(SHAPE, embedding, layers, mixers, (), norm(99), "head")
     step = Recorder()
     decoder.forward(step)
     assert step.log[0] == "embed(2.0)"

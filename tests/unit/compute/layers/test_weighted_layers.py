@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from services.compute.layers.cpu_linear import ReorderedLinear, works
 from services.compute.layers.weighted_layers import (
     Embedding,
     Linear,
     Norm,
-    PackedLinear,
-    can_pack,
 )
 
 
@@ -39,8 +38,8 @@ def test_embedding_looks_up_rows() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 5, 130])
 def test_a_packed_map_is_the_same_map(dtype: torch.dtype, rows: int) -> None:
-    if not can_pack(dtype, torch.device("cpu")):
+    if not works(ReorderedLinear, dtype):
         pytest.skip("this processor has no packed kernels for the dtype")
     x, weight, bias = (torch.randn(shape, dtype=dtype) for shape in ((rows, 33), (17, 33), (17,)))
     for b in (None, bias):
-        torch.testing.assert_close(PackedLinear(weight, b)(x), Linear(weight, b)(x))
+        torch.testing.assert_close(ReorderedLinear(weight, b)(x), Linear(weight, b)(x))

@@ -19,7 +19,8 @@ from services.compute.layers.rope import Rope, RopeDefaults, RopeSpec, rotate
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.builder import Builder, NormForm, TopNames
 from services.compute.models.decoder import Decoder
-from services.compute.models.weights import SafetensorsWeights
+from services.compute.models.safetensors_files import SafetensorsFiles
+from services.compute.models.weights import CheckpointWeights
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, WIDTH, HIDDEN, INNER, VOCAB, LAYERS = 6, 2, 12, 20, 28, 30, 3
@@ -52,7 +53,13 @@ def make(tmp_path: Path) -> Make:
         **raw: Any,
     ) -> Builder[Linear]:
         save_file(tensors, tmp_path / "model.safetensors")
-        return Builder(shape, raw, windows, SafetensorsWeights(tmp_path, dtype, CPU), Linear)
+        return Builder(
+            shape,
+            raw,
+            windows,
+            CheckpointWeights(SafetensorsFiles(tmp_path, CPU), dtype, CPU),
+            Linear,
+        )
 
     return build
 

@@ -81,7 +81,8 @@ def test_rope_scaling_is_found_under_every_name(place: str, key: str) -> None:
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer"),
         ({"num_key_value_heads": 3}, "not a multiple"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ({"quantization_config": {"bits": 4}}, "quantization"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], words: str) -> None:

@@ -24,7 +24,8 @@ from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.models.families import read_config
-from services.compute.models.weights import SafetensorsWeights
+from services.compute.models.safetensors_files import SafetensorsFiles
+from services.compute.models.weights import CheckpointWeights
 from tests.unit.compute.tiny_models import make_model, save_model
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def model() -> PreTrainedModel:
 
 def load(folder: Path, needs_head: bool = True) -> Decoder[Any]:
     config = read_config(json.loads((folder / "config.json").read_text()))
-    weights = SafetensorsWeights(folder, torch.float32, CPU)
+    weights = CheckpointWeights(SafetensorsFiles(folder, CPU), torch.float32, CPU)
     return config.build(weights, Linear, needs_head)
 
 

@@ -1,0 +1,194 @@
+"""Products with packed weights: codes are decoded in registers, so that few bytes are read.
+
+A step takes 128 inputs. A scale is multiplied into the sums of its group where a group has as many
+or more; smaller ones into the weights, which are then rounded to the inputs' dtype, as weights are
+that a library decodes first.
+
+The sums of a row depend neither on other rows nor on how many there are in its tile.
+
+Shape legend: T rows, I inputs of a step, O outputs, B bytes of codes of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.packed_codes import decode, inputs_of
+from services.compute.quantization.packed import Packed
+
+BLOCK_IN = 128
+"""Inputs of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedConfig:
+    """Constants of one launch; powers of two, but for `num_stages`."""
+
+    block_tokens: int
+    block_out: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@triton.jit
+def _of_groups(value_ptr, o, i, o_in, i_in, NUM_IN: tl.constexpr, G: tl.constexpr):
+    """Scales or zeros [O, I] of the groups of these inputs."""
+    place = o[:, None].to(tl.int64) * G + (i // (NUM_IN // G))[None, :]
+    return tl.load(value_ptr + place, mask=o_in[:, None] & i_in[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _scaled(
+    w_OI, scale_ptr, zero_ptr, o, i, o_in, i_in, NUM_IN: tl.constexpr, G: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+):  # fmt: skip
+    if HAS_ZEROS:
+        w_OI -= _of_groups(zero_ptr, o, i, o_in, i_in, NUM_IN, G)
+    return w_OI * _of_groups(scale_ptr, o, i, o_in, i_in, NUM_IN, G)
+
+
+@triton.jit
+def _load_rows(x_ptr, t, i, t_in, i_in, NUM_IN: tl.constexpr):
+    pointers = x_ptr + t.to(tl.int64)[:, None] * NUM_IN + i[None, :]
+    return tl.load(pointers, mask=t_in[:, None] & i_in[None, :], other=0.0)
+
+
+@triton.jit
+def _add_product(sums, x_sum_T, w_OI, x_TI, HAS_ZEROS: tl.constexpr, WIDEN: tl.constexpr):
+    """The sums of W x^T, and of x where zeros want them."""
+    wide_TI = x_TI.to(tl.float32)
+    if HAS_ZEROS:
+        x_sum_T += tl.sum(wide_TI, axis=1)
+    if WIDEN:
+        x_TI = wide_TI
+    sums = tl.dot(w_OI.to(x_TI.dtype), tl.trans(x_TI), sums, input_precision="ieee")
+    return sums, x_sum_T
+
+
+@triton.jit
+def _times_scale(sums, x_sum_T, scale_ptr, zero_ptr, place_O, o_in, HAS_ZEROS: tl.constexpr):
+    """Sums of codes as sums of weights, each row of them of one group."""
+    if HAS_ZEROS:
+        zero_O = tl.load(zero_ptr + place_O, mask=o_in, other=0.0).to(tl.float32)
+        sums -= zero_O[:, None] * x_sum_T[None, :]
+    scale_O = tl.load(scale_ptr + place_O, mask=o_in, other=0.0).to(tl.float32)
+    return sums * scale_O[:, None]
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _packed_matmul_kernel(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    zero_ptr,
+    bias_ptr,
+    out_ptr,
+    num_tokens,
+    NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    G: tl.constexpr,
+    KIND: tl.constexpr,
+    HALVES: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BY_GROUP: tl.constexpr,  # scales come after the sums of each step
+    BLOCK_T: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    NUM_BYTES: tl.constexpr = NUM_IN // 2 if HALVES else NUM_IN
+    SCALED: tl.constexpr = G > 1 and not BY_GROUP
+    SUMS_X: tl.constexpr = HAS_ZEROS and not SCALED
+    DTYPE: tl.constexpr = tl.float32 if SCALED or WIDEN else x_ptr.dtype.element_ty
+    o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    o_in, t_in = o < NUM_OUT, t < num_tokens
+    row_codes = code_ptr + o[:, None].to(tl.int64) * NUM_BYTES
+    total = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
+    sums = total
+    x_sum_T = tl.zeros((BLOCK_T,), dtype=tl.float32)
+    for start in tl.range(0, NUM_BYTES, BLOCK_B, num_stages=STAGES):
+        b = start + tl.arange(0, BLOCK_B)
+        b_in = b < NUM_BYTES
+        if NUM_OUT % BLOCK_O == 0 and NUM_BYTES % BLOCK_B == 0:
+            codes = tl.load(row_codes + b[None, :], eviction_policy="evict_first")
+        else:
+            codes = tl.load(row_codes + b[None, :], mask=o_in[:, None] & b_in[None, :], other=0)
+        i = inputs_of(b, HALVES)
+        w_OI, upper_OI = decode(codes, HALVES, KIND, DTYPE)
+        if SCALED:
+            w_OI = _scaled(w_OI, scale_ptr, zero_ptr, o, i, o_in, b_in, NUM_IN, G, HAS_ZEROS)
+        x_TI = _load_rows(x_ptr, t, i, t_in, b_in, NUM_IN)
+        sums, x_sum_T = _add_product(sums, x_sum_T, w_OI, x_TI, SUMS_X, WIDEN)
+        if HALVES:
+            if SCALED:
+                upper_OI = _scaled(
+                    upper_OI, scale_ptr, zero_ptr, o, i + 16, o_in, b_in, NUM_IN, G, HAS_ZEROS
+                )
+            x_TI = _load_rows(x_ptr, t, i + 16, t_in, b_in, NUM_IN)
+            sums, x_sum_T = _add_product(sums, x_sum_T, upper_OI, x_TI, SUMS_X, WIDEN)
+        if BY_GROUP:
+            place_O = o * G + start // (NUM_BYTES // G)
+            total += _times_scale(sums, x_sum_T, scale_ptr, zero_ptr, place_O, o_in, HAS_ZEROS)
+            sums = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
+            x_sum_T = tl.zeros((BLOCK_T,), dtype=tl.float32)
+    if G == 1:
+        total = _times_scale(sums, x_sum_T, scale_ptr, zero_ptr, o, o_in, HAS_ZEROS)
+    elif SCALED:
+        total = sums
+    y_TO = tl.trans(total)
+    if HAS_BIAS:
+        y_TO += tl.load(bias_ptr + o, mask=o_in, other=0.0).to(tl.float32)[None, :]
+    pointers = out_ptr + t.to(tl.int64)[:, None] * NUM_OUT + o[None, :]
+    tl.store(pointers, y_TO.to(out_ptr.dtype.element_ty), mask=t_in[:, None] & o_in[None, :])
+
+
+def packed_matmul(
+    x_TI: Tensor,
+    weight: Packed,
+    bias_O: Tensor | None,
+    out_TO: Tensor,
+    config: PackedConfig,
+    *,
+    pdl: bool = False,
+) -> None:
+    """x W^T + b for any number of rows; sums in float32 are rounded once, to `out_TO`'s dtype."""
+    num_out, num_groups = weight.scales_OG.shape
+    assert x_TI.shape[1] == weight.num_inputs and out_TO.shape == (x_TI.shape[0], num_out)
+    assert x_TI.is_contiguous() and out_TO.is_contiguous()
+    grid = (triton.cdiv(num_out, config.block_out), triton.cdiv(len(x_TI), config.block_tokens))
+    _packed_matmul_kernel[grid](
+        x_TI,
+        weight.loadable_OB,
+        weight.scales_OG,
+        weight.scales_OG if weight.zeros_OG is None else weight.zeros_OG,
+        x_TI if bias_O is None else bias_O,  # any address will do where none is read
+        out_TO,
+        x_TI.shape[0],
+        NUM_OUT=num_out,
+        NUM_IN=weight.num_inputs,
+        G=num_groups,
+        KIND=weight.kind,
+        HALVES=weight.has_halves,
+        HAS_ZEROS=weight.zeros_OG is not None,
+        HAS_BIAS=bias_O is not None,
+        BY_GROUP=num_groups > 1 and weight.group_size % BLOCK_IN == 0,
+        BLOCK_T=config.block_tokens,
+        BLOCK_O=config.block_out,
+        BLOCK_B=BLOCK_IN // 2 if weight.has_halves else BLOCK_IN,
+        STAGES=config.num_stages,
+        WIDEN=x_TI.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
+        num_warps=config.num_warps,
+        **dependent_launch(pdl, out_TO),
+    )

@@ -1,0 +1,111 @@
+"""Weights of 16 or 32 bits made smaller while they are loaded, one matrix at a time.
+
+Shape legend: O outputs, I inputs, G groups of inputs in a row, N = I / G inputs in a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from services.compute.quantization.packed import BLOCK, Packed, Weight, halves, joined
+
+Quantization: TypeAlias = Literal["fp8", "int8", "int4"]
+
+LARGEST_E4M3 = 448.0
+GROUP_SIZES = (128, 64, 32)
+SHRINKS = tuple(1.0 - step / 40 for step in range(13))
+"""Of the range of a group of 4 bits, from all of it to 0.7: whichever rounds it best, in the sum of
+squares. A lower end loses the group's largest weights."""
+
+
+CHUNK = 1 << 24
+"""Numbers that are looked at together: float32 copies of them take 64 MB each."""
+
+
+def quantized(weight_OI: Tensor, kind: Quantization) -> Weight:
+    """The weight in this kind; one whose inputs are no multiple of 32 stays as it is in 4 bits."""
+    if kind == "int4" and weight_OI.shape[1] % BLOCK:
+        return weight_OI
+    pack = {"fp8": _fp8, "int8": _int8, "int4": _int4}[kind]
+    parts = [pack(weight_OI[rows]) for rows in _chunks(*weight_OI.shape)]
+    return joined(parts)
+
+
+def rounded_to_int8(weight: Packed) -> Packed:
+    """Any packed weight in 8 bits with one scale a row, which bfloat16 can hold.
+
+    One that is so already keeps its codes. Of others, each weight changes by at most 1/254 of the
+    largest one of its row: less than formats of 4 bits, and mostly than FP8, round by.
+    """
+    is_whole = weight.scales_OG.shape[1] == 1 and weight.order_I is None
+    if weight.kind == "int8" and is_whole and weight.zeros_OG is None:
+        return replace(weight, scales_OG=weight.scales_OG.bfloat16())
+    parts = [
+        _int8(weight.rows(rows).dense(torch.float32), torch.bfloat16)
+        for rows in _chunks(*weight.shape)
+    ]
+    return joined(parts)
+
+
+def _chunks(num_out: int, num_in: int) -> list[slice]:
+    """Rows that are looked at together."""
+    count = max(1, CHUNK // num_in)
+    return [slice(first, first + count) for first in range(0, num_out, count)]
+
+
+def _fp8(weight_OI: Tensor) -> Packed:
+    scales_O1 = _largest(weight_OI) / LARGEST_E4M3
+    codes = (weight_OI.float() / scales_O1).to(torch.float8_e4m3fn)
+    return Packed("fp8", codes, scales_O1)
+
+
+def _int8(weight_OI: Tensor, dtype: torch.dtype = torch.float32) -> Packed:
+    scales_O1 = (_largest(weight_OI) / 127).to(dtype)
+    codes = (weight_OI.float() / scales_O1.float()).round_().clamp_(-127, 127).to(torch.int8)
+    return Packed("int8", codes, scales_O1)
+
+
+def _largest(weight_OI: Tensor) -> Tensor:
+    """Of each row [O, 1], in float32; of a row of zeros one, as it is divided by."""
+    largest_O1 = weight_OI.abs().amax(1, keepdim=True).float()
+    return largest_O1.masked_fill_(largest_O1 == 0, 1.0)
+
+
+def _int4(weight_OI: Tensor) -> Packed:
+    num_in = weight_OI.shape[1]
+    group_size = next(size for size in GROUP_SIZES if not num_in % size)
+    groups_ON = weight_OI.float().view(-1, group_size)  # of all rows
+    low, high = groups_ON.amin(1, keepdim=True), groups_ON.amax(1, keepdim=True)
+    best = torch.full_like(low, float("inf"))
+    best_scale, best_zero = torch.ones_like(low), torch.zeros_like(low)
+    for shrink in SHRINKS:
+        scale, zero = _range(low * shrink, high * shrink)
+        error = _values(groups_ON, scale, zero).sub_(zero).mul_(scale).sub_(groups_ON)
+        error = error.square_().sum(1, keepdim=True)
+        better = error < best
+        best = torch.where(better, error, best)
+        best_scale = torch.where(better, scale, best_scale)
+        best_zero = torch.where(better, zero, best_zero)
+    codes_OI = _values(groups_ON, best_scale, best_zero).add_(8).to(torch.uint8)
+    shape = (len(weight_OI), -1)
+    return Packed(
+        "int4",
+        halves(codes_OI.view(shape)),
+        best_scale.view(shape).bfloat16(),
+        best_zero.view(shape).bfloat16(),
+    )
+
+
+def _range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and zero that make -8 the low end and 7 the high one, as bfloat16 has them."""
+    scale = ((high - low) / 15).bfloat16().float()
+    scale.masked_fill_(scale == 0, 1.0)
+    return scale, (-8 - low / scale).bfloat16().float()
+
+
+def _values(groups_ON: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return (groups_ON / scale).add_(zero).round_().clamp_(-8, 7)

@@ -1,0 +1,174 @@
+"""Weights in fewer bytes: codes, and a scale for each group of inputs. All formats become this.
+
+Shape legend: O outputs, I inputs, B bytes of a row of codes, G groups of inputs in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Kind: TypeAlias = Literal["fp8", "int8", "int4", "fp4"]
+"""What a code is: an E4M3 number, an integer of -128 to 127, one of 0 to 15 that stands for 8 less,
+or an E2M1 number."""
+
+BLOCK = 32
+"""Inputs whose codes of 4 bits are in 16 bytes: byte j of a block has input j in its lower half and
+input 16 + j in its upper one (the order of GGUF's Q4_0). A program's load of 16 bytes is a block,
+and both halves of it meet 16 inputs that follow one another."""
+
+HALF = BLOCK // 2
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A weight [O, I]: what a code is, less the zero of its group if there is one, times its scale.
+
+    A group is I / G inputs that follow one another: one is the whole row, or has at least 16.
+    """
+
+    kind: Kind
+    codes_OB: Tensor  # float8_e4m3fn or int8: B = I; uint8, two codes in each: B = I / 2
+    scales_OG: Tensor
+    zeros_OG: Tensor | None = None
+    order_I: Tensor | None = None
+    """The inputs in the order in which the columns are: int64; None: as they come."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.codes_OB), self.num_inputs
+
+    @property
+    def num_inputs(self) -> int:
+        return self.codes_OB.shape[1] * (2 if self.has_halves else 1)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether a byte has two codes."""
+        return self.kind in ("int4", "fp4")
+
+    @property
+    def group_size(self) -> int:
+        return self.num_inputs // self.scales_OG.shape[1]
+
+    @property
+    def loadable_OB(self) -> Tensor:
+        """The codes as kernels load them: FP8 as bytes, since a masked load has no zero of it."""
+        return self.codes_OB.view(torch.uint8) if self.kind == "fp8" else self.codes_OB
+
+    @property
+    def num_bytes(self) -> int:
+        parts = (self.codes_OB, self.scales_OG, self.zeros_OG)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def rows(self, order: Tensor | slice) -> Packed:
+        """These rows, in this order."""
+        if isinstance(order, Tensor):
+            order = order.to(self.codes_OB.device)
+        zeros_OG = None if self.zeros_OG is None else self.zeros_OG[order]
+        codes = self.codes_OB.view(torch.uint8)[order].view(self.codes_OB.dtype)
+        return replace(self, codes_OB=codes, scales_OG=self.scales_OG[order], zeros_OG=zeros_OG)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight [O, I] that this stands for, rounded once: what every kernel is tested by."""
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        values_OI = decoded(self.kind, self.codes_OB, wide)
+        groups = values_OI.view(len(values_OI), self.scales_OG.shape[1], -1)
+        if self.zeros_OG is not None:
+            groups.sub_(self.zeros_OG.to(wide)[:, :, None])
+        groups.mul_(self.scales_OG.to(wide)[:, :, None])
+        if self.order_I is not None:
+            values_OI = torch.empty_like(values_OI).index_copy_(1, self.order_I, values_OI)
+        return values_OI.to(dtype)
+
+
+Weight: TypeAlias = Tensor | Packed
+"""A weight [O, I] as it stands, or in fewer bytes."""
+
+
+def halves(codes_OI: Tensor) -> Tensor:
+    """Codes of 4 bits (uint8) [O, I], two in a byte [O, I / 2]; I is a multiple of `BLOCK`."""
+    low, high = codes_OI.view(len(codes_OI), -1, 2, HALF).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def unhalved(codes_OB: Tensor) -> Tensor:
+    """What `halves` was made of."""
+    blocks = codes_OB.view(len(codes_OB), -1, 1, HALF)
+    return torch.cat((blocks & 15, blocks >> 4), 2).flatten(1)
+
+
+def decoded(kind: Kind, codes_OB: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers [O, I] that the codes are, without scales."""
+    if kind == "int4":
+        return unhalved(codes_OB).to(dtype).sub_(8)
+    if kind == "fp4":
+        values = _e2m1(codes_OB.device).to(dtype)
+        return values[unhalved(codes_OB).int()]
+    return codes_OB.to(dtype)
+
+
+@cache
+def _e2m1(device: torch.device) -> Tensor:
+    return torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
+
+
+def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
+    """Several weights of the same inputs, their rows on top of one another.
+
+    They stay packed where all are of one kind and of one order of inputs; scales of larger groups
+    are repeated. Otherwise the result is dense, in this dtype.
+    """
+    packed = [part for part in parts if isinstance(part, Packed)]
+    if len(packed) == len(parts) and _are_alike(packed):
+        return joined(packed)
+    return torch.cat([part.dense(dtype) if isinstance(part, Packed) else part for part in parts])
+
+
+def _are_alike(parts: Sequence[Packed]) -> bool:
+    first = parts[0]
+    num_groups = max(part.scales_OG.shape[1] for part in parts)
+    return all(
+        part.kind == first.kind
+        and part.shape[1] == first.shape[1]
+        and not num_groups % part.scales_OG.shape[1]
+        and _is_same(part.order_I, first.order_I)
+        for part in parts
+    )
+
+
+def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def joined(parts: Sequence[Packed]) -> Packed:
+    """Packed weights that are alike, their rows on top of one another."""
+    if len(parts) == 1:
+        return parts[0]
+    num_groups = max(part.scales_OG.shape[1] for part in parts)
+    dtype = parts[0].scales_OG.dtype
+    if any(part.scales_OG.dtype != dtype for part in parts):
+        dtype = torch.float32
+
+    def spread(values_OG: Tensor) -> Tensor:
+        return values_OG.to(dtype).repeat_interleave(num_groups // values_OG.shape[1], 1)
+
+    zeros_OG = None
+    if any(part.zeros_OG is not None for part in parts):
+        found = [torch.zeros_like(p.scales_OG) if p.zeros_OG is None else p.zeros_OG for p in parts]
+        zeros_OG = torch.cat([spread(zeros) for zeros in found])
+    codes = torch.cat([part.codes_OB.view(torch.uint8) for part in parts])
+    return replace(
+        parts[0],
+        codes_OB=codes.view(parts[0].codes_OB.dtype),
+        scales_OG=torch.cat([spread(part.scales_OG) for part in parts]),
+        zeros_OG=zeros_OG,
+    )

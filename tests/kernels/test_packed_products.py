@@ -1,0 +1,125 @@
+"""Products with packed weights are those with the numbers that the codes stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.compute.kernels.packed_matmul import PackedConfig, packed_matmul
+from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
+from services.compute.kernels.unpack import unpack
+from services.compute.quantization.at_load import quantized
+from services.compute.quantization.packed import Kind, Packed, halves
+
+FORMS: list[tuple[Kind, int, bool]] = [  # kind, group size (0: the row), zeros
+    ("fp8", 0, False),
+    ("fp8", 128, False),
+    ("fp8", 32, False),
+    ("int8", 0, False),
+    ("int8", 0, True),
+    ("int8", 32, True),
+    ("int8", 128, False),
+    ("int4", 32, True),
+    ("int4", 64, False),
+    ("int4", 128, True),
+    ("int4", 128, False),
+    ("int4", 0, True),
+    ("fp4", 16, False),
+    ("fp4", 32, False),
+]
+DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+NAMES = [f"{kind}-{size or 'row'}{'-zeros' if zeros else ''}" for kind, size, zeros in FORMS]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def random_packed(
+    kind: Kind, num_out: int, num_in: int, group_size: int, zeros: bool, device: torch.device
+) -> Packed:
+    generator = torch.Generator().manual_seed(num_out + num_in)
+    num_groups = num_in // (group_size or num_in)
+    if kind == "fp8":
+        codes = torch.randn(num_out, num_in, generator=generator).to(torch.float8_e4m3fn)
+    elif kind == "int8":
+        codes = torch.randint(-128, 128, (num_out, num_in), generator=generator).to(torch.int8)
+    else:
+        codes = torch.randint(0, 16, (num_out, num_in), generator=generator, dtype=torch.uint8)
+        codes = halves(codes)
+    scales = (torch.rand(num_out, num_groups, generator=generator) + 0.5) / 64
+    offsets = None
+    if zeros:
+        offsets = torch.randint(-8, 8, (num_out, num_groups), generator=generator).to(device).half()
+    return Packed(kind, codes.to(device), scales.to(device, torch.float16), offsets)
+
+
+def exact(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    y = x.double() @ packed.dense(torch.float64).t()
+    return y if bias is None else y + bias.double()
+
+
+def assert_rounded_once(found: Tensor, expected: Tensor, terms: Tensor, ulps: float = 1.0) -> None:
+    """Within so many units in the last place, and what float32 sums of such terms are off by."""
+    eps = torch.finfo(found.dtype).eps
+    bound = expected.abs() * eps * ulps + terms * 2e-6 + 1e-6
+    worst = ((found.double() - expected).abs() - bound).max().item()
+    assert worst <= 0.0, worst
+
+
+@pytest.mark.parametrize("form", FORMS, ids=NAMES)
+@pytest.mark.parametrize(("rows", "num_out", "num_in"), [(3, 48, 256), (20, 100, 384)])
+def test_a_product_of_few_rows_is_that_with_the_numbers_of_the_codes(
+    form: tuple[Kind, int, bool], rows: int, num_out: int, num_in: int, device: torch.device
+) -> None:
+    packed = random_packed(form[0], num_out, num_in, form[1], form[2], device)
+    x = torch.randn(rows, num_in, device=device, dtype=torch.bfloat16)
+    bias = torch.randn(num_out, device=device, dtype=torch.bfloat16)
+    out = torch.empty(rows, num_out, device=device, dtype=torch.bfloat16)
+    packed_matmul(x, packed, bias, out, PackedConfig(16, 32))
+    size = packed.group_size
+    rounds_weights = packed.scales_OG.shape[1] > 1 and size % 128 and device.type == "cuda"
+    terms = x.double().abs() @ packed.dense(torch.float64).abs().t()
+    slack = terms * (2**-9 / 8 if rounds_weights else 0.0) * 1e6 / 2
+    assert_rounded_once(out, exact(x, packed, bias), terms + slack)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=NAMES)
+@pytest.mark.parametrize(("num_out", "num_in"), [(48, 256), (33, 352)])
+def test_a_product_of_one_row_is_that_with_the_numbers_of_the_codes(
+    form: tuple[Kind, int, bool], num_out: int, num_in: int, device: torch.device
+) -> None:
+    if form[1] and num_in % form[1]:
+        pytest.skip("groups do not fit")
+    packed = random_packed(form[0], num_out, num_in, form[1], form[2], device)
+    x = torch.randn(1, num_in, device=device, dtype=torch.bfloat16)
+    bias = torch.randn(num_out, device=device, dtype=torch.bfloat16)
+    out = torch.empty(1, num_out, device=device, dtype=torch.bfloat16)
+    packed_matvec(x, packed, bias, out, PackedRowConfig(4, 128))
+    terms = x.double().abs() @ packed.dense(torch.float64).abs().t()
+    assert_rounded_once(out, exact(x, packed, bias), terms)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=NAMES)
+def test_unpacking_writes_the_numbers_rounded_once(
+    form: tuple[Kind, int, bool], device: torch.device
+) -> None:
+    packed = random_packed(form[0], 20, 384, form[1], form[2], device)
+    # the interpreter cuts where the GPU rounds
+    out = torch.empty(20, 384, device=device, dtype=DTYPE)
+    unpack(packed, out)
+    assert torch.equal(out, packed.dense(DTYPE))
+
+
+def test_a_row_is_bitwise_the_same_beside_others(device: torch.device) -> None:
+    packed = quantized(torch.randn(64, 256, device=device), "int4")
+    assert isinstance(packed, Packed)
+    x = torch.randn(40, 256, device=device, dtype=torch.bfloat16)
+    out = torch.empty(40, 64, device=device, dtype=torch.bfloat16)
+    config = PackedConfig(16, 32)
+    packed_matmul(x, packed, None, out, config)
+    alone = torch.empty(1, 64, device=device, dtype=torch.bfloat16)
+    packed_matmul(x[37:38].contiguous(), packed, None, alone, config)
+    assert torch.equal(alone[0], out[37])

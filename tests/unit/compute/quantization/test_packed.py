@@ -1,0 +1,132 @@
+"""Packed weights stand for the numbers that their codes, scales and zeros make."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from services.compute.quantization.at_load import Quantization, quantized, rounded_to_int8
+from services.compute.quantization.packed import E2M1, Packed, halves, stacked, unhalved
+
+KINDS: tuple[Quantization, ...] = ("fp8", "int8", "int4")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def packed(kind: Quantization, num_out: int = 6, num_in: int = 256) -> Packed:
+    weight = quantized(torch.randn(num_out, num_in), kind)
+    assert isinstance(weight, Packed)
+    return weight
+
+
+def test_halves_of_bytes_come_back() -> None:
+    codes = torch.randint(0, 16, (3, 96), dtype=torch.uint8)
+    assert torch.equal(unhalved(halves(codes)), codes)
+
+
+def test_a_byte_has_inputs_that_are_16_apart() -> None:
+    codes = torch.zeros(1, 64, dtype=torch.uint8)
+    codes[0, 33], codes[0, 49] = 5, 9
+    assert halves(codes)[0, 17] == 5 | 9 << 4
+
+
+def test_an_integer_less_its_zero_times_its_scale_is_the_weight() -> None:
+    codes = halves(torch.arange(32, dtype=torch.uint8)[None] % 16)
+    one = Packed("int4", codes, torch.tensor([[0.5]]), torch.tensor([[2.0]]))
+    expected = ((torch.arange(32) % 16) - 8.0 - 2.0) * 0.5
+    assert torch.equal(one.dense(torch.float32)[0], expected)
+
+
+def test_codes_of_e2m1_are_their_numbers() -> None:
+    codes = halves(torch.arange(32, dtype=torch.uint8)[None] % 16)
+    one = Packed("fp4", codes, torch.ones(1, 1))
+    assert one.dense(torch.float32)[0, :16].tolist() == [*E2M1, *(-value for value in E2M1)]
+
+
+def test_columns_in_another_order_go_back_to_their_inputs() -> None:
+    weight = torch.arange(8.0).repeat(2, 1)
+    order = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4])
+    one = Packed("int8", weight[:, order].to(torch.int8), torch.ones(2, 1), None, order)
+    assert torch.equal(one.dense(torch.float32), weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_chosen_with_their_scales(kind: Quantization) -> None:
+    one, order = packed(kind), torch.tensor([5, 0, 0, 3])
+    assert torch.equal(one.rows(order).dense(torch.float32), one.dense(torch.float32)[order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weights_are_stacked_as_they_are(kind: Quantization) -> None:
+    parts = [packed(kind, 6), packed(kind, 2)]
+    both = stacked(parts, torch.float32)
+    assert isinstance(both, Packed)
+    expected = torch.cat([part.dense(torch.float32) for part in parts])
+    assert torch.equal(both.dense(torch.float32), expected)
+
+
+def test_scales_of_larger_groups_are_repeated() -> None:
+    codes = torch.randint(-128, 128, (2, 64)).to(torch.int8)
+    parts = [
+        Packed("int8", codes, torch.rand(2, 1), torch.ones(2, 1)),
+        Packed("int8", codes, torch.rand(2, 4).half()),
+    ]
+    both = stacked(parts, torch.float32)
+    assert isinstance(both, Packed) and both.scales_OG.shape == (4, 4)
+    expected = torch.cat([part.dense(torch.float32) for part in parts])
+    assert torch.equal(both.dense(torch.float32), expected)
+
+
+def test_what_is_not_alike_is_stacked_as_numbers() -> None:
+    dense, other = torch.randn(3, 256), packed("fp8")
+    both = stacked([packed("int8"), other, dense], torch.float32)
+    assert isinstance(both, torch.Tensor)
+    assert torch.equal(both[6:12], other.dense(torch.float32)) and torch.equal(both[12:], dense)
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("fp8", 0.03), ("int8", 0.01), ("int4", 0.11)])
+def test_a_weight_is_rounded_by_no_more_than_its_bits_allow(
+    kind: Quantization, bound: float
+) -> None:
+    weight = torch.randn(64, 512) * 0.02
+    found = quantized(weight, kind)
+    assert isinstance(found, Packed)
+    assert (found.dense(torch.float32) - weight).norm() < bound * weight.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_zeros_stays_zero(kind: Quantization) -> None:
+    found = quantized(torch.zeros(2, 64), kind)
+    assert isinstance(found, Packed)
+    assert not found.dense(torch.float32).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_quantized_by_themselves(
+    kind: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(7, 96)
+    whole = quantized(weight, kind)
+    monkeypatch.setattr("services.compute.quantization.at_load.CHUNK", 2 * 96)
+    in_parts = quantized(weight, kind)
+    assert isinstance(whole, Packed) and isinstance(in_parts, Packed)
+    assert torch.equal(whole.dense(torch.float32), in_parts.dense(torch.float32))
+
+
+def test_inputs_that_make_no_blocks_stay_as_they_are_in_4_bits() -> None:
+    weight = torch.randn(4, 40)
+    assert quantized(weight, "int4") is weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_8_bits_weights_change_by_at_most_a_254th_of_their_rows_largest(
+    kind: Quantization,
+) -> None:
+    one = packed(kind, 32)
+    found, before = rounded_to_int8(one).dense(torch.float64), one.dense(torch.float64)
+    # and what a scale of 8 bits of mantissa differs from the one in float32 by
+    bound = before.abs().amax(1, keepdim=True) / 254 * 1.01 + before.abs() * 2**-9
+    assert ((found - before).abs() <= bound).all()
