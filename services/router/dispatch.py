@@ -304,6 +304,7 @@ class Dispatch:
         for request, failure in self.inflight.spent(now_s):
             self.abort(self.inflight.fail(request, failure))
         self.recover()
+        self.queries.tick(now_s)
         self._holds.wake(float("inf") if self.draining else now_s)
         if now_s - self._signed_at_s >= KEEP_ALIVE_S:
             self._signed_at_s = now_s

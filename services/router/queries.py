@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from common.errors import LinkError
 from common.link.transport import Transport
-from common.messages.address import AttemptId
+from common.messages.address import Address, AttemptId
 from common.messages.control import ServiceName
 from common.messages.failure import Failure
 from common.messages.queries import (
@@ -27,22 +29,53 @@ from services.router.attempts import WORKER_LOST
 from services.router.errors import FULL, ApiError, unsendable
 from services.router.fleet import Fleet, Group, RegisteredWorker
 from services.router.generate_request import GenerateRequest, check_prompt_length
-from services.router.holding import HoldQueue
+from services.router.holding import HeldPlace, HoldQueue
 from services.router.prompts import check_ids
 
 Query: TypeAlias = TokenizeQuery | DetokenizeQuery | TimelineQuery | InspectionQuery
 ModelQuery: TypeAlias = TokenizeQuery | DetokenizeQuery
 
 TIMELINE_TIMEOUT_S = 5.0  # of one worker; the others are shown without it
+# A link gives up after 3 s what nobody acknowledges, so what is later than this is probably lost.
+# The pause doubles each time, lest a worker with too much to do gets more and more of it.
+ASK_AGAIN_S = 4.0
+LATE = Failure(503, "timeout", "no answer in time; try again", None, True)
 ASK_AGAIN = ("worker_lost", "draining", "overloaded")  # failures of one worker's, not of a query
 
 
 @dataclass(frozen=True, slots=True)
 class QueryLimits:
-    """So many queries are open at once, each for so long at one worker."""
+    """So many queries are open at once, and their callers wait for so long."""
 
     max_open: int
     timeout_s: float
+
+
+class Question:
+    """What one caller wants to know, in as many queries as it takes: the first answer counts."""
+
+    def __init__(self) -> None:
+        self.asked: dict[int, Address] = {}  # who has not answered, by the query's counter
+        self.num_late = 0
+        self.refused_by: set[str] = set()  # instances
+        self.late_at_s = math.inf
+        self.outcomes: asyncio.Queue[tuple[Address, Any]] = asyncio.Queue()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be another outcome."""
+        return bool(self.asked) or not self.outcomes.empty()
+
+    def sent(self, counter: int, worker: Address, now_s: float) -> None:
+        self.asked[counter] = worker
+        self.late_at_s = now_s + ASK_AGAIN_S * (1 << self.num_late)
+
+    def tick(self, now_s: float) -> None:
+        """Count a late answer as an outcome, while it may still come."""
+        if now_s >= self.late_at_s:
+            self.num_late += 1
+            self.late_at_s = now_s + ASK_AGAIN_S * (1 << self.num_late)
+            self.outcomes.put_nowait((next(iter(self.asked.values())), LATE))
 
 
 class Queries:
@@ -64,7 +97,7 @@ class Queries:
         self._refusal = refusal
         self._take_counters = take_counters
         self._limits = limits
-        self._open: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+        self._open: dict[int, Question] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -74,7 +107,7 @@ class Queries:
 
     def num_at(self, worker: str) -> int:
         """Count the queries that a worker (an instance) has not answered."""
-        return sum(addressee == worker for addressee, _ in self._open.values())
+        return sum(each.asked[query].instance_id == worker for query, each in self._open.items())
 
     async def tokenize(
         self, group: Group, prompt: PromptSource, field: str, with_strings: bool
@@ -132,23 +165,25 @@ class Queries:
     def place(self, group: Group, service: ServiceName) -> RegisteredWorker:
         return self._fleet.place(group, service, self._holds.clock())
 
+    def tick(self, now_s: float) -> None:
+        """Let those whose answer is late ask another worker, too."""
+        for question in set(self._open.values()):
+            question.tick(now_s)
+
     def answered(self, message: Tokenized | Detokenized | TimelinePart | Inspection) -> None:
-        """Give an answer to its caller; a late one is ignored."""
-        _, future = self._open.get(message.query.counter, (None, None))
-        if future is not None and not future.done():
-            failure = getattr(message, "failure", None)
-            future.set_result(message if failure is None else failure)
+        """Give an answer to its caller; one that comes after another is ignored."""
+        failure = getattr(message, "failure", None)
+        self._end(message.query.counter, message if failure is None else failure)
 
     def lose_worker(self, instance_id: str, failure: Failure = WORKER_LOST) -> None:
         """Fail the queries that a dead worker has not answered."""
-        for worker, future in self._open.values():
-            if worker == instance_id and not future.done():
-                future.set_result(failure)
+        for counter, question in [*self._open.items()]:
+            if question.asked[counter].instance_id == instance_id:
+                self._end(counter, failure)
 
     def fail_all(self, failure: Failure) -> None:
-        for _, future in self._open.values():
-            if not future.done():
-                future.set_result(failure)
+        for counter in [*self._open]:
+            self._end(counter, failure)
 
     async def _ask_any(
         self,
@@ -157,68 +192,96 @@ class Queries:
         make: Callable[[AttemptId], ModelQuery],
         field: str,
     ) -> Any:
-        """Ask a worker of a service, and another one where it could not answer."""
-        refused: set[str] = set()
+        """Ask a worker of a service, and another one where it cannot answer or is late."""
         # Of a group that was found a while ago, some may be gone; a query to them has no answer.
-        able = self._fleet.of_revision(group.card)
-        able = able if able.workers[service] else group
+        current = self._fleet.of_revision(group.card)
+        able: Group | None = current if current.workers[service] else group
         with self._holds.place(self._holds.deadline()) as place:
-            while True:
-                worker = self.place(able, service)
-                try:
-                    answer = await self._ask(worker, make(self._query_id()), field)
-                    self._fleet.breakers.succeeded(worker.address.endpoint)
-                    return answer
-                except ApiError as error:
-                    if error.failure.code not in ASK_AGAIN:
-                        raise
-                    if error.failure.code != "worker_lost":  # a lost one that is back may answer
-                        refused.add(worker.address.instance_id)
-                    is_full = error.failure.code == "overloaded"
-                    if is_full and not self._fleet.retries.take(self._holds.clock()):
-                        raise self._refusal(error.failure) from error
-                    while not (able := self._able(group, refused)).workers[service]:
-                        if is_full or not await self._holds.wait(place):
-                            raise self._refusal(error.failure) from error
+            async with self._question(self._limits.timeout_s) as question:
+                while True:
+                    if able is not None:
+                        worker = self.place(able, service)
+                        self._send(question, worker, make(self._query_id()), field)
+                    address, outcome = await question.outcomes.get()
+                    if not isinstance(outcome, Failure):
+                        self._fleet.breakers.succeeded(address.endpoint)
+                        return outcome
+                    if outcome is not LATE and outcome.code not in ASK_AGAIN:
+                        raise _refused(outcome)
+                    if outcome.code in ("draining", "overloaded"):  # a lost one may be back
+                        question.refused_by.add(address.instance_id)
+                    able = await self._others(question, group, service, outcome, place)
 
-    def _able(self, group: Group, refused: Collection[str]) -> Group:
-        return self._fleet.of_revision(group.card).without(refused)
-
-    async def _ask(
+    async def _others(
         self,
-        worker: RegisteredWorker,
-        query: Query,
-        field: str | None = None,
-        timeout_s: float = 0.0,
-    ) -> Any:
-        """Send a query and wait for its answer; a failure to send it names the client's `field`."""
+        question: Question,
+        group: Group,
+        service: ServiceName,
+        failure: Failure,
+        place: HeldPlace,
+    ) -> Group | None:
+        """Return who can be asked next: None while an answer may still come, ApiError at last."""
+        is_full = failure.code == "overloaded"
+        may_ask = len(self._open) < self._limits.max_open
+        if is_full or failure is LATE:
+            may_ask = may_ask and self._fleet.retries.take(self._holds.clock())
+        while True:
+            able = self._fleet.of_revision(group.card).without(question.refused_by)
+            if may_ask and able.workers[service]:
+                waiting = {worker.instance_id for worker in question.asked.values()}
+                fresh = able.without(waiting)
+                return fresh if fresh.workers[service] else able
+            if question.is_open:
+                return None
+            if is_full or not may_ask or not await self._holds.wait(place):
+                raise self._refusal(failure)
+
+    async def _ask(self, worker: RegisteredWorker, query: Query, timeout_s: float = 0.0) -> Any:
+        """Wait for the answer of this one worker; ApiError when it fails or is late."""
+        async with self._question(timeout_s or self._limits.timeout_s) as question:
+            self._send(question, worker, query)
+            question.late_at_s = math.inf
+            _, answer = await question.outcomes.get()
+        if isinstance(answer, Failure):
+            raise _refused(answer)
+        return answer
+
+    def _send(
+        self, question: Question, worker: RegisteredWorker, query: Query, field: str = ""
+    ) -> None:
+        """Send a query; a failure to do so names the client's `field`."""
         if len(self._open) >= self._limits.max_open:
             raise ApiError(FULL, 1.0)
         try:
             self._transport.send(worker.address, query)
         except LinkError as error:
-            if field is None:
+            if not field:
                 raise
             raise unsendable(error, field) from error
-        return await self._answer(
-            query.query.counter, worker.address.instance_id, timeout_s or self._limits.timeout_s
-        )
+        self._open[query.query.counter] = question
+        question.sent(query.query.counter, worker.address, self._holds.clock())
 
-    async def _answer(self, counter: int, worker: str, timeout_s: float) -> Any:
-        """Wait for the answer of a worker (an instance); ApiError when it fails or is late."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._open[counter] = (worker, future)
+    @asynccontextmanager
+    async def _question(self, timeout_s: float) -> AsyncIterator[Question]:
+        """Wait for the outcomes of a question; ApiError when that takes too long."""
+        question = Question()
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await future
+                yield question
         except TimeoutError:
-            timeout = Failure(503, "timeout", "no answer in time; try again", None, True)
-            raise ApiError(timeout, 1.0) from None
+            raise _refused(LATE) from None
         finally:
-            self._open.pop(counter, None)
-        if isinstance(answer, Failure):
-            raise ApiError(answer, 1.0 if answer.retryable else None)
-        return answer
+            for counter in question.asked:
+                del self._open[counter]
+
+    def _end(self, counter: int, outcome: Any) -> None:
+        question = self._open.pop(counter, None)
+        if question is not None:
+            question.outcomes.put_nowait((question.asked.pop(counter), outcome))
 
     def _query_id(self) -> AttemptId:
         return AttemptId(self._transport.address.instance_id, self._take_counters(1))
+
+
+def _refused(failure: Failure) -> ApiError:
+    return ApiError(failure, 1.0 if failure.retryable else None)

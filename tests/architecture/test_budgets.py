@@ -14,13 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
     "common": (7_210, 48),
-    "services/router": (13_660, 78),
+    "services/router": (13_780, 78),
     "services/tokenizer": (3_300, 17),
     "services/compute": (21_470, 145),
     "services/detokenizer": (2_480, 16),
     "services/launcher": (1_300, 8),
     "services/commands": (1_550, 9),
-    "services/bench": (630, 4),
+    "services/bench": (650, 4),
     "services": (44_600, 280),
 }
 MIN_MEDIAN_LINES = 90
