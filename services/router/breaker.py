@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MAX_FAILURES = 3  # one after the other, with no success between them
+INSTANT_S = 0.1  # the rows of one broken step, or the choices of a request, are one failure
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 60.0
+FORGET_S = 300.0  # after the last failure; longer than any pause
 MAX_REPLICAS = 1024  # remembered with failures; of more, the oldest are forgotten
 
 
@@ -14,12 +17,14 @@ MAX_REPLICAS = 1024  # remembered with failures; of more, the oldest are forgott
 class CircuitBreaker:
     """The failures of one replica since its last success, and until when it is left alone.
 
-    Closed below `MAX_FAILURES`; then open for a pause, which doubles with every further failure;
-    half open after it: one request is let in as a probe, and decides.
+    Closed below `MAX_FAILURES`; then open for a pause; half open after it: one request is let in as
+    a trial, and decides. The pause doubles with every trial that fails.
     """
 
     num_failures: int = 0
+    failed_at_s: float = -math.inf
     open_until_s: float = 0.0
+    is_tried: bool = False
     why: str = ""  # it failed the last time
 
     @property
@@ -27,21 +32,27 @@ class CircuitBreaker:
         return self.num_failures < MAX_FAILURES
 
     def fail(self, now_s: float, why: str) -> None:
-        self.num_failures += 1
+        """Count a failure; of several at an instant, or of what it had left, only the reason."""
+        is_new = now_s - self.failed_at_s >= INSTANT_S if self.is_closed else self.is_tried
         self.why = why
-        if not self.is_closed:
-            self.open_until_s = now_s + self._pause_s()
+        if is_new:
+            self.failed_at_s = now_s
+            self.num_failures += 1
+            self.is_tried = False
+            if not self.is_closed:
+                self.open_until_s = now_s + self._pause_s()
 
     def allows(self, now_s: float) -> bool:
         """Whether the replica may get a request now."""
         return self.is_closed or now_s >= self.open_until_s
 
     def placed(self, now_s: float) -> None:
-        """Note a request that is sent there: a probe, where it had been left alone.
+        """Note a request that is sent there: a trial, where it had been left alone.
 
         Until it has succeeded no other one follows, unless nothing is heard of it for a pause.
         """
         if not self.is_closed and now_s >= self.open_until_s:
+            self.is_tried = True
             self.open_until_s = now_s + self._pause_s()
 
     def _pause_s(self) -> float:
@@ -51,7 +62,7 @@ class CircuitBreaker:
 
 @dataclass(frozen=True, slots=True)
 class LeftAlone:
-    """A replica that gets no requests for so long, if there is another one; then one as a probe."""
+    """A replica that gets no requests for so long, if there is another one; then one as a trial."""
 
     endpoint: str
     num_failures: int
@@ -88,7 +99,7 @@ class CircuitBreakers:
                 self._changes.append(LeftAlone(endpoint, 0, "", 0.0))
 
     def left_alone(self, now_s: float) -> list[LeftAlone]:
-        """Return the replicas that are left alone, or have yet to succeed with a probe."""
+        """Return the replicas that are left alone, or have yet to succeed in a trial."""
         return [
             _left_alone(endpoint, breaker, now_s)
             for endpoint, breaker in self._by_endpoint.items()
@@ -108,6 +119,12 @@ class CircuitBreakers:
         breaker = self._by_endpoint.get(endpoint)
         if breaker is not None:
             breaker.placed(now_s)
+
+    def forget(self, now_s: float) -> None:
+        """Forget what may be gone for good: no failure of late. Call it at every tick."""
+        for endpoint, breaker in [*self._by_endpoint.items()]:
+            if now_s - breaker.failed_at_s > FORGET_S:
+                del self._by_endpoint[endpoint]
 
 
 def _left_alone(endpoint: str, breaker: CircuitBreaker, now_s: float) -> LeftAlone:

@@ -179,6 +179,7 @@ class Fleet:
 
     def judge(self, now_s: float, inbox_empty: bool = True) -> list[ExpiredLease[Address]]:
         """Remove and return dead and hung workers; call it at every tick."""
+        self.breakers.forget(now_s)
         self._refused = {at: it for at, it in self._refused.items() if now_s - it[1] <= REFUSED_S}
         expired = []
         for instance_id, reason in self._leases.judge(now_s, inbox_empty):

@@ -289,7 +289,7 @@ async def test_a_replica_that_is_left_alone_is_in_health_and_in_the_log() -> Non
                 at_second = sent(ring)[-1].route.compute.endpoint == "mem://compute2"
                 ring.text(last_counter(ring), 0, "a", end=broken if at_second else "stop")
                 assert (await task)[0] == (500 if at_second else 200)
-            await ring.tick()
+                await ring.tick()
             (alone,) = await left_alone()
             assert 4.0 < alone.pop("seconds") <= 5.0
             assert alone == {"name": "compute2", "failures": MAX_FAILURES, "why": "not_finite"}

@@ -31,8 +31,8 @@ async def test_a_worker_that_answers_a_question_has_done_well(service: str) -> N
     path, body, _, _ = QUESTIONS[service]
     async with running_router() as ring:
         breakers = ring.actor.dispatch.fleet.breakers
-        for _ in range(MAX_FAILURES):
-            breakers.failed(f"mem://{service}", ring.now_s, "dead")
+        for seconds in range(MAX_FAILURES, 0, -1):
+            breakers.failed(f"mem://{service}", ring.now_s - seconds, "dead")
         assert not breakers.allows(f"mem://{service}", ring.now_s)
         assert (await ask(ring, body, path))[0] == 200
         assert breakers.allows(f"mem://{service}", ring.now_s)

@@ -310,8 +310,8 @@ def test_a_tokenizer_at_work_on_a_long_prompt_is_not_hung() -> None:
 def test_a_replica_that_dies_again_and_again_is_left_alone_where_there_is_another() -> None:
     fleet = _fleet()
     fleet.alive(_alive("compute", "compute2"), 0.0)
-    for life in range(2, 2 + MAX_FAILURES):
-        fleet.alive(_alive("compute", "compute", life), 0.0)  # replaces its former life
+    for life in range(2, 2 + MAX_FAILURES):  # each replaces the former one
+        fleet.alive(_alive("compute", "compute", life), life - 1.0 - MAX_FAILURES)
     group = fleet.group("demo")
     assert group is not None
 
@@ -319,7 +319,7 @@ def test_a_replica_that_dies_again_and_again_is_left_alone_where_there_is_anothe
         return {fleet.place(group, "compute", now_s).name for _ in range(4)}
 
     assert placed(1.0) == {"compute2"}
-    assert placed(0.1 + FIRST_PAUSE_S) == {"compute", "compute2"}, "a probe"
+    assert placed(0.1 + FIRST_PAUSE_S) == {"compute", "compute2"}, "a trial"
     assert placed(0.2 + FIRST_PAUSE_S) == {"compute2"}
     alone = group.without({"compute2.1"})
     assert fleet.place(alone, "compute", 0.3 + FIRST_PAUSE_S).name == "compute"
@@ -330,7 +330,7 @@ def test_a_replica_is_left_alone_from_when_its_death_is_found_not_from_its_last_
     fleet.alive(_alive("compute", "compute2"), 0.0)
     for life in range(1, 1 + MAX_FAILURES):
         fleet.alive(_alive("compute", "compute", life), 0.0)
-        fleet.remove(f"compute.{life}", FIRST_PAUSE_S, "dead")
+        fleet.remove(f"compute.{life}", FIRST_PAUSE_S - MAX_FAILURES + life, "dead")
     assert not fleet.breakers.allows("mem://compute", 1.9 * FIRST_PAUSE_S)
 
 

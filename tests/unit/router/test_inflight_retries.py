@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages.arrays import int32s
-from common.messages.failure import Failure, Usage
+from common.messages.failure import Ending, Failure, Usage
 from common.messages.logprobs import Candidate, TokenLogprob
 from common.messages.text import TextGenerated
 from services.router.attempts import LOST
@@ -121,8 +121,8 @@ def test_a_tokenizer_has_done_well_what_compute_has(listed: bool) -> None:
     breakers = CircuitBreakers()
     table = InflightTable(breakers)
     _, _, counter = open_request(table)
-    for _ in range(MAX_FAILURES):
-        breakers.failed("mem://tokenizer.0", 1.0, "dead")
+    for second in range(MAX_FAILURES):
+        breakers.failed("mem://tokenizer.0", second, "dead")
     table.listed("tokenizer.0", [counter], 1.0)
     assert not breakers.allows("mem://tokenizer.0", 1.0)
     if listed:
@@ -150,11 +150,25 @@ def test_breakers_hear_of_answers_that_fail_by_the_servers_fault_and_of_good_one
     breakers = CircuitBreakers()
     table = InflightTable(breakers)
     nan = Failure(500, "nonfinite_logits", "not finite")
-    for failure in (nan, nan, Failure(400, "bad", "bad"), FULL):
-        table.text(row(open_request(table)[2], 0, "", "failed", failure), 1.0)
+    for now_s, failure in enumerate((nan, nan, Failure(400, "bad", "bad"), FULL)):
+        table.text(row(open_request(table)[2], 0, "", "failed", failure), now_s)
+    assert breakers.allows("mem://compute.0", 5.0)
+    table.text(row(open_request(table)[2], 0, "a", "stop"), 5.0)
+    for now_s in range(6, 6 + MAX_FAILURES):
+        assert breakers.allows("mem://compute.0", now_s)
+        table.text(row(open_request(table)[2], 0, "", "failed", nan), now_s)
+    assert not breakers.allows("mem://compute.0", now_s)
+
+
+def test_the_choices_that_fail_in_one_step_are_one_failure_of_their_compute() -> None:
+    breakers = CircuitBreakers()
+    table = InflightTable(breakers)
+    again = Failure(500, "nonfinite_logits", "not finite", None, True)
+    _, _, first = open_request(table, 20)
+    rows = TextGenerated()
+    for counter in range(first, first + 20):
+        rows.add(counter, 0, [], "")
+        rows.end(Ending("failed", Usage(5, 0, 0), None, again))
+    table.text(rows, 1.0)
+    assert len(table.displaced) == 20
     assert breakers.allows("mem://compute.0", 1.0)
-    table.text(row(open_request(table)[2], 0, "a", "stop"), 1.0)
-    for number in range(MAX_FAILURES):
-        assert breakers.allows("mem://compute.0", 1.0), number
-        table.text(row(open_request(table)[2], 0, "", "failed", nan), 1.0)
-    assert not breakers.allows("mem://compute.0", 1.0)
