@@ -113,16 +113,11 @@ class AdmissionController:
         limits = self._limits_of(client)
         usage = self._usage_of(client, limits, now_s)
         _check_client(usage, limits)
-        max_tokens = self._limits.max_in_flight_tokens
-        tokens = min(tokens, max_tokens)
-        max_choices = self._limits.max_in_flight_choices
-        choices = min(choices, max_choices)
-        lacking = (
-            (self._requests, self.num_requests + 1 - self._limits.max_in_flight),
-            (self._tokens, self.num_tokens + tokens - max_tokens),
-            (self._choices, self.num_choices + choices - max_choices),
-        )
-        waits = [drained.wait_s(now_s, amount) for drained, amount in lacking if amount > 0]
+        tokens = min(tokens, self._limits.max_in_flight_tokens)
+        choices = min(choices, self._limits.max_in_flight_choices)
+        drains = (self._requests, self._tokens, self._choices)
+        lacking = zip(drains, self.shortfalls(tokens, choices), strict=True)
+        waits = [drain.wait_s(now_s, amount) for drain, amount in lacking if amount > 0]
         if waits:
             raise ApiError(FULL, max(waits))
         if limits.requests_per_s:
@@ -133,6 +128,16 @@ class AdmissionController:
         self.num_tokens += tokens
         self.num_choices += choices
         return AdmissionTicket(client, tokens, choices)
+
+    def shortfalls(self, tokens: int, choices: int = 1) -> tuple[int, int, int]:
+        """What a request lacks of each bound: requests, tokens, choices; nothing up to 0."""
+        limits = self._limits
+        tokens = min(tokens, limits.max_in_flight_tokens)
+        return (
+            self.num_requests + 1 - limits.max_in_flight,
+            self.num_tokens + tokens - limits.max_in_flight_tokens,
+            self.num_choices + choices - limits.max_in_flight_choices,
+        )
 
     def release(self, ticket: AdmissionTicket, now_s: float, used_tokens: int = 0) -> None:
         """Release what an admitted request occupied, once per ticket, and charge its tokens."""

@@ -110,24 +110,28 @@ class HoldQueue:
             (self._admission.withdraw if goes_on else self._admission.release)(ticket, self.clock())
 
     def _given_up(self, caller: Caller) -> list[HeldPlace]:
-        """Return places of as much as a caller needs, the latest of who has most; none if there is
-        too little of clients that have more than this one would have."""
+        """Return the places that make room for a caller, the latest of who has most; none if there
+        is too little of clients that have more than this one would have."""
         held: dict[str, list[HeldPlace]] = {}
         for place in self._places:
             if place.waits and place.ticket is not None:
                 held.setdefault(place.client, []).append(place)
         sizes = {client: sum(map(self._size, places)) for client, places in held.items()}
-        lacking = max(caller.num_tokens, self._admission.mean_tokens)
-        own = sizes.pop(caller.client.name, 0) + lacking
+        size = max(caller.num_tokens, self._admission.mean_tokens)
+        own = sizes.pop(caller.client.name, 0) + size
+        requests, tokens, choices = self._admission.shortfalls(caller.num_tokens)
         given_up: list[HeldPlace] = []
-        while lacking > 0:
+        while max(requests, tokens, choices) > 0:
             client = max(sizes, key=sizes.__getitem__, default="")
             if sizes.get(client, 0) <= own:
                 return []
-            given_up.append(held[client].pop())
-            size = self._size(given_up[-1])
-            sizes[client] -= size
-            lacking -= size
+            place = held[client].pop()
+            given_up.append(place)
+            sizes[client] -= self._size(place)
+            if place.ticket is not None:
+                requests -= 1
+                tokens -= place.ticket.tokens
+                choices -= place.ticket.choices
         return given_up
 
     def _size(self, place: HeldPlace) -> int:

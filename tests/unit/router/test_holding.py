@@ -97,6 +97,35 @@ async def test_what_would_not_fit_even_so_costs_nobody_a_place() -> None:
     await house.settle()
 
 
+async def test_places_that_make_too_little_room_are_not_taken() -> None:
+    house = House()
+    house.admission.admit(Client("runs"), 590, house.now_s)
+    for _ in range(5):
+        await house.come("flood", 1)
+    await house.come("other", 50)
+    await house.settle()
+    assert house.ends == [("other", "overloaded")], "five tokens do not make room for fifty"
+    house.holds.wake()
+    await house.settle()
+
+
+async def test_no_more_places_are_taken_than_are_needed() -> None:
+    house = House()
+    for _ in range(2):
+        await house.come("flood", 290)
+    await house.come("other", 25)
+    await house.settle()
+    assert house.ends == [("flood", "overloaded")]
+    house = House()
+    for _ in range(5):
+        await house.come("flood", 100)
+    await house.come("other", 130)
+    await house.settle()
+    assert house.ends == [("flood", "overloaded")], "thirty were lacking"
+    house.holds.wake()
+    await house.settle()
+
+
 async def test_those_whose_time_is_up_are_woken_and_no_others() -> None:
     house = House()
     await house.come("a")
