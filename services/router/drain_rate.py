@@ -41,10 +41,10 @@ class DrainRate:
         return retry_after(now_s - self._refused_since_s if time_s is None else time_s)
 
     def time_s(self, now_s: float, amount: float) -> float | None:
-        """How long it takes until so much more has left; None if nothing has for a minute."""
+        """How long it takes until so much more has left; None if nothing has in a minute."""
         while self._left and now_s - self._left[0][0] > MAX_RETRY_AFTER_S:
             self._amount -= self._left.popleft()[1]
-        if not self._left:
+        if not self._left or self._amount <= 0.0:
             return None
         return amount * max(1.0, now_s - self._left[0][0]) / self._amount
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.router.drain_rate import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, DrainRate
 
-AMOUNTS = st.floats(0.001, 1e6)
+AMOUNTS = st.one_of(st.just(0.0), st.floats(0.001, 1e6))
 
 
 def draining(per_s: float, seconds: float, amount: float = 1.0) -> DrainRate:
@@ -47,6 +47,13 @@ def test_a_rate_of_more_than_a_minute_ago_says_nothing() -> None:
     rate = draining(100.0, 10.0)
     assert rate.wait_s(1000.0) == MIN_RETRY_AFTER_S
     assert rate.wait_s(1020.0) == 20.0
+
+
+def test_what_leaves_without_taking_anything_off_drains_nothing() -> None:
+    rate = DrainRate()
+    rate.left(100.0, 0.0)
+    assert rate.time_s(101.0, 5.0) is None
+    assert [rate.wait_s(now_s, 5.0) for now_s in (101.0, 121.0)] == [1.0, 20.0]
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 30.0), AMOUNTS), max_size=80), AMOUNTS, AMOUNTS)
