@@ -58,8 +58,9 @@ class InflightRequest:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any of its choices has a token."""
-        return any(choice.token_ids for choice in self.choices)
+        """Whether any of its choices has a token, or has ended, as embeddings do one by one."""
+        is_one_over = self.num_open < len(self.choices)
+        return is_one_over or any(choice.token_ids for choice in self.choices)
 
     def spent(self, now_s: float) -> Failure | None:
         """Why it ends now, if its time is up."""

@@ -65,3 +65,12 @@ def test_a_row_without_a_token_is_no_step() -> None:
         table.text(row(counter, 0 if now_s < 3.0 else 1, text), now_s)
     stats = table.stats["demo"]
     assert (stats.first_token_s.sum, stats.inter_token_s.sum) == (2.0, 3.0)
+
+
+def test_a_request_of_which_one_choice_has_ended_has_begun_also_without_tokens() -> None:
+    table = InflightTable()
+    _, request, first = open_request(table, 2)
+    assert not request.has_begun
+    table.text(row(first, 0, "", "stop"), 1.0)  # an embedding
+    assert request.num_open == 1
+    assert request.has_begun
