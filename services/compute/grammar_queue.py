@@ -89,7 +89,10 @@ class GrammarQueue:
         for choice in choices:
             self._waiting[attempt_of(request, choice)] = entry, choice
         entry.number = self._grammars.prepare(
-            grammar_spec, lambda failure: self._ready(entry, failure), request.client
+            grammar_spec,
+            lambda failure: self._ready(entry, failure),
+            request.client,
+            goes_on=bool(request.output_ids),
         )
 
     def _given_up(self, request: Generate, num_lacking: int) -> list[tuple[_Waiting, int]]:

@@ -17,7 +17,7 @@ BUDGETS = {  # package: lines, files
     "services/router": (13_780, 78),
     "services/tokenizer": (3_300, 17),
     "services/compute": (21_470, 145),
-    "services/detokenizer": (2_480, 16),
+    "services/detokenizer": (2_490, 16),
     "services/launcher": (1_300, 8),
     "services/commands": (1_550, 9),
     "services/bench": (650, 4),

@@ -66,6 +66,7 @@ class _Compilation:
     grammar_spec: GrammarSpec
     done: Done | None
     share: ClientShare
+    goes_on: bool
     sent_s: float | None = None
     num_deaths: int = 0
 
@@ -73,8 +74,9 @@ class _Compilation:
 class CompileQueue:
     """Has grammars compiled one at a time, so that it is clear which one the worker dies of.
 
-    The client goes first whose grammars have taken the least time: one with many that are costly
-    lets another wait for the one that is being compiled, and for no more.
+    What goes on from a lost worker goes first, since a client reads it already. Then the client
+    whose grammars have taken the least time: one with many that are costly lets another wait for
+    the one that is being compiled, and for no more.
 
     Grammars that were compiled before do no harm: they are sent at once, since the worker may have
     dropped them. An empty grammar (lists of tokens) needs nothing but a worker.
@@ -93,14 +95,16 @@ class CompileQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, grammar_spec: GrammarSpec, done: Done, client: str = "") -> int:
+    def add(
+        self, grammar_spec: GrammarSpec, done: Done, client: str = "", goes_on: bool = False
+    ) -> int:
         """Return a number to cancel it by."""
         share = self._shares.of(client)
         if not share.num_open:
             share.join({entry.share for entry in self._entries.values()}, self._floor)
         share.num_open += 1
         self._last_number += 1
-        entry = _Compilation(self._last_number, grammar_spec, done, share)
+        entry = _Compilation(self._last_number, grammar_spec, done, share, goes_on)
         self._entries[self._last_number] = entry
         return self._last_number
 
@@ -122,7 +126,7 @@ class CompileQueue:
         due = [entry for entry in waiting if entry.grammar_spec.grammar in self._known]
         if self._running is None and len(due) < len(waiting):
             unknown = (each for each in waiting if each.grammar_spec.grammar not in self._known)
-            self._running = min(unknown, key=lambda entry: (entry.share.tokens, entry.number))
+            self._running = min(unknown, key=_turn)
             due.append(self._running)
         for entry in due:
             entry.sent_s = now_s
@@ -156,9 +160,15 @@ class CompileQueue:
                 self._refuse(entry, "grammar_timeout", message)
         return overdue
 
-    def worker_died(self) -> None:
-        """Queue everything again, except a grammar that was being compiled at two deaths."""
-        running, self._running = self._running, None
+    def worker_died(self, now_s: float) -> None:
+        """Queue everything again, except a grammar that was being compiled at two deaths.
+
+        Its client has had the time that this one took: else each death would be free.
+        """
+        running = self._running
+        if running is not None:
+            self._charge(running, now_s)
+        self._running = None
         for entry in list(self._entries.values()):
             entry.sent_s = None
             if entry.done is None:
@@ -192,6 +202,10 @@ class CompileQueue:
             self._running = None
         if entry.done is not None:
             entry.done(failure)
+
+
+def _turn(entry: _Compilation) -> tuple[bool, int, int]:
+    return not entry.goes_on, entry.share.tokens, entry.number
 
 
 class GrammarManager:
@@ -230,7 +244,9 @@ class GrammarManager:
         self._worker.close()
         self._memory.close()
 
-    def prepare(self, grammar_spec: GrammarSpec, done: Done, client: str = "") -> int:
+    def prepare(
+        self, grammar_spec: GrammarSpec, done: Done, client: str = "", goes_on: bool = False
+    ) -> int:
         """Compile a client's grammar and call `done` once, maybe at once; returns a number to
         cancel by."""
         grammar = grammar_spec.grammar
@@ -245,7 +261,7 @@ class GrammarManager:
             done(Failure(400, "grammar_too_large", message, grammar_spec.field))
         else:
             self._worker.start()
-            number = self._queue.add(grammar_spec, done, client)
+            number = self._queue.add(grammar_spec, done, client, goes_on)
             self._send_grammars()
             return number
         return 0
@@ -305,7 +321,7 @@ class GrammarManager:
 
     def child_ended(self, child: RestartingChild, exit: ChildExit) -> None:
         self._log.warning("mask worker ended", status=exit.status, was_ready=exit.was_ready)
-        self._queue.worker_died()
+        self._queue.worker_died(self._clock())
         self._sequences.worker_died()
         if child.num_failed_starts >= MAX_FAILED_STARTS:
             child.postpone(RETRY_S)

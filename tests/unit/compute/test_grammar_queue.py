@@ -28,13 +28,19 @@ class Desk:
         self.scheduler = Scheduler(make_spec(), SchedulerSettings(), DecodeFirst())
         self.events: list[SequenceOutput] = []
         self.compilations: dict[int, Callable[[Failure | None], None]] = {}
+        self.going_on: list[bool] = []
         self.num_calls = 0
         self.queue = GrammarQueue(self.scheduler, self, max_held, self._tell, lambda: 0.0)
 
     def prepare(
-        self, grammar_spec: GrammarSpec, done: Callable[[Failure | None], None], client: str = ""
+        self,
+        grammar_spec: GrammarSpec,
+        done: Callable[[Failure | None], None],
+        client: str = "",
+        goes_on: bool = False,
     ) -> int:
         number = len(self.compilations) + 1
+        self.going_on.append(goes_on)
         self.compilations[number] = done
         return number
 
@@ -202,3 +208,9 @@ def test_a_request_that_gave_up_its_place_is_not_compiled_for() -> None:
     desk.hold(3, client="other")
     assert desk.ends == {2: "refused"}
     assert given_up not in desk.compilations.values() and len(desk.compilations) == 2
+
+
+def test_its_compiler_is_told_what_a_client_reads_already(desk: Desk) -> None:
+    desk.hold(1)
+    desk.hold(2, output_ids=(7, 8))
+    assert desk.going_on == [False, True]

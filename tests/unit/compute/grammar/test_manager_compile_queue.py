@@ -12,10 +12,12 @@ from services.compute.grammar.manager import CompileQueue
 class Request:
     """Somebody who waits for a grammar."""
 
-    def __init__(self, queue: CompileQueue, grammar: str, client: str = "") -> None:
+    def __init__(
+        self, queue: CompileQueue, grammar: str, client: str = "", goes_on: bool = False
+    ) -> None:
         self.answers: list[Failure | None] = []
         spec = GrammarSpec(grammar, field="tools")
-        self.number = queue.add(spec, self.answers.append, client)
+        self.number = queue.add(spec, self.answers.append, client, goes_on)
 
     @property
     def code(self) -> str:
@@ -69,7 +71,7 @@ def test_what_takes_too_long_is_refused_and_the_worker_must_die(queue: CompileQu
     assert queue.overdue(5.9) is False
     assert queue.overdue(6.0) is True
     assert slow.code == "grammar_timeout"
-    queue.worker_died()
+    queue.worker_died(6.0)
     assert other.answers == []
     assert sent(queue, 7.0) == ["other"]
 
@@ -79,10 +81,10 @@ def test_a_grammar_at_whose_compilation_the_worker_dies_twice_is_refused(
 ) -> None:
     deadly, other = Request(queue, "deadly"), Request(queue, "other")
     sent(queue)
-    queue.worker_died()
+    queue.worker_died(0.0)
     assert deadly.answers == []
     assert sent(queue) == ["deadly"]
-    queue.worker_died()
+    queue.worker_died(0.0)
     assert deadly.code == "invalid_grammar"
     assert sent(queue) == ["other"]
     queue.finished(other.number, "", 0.0)
@@ -105,7 +107,7 @@ def test_a_cancelled_grammar_is_not_compiled_again(queue: CompileQueue) -> None:
     running = Request(queue, "a")
     sent(queue)
     queue.cancel(running.number)
-    queue.worker_died()
+    queue.worker_died(0.0)
     assert len(queue) == 0
     assert sent(queue) == []
 
@@ -163,7 +165,25 @@ def test_nobody_saves_up_time_at_the_compiler_and_what_fails_counts() -> None:
     slow, other = Request(queue, "slow", "a"), Request(queue, "c0", "c")
     assert sent(queue, 20.0) == ["slow"]
     assert queue.overdue(25.0)
-    queue.worker_died()
+    queue.worker_died(0.0)
     assert slow.code == "grammar_timeout" and other.answers == []
     Request(queue, "a7", "a")
     assert sent(queue, 25.0) == ["c0"]
+
+
+def test_a_client_pays_for_the_time_in_which_the_worker_died_of_its_grammar(
+    queue: CompileQueue,
+) -> None:
+    Request(queue, "deadly", "flood")
+    assert sent(queue) == ["deadly"]
+    Request(queue, "later", "flood"), Request(queue, "small", "other")
+    queue.worker_died(4.0)
+    assert compiled(queue, 4.0, {}) == ["small", "deadly", "later"]
+
+
+def test_what_a_client_reads_already_is_compiled_first(queue: CompileQueue) -> None:
+    Request(queue, "costly", "other")
+    sent(queue)
+    Request(queue, "new"), Request(queue, "goes on", "other", goes_on=True)
+    queue.finished(1, "", 4.0)
+    assert compiled(queue, 4.0, {}) == ["goes on", "new"]
