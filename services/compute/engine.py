@@ -21,7 +21,7 @@ from services.compute.replica_health import ReplicaHealth, work_of
 from services.compute.runner.protocol import Runner, SlotErrors
 from services.compute.scheduler.scheduler import Scheduler
 from services.compute.scheduler.transfers import Transfer
-from services.compute.step import StepPlan
+from services.compute.step import StepPlan, StepResult
 from services.compute.step_times import StepRecords, StepTimer, step_kind
 
 BROKEN_STEP = Failure(500, "engine_step_failed", "The model's step failed; see the server's log.")
@@ -186,6 +186,11 @@ class Engine:
         step.launched_s = self._clock()  # it need not be waited for
         self.num_slices += 1
 
+    def drop_computing(self) -> None:
+        """Forget the step that is being computed in this thread; its requests are to end."""
+        if self.is_computing:
+            self._in_flight.pop()
+
     def _plan(self, now_s: float) -> StepPlan | None:
         """Plan a step between the transfers that have ended and those that have to start."""
         self._end_transfers()
@@ -303,7 +308,7 @@ class Engine:
         stats.num_samples += len(plan.sample_row)
         stats.wait_s += waited_s - began_s
         stats.commit_s += committed_s - waited_s
-        self._learn(oldest, result.device_start_s, result.device_end_s, waited_s)
+        self._learn(oldest, result, waited_s)
         return True
 
     def now_s(self) -> float:
@@ -340,14 +345,16 @@ class Engine:
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         self._on_step_error(error, self._scheduler.fail_step(plan, BROKEN_STEP, self._clock()))
 
-    def _learn(self, step: _Launched, start_s: float, end_s: float, seen_s: float) -> None:
+    def _learn(self, step: _Launched, result: StepResult, seen_s: float) -> None:
+        start_s, end_s = result.device_start_s, result.device_end_s
         if isnan(end_s):
             self._timer.ended(step.kind, step.launched_s, seen_s, step.sampled_s)
             return
         self._timer.ended(step.kind, step.launched_s, end_s, step.sampled_s)
         self.records.on_device(step.record, start_s, end_s)
         if step.sampled_s is None:  # else it may have waited for masks
-            self.health.step_took(work_of(step.plan), end_s - start_s, seen_s)
+            took_s = end_s - start_s if isnan(result.computed_s) else result.computed_s
+            self.health.step_took(work_of(step.plan), took_s, seen_s)
         self.stats.device_busy_s += end_s - start_s
         if self._device_end_s > 0.0:
             self.stats.device_idle_s += max(0.0, start_s - self._device_end_s)

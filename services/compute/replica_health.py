@@ -36,7 +36,8 @@ class ReplicaHealth:
     """Requests with non-finite logits, and steps that took ten times what was expected.
 
     What is expected is learned per kind of step, from steps that were not slow: a replica that
-    stays slow does not become the new normal.
+    stays slow does not become the new normal. A step on a CPU takes the processor time of its
+    thread: a machine that is busy with something else is not ill, and /ready would say so.
     """
 
     def __init__(self) -> None:
@@ -63,8 +64,8 @@ class ReplicaHealth:
     def served(self, num_started: int, num_nonfinite: int, num_running: int, now_s: float) -> None:
         """Take what runs, and the numbers so far of sequences and of requests that went wrong."""
         counts = self._counts
-        while counts and now_s - counts[0].at_s > WINDOW_S:
-            counts.popleft()
+        while len(counts) > 1 and now_s - counts[0].at_s > WINDOW_S:
+            counts.popleft()  # the last one stays: what came before it is judged already
         before = counts[0] if counts else _Counts(now_s, 0, 0)
         if num_nonfinite > self._num_nonfinite:
             self._num_nonfinite = num_nonfinite

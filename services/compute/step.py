@@ -179,7 +179,8 @@ class StepResult:
     """A step's result: sample s produced tokens[s, :n_valid[s]]; skipped ones mean nothing.
 
     A sample whose logits were not finite has nonfinite[s] set and no valid token. The device times
-    are on the host's monotonic clock, NaN where unknown.
+    are on the host's monotonic clock, NaN where unknown; so is `computed_s`, the processor time of
+    the thread where the device is the CPU.
     """
 
     step_id: int
@@ -189,5 +190,6 @@ class StepResult:
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by s
     device_start_s: float = nan
     device_end_s: float = nan
+    computed_s: float = nan
     scores: dict[int, RowScores] = field(default_factory=dict)  # by row
     embeddings: dict[int, Float32Array] = field(default_factory=dict)  # by row: [E]

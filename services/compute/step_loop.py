@@ -41,7 +41,10 @@ class StepLoop:
         self.wake()
 
     async def run(self) -> None:
-        """Turn until closed; the results of launched steps are then still to be collected."""
+        """Turn until closed; the results of launched steps are then still to be collected.
+
+        A step that this thread computes is dropped: it may take longer than a stop may.
+        """
         while not self._closing:
             await asyncio.sleep(0)  # messages in and out, timers
             self._deliver()
@@ -74,6 +77,9 @@ class StepLoop:
     async def _compute(self) -> None:
         """Compute a long step of the CPU while the loop turns, so that it never seems to hang."""
         while self._engine.is_computing:
+            if self._closing:
+                self._engine.drop_computing()
+                return
             began_s = time.thread_time()
             self._engine.go_on()
             self.longest_block_s = max(self.longest_block_s, time.thread_time() - began_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from common.service import Watch, run_service
 from services.compute.runner.protocol import Runner, RunnerSpec, SlotErrors
 from tests.flow.compute_ring import Ring, running_ring
 from tests.memory_link import MemoryTransport
+from tests.patience import PATIENCE_S
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -146,6 +148,15 @@ async def test_while_a_long_step_is_computed_the_service_lives_and_listens() -> 
         ring.actor._steps.longest_block_s = block_s
         assert ring.actor.longest_block_s == longest_s
     await ring.actor.stop()
+
+
+async def test_a_stop_does_not_wait_for_the_end_of_a_long_step() -> None:
+    ring, device, long = await start_in_slices()
+    await asyncio.wait_for(ring.actor.stop(), PATIENCE_S)  # of itself this step never ends
+    await ring.until(lambda: ring.endings(long) == ["moved"])
+    assert ring.tokens(long) == []
+    stats = ring.device.scheduler.stats()
+    assert stats.pages_free == stats.pages_total
 
 
 async def test_a_step_that_breaks_half_way_fails_its_requests_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def wrong_from(index: int) -> Callable[[StepResult, Any], StepResult]:
     return change
 
 
-def take(seconds: float) -> Callable[[StepResult, Any], StepResult]:
+def take(seconds: float, computed_s: float = nan) -> Callable[[StepResult, Any], StepResult]:
     def change(result: StepResult, plan: Any) -> StepResult:
-        return replace(result, device_start_s=result.device_end_s - seconds)
+        start_s = result.device_end_s - seconds
+        return replace(result, device_start_s=start_s, computed_s=computed_s)
 
     return change
 
@@ -154,3 +156,14 @@ async def test_a_replica_whose_steps_take_ten_times_as_long_is_left_alone(folder
         before = number_of_steps(ring, "compute1")
         await answers(ring, range(20, 24))
         assert number_of_steps(ring, "compute1") == before
+
+
+async def test_a_replica_whose_machine_does_not_let_it_compute_is_not_ill(folder: Path) -> None:
+    async with whole_ring(folder, "tokenizer", "compute1", "detokenizer") as ring:
+        results_of(ring, "compute1", take(0.2, computed_s=0.2))
+        await answers(ring, range(8))
+        results_of(ring, "compute1", take(0.22 * SLOW_RATIO, computed_s=0.25))
+        await answers(ring, range(8, 16))
+        await ring.pass_time(1.0)
+        assert (await get(ring, "/ready"))[0] == 200
+        assert "trouble" not in str(await get(ring, "/health"))

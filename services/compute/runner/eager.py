@@ -120,6 +120,7 @@ class EagerTicket:
     embeddings: dict[int, Float32Array] = field(default_factory=dict)
     sampled: Sampled | None = None
     end_s: float = 0.0
+    computed_s: float = 0.0  # by this thread's own clock
 
 
 class Rows(NamedTuple):
@@ -234,7 +235,10 @@ class EagerExecutor:
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def go_on(self, ticket: EagerTicket) -> bool:
-        return self._go_on(ticket, time.monotonic() + SLICE_S)
+        began_s = time.thread_time()
+        is_done = self._go_on(ticket, time.monotonic() + SLICE_S)
+        ticket.computed_s += time.thread_time() - began_s
+        return is_done
 
     def _go_on(self, ticket: EagerTicket, until_s: float) -> bool:
         for _ in ticket.work or ():
@@ -271,7 +275,7 @@ class EagerExecutor:
     @fatal_if_the_device_fails
     @torch.inference_mode()
     def sample(self, ticket: EagerTicket, num_ints: int) -> EagerTicket:
-        slots, masks = ticket.slots_S, None
+        slots, masks, began_s = ticket.slots_S, None, time.thread_time()
         self._go_on(ticket, inf)
         if num_ints:
             spec, packed = self._spec, self._buffers[UploadKind.MASKS][:num_ints]
@@ -284,6 +288,7 @@ class EagerExecutor:
         self._states.advance(slots, tokens)
         ticket.sampled = sampled
         ticket.end_s = time.monotonic()
+        ticket.computed_s += time.thread_time() - began_s
         return ticket
 
     @fatal_if_the_device_fails
@@ -300,6 +305,7 @@ class EagerExecutor:
             logprobs=sampled.logprobs,
             device_start_s=ticket.start_s,
             device_end_s=ticket.end_s,
+            computed_s=ticket.computed_s,
             scores=ticket.scores,
             embeddings=ticket.embeddings,
         )

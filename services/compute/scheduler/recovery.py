@@ -38,11 +38,9 @@ class PrefillBudget:
 
 def prefill_budget(tokens: int, running: RunningBatch, waiting: WaitingQueue) -> PrefillBudget:
     """Divide a step's prompt tokens, if there is anything to recover and anything beside it."""
-    first = waiting.first(allow_new=True)
-    is_first = first is not None and first.params.goes_on
-    if not (is_first or any(sequence.params.goes_on for sequence in running.prefilling)):
+    if not (waiting.num_going_on or any(s.params.goes_on for s in running.prefilling)):
         return PrefillBudget(tokens, tokens)
     begun_here = (not s.params.goes_on for s in chain(running.decoding, running.prefilling))
-    if not any(begun_here) and waiting.first(allow_new=True, goes_on=False) is None:
+    if len(waiting) == waiting.num_going_on and not any(begun_here):
         return PrefillBudget(tokens, tokens)
     return PrefillBudget(tokens, min(tokens, max(LEAST_TOKENS, tokens // RECOVERY_SHARE)))

@@ -21,6 +21,7 @@ class WaitingQueue:
         self._lines: dict[int, dict[ClientShare, list[tuple[int, Sequence]]]] = {}
         self._num_waiting = 0
         self.num_resumable = 0  # of those here, how many have run before
+        self.num_going_on = 0  # and how many another worker had begun
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -39,6 +40,7 @@ class WaitingQueue:
         insort(lines.setdefault(sequence.share, []), (arrival, sequence), key=_arrival)
         self._num_waiting += 1
         self.num_resumable += sequence.has_run
+        self.num_going_on += sequence.params.goes_on
 
     def remove(self, sequence: Sequence) -> None:
         priority, arrival = sequence.order
@@ -55,6 +57,7 @@ class WaitingQueue:
             del self._lines[priority]
         self._num_waiting -= 1
         self.num_resumable -= sequence.has_run
+        self.num_going_on -= sequence.params.goes_on
 
     def first(self, allow_new: bool, goes_on: bool = True) -> Sequence | None:
         """The next one to run; with `allow_new` unset, of those that have run before.

@@ -74,6 +74,17 @@ def test_it_is_well_again_a_window_after_the_last_wrong_answer() -> None:
     assert not health.trouble(300.0)
 
 
+def test_after_a_long_silence_nothing_is_counted_a_second_time() -> None:
+    health = ReplicaHealth()
+    health.served(0, 0, 0, 0.0)
+    health.served(8, MIN_NONFINITE - 1, 0, 1.0)
+    late_s = 10 * WINDOW_S  # as of a replica without a router for so long
+    health.served(9, MIN_NONFINITE, 1, late_s)
+    assert not health.trouble(late_s)
+    health.served(9 + MIN_NONFINITE, 2 * MIN_NONFINITE, 1, late_s + 1.0)
+    assert health.trouble(late_s + 1.0)
+
+
 def test_single_slow_steps_are_no_illness_and_several_are() -> None:
     health, now_s = learned(), 100.0
     for _ in range(MIN_SLOW_STEPS - 1):

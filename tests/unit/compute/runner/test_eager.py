@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,33 @@ def test_a_step_is_computed_a_layer_at_a_time_and_says_the_same(
     num_steps = in_slices.stats.num_steps
     assert in_slices.num_slices >= 3 * num_steps + 2  # layers, and prompts that are scored
     assert (at_once.num_slices, at_once.stats.num_steps) == (0, num_steps)
+
+
+def test_a_step_took_what_its_thread_computed_however_long_it_was_kept_from_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager, "SLICE_S", 0.0)
+    runner = load_on_cpu(folder, SETTINGS)
+    server, results = Server(runner, SETTINGS), []
+    right = runner.result
+
+    def result(ticket: object) -> object:
+        results.append(right(ticket))
+        return results[-1]
+
+    monkeypatch.setattr(runner, "result", result)
+    server.ask(0, PROMPT, SamplingParams(max_tokens=1, seed=1, ignore_eos=True))
+    began_s = time.thread_time()
+    assert server.engine.launch()
+    kept_s = 0.0
+    while server.engine.is_computing:
+        time.sleep(0.05)
+        kept_s += 0.05
+        server.engine.go_on()
+    server.run()
+    (step,) = results
+    assert step.device_end_s - step.device_start_s >= kept_s >= 0.1
+    assert 0.0 < step.computed_s <= time.thread_time() - began_s
 
 
 def test_a_cache_from_free_memory_holds_at_most_every_slot_at_full_length(
