@@ -28,7 +28,8 @@ RECORD_BYTES = 96  # of one length, and so rewritten in place: that works on a f
 class Beacon(NamedTuple):
     """What a service said last, and when.
 
-    It may be silent while its main thread computes for `silent_s`, and sleep for `idle_s`.
+    It may be silent while its main thread computes for `silent_s`, and sleep for `idle_s`; in an
+    uninterruptible sleep as long as when it starts.
     """
 
     pid: int
@@ -42,8 +43,8 @@ class Beacon(NamedTuple):
     def hangs(self, now_s: float, since_s: float = 0.0) -> bool:
         """Whether it has been silent for too long, counted from `since_s` at the earliest.
 
-        A process that somebody has stopped, or that sleeps, is in none of its long steps. One that
-        gets too little of a busy machine to get on does not hang.
+        A process that a signal or a debugger has stopped, or that sleeps, is in none of its long
+        steps. One that gets too little of a busy machine to get on does not hang.
         """
         silence_s = now_s - max(self.said_at_s, since_s)
         if silence_s <= SILENT_S:
@@ -54,8 +55,11 @@ class Beacon(NamedTuple):
         if loop.cpu_s - self.loop_cpu_s > self.silent_s or silence_s > STARVED_S:
             return True
         used_s = process.cpu_s - self.cpu_s
-        sleeps = loop.state in "SD" and used_s < IDLE_SHARE * (now_s - self.said_at_s)
-        return loop.state == "T" or (sleeps and silence_s > self.idle_s)
+        idles = loop.state in "SD" and used_s < IDLE_SHARE * (now_s - self.said_at_s)
+        # Where it waits in the kernel for a disk, memory or a driver, a kill may reach it no sooner
+        # than that comes, and its successor would wait for the same and load a model besides.
+        idle_s = max(self.idle_s, START_IDLE_S) if loop.state == "D" else self.idle_s
+        return loop.state in "Tt" or (idles and silence_s > idle_s)
 
 
 class BeaconFile:
@@ -161,7 +165,10 @@ def _locks(fd: int) -> bool:
 
 
 class _ProcessState(NamedTuple):
-    """What the system says: R runs, S sleeps, D waits for a disk, T was stopped by a signal."""
+    """What the system says.
+
+    R runs, S sleeps, D sleeps and takes no signal, T was stopped by one, t by a debugger.
+    """
 
     state: str
     cpu_s: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -124,7 +125,8 @@ class _Life:
                 transport.open(self._receive, peer_lost)
                 await self._serve()
         finally:
-            self._beacon.stopping(time.monotonic(), END_S)
+            with contextlib.suppress(OSError):  # the end goes on without a sign of life, too
+                self._beacon.stopping(time.monotonic(), END_S)
             await self._stop(transport)
             self._beacon.remove()
         if self._fatal is not None:

@@ -143,7 +143,11 @@ class Peer:
             is_broken = self._was_open and not self.takes_messages
             if now_s < self._probe_at_s or not (self.doubted or is_broken):
                 return ""
-            self._probe = Probe(self.address.endpoint, now_s)
+            try:
+                self._probe = Probe(self.address.endpoint, now_s)
+            except OSError:  # descriptors may have run out; it is tried again
+                self._probe_at_s = now_s + _PROBE_AGAIN_S
+                return ""
         why = self._probe.why_gone(now_s)
         if why is None:
             return ""

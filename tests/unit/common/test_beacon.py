@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common import beacon
 from common.beacon import (
     REFRESH_S,
     SILENT_S,
@@ -108,6 +109,18 @@ def test_a_process_that_sleeps_is_in_no_long_step_and_one_that_computes_may_be()
         process.kill()
 
 
+def test_what_waits_in_the_kernel_may_do_so_as_long_as_when_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_kernel = beacon._ProcessState("D", 0.0)
+    monkeypatch.setattr(beacon, "_state_of", lambda process: in_kernel)
+    said = Beacon(1, True, 100.0, SILENT_S, SILENT_S)
+    assert not said.hangs(100.0 + START_IDLE_S)
+    assert said.hangs(100.1 + START_IDLE_S)
+    stops = said._replace(idle_s=2 * START_IDLE_S)
+    assert not stops.hangs(100.0 + 2 * START_IDLE_S)
+
+
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -154,15 +167,27 @@ def test_a_watcher_that_stood_still_itself_waits_as_long_again() -> None:
     assert beacon.hangs(200.0 + SILENT_S, since_s=199.0)
 
 
-def test_a_stopped_process_is_in_no_long_step() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        beacon = Beacon(process.pid, True, 100.0, 1e6, idle_s=1e6)
-        assert not beacon.hangs(200.0)
-        process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
-        assert not beacon.hangs(100.0 + SILENT_S)
-        assert beacon.hangs(100.1 + SILENT_S)
-        process.kill()
+WAIT = "print(flush=True); input()"
+TRACE_ME = f"import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0); {WAIT}"
+
+
+@pytest.mark.parametrize(("program", "state"), [(WAIT, "T"), (TRACE_ME, "t")])
+def test_a_process_that_a_signal_or_a_debugger_stopped_is_in_no_long_step(
+    program: str, state: str
+) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"\n"
+            beacon = Beacon(process.pid, True, 100.0, 1e6, idle_s=1e6)
+            assert not beacon.hangs(200.0)
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            assert state_of(process.pid) == state
+            assert not beacon.hangs(100.0 + SILENT_S)
+            assert beacon.hangs(100.1 + SILENT_S)
+        finally:
+            process.kill()
 
 
 def test_what_a_dead_process_has_left_says_nothing(tmp_path: Path) -> None:

@@ -214,6 +214,14 @@ def test_the_beacon_goes_on_through_the_drain_with_the_time_that_the_loop_may_bl
     assert (seen[0].pid, seen[0].is_ready, seen[0].silent_s) == (os.getpid(), False, 60.0)
 
 
+def test_a_service_whose_beacon_cannot_be_written_stops_in_order(tmp_path: Path) -> None:
+    actor, transport = Recorder(terminate), ListTransport()
+    watch = Watch(run_dir=str(tmp_path / "gone"))
+    assert run_service("x", actor, lambda: transport, watch) == 0
+    assert actor.calls == ["start", "drain", "stop"]
+    assert transport.linger_s == 5.0
+
+
 def test_the_tick_hook_runs_with_every_tick() -> None:
     ticks: list[int] = []
     actor = Recorder(lambda actor: terminate_again(actor) if actor.num_ticks == 3 else None)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from common.link.peer import Outbox
+import errno
+import socket
+from pathlib import Path
+
+import pytest
+import zmq
+
+from common.link.peer import Outbox, connect
 from common.messages.address import Address, AttemptId
 from common.messages.control import Abort, RouterAlive
 from common.messages.tokens import TokensGenerated
@@ -86,3 +93,23 @@ def test_a_heartbeat_alone_holds_up_no_end() -> None:
     assert not filled().holds_up
     assert not filled(RouterAlive(Address("mem://router", "r"), 1)).holds_up
     assert filled(RouterAlive(Address("mem://router", "r"), 1), ABORT).holds_up
+
+
+def test_who_lacks_a_descriptor_to_look_with_gives_nobody_up_and_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptor_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    context = zmq.Context()
+    peer = connect(context, Address(f"ipc://{tmp_path}/none", "1"), Outbox(1000), None)
+    try:
+        peer.doubted = True
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", no_descriptor_left)
+            assert peer.why_gone(1.0) == ""
+        assert peer.why_gone(1.1) == "", "not at once again"
+        assert peer.why_gone(2.0) == "its process has ended"
+    finally:
+        peer.close()
+        context.term()
