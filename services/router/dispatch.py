@@ -22,7 +22,7 @@ from common.messages.tokenize import Tokenize
 from common.turns import Turns
 from services.router.admission import AdmissionController, AdmissionTicket, Client
 from services.router.answer import Sink
-from services.router.attempts import WORKER_LOST, AbortedAttempt, Choice, InflightRequest
+from services.router.attempts import FAILED, WORKER_LOST, AbortedAttempt, Choice, InflightRequest
 from services.router.breaker import LeftAlone
 from services.router.caller import ANYBODY, TIMED_OUT, Caller
 from services.router.drain_rate import retry_after
@@ -33,7 +33,7 @@ from services.router.early_refusal import (
     waiting_choices,
 )
 from services.router.errors import ApiError, unsendable
-from services.router.failover import may_wait
+from services.router.failover import Setback, may_wait
 from services.router.fleet import Fleet, Group, only_model
 from services.router.generate_request import GenerateRequest, estimated_tokens
 from services.router.holding import HoldQueue
@@ -230,19 +230,16 @@ class Dispatch:
         prompts = self._send_prompts(inflight, request, group, traceparent)
         try:
             next(prompts)
-        except ApiError:
+        except Exception:
             self.close(inflight)
             raise
-        self._turns.begin(prompts)
+        self._turns.begin(self._further(inflight, prompts))
         return inflight
 
     def _send_prompts(
         self, inflight: InflightRequest, request: GenerateRequest, group: Group, traceparent: str
     ) -> Iterator[None]:
-        """Start the attempts of one prompt after the other; ApiError if the first cannot be sent.
-
-        A thousand take 50 ms, in turns. A later one that cannot be sent fails the request.
-        """
+        """Start the attempts of one prompt after the other: a thousand take 50 ms, in turns."""
         wall_s, count = time.time(), request.num_choices
         for number, prompt in enumerate(request.prompts):
             if not inflight.num_open:
@@ -271,13 +268,23 @@ class Dispatch:
                 client=inflight.caller.client.name,
             )
             inflight.messages.append(message)
-            try:
-                self._start(inflight.choices[number * count : (number + 1) * count], route, now_s)
-            except ApiError as error:
-                if not number:
-                    raise
-                self.abort(self.inflight.fail(inflight, error.failure))
+            choices = inflight.choices[number * count : (number + 1) * count]
+            if not current.missing:
+                self._start(choices, route, now_s)
+            else:  # nobody of a service is left, so they wait for one as if it had just died
+                for choice in choices:
+                    self.inflight.displace(choice, Setback(WORKER_LOST), now_s)
             yield
+
+    def _further(self, inflight: InflightRequest, prompts: Iterator[None]) -> Iterator[None]:
+        """Send the prompts after the first; one that cannot be sent fails the request."""
+        try:
+            yield from prompts
+        except ApiError as error:
+            self.abort(self.inflight.fail(inflight, error.failure))
+        except Exception:
+            self.abort(self.inflight.fail(inflight, FAILED))
+            raise
 
     def _start(self, choices: Sequence[Choice], route: Route, now_s: float) -> None:
         """Begin an attempt at neighbouring choices of a prompt: fresh ones, or only one."""
@@ -331,27 +338,27 @@ class Dispatch:
         """Try displaced choices again, one at each step, unless a later recovery has begun."""
         for choices in self.inflight.to_retry():
             # Unless another choice has failed the request meanwhile.
-            if choices[0] in self.inflight.displaced and self._changes(choices, self._clock()):
-                yield
-                if recovery != self._recovery:
-                    return
+            if choices[0] in self.inflight.displaced and not self._recovers(choices, self._clock()):
+                return
+            yield
+            if recovery != self._recovery:
+                return
 
-    def _changes(self, choices: Sequence[Choice], now_s: float) -> bool:
-        """Begin another attempt at choices or fail their request; False if they go on waiting."""
+    def _recovers(self, choices: Sequence[Choice], now_s: float) -> bool:
+        """Begin another attempt, fail the request or wait; False if no more retries may begin."""
         request, setbacks = choices[0].request, choices[0].setbacks
         group = self.fleet.of_revision(request.card)
         able = group.without(setbacks.refused_by)
         failure = None
         if not able.missing:  # whether the doubted ones are lost, too, is known in a moment
             sure = able.without(self.fleet.doubted(now_s))
-            if sure.missing or not self.fleet.retries.take(now_s):
+            if not sure.missing and not self.fleet.retries.take(now_s):
                 return False
-            failure = self._retry(choices, sure, now_s)
+            failure = None if sure.missing else self._retry(choices, sure, now_s)
         elif may_wait(setbacks, now_s, self._limits.hold_s, group.missing, request.has_begun):
             if not group.missing:
                 for each in choices:
                     each.setbacks.forget_refusals(now_s)
-            return False
         else:
             failure = setbacks.failure or WORKER_LOST
         if failure is not None:

@@ -183,7 +183,9 @@ class InflightTable:
             if attempt is not None:
                 self._remove(attempt)
                 by = attempt.route.tokenizer.instance_id
-                aborted += self._displace(attempt, Setback(message.failure, refused_by=by), now_s)
+                aborted += self.displace(
+                    attempt.choice, Setback(message.failure, refused_by=by), now_s
+                )
         return aborted
 
     def close(
@@ -226,7 +228,7 @@ class InflightTable:
                 at_text = route.detokenizer.instance_id == instance_id
                 died_at = "detokenizer" if at_text else "tokenizer"
                 setback = Setback(WORKER_LOST, died_at=died_at, kept_compute=compute)
-            aborted += self._displace(attempt, setback, now_s)
+            aborted += self.displace(attempt.choice, setback, now_s)
         return aborted
 
     def listed(self, instance_id: str, counters: Collection[int], now_s: float) -> list[int]:
@@ -300,17 +302,13 @@ class InflightTable:
     def _lose(self, attempt: Attempt, now_s: float) -> list[AbortedAttempt]:
         kept, lost_at = attempt.route.compute.instance_id, attempt.route.detokenizer.instance_id
         setback = Setback(LOST, kept_compute=kept, lost_at=lost_at)
-        return self._displace(attempt, setback, now_s, "lost")
+        return self.displace(attempt.choice, setback, now_s, "lost")
 
-    def _displace(
-        self,
-        attempt: Attempt,
-        setback: Setback,
-        now_s: float,
-        reason: AbortReason = "superseded",
+    def displace(
+        self, choice: Choice, setback: Setback, now_s: float, reason: AbortReason = "superseded"
     ) -> list[AbortedAttempt]:
-        """End an attempt; its choice waits for another if it may have one, or else fails."""
-        choice, failure = attempt.choice, setback.failure
+        """End a choice's attempt, if it has one; it waits for another if it may, or else fails."""
+        failure = setback.failure
         if not choice.request.num_open:
             return []  # another choice has just failed the request
         if failure.retryable:
@@ -356,12 +354,12 @@ class InflightTable:
             self._breakers.failed(attempt.route.compute.endpoint, now_s, failure.code)
             self._remove(attempt)
             setback = Setback(failure, died_at="compute", wrong_at=compute)
-            return self._displace(attempt, setback, now_s)
+            return self.displace(attempt.choice, setback, now_s)
         if ended.reason == "refused" or not failure.retryable:
             self._remove(attempt)  # it has ended at compute and needs no Abort
-            return self._displace(attempt, Setback(failure, refused_by=compute), now_s)
+            return self.displace(attempt.choice, Setback(failure, refused_by=compute), now_s)
         # Perhaps only the detokenizer's part has ended.
-        return self._displace(attempt, Setback(failure, kept_compute=compute), now_s)
+        return self.displace(attempt.choice, Setback(failure, kept_compute=compute), now_s)
 
     def _remove_request(
         self, request: InflightRequest, reason: AbortReason

@@ -13,7 +13,9 @@ from common.messages.address import Address
 from common.messages.failure import Ending, Failure, Usage
 from common.messages.text import AttemptRefused, TextGenerated
 from common.messages.tokenize import Tokenize
+from common.turns import MAX_STEPS
 from services.router.breaker import MAX_FAILURES
+from services.router.failover import RetryBudget
 from tests.flow.router_ring import (
     CHAT,
     Ring,
@@ -257,6 +259,52 @@ async def test_what_a_worker_leaves_goes_on_in_turns_the_most_advanced_first() -
         assert len(ring.actor.dispatch.inflight.displaced) >= 64, "all at once"
         await ring.until(lambda: len(sent(ring)) == 129)
         assert [len(message.output_ids) for message in sent(ring)[1:]] == list(range(128, 0, -1))
+        task.cancel()
+
+
+async def test_what_waits_for_its_retry_is_not_passed_by_what_is_less_advanced() -> None:
+    class Budget(RetryBudget):
+        """Refuses the first that asks, and then no other one."""
+
+        num_asked = 0
+
+        def take(self, now_s: float) -> bool:
+            self.num_asked += 1
+            return self.num_asked > 1
+
+    async with running_router(hold_s=10.0) as ring:
+        await add(ring, "compute")
+        task = await waiting(ring, chat(stream=True, n=3))
+        first = last_counter(ring)
+        for choice in range(3):
+            ring.text(first + choice, 0, "a" * (1 + choice), 1 + choice)
+        await ring.settle()
+        ring.actor.dispatch.fleet.retries = Budget()
+        ring.actor.peer_lost(sent(ring)[0].route.compute)
+        await ring.settle()
+        assert len(sent(ring)) == 1
+        ring.beat("tokenizer", "detokenizer", "compute2")
+        await ring.tick()
+        await ring.until(lambda: len(sent(ring)) == 4)
+        assert [len(message.output_ids) for message in sent(ring)[1:]] == [3, 2, 1]
+        task.cancel()
+
+
+async def test_a_look_at_what_waits_is_in_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_router(hold_s=10.0) as ring:
+        task = await waiting(ring, chat(stream=True, n=2 * MAX_STEPS))
+        first = last_counter(ring)
+        for choice in range(2 * MAX_STEPS):
+            ring.text(first + choice, 0, "a")
+        await ring.settle()
+        ring.actor.peer_lost(sent(ring)[0].route.compute)
+        await ring.settle(16)
+        fleet, looks = ring.actor.dispatch.fleet, []
+        of_revision = fleet.of_revision
+        monkeypatch.setattr(fleet, "of_revision", lambda card: looks.append(1) or of_revision(card))
+        ring.actor.dispatch.recover()
+        assert len(looks) == MAX_STEPS
+        await ring.until(lambda: len(looks) == 2 * MAX_STEPS)
         task.cancel()
 
 
