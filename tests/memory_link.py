@@ -182,6 +182,7 @@ class MemoryTransport:
         self._deliver: Deliver | None = None
         self._peer_lost: PeerLost | None = None
         self._alive = True
+        self.why_lost = ""
 
     @property
     def address(self) -> Address:
@@ -271,6 +272,7 @@ class MemoryTransport:
         for to in [to for to, o in self._outboxes.items() if o.overdue(self._exchange.now_s)]:
             self.forget(to)
             self._stats.num_peers_lost += 1
+            self.why_lost = "its messages do not leave"
             if self._peer_lost is not None:
                 self._peer_lost(to)
 

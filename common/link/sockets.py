@@ -76,6 +76,7 @@ class ZmqTransport:
             self, _close_all, self._context, self._inbox, self._peers, self._authenticator
         )
         self.budget = _BUDGET
+        self.why_lost = ""
         self.patience_s = PATIENCE_S
 
     @property
@@ -193,7 +194,7 @@ class ZmqTransport:
         except (ConfigError, zmq.ZMQError) as error:
             self._log.warning("no link", peer=to.endpoint[:120], error=str(error))
             self._stats.num_dropped += 1
-            self._loop.call_soon(self._tell_lost, to)
+            self._loop.call_soon(self._tell_lost, to, "there can be no link to it")
             return None
         if to.instance_id:  # else it may be for one of those that there are links to
             for other in self._peers.values():
@@ -258,7 +259,7 @@ class ZmqTransport:
                 )
                 self.forget(peer.address)
                 self._stats.num_peers_lost += 1
-                self._tell_lost(peer.address)
+                self._tell_lost(peer.address, why)
             elif not peer.outbox and now_s - peer.used_s > self._idle_s(peer):
                 self.forget(peer.address)
         if self._peers:
@@ -270,7 +271,8 @@ class ZmqTransport:
         # look like the successor of the live one.
         return self.patience_s if peer.succeeded else _IDLE_S
 
-    def _tell_lost(self, peer: Address) -> None:
+    def _tell_lost(self, peer: Address, why: str) -> None:
+        self.why_lost = why
         if self._peer_lost is not None and not self._closed:
             self._peer_lost(peer)
 

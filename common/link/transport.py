@@ -23,6 +23,9 @@ The messages in it are dropped."""
 class Transport(Protocol):
     """All links of one actor."""
 
+    why_lost: str
+    """What was found of the peer that `PeerLost` was last called for."""
+
     @property
     def address(self) -> Address:
         """The owner's own inbox, to be put into messages as a place to answer to."""

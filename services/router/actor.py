@@ -135,8 +135,8 @@ class RouterActor:
         self._fleet.heard(sender.instance_id, self._clock())
 
     def peer_lost(self, peer: Address) -> None:
-        """Give up a worker that accepts no messages any more."""
-        why = "accepts no messages"
+        """Give up a worker that is not there, or accepts no messages any more."""
+        why = self._transport.why_lost
         self._fleet.remove(peer.instance_id, self._clock(), why)
         self._lose(peer, why)
 

@@ -125,10 +125,13 @@ async def test_a_worker_that_takes_no_mail_is_given_up_long_before_its_lease() -
         await ring.settle()
         task = await waiting(ring, chat())
         ring.exchange.kill("compute")
-        for _ in range(50):
-            ring.beat("tokenizer", "detokenizer", stall_after_s=60.0)
-            await ring.tick()
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(50):
+                ring.beat("tokenizer", "detokenizer", stall_after_s=60.0)
+                await ring.tick()
         assert (await task)[0] == 503
+        (lost,) = [line for line in lines if line["event"] == "worker lost"]
+        assert lost["why"] == "its messages do not leave"
 
 
 async def test_a_worker_in_a_long_step_keeps_its_requests() -> None:

@@ -60,6 +60,7 @@ def test_a_peer_that_has_ended_is_lost_though_nothing_waits_for_it(
             sender.transport.send(other.transport.address, abort(2))
             await other.until(lambda: other.counters == [1, 2])
             assert sender.lost == [peer.transport.address]
+            assert sender.transport.why_lost == "its process has ended"
 
     uvloop.run(main())
 
