@@ -107,17 +107,16 @@ class Workshop:
 Scenario = Callable[[Workshop], Awaitable[None]]
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def play(request: Any, folder: Path) -> Callable[..., None]:
-    """Runs a scenario in a loop of its own, of both kinds: services run on uvloop."""
+@pytest.fixture
+def play(folder: Path) -> Callable[..., None]:
+    """Runs a scenario in a loop of its own, as services have it."""
 
     def played(scenario: Scenario, num_processes: int = 2, template_timeout_s: float = 1.0) -> None:
         async def whole() -> None:
             async with Workshop(folder, num_processes, template_timeout_s) as workshop:
                 await scenario(workshop)
 
-        runner = uvloop.run if request.param == "uvloop" else asyncio.run
-        runner(whole())
+        uvloop.run(whole())
 
     return played
 

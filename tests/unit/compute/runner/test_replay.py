@@ -23,7 +23,7 @@ from services.compute.runner.recording import (
     RecordingExecutor,
 )
 from services.compute.runner.registry import load_runner
-from services.compute.runner.replay import Replay
+from services.compute.runner.replay import EQUAL, Replay, main
 from tests.unit.compute.prompt_run import save_embedding_model
 from tests.unit.compute.recorded_run import frames_of, record, run_all_kinds, with_another_token
 from tests.unit.compute.tiny_models import make_model, save_model
@@ -70,11 +70,14 @@ def test_a_second_process_says_bitwise_the_same(recording: Path) -> None:
     assert done.stdout.endswith("tokens: bitwise equal\n")
 
 
-def test_so_does_a_run_whose_preempted_sequences_compute_again(model: Path, tmp_path: Path) -> None:
+def test_so_does_a_run_whose_preempted_sequences_compute_again(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     executor = load_eager(model, SETTINGS)
     file, num_preempted, num_swapped = record(executor, tmp_path, model, SETTINGS, host_pages=0)
     assert num_preempted > 0 and num_swapped == 0
-    assert replay(file).stdout.endswith("tokens: bitwise equal\n")
+    assert main([str(file)]) == 0
+    assert capsys.readouterr().out.endswith(f"tokens: {EQUAL}\n")
 
 
 def test_a_recording_whose_writer_was_killed_is_replayed_up_to_there(
@@ -104,13 +107,18 @@ def test_a_setting_makes_a_file_for_each_process(model: Path, tmp_path: Path) ->
     assert Recording(file).model == model.resolve()
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_recording_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(name: str) -> str:
+        assert main([str(tmp_path / name)]) == 2
+        return capsys.readouterr().err
+
     (tmp_path / "text").write_text("something else\n")
     (tmp_path / "list").write_bytes(FORMAT + b"[1]\n")
-    assert "does not describe a run" in replay(tmp_path / "list").stderr
-    done = replay(tmp_path / "text")
-    assert done.returncode == 2
-    assert "is no recording of this version" in done.stderr
+    assert "does not describe a run" in said("list")
+    assert "is no recording of this version" in said("text")
+    assert "absent" in said("absent")
     assert replay(tmp_path / "absent").returncode == 2
 
 
