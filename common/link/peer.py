@@ -109,8 +109,8 @@ class Peer:
     """A PUSH socket to one address; it never blocks and queues nothing for a dead peer."""
 
     __slots__ = (
-        *("_probe", "_probe_at_s", "_was_open", "address", "doubted", "fd", "outbox", "socket"),
-        *("succeeded", "used_s", "watched"),
+        *("_probe", "_probe_at_s", "_was_open", "address", "fd", "outbox", "socket"),
+        *("succeeded", "to_probe", "used_s", "watched"),
     )
 
     def __init__(self, address: Address, link: zmq.Socket[bytes], outbox: Outbox) -> None:
@@ -121,7 +121,7 @@ class Peer:
         self.watched = False
         self.used_s = 0.0
         self.succeeded = False  # a newer link leads to another instance at the same endpoint
-        self.doubted = False  # it says nothing, and somebody wants to know whether it is there
+        self.to_probe = False  # it says nothing, and somebody wants to know whether it is there
         self._was_open = False
         self._probe: Probe | None = None
         self._probe_at_s = 0.0
@@ -136,12 +136,12 @@ class Peer:
     def why_gone(self, now_s: float) -> str:
         """Say why no process is there any more, as far as is known now; else nothing.
 
-        It is looked for where there is doubt, or a link that was open is not: then the kernel of a
+        It is looked for where somebody asks, or a link that was open is not: then the kernel of a
         host refuses connections at once, and nobody has to wait for a lease.
         """
         if self._probe is None:
             is_broken = self._was_open and not self.takes_messages
-            if now_s < self._probe_at_s or not (self.doubted or is_broken):
+            if now_s < self._probe_at_s or not (self.to_probe or is_broken):
                 return ""
             try:
                 self._probe = Probe(self.address.endpoint, now_s)
@@ -152,7 +152,7 @@ class Peer:
         if why is None:
             return ""
         self._probe.close()
-        self._probe, self._probe_at_s, self.doubted = None, now_s + _PROBE_AGAIN_S, False
+        self._probe, self._probe_at_s, self.to_probe = None, now_s + _PROBE_AGAIN_S, False
         return why
 
     def close(self, linger_ms: int = 0) -> None:

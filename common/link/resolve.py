@@ -100,9 +100,9 @@ def own_host(towards: str) -> str:
         with contextlib.suppress(OSError, ConfigError):  # the name may get an address later
             router_host = literal_now(place).host
             family = socket.AF_INET6 if ":" in router_host else socket.AF_INET
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((router_host, 9))  # UDP: chooses an interface and sends nothing
-                return str(probe.getsockname()[0])
+            with socket.socket(family, socket.SOCK_DGRAM) as unsent:
+                unsent.connect((router_host, 9))  # UDP: chooses an interface and sends nothing
+                return str(unsent.getsockname()[0])
     try:
         host = socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -178,7 +178,7 @@ class ZmqTransport:
         """Look for a peer as `Transport.probe` does."""
         peer = self._peers.get(to) or self._connect(to)
         if peer is not None:
-            peer.doubted = True
+            peer.to_probe = True
 
     def _connect(self, to: Address) -> Peer | None:
         if self._closed:

@@ -42,7 +42,7 @@ def waiting_choices(requests: Iterable[InflightRequest], priority: int) -> dict[
 
 
 def num_ahead(waiting: Mapping[str, int], client: str) -> int:
-    """How many choices begin before a client's next one, as clients take turns."""
+    """How many choices begin before a client's next one, as one of each client begins at a time."""
     own = waiting.get(client, 0)
     others = (count for name, count in waiting.items() if name != client)
     return own + sum(min(count, own + 1) for count in others)

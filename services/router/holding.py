@@ -33,7 +33,7 @@ class HoldQueue:
     """Holds callers for `hold_s` at most; it knows nothing of workers.
 
     Requests count in the bounds of what is in flight while they wait. A client that fills these
-    gives up its latest places to those that have less, and all are woken in turns of their clients.
+    gives up its latest places to those that have less. They are woken one of each client at a time.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class HoldQueue:
         return True
 
     def wake(self, now_s: float = float("inf")) -> None:
-        """Wake the callers whose time is up at `now_s`, by default all: in turns of the clients."""
-        turns: dict[str, int] = {}
+        """Wake the callers whose time is up at `now_s`, by default all; first one of each client."""
+        counts: dict[str, int] = {}
         due: list[tuple[int, asyncio.Future[ApiError | None]]] = []
         for place in self._places:
             if now_s >= place.until_s and place.woken is not None and not place.woken.done():
-                turn = turns[place.client] = turns.get(place.client, 0) + 1
-                due.append((turn, place.woken))
+                counts[place.client] = counts.get(place.client, 0) + 1
+                due.append((counts[place.client], place.woken))
         for _, woken in sorted(due, key=lambda entry: entry[0]):  # equal ones as they came
             woken.set_result(None)
 

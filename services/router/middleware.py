@@ -33,7 +33,7 @@ OBSERVES: web.RequestKey[bool] = web.RequestKey("observes", bool)  # may see the
 WARNINGS: web.RequestKey[Warnings] = web.RequestKey("warnings", Warnings)
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
-PROBES = frozenset({"/live", "/ready", "/ping"})  # they have no key and tell nothing
+HEALTH_CHECKS = frozenset({"/live", "/ready", "/ping"})  # they have no key and tell nothing
 HEALTH = "/health"
 METRICS = "/metrics"
 # aiohttp's own names its version and Python's.
@@ -64,7 +64,7 @@ def make_guard(
         dispatch.num_handlers += 1
         try:
             _check_version(request)
-            if request.path not in PROBES:  # which know addresses, or call it what they like
+            if request.path not in HEALTH_CHECKS:  # which know addresses, or call it what they like
                 origins.hosts.check(request)
             preflight = origins.preflight(request)
             if preflight is not None:
@@ -101,7 +101,7 @@ class KeyCheck:
     def __init__(self, keys: ApiKeys, refused: RefusedKeys, page_paths: Collection[str]) -> None:
         self._keys = keys
         self._refused = refused
-        self._open_paths = PROBES | frozenset(page_paths)
+        self._open_paths = HEALTH_CHECKS | frozenset(page_paths)
 
     async def check(self, request: web.Request) -> None:
         """Note in a request who asks; ApiError 401, perhaps late, if nobody that may."""

@@ -1,4 +1,4 @@
-"""Endpoints for operators, probes and platforms: status, metrics, models, SageMaker."""
+"""Endpoints for operators, health checks and platforms: status, metrics, models, SageMaker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RETRY_AFTER_S = "1"  # workers register twice a second
 
 
 class StatusHandlers:
-    """The handlers of probes, operators and the model list; `ticked_at_s` is set by each tick."""
+    """What platforms and operators ask, and the model list; `ticked_at_s` is set by each tick."""
 
     def __init__(self, dispatch: Dispatch, settings: RouterSettings, refused: RefusedKeys) -> None:
         self.ticked_at_s = time.monotonic()
@@ -80,7 +80,7 @@ class StatusHandlers:
         """Say whether new work is taken, and to who may know it, describe the instances.
 
         Replicas that failed again and again are `left_alone`; after so many seconds one gets a
-        probe.
+        trial.
         `requests`, `attempts` and `queries` are this router's. The load of an instance is that of
         its last heartbeat; `open` counts the attempts of this router that it has state for.
         """

@@ -32,27 +32,27 @@ class RoundRobin:
     """Gives each service's workers one request after another, whatever their load."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, int] = {}
+        self._num_chosen: dict[str, int] = {}
 
     def choose(self, service: str, candidates: Sequence[PlacementCandidate]) -> int:
-        turn = self._turns.get(service, 0)
-        self._turns[service] = turn + 1
-        return turn % len(candidates)
+        number = self._num_chosen.get(service, 0)
+        self._num_chosen[service] = number + 1
+        return number % len(candidates)
 
 
 class LeastLoad:
-    """Chooses the worker that uses the smallest share of its capacity; equal ones take turns."""
+    """Chooses the worker that uses the smallest share of its capacity, equal ones round robin."""
 
     def __init__(self) -> None:
-        # Without turns, an idle fleet would send every request to its first worker and use only
+        # By load alone an idle fleet would send every request to its first worker, and use only
         # that one's prefix cache and power.
-        self._turns = RoundRobin()
+        self._equals = RoundRobin()
 
     def choose(self, service: str, candidates: Sequence[PlacementCandidate]) -> int:
         shares = [candidate.load / max(1, candidate.capacity) for candidate in candidates]
         least = min(shares)
         tied = [index for index, share in enumerate(shares) if share == least]
-        return tied[self._turns.choose(service, [candidates[index] for index in tied])]
+        return tied[self._equals.choose(service, [candidates[index] for index in tied])]
 
 
 PLACEMENTS: dict[str, Callable[[], Placement]] = {

@@ -320,9 +320,9 @@ async def test_the_connection_of_a_stream_serves_the_next_request() -> None:
 
 async def test_pipelined_streams_come_one_after_the_other() -> None:
     async with running_router() as ring:
-        probe = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        check = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
         stream = _request(chat(stream=True))
-        data = await _raw(ring, stream, stream, probe, until=b'{"status":"ok"}')
+        data = await _raw(ring, stream, stream, check, until=b'{"status":"ok"}')
         assert data.count(b"HTTP/1.1 200 OK") == 3
         assert data.count(b"data: [DONE]\n\n\r\n0\r\n\r\n") == 2
 

@@ -104,7 +104,7 @@ async def test_the_names_of_this_machine_are_known_with_any_port() -> None:
                 assert response.status == 200, host
 
 
-async def test_probes_may_call_it_what_they_like() -> None:
+async def test_health_checks_may_call_it_what_they_like() -> None:
     async with running_router(allowed_hosts=("api.example",)) as ring:
         for path in ("/live", "/ready", "/ping"):
             async with ring.session.get(path, headers={"Host": "pod-7"}) as response:

@@ -129,7 +129,7 @@ async def test_a_message_that_no_inbox_takes_is_a_413() -> None:
         await ring.until(ring.is_empty)
 
 
-async def test_keys_are_asked_for_everywhere_but_at_the_probes() -> None:
+async def test_keys_are_asked_for_everywhere_but_at_the_health_checks() -> None:
     async with running_router(api_keys=("secret",)) as ring:
         for path in (CHAT, "/tokenize"):
             async with ring.post(path, chat()) as response:

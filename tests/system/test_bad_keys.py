@@ -1,4 +1,4 @@
-"""Who has no valid key gets nothing but the probes, and a strict server takes known fields only."""
+"""Who has no valid key gets only the health checks, and a strict server takes known fields only."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_key_in_the_query_is_none(guarded: Stack, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", OPEN)
-def test_probes_and_the_page_are_open(guarded: Stack, path: str) -> None:
+def test_health_checks_and_the_page_are_open(guarded: Stack, path: str) -> None:
     assert send(guarded, "GET", path)[0] == 200
 
 
