@@ -79,7 +79,7 @@ class HoldQueue:
         return True
 
     def wake(self, now_s: float = float("inf")) -> None:
-        """Wake those whose time is up at `now_s`, by default all: the first of each client first."""
+        """Wake those whose time is up at `now_s`, or all: the first one of each client first."""
         counts: dict[str, int] = {}
         due: list[tuple[int, asyncio.Future[ApiError | None]]] = []
         for place in self._places:
