@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (7_220, 48),
     "services/router": (13_760, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (21_510, 145),
+    "services/compute": (21_590, 146),
     "services/detokenizer": (2_480, 16),
     "services/launcher": (1_300, 8),
     "services/commands": (1_550, 9),
     "services/bench": (630, 4),
-    "services": (44_740, 280),
+    "services": (44_810, 281),
 }
 MIN_MEDIAN_LINES = 90
 

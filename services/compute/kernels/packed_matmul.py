@@ -4,7 +4,7 @@ A step takes 128 inputs. A scale is multiplied into the sums of its group where 
 or more; smaller ones into the weights, which are then rounded to the inputs' dtype, as weights are
 that a library decodes first.
 
-The sums of a row depend neither on other rows nor on how many there are in its tile.
+A row's sums follow from the row and from the launch's constants.
 
 Shape legend: T rows, I inputs of a step, O outputs, B bytes of codes of a step.
 """
@@ -18,7 +18,15 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.matvec_config import NUM_SMS
 from services.compute.kernels.packed_codes import decode, inputs_of
+from services.compute.kernels.skinny_matmul_config import (
+    MAX_SPLIT_OUTPUTS,
+    MAX_SPLITS,
+    MAX_TOKENS,
+    SkinnyWork,
+)
+from services.compute.kernels.split_tiles import merged_at_once, store_last, store_tile
 from services.compute.quantization.packed import Packed
 
 BLOCK_IN = 128
@@ -33,6 +41,31 @@ class PackedConfig:
     block_out: int
     num_warps: int = 4
     num_stages: int = 3
+    splits: int = 1  # programs that share the inputs of a tile; more than one: of one tile of rows
+
+
+MIN_STEPS = 4
+"""Of a program: its first loads take about as long as a step."""
+
+
+def packed_config(num_tokens: int, num_out: int, num_in: int) -> PackedConfig:
+    """For one tile of rows, by a sweep on an H200 (benchmarks/results/gpu_packed.md).
+
+    Inputs are split until there are two programs for each multiprocessor.
+    """
+    block_tokens = max(16, 1 << (num_tokens - 1).bit_length())
+    wide = block_tokens >= 64 and num_out >= 128 * NUM_SMS
+    block_out, num_warps = (128, 8) if wide else (64, 4)
+    tiles, steps = triton.cdiv(num_out, block_out), triton.cdiv(num_in, BLOCK_IN)
+    splits = 1
+    while (
+        2 * splits <= MAX_SPLITS
+        and 2 * splits * tiles <= 2 * NUM_SMS
+        and 2 * splits * MIN_STEPS <= steps
+        and 2 * splits * tiles * block_out * block_tokens <= MAX_SPLIT_OUTPUTS * MAX_TOKENS
+    ):
+        splits *= 2
+    return PackedConfig(block_tokens, block_out, num_warps, 3 if wide else 4, splits)
 
 
 @triton.jit
@@ -88,6 +121,8 @@ def _packed_matmul_kernel(
     zero_ptr,
     bias_ptr,
     out_ptr,
+    partial_ptr,
+    arrivals_ptr,
     num_tokens,
     NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr,
@@ -100,6 +135,8 @@ def _packed_matmul_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
     STAGES: tl.constexpr,
     WIDEN: tl.constexpr,
     PDL: tl.constexpr,
@@ -111,14 +148,19 @@ def _packed_matmul_kernel(
     SCALED: tl.constexpr = G > 1 and not BY_GROUP
     SUMS_X: tl.constexpr = HAS_ZEROS and not SCALED
     DTYPE: tl.constexpr = tl.float32 if SCALED or WIDEN else x_ptr.dtype.element_ty
-    o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    SHARE: tl.constexpr = (NUM_BYTES // BLOCK_B + SPLITS - 1) // SPLITS * BLOCK_B
+    begin = tl.program_id(0) * SHARE
+    end = NUM_BYTES
+    if SPLITS > 1:
+        end = tl.minimum(begin + SHARE, NUM_BYTES)
+    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
+    t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     o_in, t_in = o < NUM_OUT, t < num_tokens
     row_codes = code_ptr + o[:, None].to(tl.int64) * NUM_BYTES
     total = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
     sums = total
     x_sum_T = tl.zeros((BLOCK_T,), dtype=tl.float32)
-    for start in tl.range(0, NUM_BYTES, BLOCK_B, num_stages=STAGES):
+    for start in tl.range(begin, end, BLOCK_B, num_stages=STAGES):
         b = start + tl.arange(0, BLOCK_B)
         b_in = b < NUM_BYTES
         if NUM_OUT % BLOCK_O == 0 and NUM_BYTES % BLOCK_B == 0:
@@ -147,11 +189,13 @@ def _packed_matmul_kernel(
         total = _times_scale(sums, x_sum_T, scale_ptr, zero_ptr, o, o_in, HAS_ZEROS)
     elif SCALED:
         total = sums
-    y_TO = tl.trans(total)
-    if HAS_BIAS:
-        y_TO += tl.load(bias_ptr + o, mask=o_in, other=0.0).to(tl.float32)[None, :]
-    pointers = out_ptr + t.to(tl.int64)[:, None] * NUM_OUT + o[None, :]
-    tl.store(pointers, y_TO.to(out_ptr.dtype.element_ty), mask=t_in[:, None] & o_in[None, :])
+    if SPLITS == 1:
+        store_tile(out_ptr, bias_ptr, total, t, o, num_tokens, NUM_OUT, True, HAS_BIAS)
+    else:
+        store_last(
+            out_ptr, bias_ptr, partial_ptr, arrivals_ptr, total, t, num_tokens, NUM_OUT,
+            BLOCK_T, BLOCK_O, SPLITS, GROUP, True, HAS_BIAS,
+        )  # fmt: skip
 
 
 def packed_matmul(
@@ -159,6 +203,7 @@ def packed_matmul(
     weight: Packed,
     bias_O: Tensor | None,
     out_TO: Tensor,
+    work: SkinnyWork | None,
     config: PackedConfig,
     *,
     pdl: bool = False,
@@ -167,14 +212,21 @@ def packed_matmul(
     num_out, num_groups = weight.scales_OG.shape
     assert x_TI.shape[1] == weight.num_inputs and out_TO.shape == (x_TI.shape[0], num_out)
     assert x_TI.is_contiguous() and out_TO.is_contiguous()
-    grid = (triton.cdiv(num_out, config.block_out), triton.cdiv(len(x_TI), config.block_tokens))
-    _packed_matmul_kernel[grid](
+    tiles = triton.cdiv(num_out, config.block_out)
+    token_tiles = triton.cdiv(len(x_TI), config.block_tokens)
+    tile_size = config.block_out * config.block_tokens
+    if config.splits > 1:
+        assert work is not None and token_tiles == 1 and tiles <= work.arrivals.numel()
+        assert tiles * config.splits * tile_size <= work.partial.numel(), "SkinnyWork is too small"
+    _packed_matmul_kernel[(config.splits, tiles, token_tiles)](
         x_TI,
         weight.loadable_OB,
         weight.scales_OG,
         weight.scales_OG if weight.zeros_OG is None else weight.zeros_OG,
         x_TI if bias_O is None else bias_O,  # any address will do where none is read
         out_TO,
+        x_TI if work is None else work.partial,
+        x_TI if work is None else work.arrivals,
         x_TI.shape[0],
         NUM_OUT=num_out,
         NUM_IN=weight.num_inputs,
@@ -187,6 +239,8 @@ def packed_matmul(
         BLOCK_T=config.block_tokens,
         BLOCK_O=config.block_out,
         BLOCK_B=BLOCK_IN // 2 if weight.has_halves else BLOCK_IN,
+        SPLITS=config.splits,
+        GROUP=merged_at_once(config.splits, tile_size),
         STAGES=config.num_stages,
         WIDEN=x_TI.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
         num_warps=config.num_warps,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from services.compute.kernels.packed_matmul import PackedConfig, packed_matmul
+from services.compute.kernels.packed_matmul import PackedConfig, packed_config, packed_matmul
 from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
+from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.unpack import unpack
 from services.compute.layers.products import Product
 from services.compute.layers.weighted_layers import Linear, QuantizedLinear
@@ -17,9 +18,7 @@ MAX_PACKED_ROWS = 128
 """More rows are multiplied with the weight unpacked into memory: it is written and read once more,
 and the library's product is the faster one."""
 
-BLOCK_ROWS = 16
-BLOCK_OUT = 64
-INVARIANT = PackedConfig(64, BLOCK_OUT)
+INVARIANT = PackedConfig(block_tokens=64, block_out=64)
 
 
 class QuantizedProduct:
@@ -30,10 +29,19 @@ class QuantizedProduct:
 
     fused = None
 
-    def __init__(self, plain: Product[Linear], scratch: Tensor, invariant: bool, pdl: bool) -> None:
-        """Weights of many rows are unpacked into `scratch`, which has room for the largest, for the
-        `plain` product."""
+    def __init__(
+        self,
+        plain: Product[Linear],
+        work: SkinnyWork,
+        scratch: Tensor,
+        *,
+        invariant: bool,
+        pdl: bool,
+    ) -> None:
+        """With many rows weights are unpacked into `scratch`, which has room for the largest, for
+        the `plain` product."""
         self._plain = plain
+        self._work = work
         self._scratch = scratch
         self._invariant = invariant
         self._pdl = pdl
@@ -45,15 +53,10 @@ class QuantizedProduct:
         if num_tokens == 1 and not self._invariant:
             packed_matvec(x_TI, weight, linear.bias_O, out_TO, PackedRowConfig(), pdl=self._pdl)
         elif num_tokens <= MAX_PACKED_ROWS or self._invariant:
-            config = INVARIANT if self._invariant else packed_config(num_tokens)
-            packed_matmul(x_TI, weight, linear.bias_O, out_TO, config, pdl=self._pdl)
+            config = INVARIANT if self._invariant else packed_config(num_tokens, *weight.shape)
+            packed_matmul(x_TI, weight, linear.bias_O, out_TO, self._work, config, pdl=self._pdl)
         else:
             num_out, num_in = weight.shape
             weight_OI = self._scratch[: num_out * num_in].view(num_out, num_in)
             unpack(weight, weight_OI)
             self._plain(x_TI, Linear(weight_OI, linear.bias_O), out_TO)
-
-
-def packed_config(num_tokens: int) -> PackedConfig:
-    block_tokens = max(BLOCK_ROWS, 1 << (num_tokens - 1).bit_length())
-    return PackedConfig(block_tokens, BLOCK_OUT)

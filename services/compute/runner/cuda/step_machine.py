@@ -140,12 +140,14 @@ class StepMachine:
         capability = torch.cuda.get_device_capability(device) if on_gpu else None
         pdl = DEPENDENT_LAUNCH and capability is not None and capability >= (9, 0)
         plain: Product[Linear] = InvariantProduct()
+        work = SkinnyWork.make(_widest_output(decoder), device)
         if not batch_invariant:
             suits = SKINNY_PRODUCTS and (capability is None or skinny_fits(capability))
-            work = SkinnyWork.make(_widest_output(decoder), device) if suits else None
             is_small = shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
-            plain = ProductByRows(work, pdl, row_pdl=pdl and is_small)
-        quantized = QuantizedProduct(plain, _unpacking_room(decoder), batch_invariant, pdl)
+            plain = ProductByRows(work if suits else None, pdl, row_pdl=pdl and is_small)
+        quantized = QuantizedProduct(
+            plain, work, _unpacking_room(decoder), invariant=batch_invariant, pdl=pdl
+        )
         products: Products = {Linear: plain, QuantizedLinear: quantized}
         self._decoder = KernelDecoder(decoder, self.inputs, products, sizes.max_positions, pdl)
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
