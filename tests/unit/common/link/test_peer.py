@@ -104,7 +104,7 @@ def test_who_lacks_a_descriptor_to_look_with_gives_nobody_up_and_looks_again(
     context = zmq.Context()
     peer = connect(context, Address(f"ipc://{tmp_path}/none", "1"), Outbox(1000), None)
     try:
-        peer.doubted = True
+        peer.to_probe = True
         with monkeypatch.context() as patch:
             patch.setattr(socket, "socket", no_descriptor_left)
             assert peer.why_gone(1.0) == ""
