@@ -41,10 +41,13 @@ serve: $(VENV)/.installed
 	@exec $(BIN)/slipstream serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # One thread of torch a process: with two processes of two threads on two cores, threads spin for one
-# another. And bytecode is kept, as rewriting the tests' assertions takes each process 7 s, even where
-# an image's environment says otherwise.
+# another. Three processes for two cores, since the tests that start servers wait for much of their
+# time. One process runs all tests of a file, whose models and servers are so made once, and files
+# come in the order of tests/conftest.py. And bytecode is kept, as rewriting the tests' assertions
+# takes each process 7 s, even where an image's environment says otherwise.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not gpu" --numprocesses 2 --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not gpu" --numprocesses 3 \
+		--dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python PYTEST_ARGS='$(ARGS)' tools/gpu_check.sh tests

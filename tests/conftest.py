@@ -22,8 +22,7 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The tests of a folder share its servers, so of several test processes one runs them all. They take
-# longest, so they begin: else one process waits for the other's servers at the end.
+# What starts servers takes longest, so it begins: else one process waits for another's at the end.
 GROUPS = ("system", "browser")
 
 
@@ -49,15 +48,12 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group what starts servers, and skip tests that need a GPU where there is none.
+    """Put what starts servers first, and skip tests that need a GPU where there is none.
 
     torch is loaded only to find that out.
     """
     for name in reversed(GROUPS):
         folder = f"tests/{name}/"  # of thousands of ids, which paths would be slow to compare
-        for item in items:
-            if item.nodeid.startswith(folder):
-                item.add_marker(pytest.mark.xdist_group(name))
         items.sort(key=lambda item, folder=folder: not item.nodeid.startswith(folder))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:

@@ -49,11 +49,6 @@ SHORT = range(len(ALL_PROMPTS) - 1)  # the last one is several windows long
 LONG = len(ALL_PROMPTS) - 1
 
 
-def _params(names: list[str]) -> list[Any]:
-    """One process makes the model of a family and runs all of its tests."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
-
-
 WITH_WINDOWS = [name for name, family in FAMILIES.items() if family.window]
 
 
@@ -97,7 +92,7 @@ def ask(server: Server, name: str, numbers: range) -> None:
         assert np.allclose(ours, top.values.numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", _params(list(FAMILIES)))
+@pytest.mark.parametrize("name", FAMILIES)
 class TestFamily:
     def test_together(self, name: str, folder: Path) -> None:
         ask(serve(runner_of(name, folder)), name, SHORT)
@@ -151,14 +146,14 @@ def own_logprobs(model: PreTrainedModel, prompt: list[int]) -> npt.NDArray[np.fl
     return logprobs_TV[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("name", _params(WITH_WINDOWS))
+@pytest.mark.parametrize("name", WITH_WINDOWS)
 @pytest.mark.parametrize("chunk", [16, 512])
 def test_far_past_the_window(name: str, folder: Path, chunk: int) -> None:
     server = serve(runner_of(name, folder), max_prefill_tokens=chunk)
     ask(server, name, range(LONG, LONG + 1))
 
 
-@pytest.mark.parametrize("name", _params(WITH_WINDOWS))
+@pytest.mark.parametrize("name", WITH_WINDOWS)
 def test_the_longest_text_fits_a_small_cache_alone(name: str, folder: Path) -> None:
     runner_of(name, folder)
     small = SETTINGS.model_copy(update={"max_batched_token_mem": 100})

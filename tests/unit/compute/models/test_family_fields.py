@@ -106,7 +106,7 @@ FIRST = {
 }
 LEFT_OUT = sorted(FIRST.values()) + ["internlm 3"] * ("InternLM3ForCausalLM" in ARCHITECTURES)
 CASES = [
-    pytest.param(name, changes, id=f"{name}, {field}", marks=pytest.mark.xdist_group(name))
+    pytest.param(name, changes, id=f"{name}, {field}")
     for name in sorted(FIRST.values())
     for field, changes in unusual_fields(FAMILIES[name]).items()
 ]
@@ -124,9 +124,7 @@ def test_a_field_is_obeyed_or_refused(name: str, changes: dict[str, Any], tmp_pa
     check(runner, model)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in LEFT_OUT]
-)
+@pytest.mark.parametrize("name", [pytest.param(name) for name in LEFT_OUT])
 def test_fields_that_are_left_out_have_the_values_of_transformers(
     name: str, tmp_path: Path
 ) -> None:

@@ -18,9 +18,9 @@ from tests.unit.compute.models.family_models import (
     random_model,
 )
 
-PARAMS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAMILIES]
+PARAMS = [pytest.param(name) for name in FAMILIES]
 BITES = [
-    pytest.param(name, field, id=f"{name}, {field}", marks=pytest.mark.xdist_group(name))
+    pytest.param(name, field, id=f"{name}, {field}")
     for name, family in FAMILIES.items()
     for field in family.bites
 ]
