@@ -17,7 +17,7 @@ from tests.unit.compute.tiny_models import make_model, save_model
 
 
 def test_a_second_executor_says_bitwise_the_same(tmp_path: Path, device: torch.device) -> None:
-    # The interpreter takes a layer 12 s; that layers are told apart, other tests see.
+    # Two layers took the interpreter 24 s; that layers are told apart, other tests see.
     sizes = SIZES if ON_GPU else {"num_hidden_layers": 1}
     model = make_model("qwen3", **sizes)
     folder = save_embedding_model(model, tmp_path / "model", "mean")
