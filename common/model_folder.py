@@ -15,6 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 from common.decoder_shape import check_sizes
 from common.errors import ModelError
+from common.gguf.file import is_gguf
+from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
+from common.gguf.folder import folder_of
 from common.messages.control import Matryoshka, ModelCard
 
 DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model")
@@ -29,6 +32,7 @@ _HASHED_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "model.safetensors.index.json",
+    GGUF_INDEX_NAME,
     "modules.json",
     "1_Pooling/config.json",
 )
@@ -59,7 +63,7 @@ _FLAGS: Mapping[str, str] = {  # of 1_Pooling/config.json
 
 
 def locate(path: str, revision: str = "", *, download: bool = False) -> Path:
-    """Return the folder of `path`, a folder or a hub id.
+    """Return the folder of `path`: a folder, a GGUF file or a hub id.
 
     A hub id is looked up in the local hub cache; with `download` what is missing is fetched, with
     progress bars. Raises ModelError when there is no such folder and nothing is cached.
@@ -67,6 +71,8 @@ def locate(path: str, revision: str = "", *, download: bool = False) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
+    if is_gguf(folder):
+        return folder_of(folder)
     if folder.exists():
         raise ModelError(f"{path} is a file; give the folder that holds config.json")
     if path.count("/") != 1 or path.startswith((".", "/", "~")):

@@ -1,0 +1,74 @@
+"""How texts are split before merging, by the names that `tokenizer.ggml.pre` has.
+
+llama.cpp finds the names by what a tokenizer makes of a test text. The expressions are those of the
+models' own tokenizer.json as far as they are known, else llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"
+_QWEN2 = rf"{_WORDS}|\p{{N}}|{_MARKS}|{_SPACES}"
+_QWEN35 = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = tuple(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{first}{_LOWER}{second}" for first, second in ("*+", "+*")
+)
+_PATHS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_PATHS}|{_SPACES}"
+_GPT4O = rf"{_CASED[0]}{_ENDINGS}?|{_CASED[1]}{_ENDINGS}?|\p{{N}}{{1,3}}|{_PATHS}|{_SPACES}"
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|" + _SPACES,
+)
+_DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")
+_SEED = rf"{_WORDS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """Expressions that are applied one after the other, and what goes with them.
+
+    `whole_words`: a piece that is a token is one, whatever the merges say.
+    """
+
+    patterns: tuple[str, ...]
+    nfc: bool = False
+    whole_words: bool = False
+    adds_bos: bool = False  # unless the file says it
+
+
+_GPT2_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
+_LLAMA3_WORDS = PreTokenizer((_LLAMA3,), whole_words=True, adds_bos=True)
+
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "": PreTokenizer(_DEFAULT),
+    "default": PreTokenizer(_DEFAULT),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3_WORDS),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
+    "glm4": PreTokenizer((_LLAMA3,), whole_words=True),
+    "qwen2": PreTokenizer((_QWEN2,), nfc=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "hunyuan"), PreTokenizer((_QWEN2,))),
+    "qwen35": PreTokenizer((_QWEN35,), nfc=True),
+    **dict.fromkeys(("starcoder", "smollm", "refact", "exaone", "minerva-7b"), _GPT2_DIGITS),
+    "command-r": PreTokenizer((r"\p{N}", _GPT2), nfc=True),
+    **dict.fromkeys(("gpt-2", "olmo", "exaone4", "gigachat"), PreTokenizer((_GPT2,))),
+    "tekken": PreTokenizer((_TEKKEN,), whole_words=True, adds_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), PreTokenizer((_GPT4O,))),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK3)),
+    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
+    "seed-coder": PreTokenizer((_SEED,)),
+}
