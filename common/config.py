@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from common.errors import ConfigError, near
+from common.gguf.file import model_name
 
 PACKAGES = str(Path(__file__).resolve().parents[1])  # the folder of `common` and `services`
 ENV_PREFIX = "SLIPSTREAM_"
@@ -72,13 +73,13 @@ class ModelSettings(Settings):
 
     path: str = Field(
         DEMO_MODEL,
-        description="a folder in Hugging Face's layout, or the id of a model on its hub, which is "
-        "downloaded (default: the embedded demo)",
+        description="a folder in Hugging Face's layout, the id of a model on its hub, which is "
+        "downloaded, or a GGUF file (default: the embedded demo)",
     )
     served_name: tuple[str, ...] = Field(
         (),
         description="what clients call it; of several names answers have the first "
-        "(default: the hub id or the folder's name)",
+        "(default: the hub id or the name of the folder or file)",
     )
     revision: str = Field("", description="a branch, tag or commit on the hub (default: main)")
 
@@ -273,7 +274,7 @@ def resolved_model(model: ModelSettings) -> ModelSettings:
     if path == DEMO_MODEL and not Path(path).is_dir():
         path = os.path.join(PACKAGES, DEMO_MODEL)
     is_hub_id = "/" in path and may_be_hub_id(path) and not Path(path).is_dir()
-    names = model.served_name or (path if is_hub_id else Path(path).name,)
+    names = model.served_name or (path if is_hub_id else model_name(Path(path)),)
     return model.model_copy(update={"path": path, "served_name": names})
 
 

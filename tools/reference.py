@@ -16,6 +16,9 @@ from pydantic.fields import FieldInfo
 from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
 from common.config import ENV_PREFIX
 from common.decoder_shape import ARCHITECTURES
+from common.gguf.config import ARCHITECTURES as GGUF
+from common.gguf.file import TYPES
+from common.gguf.pre_tokenizers import PRE_TOKENIZERS
 from services.cli import command_of
 from services.compute.models.families import FAMILIES
 from services.launcher.plan import SETTINGS, toml_value
@@ -40,8 +43,8 @@ MODELS = """\
 # Supported models
 
 A model is a folder in Hugging Face's layout, here or on the hub: `config.json`, `tokenizer.json`
-and `*.safetensors`. Weights in pickle formats are never read, code that comes with a model is never
-run, and quantised checkpoints are not supported yet.
+and `*.safetensors`; or [a GGUF file](#gguf-files). Weights in pickle formats are never read, code
+that comes with a model is never run, and quantised folders are not supported yet.
 
 ## Architectures
 
@@ -59,6 +62,18 @@ texts if the server's `max_model_len` is beyond the length that the model was fi
 fields below are read beside them; a value that is not supported is refused by its field's name when
 the server starts. Other fields are passed over.
 
+"""
+GGUF_FILES = """
+## GGUF files
+
+Files of llama.cpp are served by their path, split ones by that of any part, if llama.cpp calls
+their architecture as below. [quantization.md](quantization.md#gguf-files) explains how.
+
+"""
+GGUF_TYPES = """
+Tensors may be of the types {types}. Tokenizers may be of the kinds `llama`
+(SentencePiece's BPE) and `gpt2` (byte-level BPE); texts may be split (`tokenizer.ggml.pre`) as
+{pres} say.
 """
 TOOL_CALLS = """
 ## Tool calls
@@ -109,6 +124,8 @@ def supported_models() -> str:
         )
         for name, family in FAMILIES.items()
     ]
+    files = [(f"`{name}`", f"`{architecture.family}`") for name, architecture in GGUF.items()]
+    types = codes(kind.name for kind in TYPES.values())
     calls = [
         (f"`{name}`", markers.models, codes((markers.begin, markers.end)))
         for name, markers in TOOL_FORMATS.items()
@@ -123,6 +140,9 @@ def supported_models() -> str:
         + table_text(("architecture", "`model_type`", "models"), architectures)
         + FIELDS
         + table_text(("architecture", "fields"), fields)
+        + GGUF_FILES
+        + table_text(("in GGUF files", "architecture"), sorted(files))
+        + GGUF_TYPES.format(types=types, pres=codes(filter(None, PRE_TOKENIZERS)))
         + TOOL_CALLS
         + table_text(("format", "models", "around calls"), calls)
         + REASONING

@@ -28,6 +28,7 @@ examples:
   slipstream serve Qwen/Qwen3-0.6B              a model of the Hugging Face hub
   slipstream serve ./my-model --port 9000       a folder with config.json and
                                                 *.safetensors
+  slipstream serve ./model-Q4_K_M.gguf          a GGUF file
   slipstream serve --computes 2 --tokenizers 2  several processes of a service
   slipstream serve --host 0.0.0.0               for other machines; set keys:
                                          SLIPSTREAM_ROUTER__API_KEYS=key1,key2

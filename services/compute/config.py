@@ -31,7 +31,7 @@ class ComputeSettings(Settings):
         "where the device is fast at it)",
     )
     load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="auto reads *.safetensors; dummy makes random weights"
+        "auto", description="auto reads *.safetensors or a GGUF file; dummy makes random weights"
     )
     quantization: Literal["auto", "fp8", "int8", "int4"] = Field(
         "auto",

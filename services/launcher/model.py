@@ -11,6 +11,9 @@ from typing import Any
 
 from common.config import ModelSettings, may_be_hub_id, resolved_model
 from common.errors import ModelError
+from common.gguf.file import is_gguf
+from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
+from common.gguf.folder import folder_of
 from common.model_folder import DOWNLOAD_PATTERNS, read_json
 
 # Weights in other layouts, which some repositories have beside the ones that are read.
@@ -34,12 +37,11 @@ def find_model(
     """
     model = resolved_model(model)
     folder = Path(model.path).expanduser()
-    if _is_gguf(folder) or model.path.lower().endswith(".gguf"):
-        raise ModelError(
-            f"{model.path} is a GGUF file, the format of llama.cpp, which is not read here; give "
-            "the folder or the hub id of the same model with *.safetensors"
-        )
-    if not folder.is_dir():
+    if is_gguf(folder):
+        folder = folder_of(folder)
+    elif not folder.is_dir():
+        if model.path.lower().endswith(".gguf"):
+            raise ModelError(f"there is no file {model.path}; check the model's path")
         if not may_be_hub_id(model.path):
             raise ModelError(f"there is no folder {model.path}; check the model's path")
         folder = download(model.path, model.revision, with_weights=False)
@@ -49,7 +51,7 @@ def find_model(
     folder = folder.absolute()
     if not (folder / "config.json").is_file():
         raise ModelError(f"{model.path} has no config.json; {_instead(model.path, folder)}")
-    if with_weights and not any(folder.glob("*.safetensors")):
+    if with_weights and not has_weights(folder):
         raise ModelError(
             f"{model.path} has no *.safetensors; weights in other formats are never loaded "
             "(--load-format dummy serves random weights)"
@@ -58,19 +60,17 @@ def find_model(
     return model.model_copy(update={"path": str(folder)})
 
 
-def _is_gguf(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return False
+def has_weights(folder: Path) -> bool:
+    return (folder / GGUF_INDEX_NAME).is_file() or any(folder.glob("*.safetensors"))
 
 
 def _instead(path: str, folder: Path) -> str:
-    if any(folder.glob("*.gguf")) or "gguf" in path.lower():
+    if files := sorted(folder.glob("*.gguf")):
+        return f"it holds GGUF files; give one of them: {files[0]}"
+    if "gguf" in path.lower():
         return (
-            "it holds GGUF files, the format of llama.cpp, which is not read here; give the same "
-            "model with *.safetensors"
+            "it holds GGUF files; download one of them, by `hf download`, and give its path, or "
+            "give the same model with *.safetensors"
         )
     return "is it the folder of a model?"
 
@@ -125,6 +125,8 @@ def _first_line(error: BaseException) -> str:
 
 def num_weights(folder: Path) -> int:
     """Count the numbers in all tensors; ModelError for a file that is missing or cut short."""
+    if isinstance(tensors := read_json(folder, GGUF_INDEX_NAME).get("tensors"), dict):
+        return sum(math.prod(tensor["shape"]) for tensor in tensors.values())
     return sum(_num_weights(folder / name) for name in _files(folder))
 
 

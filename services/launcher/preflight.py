@@ -19,7 +19,7 @@ from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ConfigError, ModelError
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import read_json, sampling_defaults
-from services.launcher.model import num_weights
+from services.launcher.model import has_weights, num_weights
 from services.launcher.plan import SETTINGS, Plan
 
 # NVIDIA's devices on Linux, in WSL and on Jetson boards.
@@ -150,7 +150,7 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
 def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str) -> Need:
     """Sum up the weights, from the files if they are here, and the smallest cache that works."""
     count = shape.num_weights
-    if plan.value("compute", "load_format") != "dummy" and any(folder.glob("*.safetensors")):
+    if plan.value("compute", "load_format") != "dummy" and has_weights(folder):
         count = num_weights(folder)
     tokens = _whole(plan, "max_batched_token_mem") or _whole(plan, "max_model_len")
     tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)

@@ -13,6 +13,7 @@ import torch
 
 from common.decoder_shape import DecoderShape
 from common.errors import ConfigError
+from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, read_json
 from services.compute.config import ComputeSettings
@@ -21,6 +22,7 @@ from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.models.builder import MakeLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import ModelConfig, read_config
+from services.compute.models.gguf_weights import GgufWeights
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import (
     CheckpointWeights,
@@ -150,6 +152,8 @@ class ModelLoader:
         weights: WeightSource
         if self.settings.load_format == "dummy":
             weights = DummyWeights(self.dtype, self.device)
+        elif (self.folder / GGUF_INDEX_NAME).is_file():
+            weights = GgufWeights(self.folder, self.dtype, self.device)
         else:
             files = SafetensorsFiles(self.folder, self.device)
             weights = CheckpointWeights(files, self.dtype, self.device, self.quantization)

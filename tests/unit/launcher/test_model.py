@@ -15,9 +15,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import are_progress_bars_disabled
 
+from benchmarks.model_folders import ModelShape, save_folder
 from common.config import ModelSettings
 from common.errors import ModelError
-from services.launcher.model import find_model
+from services.launcher.model import find_model, num_weights
+from tests.gguf_files import GgufOptions, write_gguf
 
 
 def folder_with(tmp_path: Path, *names: str) -> str:
@@ -103,16 +105,27 @@ def test_a_model_that_cannot_be_served_is_not_downloaded(
     assert not any("*.safetensors" in str(call["allow_patterns"]) for call in calls)
 
 
-def test_gguf_files_get_a_sentence_of_their_own(
+def test_a_gguf_file_is_served_from_a_folder_made_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "model.bin"
-    file.write_bytes(b"GGUF\x03\x00\x00\x00")
-    for path in (str(file), "/no/such/model.gguf"):
-        with pytest.raises(ModelError, match=f"^{path} is a GGUF file, the format of llama.cpp"):
-            find_model(ModelSettings(path=path), with_weights=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shape = ModelShape(num_layers=1)
+    folder = save_folder(tmp_path / "tiny", shape)
+    write_gguf(folder, tmp_path / "tiny-Q8_0.gguf", GgufOptions("Q8_0"))
+    monkeypatch.chdir(tmp_path)
+    model = find_model(ModelSettings(path="tiny-Q8_0.gguf"), with_weights=True)
+    assert model.served_name == ("tiny-Q8_0",)
+    assert Path(model.path).is_relative_to(tmp_path / "cache")
+    assert num_weights(Path(model.path)) == num_weights(folder)
+
+
+def test_gguf_files_that_are_not_named_get_a_sentence_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError, match="there is no file /no/such/model.gguf"):
+        find_model(ModelSettings(path="/no/such/model.gguf"), with_weights=True)
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelError, match="it holds GGUF files"):
+    with pytest.raises(ModelError, match="it holds GGUF files; give one of them: .*/model.gguf"):
         find_model(ModelSettings(path=str(tmp_path)), with_weights=True)
     empty = tmp_path / "snapshot"
     empty.mkdir()

@@ -1,0 +1,223 @@
+"""A GGUF file gives the same decoder as the folder that it was made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from common.errors import ModelError
+from common.gguf.config import ARCHITECTURES
+from common.gguf.folder import folder_of
+from common.model_folder import eos_token_ids
+from services.compute.layers.rope import RopeSpec
+from services.compute.layers.weighted_layers import Linear
+from services.compute.models import gguf_weights
+from services.compute.models.decoder import Decoder
+from services.compute.models.families import read_config
+from services.compute.models.gguf_weights import GgufWeights
+from services.compute.models.weights import SafetensorsWeights, WeightSource
+from tests.gguf_files import PLAIN, GgufOptions, permuted, write_gguf
+from tests.unit.compute.models.family_models import (
+    ALL_FAMILIES,
+    FAMILIES,
+    make_random,
+)
+
+Changes = dict[str, Any]
+NO_WINDOW: Changes = {"sliding_window": None}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of `family_models`, without what GGUF files cannot say of it."""
+
+    family: str
+    changes: Changes = field(default_factory=dict)
+    options: GgufOptions = PLAIN
+
+
+CASES = {
+    **{
+        name: Case(name)
+        for name in (
+            "llama", "llama 3.2", "llama with biases", "llama with yarn",
+            "mistral without a window", "qwen2", "qwen2.5 with yarn", "qwen3", "qwen3 with biases",
+            "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
+            "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
+            "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee",
+        )
+    },
+    "gemma 2": Case("gemma 2", {"query_pre_attn_scalar": 32}),
+    "gemma 2 27b": Case("gemma 2", {"query_pre_attn_scalar": 16, "num_hidden_layers": 46}),
+    "gemma 3": Case("gemma 3", {"query_pre_attn_scalar": 32}),
+    "smollm 3": Case("smollm 3", {"no_rope_layer_interval": 4}),
+    "starcoder2": Case("starcoder2", NO_WINDOW),
+    "internlm 2": Case("llama", options=GgufOptions(architecture="internlm2")),
+    "glm 4, merged": Case("glm 4", options=GgufOptions(merged_qkv=True)),
+}  # fmt: skip
+
+
+def test_every_architecture_is_tested() -> None:
+    seen = {case.options.architecture or ALL_FAMILIES[case.family].name for case in CASES.values()}
+    families = {architecture.family for architecture in ARCHITECTURES.values()}
+    assert families <= seen and "internlm2" in seen
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def save(case: Case, folder: Path) -> Path:
+    family = FAMILIES[case.family]
+    folder.mkdir()
+    family.save(make_random(family.model(**case.changes)), folder)
+    return folder
+
+
+def decoder(
+    folder: Path, source: Callable[..., WeightSource], dtype: torch.dtype = torch.float32
+) -> Decoder[Linear]:
+    config = read_config(json.loads((folder / "config.json").read_text()))
+    weights = source(folder, dtype, torch.device("cpu"))
+    return config.build(weights, lambda weight, bias: Linear(weight, bias))
+
+
+def differences(ours: Any, theirs: Any, at: str = "") -> Iterator[str]:
+    """Yield where two decoders differ."""
+    if is_dataclass(ours) and not isinstance(ours, RopeSpec):
+        assert type(ours) is type(theirs), at
+        for each in fields(ours):
+            name = each.name
+            yield from differences(getattr(ours, name), getattr(theirs, name), f"{at}.{name}")
+    elif isinstance(ours, tuple):
+        assert len(ours) == len(theirs), at
+        for number, pair in enumerate(zip(ours, theirs, strict=True)):
+            yield from differences(*pair, f"{at}[{number}]")
+    elif not is_same(ours, theirs):
+        yield f"{at}: {ours} and {theirs}"
+
+
+def is_same(ours: Any, theirs: Any) -> bool:
+    """Whether two parts are; a rotation is what it does to positions."""
+    if isinstance(ours, RopeSpec) and isinstance(theirs, RopeSpec):
+        tables = zip(ours.tables(256), theirs.tables(256), strict=True)
+        same_rows = torch.equal(ours.row_order(), theirs.row_order())
+        return same_rows and all(torch.allclose(*pair, atol=1e-4) for pair in tables)
+    if isinstance(ours, Tensor):
+        return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=0, atol=1e-6)
+    return bool(ours == (pytest.approx(theirs, rel=1e-6) if isinstance(ours, float) else theirs))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name) for name, case in CASES.items() if case.family in FAMILIES]
+)
+def test_the_decoder_is_that_of_the_folder(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    folder = save(case, tmp_path / "folder")
+    made = folder_of(write_gguf(folder, tmp_path / "model.gguf", case.options))
+    ours, theirs = decoder(made, GgufWeights), decoder(folder, SafetensorsWeights)
+    assert list(differences(ours, theirs)) == []
+    assert eos_token_ids(made) == (2,)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantised_weights_are_those_of_the_dequantised_folder(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = save(Case("llama with biases"), tmp_path / "folder")
+    made = folder_of(write_gguf(folder, tmp_path / "model.gguf", GgufOptions(kind)))
+    tensors = load_file(folder / "model.safetensors")
+    rounded = {name: quantised(tensor, kind) for name, tensor in tensors.items()}
+    save_file(rounded, folder / "model.safetensors")
+    ours, theirs = (
+        decoder(path, source, dtype)
+        for path, source in ((made, GgufWeights), (folder, SafetensorsWeights))
+    )
+    assert list(differences(ours, theirs)) == []
+    assert not torch.equal(tensors["lm_head.weight"], rounded["lm_head.weight"])
+
+
+def quantised(tensor: Tensor, kind: str) -> Tensor:
+    """What is left of a tensor, if its rows are made of blocks."""
+    chosen = gguf.GGMLQuantizationType[kind]
+    if tensor.ndim == 1 or tensor.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
+        return tensor
+    blocks = gguf.quants.quantize(tensor.numpy(), chosen)
+    return torch.from_numpy(gguf.quants.dequantize(blocks, chosen))
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL"])
+def test_rows_of_blocks_are_brought_into_order_before_they_are_dequantised(
+    kind: str, tmp_path: Path
+) -> None:
+    changes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    case = Case("llama", {**changes, "head_dim": 32})
+    folder = save(case, tmp_path / "folder")
+    chosen = gguf.GGMLQuantizationType[kind]
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[chosen]
+    rows = np.random.default_rng(7).integers(
+        0, 64, (128, 256 // block_size * block_bytes), dtype=np.uint8
+    )
+    options = GgufOptions(blocks={"blk.1.attn_q.weight": (kind, permuted(rows, 32))})
+    made = folder_of(write_gguf(folder, tmp_path / "model.gguf", options))
+    weights = GgufWeights(made, torch.float32, torch.device("cpu"))
+    taken = weights.take("model.layers.1.self_attn.q_proj.weight", (128, 256))
+    assert np.array_equal(taken.numpy(), gguf.quants.dequantize(rows, chosen))
+
+
+def test_tensors_are_dequantised_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(Case("llama"), tmp_path / "folder")
+    made = folder_of(write_gguf(folder, tmp_path / "model.gguf", GgufOptions("Q8_0")))
+    whole = decoder(made, GgufWeights)
+    monkeypatch.setattr(gguf_weights, "CHUNK_NUMBERS", 7 * 96)
+    assert list(differences(decoder(made, GgufWeights), whole)) == []
+
+
+def test_files_of_a_split_model_are_one(tmp_path: Path) -> None:
+    folder = save(Case("qwen3"), tmp_path / "folder")
+    options = GgufOptions(shard_tensors=9)
+    first = write_gguf(folder, tmp_path / "model.gguf", options)
+    made = folder_of(first)
+    ours, theirs = decoder(made, GgufWeights), decoder(folder, SafetensorsWeights)
+    assert list(differences(ours, theirs)) == []
+    assert len(list(made.glob("*.gguf"))) == len(list(tmp_path.glob("*.gguf"))) > 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 128, "head_dim": 16}, "the GGUF file's fields make it"),
+        ({"num_hidden_layers": 4}, "has no tensor for model.layers.3"),
+        ({"num_hidden_layers": 2}, "9 tensors do not belong to the architecture"),
+    ],
+)
+def test_fields_that_contradict_the_tensors_are_refused(
+    change: Changes, message: str, tmp_path: Path
+) -> None:
+    folder = save(Case("llama"), tmp_path / "folder")
+    made = folder_of(write_gguf(folder, tmp_path / "model.gguf"))
+    raw = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(raw | change))
+    with pytest.raises(ModelError, match=message):
+        decoder(made, GgufWeights)
+
+
+def test_a_file_that_was_moved_is_missed(tmp_path: Path) -> None:
+    folder = save(Case("llama"), tmp_path / "folder")
+    file = write_gguf(folder, tmp_path / "model.gguf")
+    made = folder_of(file)
+    file.rename(tmp_path / "other.gguf")
+    with pytest.raises(ModelError, match="has the GGUF file been moved"):
+        decoder(made, GgufWeights)
