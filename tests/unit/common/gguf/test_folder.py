@@ -75,6 +75,14 @@ def test_another_file_of_the_same_name_is_another_model(
     assert first != second and revision_of(first) != revision_of(second)
 
 
+def test_a_folder_of_an_older_form_is_not_used(
+    file: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = folder_of(file, env)
+    monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
+    assert folder_of(file, env) != older
+
+
 def test_equal_files_in_two_places_have_one_revision(
     file: Path, env: dict[str, str], tmp_path: Path
 ) -> None:

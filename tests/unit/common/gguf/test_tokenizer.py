@@ -39,11 +39,13 @@ from tests.unit.tokenizer.vocabularies import CORPUS
 
 CONTROL = ["<|bos|>", "<|end|>", "<|im_end|>"]
 USER_DEFINED = ["<tool_call>", "日本"]
+BLANKS = ["▁▁", "▁▁▁", "▁▁▁▁"]  # as Gemma has them
 WORDS = [
     *"aA1é \n\t.'", "'s", "'LL", "  ", "\r\n", "123456", "héllo", "HTTPServer", "日本語", "ไทย",
     "e\u0301", "🙂", "Ünï", "/path", "<|end|>", "<tool_call>", "\u00a0", "\x00", "٣", "Ⅻ", "ﬁ",
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=20).map("".join)
+UNMERGED = "ĠHTTPServer"  # a token that no merges make
 NUM_CASES = num_cases(60, 3000)
 
 # As tokenizer.json of Llama 3, Qwen2, Mistral Nemo, Phi-4-mini and DeepSeek-V3 has them.
@@ -118,10 +120,13 @@ def trained(original: Original) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator([*CORPUS, *WORDS * 2], trainer)
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in USER_DEFINED])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|bos|> $A", special_tokens=[("<|bos|>", 0)]
     )
+    described = json.loads(tokenizer.to_str())
+    described["model"]["vocab"][UNMERGED] = tokenizer.get_vocab_size()
+    tokenizer = Tokenizer.from_str(json.dumps(described))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in USER_DEFINED])
     return tokenizer
 
 
@@ -160,6 +165,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("pre", ORIGINALS)
 @settings(max_examples=NUM_CASES)
 @given(text=TEXTS, adds=st.booleans())
+@example(text="one HTTPServer, two", adds=False)
 @example(text="I'll pay 1234567 for HTTPServers, isn't it?\r\n\r\n  日本語 e\u0301", adds=True)
 def test_texts_have_the_ids_of_the_original(pre: str, text: str, adds: bool, folders: Path) -> None:
     folder = folders / pre
@@ -200,7 +206,7 @@ def pieces(name: str, folder: Path) -> sentencepiece.SentencePieceProcessor:
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
         hard_vocab_limit=False,
-        user_defined_symbols=USER_DEFINED,
+        user_defined_symbols=[*USER_DEFINED, *BLANKS],
         minloglevel=3,
     )
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "small.model"))
@@ -217,7 +223,7 @@ def of_pieces(name: str, folder: Path) -> Tokenizer:
             gguf.TokenType.BYTE: found.is_byte,
         }
         usual = gguf.TokenType.NORMAL
-        if found.id_to_piece(number) in USER_DEFINED:
+        if name == "small" and found.id_to_piece(number) in (*USER_DEFINED, *BLANKS):
             usual = gguf.TokenType.USER_DEFINED
         return next((each for each, check in checks.items() if check(number)), usual)
 
@@ -245,7 +251,8 @@ SPM_TEXTS = st.lists(SPM_WORDS | st.sampled_from(CORPUS), max_size=15).map("".jo
 @settings(max_examples=NUM_CASES)
 @given(text=SPM_TEXTS)
 @example(text="  two blanks,  and  the end  ")
-@example(text="日本語 <tool_call>x</tool_call> ▁▁ \n\n")
+@example(text="if x:\n    return   y\n       z")
+@example(text="日本語 <tool_call>x</tool_call> ▁ \n\n")
 def test_texts_have_the_ids_of_sentencepiece(name: str, text: str, folders: Path) -> None:
     theirs, ours = pieces(name, folders), of_pieces(name, folders)
     ids = theirs.encode(text)
