@@ -204,6 +204,10 @@ class GgufConfig:
             part = {**entry, "shape": shape, "offset": tensor.offset + first * row_bytes}
             yield f"{at}self_attn.{letter}_proj.{match['kind']}", part
             first += shape[0]
+        if first != tensor.shape[0]:
+            raise ModelError(
+                f"{self._path}: tensor {own} has {tensor.shape[0]} rows, and its heads make {first}"
+            )
 
     def _value(self, key: str, default: Any = None) -> Any:
         value = self._model.metadata.get(f"{self._name}.{key}", default)
@@ -232,8 +236,9 @@ class GgufConfig:
 
     @property
     def _head_dim(self) -> int:
-        heads = self._needed("attention.head_count")
-        return int(self._value("attention.key_length") or self._needed("embedding_length") // heads)
+        if self._value("attention.key_length") is not None:
+            return self._needed("attention.key_length")
+        return self._needed("embedding_length") // self._needed("attention.head_count") or 1
 
     def _switches(self) -> dict[str, Any]:
         """Return what config.json says and a GGUF file shows by having a tensor."""

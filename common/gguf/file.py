@@ -204,7 +204,7 @@ class _Reader:
                 f"{_OTHER_TYPES.get(number, number)}, which is not supported; these are: {known}. "
                 "Take a file in one of them, such as Q4_K_M or Q8_0"
             )
-        if shape[-1] % kind.block_size or offset % 8:
+        if 0 in shape or shape[-1] % kind.block_size or offset % 8:
             raise ValueError(f"tensor {name[:80]} is {list(shape)} of {kind.name} at {offset}")
         return name, kind, shape, offset
 

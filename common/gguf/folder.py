@@ -34,7 +34,7 @@ def folder_of(path: Path, env: Mapping[str, str] = os.environ) -> Path:
     folder = _cache(env) / f"{model_name(path)}-{_fingerprint(parts)}"
     if folder.is_dir():
         return folder
-    files = _contents(path)
+    files = contents_of(read_model(path))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
@@ -53,14 +53,13 @@ def folder_of(path: Path, env: Mapping[str, str] = os.environ) -> Path:
     return folder
 
 
-def _contents(path: Path) -> dict[str, Any]:
+def contents_of(model: GgufModel) -> dict[str, Any]:
     """Return the files of the folder by name: texts, or what becomes JSON."""
-    model = read_model(path)
     try:
         return _contents_of(model)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise ModelError(
-            f"{path}: its metadata make no sense ({error}); convert it anew"
+            f"{model.paths[0]}: its metadata make no sense ({error}); convert it anew"
         ) from error
 
 

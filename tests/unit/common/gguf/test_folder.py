@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from benchmarks.model_folders import ModelShape, save_folder
 from common.errors import ModelError
 from common.gguf import folder as module
-from common.gguf.folder import folder_of
+from common.gguf.file import GgufModel, read_model
+from common.gguf.folder import contents_of, folder_of
 from common.model_folder import (
     Pooling,
     describe,
@@ -24,6 +30,7 @@ from common.model_folder import (
     sampling_defaults,
 )
 from common.tokenizer_folder import load_tokenizer, read_folder
+from tests.cases import num_cases
 from tests.gguf_files import ARCHITECTURES, GgufOptions, write_gguf
 
 More = Callable[[gguf.GGUFWriter], None]
@@ -164,6 +171,44 @@ def test_what_no_family_computes_is_refused_by_name(
     with pytest.raises(ModelError, match=f"^{file}.* {message}"):
         folder_of(file, env)
     assert not os.path.exists(env["XDG_CACHE_HOME"])
+
+
+@cache
+def model_of(original: Path, folder: Path) -> GgufModel:
+    options = GgufOptions(more=lambda writer: writer.add_sliding_window(8))
+    return read_model(write_gguf(original, folder / "fuzzed.gguf", options))
+
+
+VALUES = st.none() | st.booleans() | st.integers(-2, 1 << 40) | st.floats() | st.text(max_size=3)
+KEYS = [
+    "general.architecture", "llama.attention.head_count", "llama.attention.head_count_kv",
+    "llama.attention.key_length", "llama.attention.value_length", "llama.block_count",
+    "llama.embedding_length", "llama.context_length", "llama.rope.freq_base",
+    "llama.rope.dimension_count", "llama.rope.scaling.type", "llama.rope.scaling.factor",
+    "llama.attention.sliding_window", "llama.attention.sliding_window_pattern",
+    "llama.expert_count", "llama.pooling_type", "tokenizer.ggml.model", "tokenizer.ggml.pre",
+    "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges",
+    "tokenizer.ggml.scores", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_bos_token",
+    "tokenizer.chat_template", "tokenizer.chat_template.x", "general.sampling.temp",
+]  # fmt: skip
+
+
+@settings(max_examples=num_cases(200, 5000))
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(KEYS), VALUES | st.lists(VALUES, max_size=3), min_size=1, max_size=3
+    )
+)
+@example(changes={"llama.attention.key_length": -1, "llama.attention.value_length": -1})
+def test_metadata_of_any_kind_make_a_folder_or_are_refused(
+    changes: dict[str, object], original: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = model_of(original, tmp_path_factory.getbasetemp())
+    fuzzed = replace(model, metadata={**model.metadata, **changes})
+    try:
+        json.dumps(contents_of(fuzzed))
+    except ModelError as error:
+        assert str(model.paths[0]) in str(error)
 
 
 def test_other_architectures_are_refused_by_name(env: dict[str, str], tmp_path: Path) -> None:
