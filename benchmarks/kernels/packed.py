@@ -1,8 +1,8 @@
-"""Linear maps of packed weights at 1, 16 and 64 rows, for the four weights of a layer of an 8B model.
+"""Linear maps of packed weights at 1 to 128 rows, for the four weights of a layer of an 8B model.
 
-Predicted on an H200 from the bytes at 4.5 TB/s, and 2 us of a launch: 8B gate/up 28 us in 8 bits and
-15.5 in 4 at one row, where bf16 takes 54. More rows are bound by decoding: 5 instructions for two
-codes are 0.3 G of them for gate/up, 25 us when all multiprocessors' schedulers do nothing else.
+Predicted on an H200 from the bytes at 4.5 TB/s, and 2 us of a launch: 8B gate/up 28 us in 8 bits
+and 15.5 in 4 at one row, where bf16 takes 54. More rows are bound by decoding: 5 instructions for
+two codes are 0.3 G of them for gate/up, 25 us of what all schedulers of the GPU issue.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (8_190, 54),
+    "common": (8_240, 54),
     "services/router": (13_760, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (21_590, 146),
-    "services/detokenizer": (2_490, 16),
+    "services/compute": (21_940, 148),
+    "services/detokenizer": (2_480, 16),
     "services/launcher": (1_300, 8),
     "services/commands": (1_550, 9),
-    "services/bench": (650, 4),
-    "services": (44_810, 281),
+    "services/bench": (630, 4),
+    "services": (45_170, 283),
 }
 MIN_MEDIAN_LINES = 90
 

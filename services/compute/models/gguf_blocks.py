@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.compute.quantization.packed import Packed, halves
+
 PLAIN: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -29,6 +31,7 @@ class Groups:
     codes_BGS: Tensor  # int8 or uint8
     scale_BG: Tensor  # float32
     low_BG: Tensor | None = None
+    bits: int = 8  # of a code
 
     def values(self) -> Tensor:
         """The numbers in their order, float32."""
@@ -36,6 +39,27 @@ class Groups:
         if self.low_BG is not None:
             values_BGS.sub_(self.low_BG.unsqueeze(-1))
         return values_BGS.flatten()
+
+
+def packed_groups(groups: Groups, num_rows: int) -> Packed:
+    """Groups of so many rows of a matrix; codes of 4 bits stay so, all others get 8."""
+    codes_BGS, scale_BG, low_BG = groups.codes_BGS, groups.scale_BG, groups.low_BG
+    middle = 8 if codes_BGS.dtype == torch.uint8 and groups.bits == 4 else 0
+    codes_BGS = codes_BGS.view(torch.int8) - middle
+    zeros_OG = None
+    if low_BG is not None:
+        # a group without a scale has its low in all places: as zero of codes of 0, with scale 1
+        is_flat = scale_BG == 0
+        codes_BGS = codes_BGS.masked_fill(is_flat.unsqueeze(-1), 0)
+        scale_BG = scale_BG.masked_fill(is_flat, 1.0)
+        zero_BG = torch.where(is_flat, low_BG, low_BG / scale_BG - middle)
+        zeros_OG = zero_BG.view(num_rows, -1)
+    codes_OI, scales_OG = codes_BGS.reshape(num_rows, -1), scale_BG.view(num_rows, -1)
+    if low_BG is None and torch.equal(scales_OG.half().float(), scales_OG):
+        scales_OG = scales_OG.half()  # as it is in most files
+    if groups.bits == 4:
+        return Packed("int4", halves((codes_OI + 8).view(torch.uint8)), scales_OG, zeros_OG)
+    return Packed("int8", codes_OI.contiguous(), scales_OG, zeros_OG)
 
 
 def _float16(bytes_B2: Tensor) -> Tensor:
@@ -63,12 +87,13 @@ def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Groups:
-    return Groups(_centred(_nibbles(blocks[:, None, 2:]), 8), _float16(blocks[:, :2]))
+    codes_BGS = _centred(_nibbles(blocks[:, None, 2:]), 8)
+    return Groups(codes_BGS, _float16(blocks[:, :2]), bits=4)
 
 
 def _q4_1(blocks: Tensor) -> Groups:
     low_BG = _float16(blocks[:, 2:4]).neg_()
-    return Groups(_nibbles(blocks[:, None, 4:]), _float16(blocks[:, :2]), low_BG)
+    return Groups(_nibbles(blocks[:, None, 4:]), _float16(blocks[:, :2]), low_BG, 4)
 
 
 def _q5_0(blocks: Tensor) -> Groups:
@@ -99,7 +124,7 @@ def _halves_of_k(bytes_BN: Tensor) -> Tensor:
 
 
 def _q4_k(blocks: Tensor) -> Groups:
-    return Groups(_halves_of_k(blocks[:, 16:]), *_scales_of_k(blocks))
+    return Groups(_halves_of_k(blocks[:, 16:]), *_scales_of_k(blocks), bits=4)
 
 
 def _q5_k(blocks: Tensor) -> Groups:

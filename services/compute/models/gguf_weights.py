@@ -1,9 +1,9 @@
-"""The tensors of a GGUF file, dequantised when they are taken."""
+"""The tensors of a GGUF file: as codes and scales, or as the numbers that these stand for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from common.gguf.file import TYPES
 from common.gguf.folder import INDEX_NAME
 from common.model_folder import read_json
 from common.telemetry.log import Progress
-from services.compute.models.gguf_blocks import PLAIN, UNPACK
+from services.compute.models.gguf_blocks import PLAIN, UNPACK, Groups, packed_groups
+from services.compute.quantization.format import TensorReader
+from services.compute.quantization.packed import Kind, Packed, joined
 
 CHUNK_NUMBERS = 1 << 22
 """Dequantised at a time: 16 MiB as float32, and as much again between steps."""
@@ -43,50 +45,78 @@ class StoredTensor:
 
     def copy_to(self, target: Tensor) -> None:
         """Dequantise into a tensor of the same shape, on its device."""
-        rows, out = self.in_order(), target.view(len(self.rows), -1)
-        step = max(1, CHUNK_NUMBERS // out.shape[-1])
+        out = target.view(len(self.rows), -1)
+        for first, rows in self._chunks(target.device):
+            chunk = out[first : first + len(rows)]
+            chunk.copy_(self._values(rows).view_as(chunk))
+
+    def packed(self, device: torch.device) -> Packed:
+        """A quantised matrix as codes and scales."""
+        return joined([packed_groups(self._groups(r), len(r)) for _, r in self._chunks(device)])
+
+    def _chunks(self, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+        """Some rows at a time, with the number of the first of them."""
+        rows = self.in_order()
+        step = max(1, CHUNK_NUMBERS * len(rows) // math.prod(self.shape))
         for first in range(0, len(rows), step):
-            chunk = out[first : first + step]
-            chunk.copy_(self._values(rows[first : first + step].to(target.device)).view_as(chunk))
+            yield first, rows[first : first + step].to(device)
+
+    def _groups(self, rows: Tensor) -> Groups:
+        return UNPACK[self.type](rows.view(-1, _BLOCKS[self.type].block_bytes))
 
     def _values(self, rows: Tensor) -> Tensor:
-        if dtype := PLAIN.get(self.type):
-            values = rows.view(dtype)
-        else:
-            values = UNPACK[self.type](rows.view(-1, _BLOCKS[self.type].block_bytes)).values()
+        dtype = PLAIN.get(self.type)
+        values = rows.view(dtype) if dtype else self._groups(rows).values()
         return values.float() - 1.0 if self.plus_one else values
 
 
-class GgufWeights:
-    """What `common.gguf` made a folder of: its index names the tensors as Hugging Face does."""
+class GgufFiles:
+    """A `Checkpoint` that `common.gguf` made a folder of: its index names the tensors as Hugging
+    Face does."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.where = str(folder)
         self._folder = folder
-        self.dtype = dtype
         self._device = device
         index = read_json(folder, INDEX_NAME, required=True)
         self._mapped = {name: _mapped(folder / name) for name in index["files"]}
         self._entries: Mapping[str, Mapping[str, Any]] = index["tensors"]
+        self._modules = {name.rpartition(".")[0] for name in self._entries}
         self._left = set(self._entries)
         size = sum(len(data) for data in self._mapped.values())
         self._progress = Progress("loading weights", len(self._left), size)
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        target = torch.empty(shape, dtype=self.dtype, device=self._device)
-        self._copy(name, target)
-        return target
-
-    def stack(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
-        shape = (sum(rows), columns) if columns else (sum(rows),)
-        target = torch.empty(shape, dtype=self.dtype, device=self._device)
-        first = 0
-        for name, count in zip(names, rows, strict=True):
-            self._copy(name, target[first : first + count])
-            first += count
-        return target
-
     def has(self, name: str) -> bool:
         return name in self._entries
+
+    def has_module(self, name: str) -> bool:
+        return name in self._modules
+
+    def read(self, name: str) -> Tensor:
+        target = torch.empty(self.stored(name).shape, device=self._device)
+        self.copy(name, target)
+        return target
+
+    def copy(self, name: str, target: Tensor) -> None:
+        self.take(name, tuple(target.shape)).copy_to(target)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """A tensor of this shape as it lies in the file; ModelError if it has another one."""
+        source = self.stored(name)
+        if source.shape != shape:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is {list(source.shape)}, the GGUF file's fields "
+                f"make it {list(shape)}."
+            )
+        self._left.discard(name)
+        self._progress.advance(source.rows.nbytes)
+        return source
+
+    def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
+        """A tensor's codes and scales on the device; None where it is not quantised."""
+        if self.stored(name).type in PLAIN:
+            return None
+        return self.take(name, shape).packed(self._device)
 
     def skip(self, *prefixes: str) -> None:
         self._left = {name for name in self._left if not name.startswith(prefixes)}
@@ -119,16 +149,17 @@ class GgufWeights:
             entry.get("plus_one", False),
         )
 
-    def _copy(self, name: str, target: Tensor) -> None:
-        source = self.stored(name)
-        if source.shape != target.shape:
-            raise ModelError(
-                f"{self._folder}: tensor {name} is {list(source.shape)}, the GGUF file's fields "
-                f"make it {list(target.shape)}."
-            )
-        source.copy_to(target)
-        self._left.discard(name)
-        self._progress.advance(source.rows.nbytes)
+
+class GgufFormat:
+    """The `WeightFormat` of a GGUF file, whose tensors say what they are one by one."""
+
+    kind: Kind = "int4"
+
+    def __init__(self, files: GgufFiles) -> None:
+        self._files = files
+
+    def read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
+        return self._files.packed(f"{name}.weight", shape)
 
 
 def _mapped(path: Path) -> Tensor:

@@ -22,7 +22,7 @@ from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.models.builder import MakeLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import ModelConfig, read_config
-from services.compute.models.gguf_weights import GgufWeights
+from services.compute.models.gguf_weights import GgufFiles, GgufFormat
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import (
     CheckpointWeights,
@@ -153,7 +153,8 @@ class ModelLoader:
         if self.settings.load_format == "dummy":
             weights = DummyWeights(self.dtype, self.device)
         elif (self.folder / GGUF_INDEX_NAME).is_file():
-            weights = GgufWeights(self.folder, self.dtype, self.device)
+            gguf = GgufFiles(self.folder, self.device)
+            weights = CheckpointWeights(gguf, self.dtype, self.device, GgufFormat(gguf))
         else:
             files = SafetensorsFiles(self.folder, self.device)
             weights = CheckpointWeights(files, self.dtype, self.device, self.quantization)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.gguf.file import TYPES
-from services.compute.models.gguf_blocks import PLAIN, UNPACK
+from services.compute.models.gguf_blocks import PLAIN, UNPACK, Groups, packed_groups
 
 NUM_BLOCKS = 500
 GROUPS = {  # groups of a block, and codes of a group
@@ -44,3 +44,27 @@ def test_any_bytes_are_the_numbers_that_the_package_reads(kind: str) -> None:
     assert groups.scale_BG.shape == (NUM_BLOCKS, GROUPS[kind][0])
     assert groups.low_BG is None or groups.low_BG.shape == groups.scale_BG.shape
     assert groups.codes_BGS.numel() == NUM_BLOCKS * block_size
+
+
+@pytest.mark.parametrize("kind", UNPACK)
+def test_packed_weights_stand_for_the_same_numbers(kind: str) -> None:
+    theirs = gguf.GGMLQuantizationType[kind]
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[theirs]
+    # bytes of scales below 64 make no infinities
+    blocks = np.random.default_rng(7).integers(0, 64, (6 * 4, block_bytes), dtype=np.uint8)
+    groups = UNPACK[kind](torch.from_numpy(blocks))
+    weight = packed_groups(groups, 6)
+    assert weight.shape == (6, 4 * block_size)
+    assert weight.kind == ("int4" if kind in ("Q4_0", "Q4_1", "Q4_K") else "int8")
+    expected = groups.values().view(6, -1)
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(
+        weight.dense(torch.float32), expected, rtol=1e-5, atol=1e-6 * largest
+    )
+
+
+def test_a_group_without_a_scale_has_its_low_everywhere() -> None:
+    codes = torch.arange(32, dtype=torch.uint8).view(1, 1, 32) % 16
+    groups = Groups(codes, torch.zeros(1, 1), torch.full((1, 1), 0.25), 4)
+    weight = packed_groups(groups, 1)
+    assert torch.equal(weight.dense(torch.float32), torch.full((1, 32), -0.25))
