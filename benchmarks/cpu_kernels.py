@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.report import Report
+from services.compute.kernels.kv_format import LayerFormat
 from services.compute.layers.cpu_linear import ReorderedLinear, works
 from services.compute.layers.eager_attention import (
     EagerAttention,
     Geometry,
-    Workspace,
     plan_attention,
 )
+from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.weighted_layers import Linear
 from services.compute.runner.model_loader import prepare_cpu
@@ -77,15 +78,15 @@ def report_decode(report: Report, dtype: torch.dtype) -> None:
         (1, 512, 12, 1), (16, 128, 12, 1), (16, 512, 12, 1), (16, 512, 4, 3)
     ):  # fmt: skip
         pages = length // PAGE_TOKENS
-        shape = (kv_heads, PAGE_TOKENS, HEAD_DIM)
-        cache = PagedCache(CacheLayout.of([0]), shape, (batch * pages, 0), dtype, CPU)
-        cache.device_pages.normal_()
+        form = LayerFormat(kv_heads, PAGE_TOKENS, HEAD_DIM, dtype, dtype)
+        layout = CacheLayout.of([0], {0: form.num_bytes})
+        cache = PagedCache(layout, {0: form}, (batch * pages, 0), CPU)
+        cache.layer_pages(0).entries.normal_()
         tables = np.random.default_rng(1).permutation(batch * pages).reshape(batch, pages)
-        layer_bytes = cache.layer_pages(0)[0].nbytes
-        geometry = Geometry(kv_heads, cache.page_heads, PAGE_TOKENS, layer_bytes)
+        geometry = Geometry(PAGE_TOKENS, form.num_bytes)
         starts, ones = np.full(batch, length - 1), np.ones(batch, dtype=np.int64)
         work = plan_attention(starts, ones, tables, batch, geometry)
-        attention = EagerAttention(cache, (work,), Workspace(dtype))
+        attention = EagerAttention(cache, (work,), layers_of(cache))
         q = torch.randn(batch, kv_heads * group, HEAD_DIM).to(dtype)
         kv = torch.randn(2, batch, kv_heads, HEAD_DIM).to(dtype)
         gathered = torch.randn(2, batch, kv_heads, length, HEAD_DIM).to(dtype)

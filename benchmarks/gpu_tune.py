@@ -28,6 +28,7 @@ from benchmarks.kernels.case import READ_BYTES_PER_S, replay_s
 from benchmarks.kernels.matvec import Model
 from services.compute.kernels import decode_attention
 from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork
+from services.compute.kernels.kv_format import LayerFormat
 from services.compute.kernels.matvec import (
     NormedInput,
     gate_up,
@@ -133,13 +134,20 @@ class Bench:
         self._kept: list[Callable[[], None]] = []
         self.shape, self.name = config.shape, name
         self.decoder: Decoder[Linear] = config.build(DummyWeights(torch.bfloat16, device), Linear)
-        self.layout = CacheLayout.of([mixer.window for mixer in self.decoder.mixers])
+        model = self.shape
+        form = LayerFormat(
+            model.num_kv_heads, PAGE_TOKENS, model.head_dim, torch.bfloat16, torch.bfloat16
+        )
+        formats = {mixer.window: form for mixer in self.decoder.mixers}
+        self.layout = CacheLayout.of(
+            [mixer.window for mixer in self.decoder.mixers],
+            dict.fromkeys(formats, form.num_bytes),
+        )
         num_groups = len(self.layout.windows)
         pages = -(-(CONTEXT + 1) // PAGE_TOKENS)
-        heads = (self.shape.num_kv_heads, PAGE_TOKENS, self.shape.head_dim)
         num_pages = num_groups * max_rows * pages
-        self.cache = PagedCache(self.layout, heads, (num_pages, 0), torch.bfloat16, device)
-        self.cache.device_pages.normal_()
+        self.cache = PagedCache(self.layout, formats, (num_pages, 0), device)
+        self.cache.device_pages.view(torch.bfloat16).normal_()
         self.inputs = StepInputs.make(max_rows, max_rows, device, num_groups)
         max_pages = MAX_POSITIONS // PAGE_TOKENS
         self.tables = Resident.make(max_rows, max_pages, 1, device, num_groups).page_table
@@ -217,7 +225,7 @@ class Bench:
         decoder = KernelDecoder(self.decoder, inputs, {Linear: product}, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(
-                self.cache.layer_pages(layer),
+                self.cache.layer_pages(layer).entries,
                 self.tables[place.group],
                 inputs.kv_slots_GT[place.group],
             )

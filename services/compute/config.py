@@ -30,6 +30,11 @@ class ComputeSettings(Settings):
         description="number format of weights and activations (default: auto, the model's own "
         "where the device is fast at it)",
     )
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
+        "auto",
+        description="number format of keys and values in the cache; fp8 and int8 take half of the "
+        "memory that bfloat16 takes (default: auto, dtype's)",
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="auto reads *.safetensors or a GGUF file; dummy makes random weights"
     )

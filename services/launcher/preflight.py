@@ -155,10 +155,12 @@ def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str) -> Need:
     tokens = _whole(plan, "max_batched_token_mem") or _whole(plan, "max_model_len")
     tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)
     positions = _whole(plan, "max_model_len") or shape.max_position_embeddings
-    item_bytes = ITEM_BYTES[dtype]
+    item_bytes = kv_bytes = ITEM_BYTES[dtype]
+    if plan.value("compute", "kv_cache_dtype") in ("fp8", "int8"):
+        kv_bytes = 1
     return Need(
         weights=count * item_bytes,
-        cache=shape.cache_bytes(tokens, item_bytes) + shape.position_bytes(positions),
+        cache=shape.cache_bytes(tokens, kv_bytes) + shape.position_bytes(positions),
         cache_tokens=tokens,
         swap=int(_number(plan, "swap_space") * GIB),
         dtype=dtype,

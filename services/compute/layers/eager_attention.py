@@ -5,7 +5,7 @@ workspace, head by head, and multiplied as batched matrices: grouped-query heads
 unrepeated, as further query rows.
 
 Shape legend: T tokens, R rows, H query heads, K kv heads, G = H / K, D head width, B rows of a
-group, Q queries of a block, L gathered positions, P positions in a page, n pages.
+group, Q queries of a block, L gathered positions, n pages.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from services.compute.layers.page_layers import Gathered, Int64Array, PageLayers
 from services.compute.layers.paged_cache import PagedCache
-
-Int64Array = npt.NDArray[np.int64]
 
 GROUP_BYTES = 8 << 20
 """Keys and values gathered at once: the best of 0.5 to 32 MiB with 16 rows of 128 to 512 tokens;
@@ -31,10 +29,8 @@ SPLIT_PAGES = 8
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    kv_heads: int
-    page_heads: int  # of all layers of a page, keys and values
     page_tokens: int
-    layer_bytes: int  # of one page, keys and values
+    layer_bytes: int  # of one page, keys and values as they are multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,7 @@ class DecodeGroup:
 
     rows: Int64Array  # [B], row is token here
     lengths: Int64Array  # [B], of what is gathered: from the first page that the window reaches
-    gather: Tensor  # [2 * B * K * n]
-    num_pages: int
+    pages_Bn: Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +49,7 @@ class PrefillRow:
     start: int
     end: int
     q_start: int  # counted from the first gathered position
-    gather: Tensor  # [2 * K * n]
-    num_pages: int
+    pages_1n: Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,8 @@ class AttentionWork:
 
     window: int
     positions_T: Tensor
-    key_slots: Tensor  # [T * K], flat position of each head's key; values are K * P further
+    pages_T: Int64Array  # where keys and values go
+    offsets_T: Int64Array  # in these
     clear_pages: Int64Array  # pages first written in this step and not filled
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[PrefillRow, ...]
@@ -82,22 +77,20 @@ def plan_attention(
 
     Pages wholly before a window are not read: they may be another sequence's by now.
     """
-    page_tokens, kv_heads = geometry.page_tokens, geometry.kv_heads
+    page_tokens = geometry.page_tokens
     ends = q_start + q_len
     num_pages = -(-ends // page_tokens)
     first_page = np.maximum(q_start - window + 1, 0) // page_tokens if window else q_start * 0
     row_of_token = np.repeat(np.arange(len(q_len)), q_len)
     first_token = np.cumsum(q_len) - q_len
     positions = np.arange(len(row_of_token)) - (first_token - q_start)[row_of_token]
-    pages = tables[row_of_token, positions // page_tokens]
-    heads = np.arange(kv_heads) * page_tokens
-    base = pages * (geometry.page_heads * page_tokens) + positions % page_tokens
     last_page = (ends - 1) // page_tokens
     fresh = (q_start <= last_page * page_tokens) & (ends % page_tokens != 0)
     return AttentionWork(
         window=window,
         positions_T=torch.from_numpy(positions),
-        key_slots=torch.from_numpy((base[:, None] + heads).reshape(-1)),
+        pages_T=tables[row_of_token, positions // page_tokens],
+        offsets_T=positions % page_tokens,
         clear_pages=tables[np.nonzero(fresh)[0], last_page[fresh]],
         decode=_decode_groups(
             ends[:num_decode_rows], first_page[:num_decode_rows], tables, geometry
@@ -107,10 +100,7 @@ def plan_attention(
                 start=int(first_token[row]),
                 end=int(first_token[row] + q_len[row]),
                 q_start=int(q_start[row] - first_page[row] * page_tokens),
-                gather=_gather_index(
-                    tables[row : row + 1, first_page[row] : num_pages[row]], geometry
-                ),
-                num_pages=int(num_pages[row] - first_page[row]),
+                pages_1n=tables[row : row + 1, first_page[row] : num_pages[row]],
             )
             for row in range(num_decode_rows, len(q_len))
         ),
@@ -138,18 +128,9 @@ def _decode_groups(
         rows = np.sort(order[first:last])
         # padding repeats the row's own last page: another's may hold anything
         index = np.minimum(np.arange(longest), num_pages[rows, None] - 1) + first_page[rows, None]
-        padded = tables[rows[:, None], index]
-        groups.append(DecodeGroup(rows, lengths[rows], _gather_index(padded, geometry), longest))
+        groups.append(DecodeGroup(rows, lengths[rows], tables[rows[:, None], index]))
         first = last
     return tuple(groups)
-
-
-def _gather_index(pages_Bn: Int64Array, geometry: Geometry) -> Tensor:
-    """Indices of heads of pages in the order [2, B, K, n]."""
-    kinds = np.arange(2)[:, None, None, None] * geometry.kv_heads
-    heads = np.arange(geometry.kv_heads)[None, None, :, None]
-    index: Int64Array = pages_Bn[None, :, None, :] * geometry.page_heads + (kinds + heads)
-    return torch.from_numpy(index.reshape(-1))
 
 
 QUERY_BLOCK = 128
@@ -162,7 +143,7 @@ BLOCK_SCORES = 2 << 20
 @dataclass(frozen=True, slots=True)
 class _Decode:
     rows: Tensor | slice
-    gather: Tensor
+    index: Tensor  # to gather by
     mask_B11L: Tensor  # added to the scores
 
 
@@ -176,47 +157,48 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
+class _Prefill:
+    index: Tensor
+    blocks: tuple[_Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Work:
     """A cache group's share of a step."""
 
-    keys: Tensor  # [T * K], flat positions
-    values: Tensor
+    layers: PageLayers
+    slots: tuple[Tensor, ...]
     decode: tuple[_Decode, ...]
-    prefill: tuple[tuple[PrefillRow, tuple[_Block, ...]], ...]
-
-
-class Workspace:
-    """Memory for gathered pages, kept between steps: fresh memory costs more than the copy."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._buffer = torch.empty(0, dtype=dtype)
-
-    def take(self, num_rows: int, width: int) -> Tensor:
-        """[num_rows, width], with whatever was there."""
-        size = num_rows * width
-        if self._buffer.numel() < size:
-            self._buffer = self._buffer.new_empty(size)
-        return self._buffer[:size].view(num_rows, width)
+    prefill: tuple[_Prefill, ...]
 
 
 class EagerAttention:
     """Attention of one step, called once a layer."""
 
     def __init__(
-        self, cache: PagedCache, works: tuple[AttentionWork, ...], workspace: Workspace
+        self,
+        cache: PagedCache,
+        works: tuple[AttentionWork, ...],
+        layers: tuple[PageLayers, ...],
     ) -> None:
-        """`works` are those of the cache's groups."""
-        self._cache = cache
-        self._workspace = workspace
+        """`works` and `layers` are those of the cache's groups."""
+        self._places = cache.layout.places
+        self._form = next(iter(cache.formats.values()))  # what all have in common
         self.positions_T = works[0].positions_T
         self._works = [
             _Work(
-                keys=work.key_slots,
-                values=work.key_slots + cache.kv_heads * cache.page_tokens,
-                decode=tuple(self._decode_group(group, work.window) for group in work.decode),
-                prefill=tuple((row, self._blocks(row, work.window)) for row in work.prefill),
+                layers=its_layers,
+                slots=its_layers.slots(work.pages_T, work.offsets_T),
+                decode=tuple(
+                    self._decode_group(group, its_layers.index(group.pages_Bn), work.window)
+                    for group in work.decode
+                ),
+                prefill=tuple(
+                    _Prefill(its_layers.index(row.pages_1n), self._blocks(row, work.window))
+                    for row in work.prefill
+                ),
             )
-            for work in works
+            for work, its_layers in zip(works, layers, strict=True)
         ]
         for work in works:
             cache.clear(work.clear_pages.tolist())
@@ -225,77 +207,68 @@ class EagerAttention:
         self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, softcap: float
     ) -> Tensor:
         """Store the step's keys and values, and return [T, H * D]; q comes already scaled."""
-        cache, work = self._cache, self._works[self._cache.layout.places[layer].group]
-        width = cache.head_dim
-        cache.write(layer, work.keys, k_TKD.reshape(-1, width))
-        cache.write(layer, work.values, v_TKD.reshape(-1, width))
+        group, number = self._places[layer]
+        work = self._works[group]
+        work.layers.write(number, work.slots, k_TKD, v_TKD)
         out_THD = torch.empty_like(q_THD)
-        for group in work.decode:
-            self._attend_decode(layer, group, softcap, q_THD, out_THD)
-        for row, blocks in work.prefill:
-            self._attend_prefill(layer, row, blocks, softcap, q_THD, out_THD)
+        for rows in work.decode:
+            gathered = work.layers.gather(number, rows.index, len(rows.mask_B11L))
+            self._attend_decode(gathered, rows, softcap, q_THD, out_THD)
+        for row in work.prefill:
+            gathered = work.layers.gather(number, row.index, 1)
+            self._attend_prefill(gathered, row.blocks, softcap, q_THD, out_THD)
         return out_THD.flatten(1)
 
     def _attend_decode(
-        self, layer: int, group: _Decode, softcap: float, q_THD: Tensor, out_THD: Tensor
+        self, gathered: Gathered, group: _Decode, softcap: float, q_THD: Tensor, out_THD: Tensor
     ) -> None:
-        heads, width = self._cache.kv_heads, self._cache.head_dim
+        heads, width = self._form.kv_heads, self._form.head_dim
         rows, _, _, length = group.mask_B11L.shape
-        keys, values = self._gather(layer, group.gather, rows * heads, length)
         q = q_THD[group.rows].reshape(rows * heads, -1, width)
-        scores = torch.bmm(q, keys.transpose(1, 2)).view(rows, heads, -1, length)
-        scores = _capped(scores, softcap)
+        scores = torch.bmm(q, gathered.keys.transpose(1, 2)).view(rows, heads, -1, length)
+        scores = _capped(_times(scores, gathered.key_scales), softcap)
         scores += group.mask_B11L
-        weights = torch.softmax(scores, dim=-1).view(rows * heads, -1, length)
-        out_THD[group.rows] = torch.bmm(weights, values).view(rows, -1, width)
+        weights = _times(torch.softmax(scores, dim=-1), gathered.value_scales).to(q.dtype)
+        mixed = torch.bmm(weights.view(rows * heads, -1, length), gathered.values)
+        out_THD[group.rows] = mixed.view(rows, -1, width)
 
     def _attend_prefill(
         self,
-        layer: int,
-        row: PrefillRow,
+        gathered: Gathered,
         blocks: tuple[_Block, ...],
         softcap: float,
         q_THD: Tensor,
         out_THD: Tensor,
     ) -> None:
-        heads, width = self._cache.kv_heads, self._cache.head_dim
-        num_positions = row.num_pages * self._cache.page_tokens
-        keys, values = self._gather(layer, row.gather, heads, num_positions)
+        heads, width = self._form.kv_heads, self._form.head_dim
         for block in blocks:
             queries, seen = block.end - block.start, block.num_positions
             q_THD_block = q_THD[block.start : block.end]
             q = q_THD_block.transpose(0, 1).reshape(heads, -1, width)  # [K, G * Q, D]
-            scores = torch.bmm(q, keys[:, :seen].transpose(1, 2)).view(-1, queries, seen)
-            scores = _capped(scores, softcap)
-            scores[:, :, block.first_masked :] += block.mask_QL
-            weights = torch.softmax(scores, dim=-1).view(heads, -1, seen)
-            mixed = torch.bmm(weights, values[:, :seen]).view(-1, queries, width)
+            keys, values, key_scales, value_scales = gathered.up_to(seen)
+            scores = torch.bmm(q, keys.transpose(1, 2)).view(1, heads, -1, seen)
+            scores = _capped(_times(scores, key_scales), softcap)
+            by_query = scores.view(-1, queries, seen)
+            by_query[:, :, block.first_masked :] += block.mask_QL
+            weights = _times(torch.softmax(scores, dim=-1), value_scales).to(q.dtype)
+            mixed = torch.bmm(weights.view(heads, -1, seen), values).view(-1, queries, width)
             out_THD[block.start : block.end] = mixed.transpose(0, 1)
 
-    def _gather(
-        self, layer: int, index: Tensor, num_heads: int, num_positions: int
-    ) -> tuple[Tensor, Tensor]:
-        cache = self._cache
-        space = self._workspace.take(index.shape[0], cache.page_tokens * cache.head_dim)
-        cache.gather(layer, index, space)
-        both = space.view(2, num_heads, num_positions, cache.head_dim)
-        return both[0], both[1]
-
-    def _decode_group(self, group: DecodeGroup, window: int) -> _Decode:
+    def _decode_group(self, group: DecodeGroup, index: Tensor, window: int) -> _Decode:
         num_rows, first = len(group.rows), int(group.rows[0])
         consecutive = int(group.rows[-1]) - first + 1 == num_rows
-        index_L = torch.arange(group.num_pages * self._cache.page_tokens)
+        index_L = torch.arange(group.pages_Bn.shape[1] * self._form.page_tokens)
         lengths_B1 = torch.from_numpy(group.lengths)[:, None]
         hidden_BL = index_L >= lengths_B1
         if window:
             hidden_BL |= index_L < lengths_B1 - window
         mask_B11L = self._mask(hidden_BL)[:, None, None, :]
         rows = slice(first, first + num_rows) if consecutive else torch.from_numpy(group.rows)
-        return _Decode(rows, group.gather, mask_B11L)
+        return _Decode(rows, index, mask_B11L)
 
     def _blocks(self, row: PrefillRow, window: int) -> tuple[_Block, ...]:
         blocks = []
-        scores_per_query = self._cache.kv_heads * row.num_pages * self._cache.page_tokens
+        scores_per_query = self._form.kv_heads * row.pages_1n.shape[1] * self._form.page_tokens
         step = min(QUERY_BLOCK, max(16, BLOCK_SCORES // scores_per_query))
         for block_start in range(row.start, row.end, step):
             block_end = min(row.end, block_start + step)
@@ -313,10 +286,15 @@ class EagerAttention:
 
     def _mask(self, hidden: Tensor) -> Tensor:
         """To add to scores: minus infinity where they are hidden."""
-        mask = torch.zeros(hidden.shape, dtype=self._cache.device_pages.dtype)
+        mask = torch.zeros(hidden.shape, dtype=self._form.dtype)
         return mask.masked_fill_(hidden, -torch.inf)
 
 
 def _capped(scores: Tensor, softcap: float) -> Tensor:
     """Scores between -softcap and softcap (Gemma 2); without one, as they are."""
     return torch.tanh(scores.div_(softcap)).mul_(softcap) if softcap else scores
+
+
+def _times(scores: Tensor, scales: Tensor | None) -> Tensor:
+    """Scores or probabilities times scales, in float32; without any, as they are."""
+    return scores if scales is None else scores.float().mul_(scales)

@@ -35,9 +35,9 @@ from services.compute.layers.cpu_linear import CpuLinears
 from services.compute.layers.eager_attention import (
     EagerAttention,
     Geometry,
-    Workspace,
     plan_attention,
 )
+from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import copy_pages
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.runner.device_errors import fatal_if_the_device_fails
@@ -182,10 +182,8 @@ class EagerExecutor:
         settings, shape, pooling = loader.settings, loader.config.shape, loader.pooling
         self._model = model
         self._cache = loader.cache(limits.num_pages, limits.num_host_pages)
-        self._workspace = Workspace(loader.dtype)
+        self._layers = layers_of(self._cache)
         self._geometry = Geometry(
-            shape.num_kv_heads,
-            self._cache.page_heads,
             settings.page_tokens,
             shape.layer_cache_bytes(settings.page_tokens, loader.dtype.itemsize),
         )
@@ -259,7 +257,7 @@ class EagerExecutor:
             plan_attention(q_start, q_len, tables, num_decodes, self._geometry, window)
             for tables, window in zip(tables_GRL, self._windows, strict=True)
         )
-        attention = EagerAttention(self._cache, works, self._workspace)
+        attention = EagerAttention(self._cache, works, self._layers)
         x_TE = yield from self._model.forward(torch.from_numpy(rows.tokens_T), attention)
         if step.header[NUM_SCORES]:
             for score in step.scores():

@@ -17,6 +17,7 @@ from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, read_json
 from services.compute.config import ComputeSettings
+from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
 from services.compute.kv.memory import KVGroup, KVMemory
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.models.builder import MakeLinear
@@ -38,6 +39,8 @@ from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
 
 L = TypeVar("L")
+
+KV_CACHE_DTYPES = {"fp8": FP8, "int8": INT8}
 
 CPU_MEMORY_SHARE = 0.25
 """Of the memory that is available: the weights, the other services and the system want theirs."""
@@ -115,8 +118,24 @@ class ModelLoader:
         return self.max_prefill_tokens + self.settings.max_num_seqs
 
     @property
+    def formats(self) -> dict[int, LayerFormat]:
+        """How a layer's keys and values lie in a page, by its window.
+
+        Layers with a window stay as they are, beside those without one: they hold few positions of
+        a long text, so that there is little to save.
+        """
+        model, windows = self.config.shape, set(self.config.windows)
+        entry = KV_CACHE_DTYPES.get(self.settings.kv_cache_dtype, self.dtype)
+        sizes = (model.num_kv_heads, self.settings.page_tokens, model.head_dim, self.dtype)
+        return {
+            window: LayerFormat(*sizes, self.dtype if window and 0 in windows else entry)
+            for window in windows
+        }
+
+    @property
     def layout(self) -> CacheLayout:
-        return CacheLayout.of(self.config.windows)
+        sizes = {window: form.num_bytes for window, form in self.formats.items()}
+        return CacheLayout.of(self.config.windows, sizes)
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
@@ -124,9 +143,9 @@ class ModelLoader:
         return tuple(
             KVGroup(
                 kind="window" if window else "full",
-                num_layers=layout.layers_per_group,
+                num_layers=layout.layers_per_group[window],
                 page_tokens=self.settings.page_tokens,
-                page_bytes=self.page_bytes,
+                page_bytes=layout.page_bytes,
                 window=window,
             )
             for window in layout.windows
@@ -134,9 +153,8 @@ class ModelLoader:
 
     @property
     def page_bytes(self) -> int:
-        """Of any page: every group has as many layers."""
-        tokens, itemsize = self.settings.page_tokens, self.dtype.itemsize
-        return self.layout.layers_per_group * self.config.shape.layer_cache_bytes(tokens, itemsize)
+        """Of any page: every group has as many layers as fit."""
+        return self.layout.page_bytes
 
     @property
     def at_load(self) -> Quantization | None:
@@ -181,10 +199,8 @@ class ModelLoader:
         return Limits(max_model_len, num_pages, num_host_pages)
 
     def cache(self, num_pages: int, num_host_pages: int = 0) -> PagedCache:
-        model = self.config.shape
-        shape = (model.num_kv_heads, self.settings.page_tokens, model.head_dim)
         pages = num_pages, num_host_pages
-        return PagedCache(self.layout, shape, pages, self.dtype, self.device)
+        return PagedCache(self.layout, self.formats, pages, self.device)
 
     def spec(
         self, limits: Limits, generates: bool, stall_after_s: float, overlaps: bool

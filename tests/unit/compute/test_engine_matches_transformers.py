@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from services.compute.config import ComputeSettings
+from services.compute.runner.model_loader import KV_CACHE_DTYPES
 from services.compute.runner.packing_runner import PackingRunner
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_scenarios import (
@@ -21,6 +22,7 @@ from tests.unit.compute.engine_scenarios import (
     save_broken,
 )
 from tests.unit.compute.engine_server import Restricted, Server
+from tests.unit.compute.quantized_cache import RoundedModel
 from tests.unit.compute.tiny_models import VARIANTS, greedy_ids, make_model, save_model
 
 SETTINGS = ComputeSettings(
@@ -29,23 +31,32 @@ SETTINGS = ComputeSettings(
 )  # fmt: skip
 
 
+WITH_SMALLER_CACHES = ["llama fp8", "llama int8", "mistral_window int8"]
+
+
 @cache
-def reference(variant: str) -> tuple[PreTrainedModel, list[list[int]]]:
+def reference(name: str) -> tuple[PreTrainedModel | RoundedModel, list[list[int]]]:
+    variant, _, kv_cache_dtype = name.partition(" ")
     model = make_model(variant)
-    return model, [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
+    if not kv_cache_dtype:
+        return model, [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
+    rounded = RoundedModel(model, KV_CACHE_DTYPES[kv_cache_dtype])
+    return rounded, [rounded.greedy_ids(prompt, COUNT) for prompt in PROMPTS]
 
 
-@pytest.fixture(scope="module", params=list(VARIANTS))
+@pytest.fixture(scope="module", params=[*VARIANTS, *WITH_SMALLER_CACHES])
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, PackingRunner]:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    save_model(reference(request.param)[0], folder)
-    return request.param, load_on_cpu(folder, SETTINGS)
+    variant, _, kv_cache_dtype = request.param.partition(" ")
+    save_model(make_model(variant), folder)
+    settings = SETTINGS.model_copy(update={"kv_cache_dtype": kv_cache_dtype or "auto"})
+    return request.param, load_on_cpu(folder, settings)
 
 
 @pytest.fixture
-def model(runner: tuple[str, PackingRunner]) -> PreTrainedModel:
+def model(runner: tuple[str, PackingRunner]) -> PreTrainedModel | RoundedModel:
     return reference(runner[0])[0]
 
 
@@ -69,5 +80,9 @@ class TestEagerEngine(EngineScenarios):
     pass
 
 
-def test_a_replica_with_damaged_weights_says_nothing_wrong_and_knows_it(tmp_path: Path) -> None:
-    check_broken(Server(load_on_cpu(save_broken(tmp_path), SETTINGS), SETTINGS))
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", *KV_CACHE_DTYPES])
+def test_a_replica_with_damaged_weights_says_nothing_wrong_and_knows_it(
+    tmp_path: Path, kv_cache_dtype: str
+) -> None:
+    settings = SETTINGS.model_copy(update={"kv_cache_dtype": kv_cache_dtype})
+    check_broken(Server(load_on_cpu(save_broken(tmp_path), settings), settings))

@@ -64,6 +64,8 @@ def load_on(
 def _load(
     path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
 ) -> CudaExecutor:
+    if settings.kv_cache_dtype != "auto":
+        raise ConfigError("compute.kv_cache_dtype is for the CPU so far; leave it out on a GPU.")
     log = StartLog(device)
     loader = ModelLoader.read(path, settings, device)
     sizes = MachineSizes(
@@ -71,6 +73,7 @@ def _load(
         max_rows=settings.max_num_seqs,
         max_positions=loader.max_positions,
         page_tokens=settings.page_tokens,
+        layout=loader.layout,
         num_buffers=settings.in_flight_steps + 2,
     )
     decoder = loader.decoder(make_linear)

@@ -104,6 +104,7 @@ class MachineSizes:
     max_rows: int
     max_positions: int
     page_tokens: int
+    layout: CacheLayout
     num_buffers: int  # on the host: for each step in flight, one being written, one being read
 
 
@@ -124,8 +125,7 @@ class StepMachine:
         self._row_buckets = row_buckets(sizes.max_rows)
         self._token_buckets = token_buckets(sizes.max_tokens)
         max_pages = -(-sizes.max_positions // sizes.page_tokens)
-        self._layout = CacheLayout.of([mixer.window for mixer in decoder.mixers])
-        num_groups = len(self._layout.windows)
+        num_groups = len(sizes.layout.windows)
         self.inputs = StepInputs.make(sizes.max_tokens, sizes.max_rows, device, num_groups)
         self.resident = Resident.make(sizes.max_rows, max_pages, NUM_WORDS, device, num_groups)
         upload_ints = packed_size(
@@ -202,7 +202,9 @@ class StepMachine:
     def _launches(self, cache: PagedCache) -> Iterator[Launch]:
         tables_GNL, kv_slots_GT = self.resident.page_table, self.inputs.kv_slots_GT
         caches = [
-            LayerCache(cache.layer_pages(layer), tables_GNL[place.group], kv_slots_GT[place.group])
+            LayerCache(
+                cache.layer_pages(layer).entries, tables_GNL[place.group], kv_slots_GT[place.group]
+            )
             for layer, place in enumerate(cache.layout.places)
         ]
         yield APPLY, partial(apply_deltas, self.packed, self.resident)
@@ -237,7 +239,7 @@ class StepMachine:
         decode = DecodeWork.make(
             sizes.max_rows, shape.num_kv_heads, group, shape.head_dim, device=device
         )
-        windows = sorted(set(self._layout.windows))
+        windows = sorted(set(sizes.layout.windows))
         tables = AttentionTables(
             inputs=self.inputs,
             decode={window: decode.for_window(window) for window in windows},

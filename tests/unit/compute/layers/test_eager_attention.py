@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from services.compute.kernels.kv_format import FP8, INT8, LayerFormat, quantize
 from services.compute.layers import eager_attention
 from services.compute.layers.eager_attention import (
     AttentionWork,
     EagerAttention,
     Geometry,
-    Workspace,
     plan_attention,
 )
+from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 
 CPU = torch.device("cpu")
 PAGE_TOKENS, KV_HEADS, GROUP, WIDTH = 4, 2, 3, 8
 LAYER_BYTES = 2 * KV_HEADS * PAGE_TOKENS * WIDTH * 4
-GEOMETRY = Geometry(KV_HEADS, 2 * KV_HEADS, PAGE_TOKENS, LAYER_BYTES)
+GEOMETRY = Geometry(PAGE_TOKENS, LAYER_BYTES)
+ENTRIES = (torch.float32, FP8, INT8)
+
+
+def make_cache(windows: Sequence[int], num_pages: int, entry: torch.dtype) -> PagedCache:
+    """Layers with windows stay float32 beside others without."""
+    formats = {
+        window: LayerFormat(
+            KV_HEADS, PAGE_TOKENS, WIDTH, torch.float32,
+            torch.float32 if window and 0 in windows else entry,
+        )
+        for window in windows
+    }  # fmt: skip
+    sizes = {window: form.num_bytes for window, form in formats.items()}
+    return PagedCache(CacheLayout.of(windows, sizes), formats, (num_pages, 0), CPU)
+
+
+def stored(x: Tensor, form: LayerFormat) -> Tensor:
+    """Keys or values as attention reads them."""
+    if not form.is_quantized:
+        return x
+    entries, scales = quantize(x, form.entry)
+    return entries.float() * scales.float()[..., None]
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, q_start: int, window: int, softcap: float) -> Tensor:
@@ -48,6 +72,7 @@ ROW = st.tuples(st.integers(0, 40), st.integers(1, 12))
     prefill=st.lists(ROW, max_size=3),
     windows=st.sampled_from([(0,), (1,), (7,), (0, 0), (7, 7, 7), (7, 0), (0, 7, 7, 1)]),
     softcap=st.sampled_from([0.0, 2.0]),
+    entry=st.sampled_from(ENTRIES),
     seed=st.integers(0, 99),
 )
 def test_any_mix_of_rows_in_layers_of_any_windows(
@@ -55,6 +80,7 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
     prefill: list[tuple[int, int]],
     windows: tuple[int, ...],
     softcap: float,
+    entry: torch.dtype,
     seed: int,
 ) -> None:
     """Pages that lie wholly before a window are another sequence's by then: here, not a number."""
@@ -62,30 +88,28 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
     if not rows:
         return
     torch.manual_seed(seed)
-    layout = CacheLayout.of(windows)
     total_pages = [-(-(start + count) // PAGE_TOKENS) for start, count in rows]
+    layout = make_cache(windows, 0, entry).layout
     num_pages = sum(total_pages) * len(layout.windows) + 1
     *order, strange = torch.randperm(num_pages).tolist()
     tables = np.zeros((len(layout.windows), len(rows), 20), dtype=np.int64)
     for table in tables:
         for row, count in enumerate(total_pages):
             table[row, :count] = [order.pop() for _ in range(count)]
-    shape = (KV_HEADS, PAGE_TOKENS, WIDTH)
-    cache = PagedCache(layout, shape, (num_pages, 0), torch.float32, CPU)
-    cache.device_pages.fill_(torch.nan)
-    geometry = Geometry(KV_HEADS, cache.page_heads, PAGE_TOKENS, LAYER_BYTES)
+    cache = make_cache(windows, num_pages, entry)
+    cache.device_pages.fill_(255)  # not a number in any format
+    layers = layers_of(cache)
     sequences = [
         torch.randn(2, len(windows), start + count, KV_HEADS, WIDTH) for start, count in rows
     ]
-    workspace = Workspace(torch.float32)
 
     def step(spans: list[tuple[int, int]], which: list[int], num_decode: int) -> None:
         starts, counts = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
         works = tuple(
-            plan_attention(starts, counts, table[which], num_decode, geometry, window)
+            plan_attention(starts, counts, table[which], num_decode, GEOMETRY, window)
             for table, window in zip(tables, layout.windows, strict=True)
         )
-        attention = EagerAttention(cache, works, workspace)
+        attention = EagerAttention(cache, works, layers)
         positions = torch.cat([torch.arange(s, s + c) for s, c in spans])
         assert torch.equal(attention.positions_T, positions)
         for layer, window in enumerate(windows):
@@ -102,7 +126,7 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
             out = attention.attend(layer, queries, k, v, softcap).view_as(queries)
             first = 0
             for r, (s, c) in zip(which, spans, strict=True):
-                keys, values = sequences[r][:, layer, : s + c]
+                keys, values = stored(sequences[r][:, layer, : s + c], cache.formats[window])
                 expected = reference(queries[first : first + c], keys, values, s, window, softcap)
                 torch.testing.assert_close(out[first : first + c], expected, rtol=1e-4, atol=1e-5)
                 first += c
@@ -114,7 +138,7 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
         for row, (start, _) in enumerate(rows):
             table[row, : max(0, start - window + 1) // PAGE_TOKENS * bool(window)] = strange
     step(rows, list(range(len(rows))), len(decode))
-    assert cache.device_pages[strange].isnan().all()
+    assert (cache.device_pages[strange] == 255).all()
 
 
 def plan(lengths: list[int], window: int = 0) -> AttentionWork:
@@ -126,7 +150,7 @@ def plan(lengths: list[int], window: int = 0) -> AttentionWork:
 def test_one_long_row_does_not_pad_all() -> None:
     groups = plan([10, 200, 12, 9, 11]).decode
     assert [group.rows.tolist() for group in groups] == [[1], [0, 2, 3, 4]]
-    assert [group.num_pages for group in groups] == [50, 3]
+    assert [group.pages_Bn.shape for group in groups] == [(1, 50), (4, 3)]
 
 
 def test_rows_of_nearly_the_same_length_stay_together() -> None:
@@ -135,7 +159,7 @@ def test_rows_of_nearly_the_same_length_stay_together() -> None:
 
 def test_a_window_makes_all_long_rows_alike() -> None:
     (group,) = plan([10, 200, 12, 9, 131], window=8).decode
-    assert group.num_pages == 3
+    assert group.pages_Bn.shape == (5, 3)
     assert group.lengths.tolist() == [10, 8, 8, 9, 11]
 
 
@@ -154,29 +178,25 @@ def test_pages_that_are_filled_in_part_are_cleared_once(window: int) -> None:
     assert work.clear_pages.tolist() == [1, 32]
 
 
-def pages_read(gather: Tensor) -> npt.NDArray[np.int64]:
-    return np.unique(gather.numpy() // GEOMETRY.page_heads)
-
-
 def test_a_chunk_reads_from_the_first_page_that_its_first_query_sees() -> None:
     tables = np.arange(100, 120)[None, :]
     for window, first in ((0, 100), (1, 105), (2, 105), (3, 104), (22, 100)):
         work = plan_attention(np.array([21]), np.array([6]), tables, 0, GEOMETRY, window)
         (row,) = work.prefill
-        assert pages_read(row.gather).tolist() == list(range(first, 107))
-        assert (row.num_pages, row.q_start) == (107 - first, 21 - 4 * (first - 100))
+        assert row.pages_1n.tolist() == [list(range(first, 107))]
+        assert row.q_start == 21 - 4 * (first - 100)
 
 
 def test_query_blocks_do_not_change_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(30, 6, WIDTH), torch.randn(30, 2, WIDTH), torch.randn(30, 2, WIDTH)
-    shape, table = (KV_HEADS, PAGE_TOKENS, WIDTH), np.arange(8)[None, :]
+    table = np.arange(8)[None, :]
     for window in (0, 9):
         outs = []
         for block in (128, 7):
             monkeypatch.setattr(eager_attention, "QUERY_BLOCK", block)
-            cache = PagedCache(CacheLayout.of((window,)), shape, (8, 0), torch.float32, CPU)
+            cache = make_cache([window], 8, torch.float32)
             work = plan_attention(np.array([0]), np.array([30]), table, 0, GEOMETRY, window)
-            attention = EagerAttention(cache, (work,), Workspace(torch.float32))
+            attention = EagerAttention(cache, (work,), layers_of(cache))
             outs.append(attention.attend(0, q, k, v, 0.0))
         torch.testing.assert_close(outs[0], outs[1])

@@ -134,6 +134,20 @@ def test_known_buffers_and_a_tied_head_that_was_saved_are_left_alone(tmp_path: P
     assert on_the_cpu(load(tmp_path)).logits(torch.ones(1, 64)).abs().sum() > 0
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("self_attn.k_scale", "self_attn.v_scale"), ("self_attn.k_proj.k_scale",),
+     ("self_attn.attn.v_scale",), ("self_attn.kv_scale",), ("self_attn.v_proj.output_scale",)],
+)  # fmt: skip
+def test_scales_for_another_kv_cache_are_left_alone(
+    names: tuple[str, ...], model: PreTrainedModel, tmp_path: Path
+) -> None:
+    save_model(model, tmp_path)
+    scales = {f"model.layers.1.{name}": torch.tensor(0.02) for name in names}
+    rewrite(tmp_path, lambda tensors: tensors.update(scales))
+    load(tmp_path)
+
+
 def test_a_tensor_of_another_shape_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
     save_model(model, tmp_path)
     rewrite(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(65)}))

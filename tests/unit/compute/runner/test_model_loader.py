@@ -16,15 +16,20 @@ SETTINGS = ComputeSettings(page_tokens=16, max_num_seqs=4)
 CUDA = torch.device("cuda")
 
 
-def limits_of(room_pages: float, **settings: object) -> Limits:
-    """Of a model of 512 positions with room for so many pages."""
+def loader_of(**settings: object) -> ModelLoader:
+    """Of a model of 512 positions with heads of 128."""
     raw = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "num_hidden_layers": 2,
-        "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
+        "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 128,
         "max_position_embeddings": 512,
     }  # fmt: skip
     config, changed = read_config(raw), SETTINGS.model_copy(update=settings)
-    loader = ModelLoader(Path(), changed, CUDA, config, None, torch.bfloat16)
+    return ModelLoader(Path(), changed, CUDA, config, None, torch.bfloat16)
+
+
+def limits_of(room_pages: float, **settings: object) -> Limits:
+    """With room for so many pages."""
+    loader = loader_of(**settings)
     return loader.limits(lambda: int(room_pages * loader.page_bytes))
 
 
@@ -34,6 +39,16 @@ def test_the_cache_takes_the_room_there_is() -> None:
 
 def test_the_cache_takes_no_more_than_all_slots_can_use() -> None:
     assert limits_of(1e6).num_pages == 4 * 512 // 16
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_a_smaller_cache_has_nearly_twice_the_pages_in_the_same_memory(kv_cache_dtype: str) -> None:
+    """1.95 times is the goal."""
+    room_bytes = 100_000_000
+    roomy = {"max_num_seqs": 1 << 16}
+    plain = loader_of(**roomy).limits(lambda: room_bytes)
+    small = loader_of(**roomy, kv_cache_dtype=kv_cache_dtype).limits(lambda: room_bytes)
+    assert 1.96 < small.num_pages / plain.num_pages < 2.0
 
 
 def test_the_longest_sequence_is_as_long_as_the_cache() -> None:
