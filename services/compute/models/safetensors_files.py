@@ -22,6 +22,7 @@ leave it out: they hold what is inside of `model`, and no head."""
 NOT_NEEDED = (
     *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".masked_bias"),
     *(".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale"),
+    *(".k_proj.output_scale", ".v_proj.output_scale"),
 )
 """Endings of names of tensors that no layer needs: buffers of old checkpoints, and scales of a
 smaller KV cache, which has one here for each token and head."""
