@@ -82,7 +82,7 @@ class ModelLoader:
     config: ModelConfig
     pooling: Pooling | None
     dtype: torch.dtype
-    quantization: WeightFormat | None  # of the folder
+    quantization: WeightFormat | None = None  # of the folder
 
     @staticmethod
     def read(folder: Path, settings: ComputeSettings, device: torch.device) -> ModelLoader:
