@@ -107,7 +107,7 @@ def _add_model(parser: Parser) -> None:
     names = {"nargs": "+", "type": str, "metavar": "NAME"}
     add_setting(group, "model.served_name", "--served-model-name", **names)
     add_setting(group, "tokenizer.chat_template", type=readable, metavar="FILE")
-    for name in ("device", "dtype", "kv_cache_dtype", "pin", "load_format"):
+    for name in ("device", "dtype", "kv_cache_dtype", "quantization", "pin", "load_format"):
         add_setting(group, f"compute.{name}")
     about = "GPUs for one model: 1, as long as there is no more (see --computes)"
     group.add_argument("--tensor-parallel-size", "-tp", type=one_gpu, metavar="1", help=about)
