@@ -225,7 +225,7 @@ class Bench:
         decoder = KernelDecoder(self.decoder, inputs, {Linear: product}, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(
-                self.cache.layer_pages(layer).entries,
+                self.cache.layer_pages(layer),
                 self.tables[place.group],
                 inputs.kv_slots_GT[place.group],
             )

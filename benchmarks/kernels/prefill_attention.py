@@ -19,8 +19,8 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.case import Case
-from services.compute.kernels.prefill_attention import PrefillTiling, prefill_attention
-from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
+from services.compute.kernels.prefill_attention import prefill_attention
+from services.compute.kernels.prefill_plan import PrefillTiling, PrefillWork, plan_prefill
 from services.compute.kernels.step_buffers import (
     NUM_ROWS,
     NUM_TOKENS,
@@ -99,7 +99,7 @@ def cases() -> Iterator[Case]:
                 yield _case(model, name, tiling=tiling)
 
 
-def _step(rows: Rows) -> tuple[StepInputs, Resident, int]:
+def step_of(rows: Rows) -> tuple[StepInputs, Resident, int]:
     device = torch.device("cuda")
     num_tokens = sum(q_len for _, q_len in rows)
     bucket = next(size for size in BUCKETS if size >= num_tokens)
@@ -127,7 +127,7 @@ def _case(
 ) -> Case:
     num_heads, num_kv_heads, width = (HEADS | OTHER_HEADS)[model]
     rows = STEPS[name]
-    inputs, resident, num_pages = _step(rows)
+    inputs, resident, num_pages = step_of(rows)
     bucket = inputs.tokens_T.numel()
     work = PrefillWork.make(bucket, MAX_ROWS, num_heads // num_kv_heads, inputs.counts.device)
     plan_prefill(inputs, work, bucket)
@@ -167,7 +167,7 @@ def _case(
 
 def _plan_case(name: str) -> Case:
     rows = PLANNED[name]
-    inputs, _, _ = _step(rows)
+    inputs, _, _ = step_of(rows)
     bucket = inputs.tokens_T.numel()
     work = PrefillWork.make(bucket, MAX_ROWS, 4, inputs.counts.device)
     return Case(

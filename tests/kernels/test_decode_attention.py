@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from services.compute.kernels.decode_attention import decode_attention, decode_attention_reference
@@ -19,17 +17,17 @@ from services.compute.kernels.decode_plan import (
     CHUNK,
     EXTRA_PROGRAMS,
     MIN_CHUNK,
-    ROW,
     SHIFT,
     DecodeWork,
     plan_decode,
 )
+from services.compute.kernels.kv_format import FP8, INT8, LayerPages
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
     StepInputs,
 )
-from tests.cases import num_cases
+from tests.kernels.quantized_pages import ENTRIES, layer_of
 
 ON_GPU = torch.cuda.is_available()
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -46,6 +44,7 @@ class Shape:
     page_tokens: int = 8
     dtype: torch.dtype = torch.float32
     softcap: float = 0.0
+    entry: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Step:
     shape: Shape
     lengths: list[int]
     q_THD: Tensor
-    kv_pages: Tensor
+    layer: LayerPages
     page_table_NL: Tensor
     inputs: StepInputs
 
@@ -78,7 +77,7 @@ class Step:
     def attend(self, work: DecodeWork, window: int = 0) -> Tensor:
         """The kernel's output, poisoned before; the padding rows must keep the poison."""
         out_THD = torch.full_like(self.q_THD, torch.nan).contiguous()
-        call = self.call(self.q_THD, self.kv_pages, out_THD, window)
+        call = self.call(self.q_THD, self.layer, out_THD, window)
         decode_attention(call, work, self.bucket)
         assert out_THD[len(self.lengths) :].isnan().all()
         assert not work.arrivals_RK.any()
@@ -88,15 +87,18 @@ class Step:
         """The reference's output in float64."""
         q_THD = self.q_THD.double()
         out_THD = torch.full_like(q_THD, torch.nan)
-        call = self.call(q_THD, self.kv_pages.double(), out_THD, window)
+        layer = self.layer
+        if layer.scales is None:
+            layer = LayerPages(layer.entries.double())
+        call = self.call(q_THD, layer, out_THD, window)
         decode_attention_reference(call, self.inputs, self.bucket)
         return out_THD[: len(self.lengths)]
 
-    def call(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor, window: int) -> AttentionCall:
-        shape = self.shape
+    def call(self, q_THD: Tensor, layer: LayerPages, out_THD: Tensor, window: int) -> AttentionCall:
+        shape, (kv_pages, kv_scales) = self.shape, layer
         scale = shape.head_dim**-0.5 * (5 if shape.softcap else 1)  # so that it is felt
         return AttentionCall(
-            q_THD, kv_pages, self.page_table_NL, out_THD, scale, window, shape.softcap
+            q_THD, kv_pages, self.page_table_NL, out_THD, scale, window, shape.softcap, kv_scales
         )
 
     def check(self, out_THD: Tensor, window: int = 0) -> None:
@@ -119,9 +121,7 @@ def make_step(
     slots = torch.randperm(num_slots, generator=random)[:num_rows].int()
     table = torch.full((num_slots, max(pages_of, default=1) + 1), num_pages - 1, dtype=torch.int32)
     page = (2, shape.kv_heads, shape.page_tokens, shape.head_dim)
-    all_layers = torch.full((num_pages, 3, *page), torch.nan)
-    kv = all_layers[:, 1]
-    kv.copy_(torch.randn(num_pages, *page, generator=random))
+    kv = torch.randn(num_pages, *page, generator=random)
     seen = torch.zeros(num_pages, shape.page_tokens, dtype=torch.bool)
     for row, (length, count) in enumerate(zip(lengths, pages_of, strict=True)):
         mine = order[:count]
@@ -148,7 +148,7 @@ def make_step(
         shape=shape,
         lengths=lengths,
         q_THD=qkv[:, : heads * shape.head_dim].unflatten(1, (heads, shape.head_dim)),
-        kv_pages=all_layers.to(device, shape.dtype)[:, 1],
+        layer=layer_of(kv.to(device, shape.dtype), shape.entry),
         page_table_NL=table.to(device),
         inputs=inputs,
     )
@@ -167,6 +167,14 @@ def shapes() -> Iterator[Shape]:
         yield Shape(dtype=dtype, group=2, head_dim=256, page_tokens=16, softcap=3.0)
     yield Shape(softcap=0.5)
     yield Shape(group=40, head_dim=192, kv_heads=1)
+    for entry in ENTRIES:
+        for dtype in BOUNDS:
+            yield Shape(dtype=dtype, group=4, head_dim=64, page_tokens=16, entry=entry)
+        for head_dim in (80, 96, 128, 256):
+            yield Shape(dtype=torch.bfloat16, head_dim=head_dim, kv_heads=1, entry=entry)
+        for page_tokens in (8, 128):
+            yield Shape(page_tokens=page_tokens, entry=entry)
+        yield Shape(dtype=torch.bfloat16, group=7, page_tokens=16, softcap=3.0, entry=entry)
 
 
 @pytest.mark.parametrize("shape", list(shapes()), ids=str)
@@ -179,11 +187,11 @@ def test_rows_of_every_shape_agree_with_float64(device: torch.device, shape: Sha
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 70, 1000])
-@pytest.mark.parametrize("min_chunk", [MIN_CHUNK, 16])
+@pytest.mark.parametrize(("min_chunk", "entry"), [(MIN_CHUNK, None), (16, None), (16, FP8)])
 def test_a_window_hides_all_before_it_and_its_pages_are_not_read(
-    device: torch.device, window: int, min_chunk: int
+    device: torch.device, window: int, min_chunk: int, entry: torch.dtype | None
 ) -> None:
-    shape = Shape()
+    shape = Shape(entry=entry)
     step = make_step(device, [1, 4, 70, 64, 200, 129], shape, seed=window, window=window)
     work = step.work(min_chunk)
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
@@ -216,10 +224,11 @@ def test_one_long_row_among_short_ones_is_cut_and_merged(device: torch.device) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("entry", [None, *ENTRIES])
 def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
-    device: torch.device, dtype: torch.dtype
+    device: torch.device, dtype: torch.dtype, entry: torch.dtype | None
 ) -> None:
-    shape = Shape(dtype=dtype)
+    shape = Shape(dtype=dtype, entry=entry)
     step = make_step(device, [33, 300, 90, 1, 64], shape)
     work = step.work(min_chunk=32)
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
@@ -235,7 +244,7 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
             shape=shape,
             lengths=[step.lengths[row]],
             q_THD=step.q_THD[row:],
-            kv_pages=step.kv_pages,
+            layer=step.layer,
             page_table_NL=step.page_table_NL,
             inputs=inputs,
         )
@@ -243,106 +252,68 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
         plan_decode(inputs, work_alone, shape.page_tokens, 1)
         assert chunk_shifts(work_alone) == {5}
         out_THD = torch.full_like(alone.q_THD, torch.nan).contiguous()
-        call = alone.call(alone.q_THD, alone.kv_pages, out_THD, 0)
+        call = alone.call(alone.q_THD, alone.layer, out_THD, 0)
         decode_attention(call, work_alone, 1)
         assert torch.equal(out_THD[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_scales_of_any_size_lose_nothing(
+    device: torch.device, entry: torch.dtype, dtype: torch.dtype
+) -> None:
+    """Of keys: some tokens' stand out. Of values: they differ 2^16 times, by token and by head."""
+    shape = Shape(dtype=dtype, head_dim=64, page_tokens=16, entry=entry)
+    step = make_step(device, [300, 40], shape)
+    scales = step.layer.scales
+    assert scales is not None
+    random = torch.Generator().manual_seed(5)
+    of_values = torch.randint(-10, 7, scales[:, 1].shape, generator=random)
+    scales[:, 1] *= torch.exp2(of_values.float()).to(device)
+    scales[:, 0, :, ::7] *= 2.0
+    scales[:, 1, 1] *= 2.0**-18
+    work = step.work()
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
+    out_THD, expected = step.attend(work), step.expected()
+    for head in range(out_THD.shape[1]):
+        error = (out_THD[:, head].double() - expected[:, head]).norm() / expected[:, head].norm()
+        assert error < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_value_or_key_that_is_no_number_spoils_the_rows_that_see_it_alone(
+    device: torch.device, entry: torch.dtype, kind: int
+) -> None:
+    shape = Shape(dtype=torch.bfloat16, page_tokens=16, kv_heads=1, entry=entry)
+    step = make_step(device, [70, 90], shape)
+    page = int(step.page_table_NL[int(step.inputs.row_slot_R[0]), 1])
+    assert step.layer.scales is not None
+    step.layer.scales[page, kind, 0, 3] = torch.nan
+    work = step.work()
+    plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
+    out_THD = step.attend(work)
+    assert out_THD[0].isnan().all()
+    assert out_THD[1].isfinite().all()
 
 
 def chunk_shifts(work: DecodeWork) -> set[int]:
     return set(work.items[: int(work.num_items), SHIFT.value].tolist())
 
 
-def test_pages_may_be_of_any_size(device: torch.device) -> None:
-    inputs, work = inputs_of([500, 96], 4, device), DecodeWork.make(4, 200, 1, 16, device=device)
-    plan_decode(inputs, work, 96, 2)  # pages do not bound chunks: 5 places for the two rows
-    assert planned(work) == cut([500, 96], [8, 8])
-
-
-def cut(lengths: list[int], shifts: list[int]) -> dict[tuple[int, int], tuple[int, int]]:
-    """(row, chunk) -> (place among the partial results, positions) of all items that must be."""
-    found = {}
-    for row, (length, shift) in enumerate(zip(lengths, shifts, strict=True)):
-        for chunk in range(-(-length >> shift)):
-            found[row, chunk] = (len(found), min(1 << shift, length - (chunk << shift)))
-    return found
-
-
-def planned(work: DecodeWork) -> dict[tuple[int, int], tuple[int, int]]:
-    """The same of the items that are."""
-    found = {}
-    for item in work.items[: int(work.num_items)].tolist():
-        row, _, chunk, shift, length, first = item[:6]
-        found[row, chunk] = (first + chunk, min(1 << shift, length - (chunk << shift)))
-    return found
-
-
-def inputs_of(lengths: list[int], max_rows: int, device: torch.device) -> StepInputs:
-    inputs = StepInputs.make(1, max_rows, device)
-    inputs.counts[NUM_DECODE_ROWS] = len(lengths)
-    inputs.q_start_R[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32) - 1
-    return inputs
-
-
-def cut_window(lengths: list[int], shift: int, window: int) -> dict[tuple[int, int], int]:
-    """(row, chunk) -> place, of the chunks that a window reaches."""
-    found: dict[tuple[int, int], int] = {}
-    for row, length in enumerate(lengths):
-        for chunk in range(max(length - window, 0) >> shift, -(-length >> shift)):
-            found[row, chunk] = len(found)
-    return found
-
-
-LENGTHS = st.lists(st.one_of(st.integers(1, 300), st.integers(1, 200_000)), min_size=0, max_size=40)
-
-
-@settings(max_examples=num_cases(25, exploring=50))
-@given(lengths=LENGTHS, spare=st.integers(0, 9), kv_heads=st.sampled_from([1, 8, 32]))
-def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
-    device: torch.device, lengths: list[int], spare: int, kv_heads: int
-) -> None:
-    work = DecodeWork.make(50, kv_heads, 1, 16, device=device)
-    bucket = len(lengths) + spare
-    limit = work.item_limit(len(lengths))  # whatever the bucket
-    plan_decode(inputs_of(lengths, 50, device), work, 16, bucket)
-    shift = 6
-    while sum(-(-length >> shift) for length in lengths) > limit:
-        shift += 1
-    expected = cut(lengths, [shift] * len(lengths))
-    assert int(work.num_items) == len(expected) <= work.items.shape[0]
-    assert planned(work) == expected
-    items = work.items[: len(expected)].tolist()
-    sizes = [expected[item[ROW.value], item[CHUNK.value]][1] for item in items]
-    slack = -(-(1 << shift) // 8)  # a size class
-    assert all(later <= earlier + slack for earlier, later in zip(sizes, sizes[1:], strict=False))
-
-
-@settings(max_examples=num_cases(25, exploring=50))
-@given(lengths=LENGTHS, spare=st.integers(0, 9), window=st.integers(1, 9000))
-def test_a_plan_of_a_window_has_the_chunks_that_it_reaches(
-    device: torch.device, lengths: list[int], spare: int, window: int
-) -> None:
-    work = DecodeWork.make(50, 8, 1, 16, device=device).for_window(window)
-    plan_decode(inputs_of(lengths, 50, device), work, 16, len(lengths) + spare)
-    shift = 6
-    while len(cut_window(lengths, shift, window)) > work.item_limit(len(lengths)):
-        shift += 1
-    items = work.items[: int(work.num_items)].tolist()
-    found = {(row, chunk): first + chunk for row, _, chunk, _, _, first in (i[:6] for i in items)}
-    assert len(found) == len(items)
-    assert found == cut_window(lengths, shift, window)
-    if lengths:
-        assert chunk_shifts(work) == {shift}
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="too many positions for the interpreter")
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize(("window", "entry"), [(0, None), (300, None), (0, FP8), (300, INT8)])
 def test_many_rows_of_mixed_lengths_agree_with_float64(
-    device: torch.device, head_dim: int, dtype: torch.dtype, window: int
+    device: torch.device,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int,
+    entry: torch.dtype | None,
 ) -> None:
-    shape = Shape(kv_heads=8, group=4, head_dim=head_dim, page_tokens=16, dtype=dtype)
+    shape = Shape(8, 4, head_dim, page_tokens=16, dtype=dtype, entry=entry)
     random = torch.Generator().manual_seed(head_dim + window)
     lengths = (torch.randn(250, generator=random).mul(0.8).exp() * 400).int().clamp(1, 3000)
     step = make_step(device, [*lengths.tolist(), 40_000], shape, window=window)
@@ -359,12 +330,12 @@ def test_many_rows_of_mixed_lengths_agree_with_float64(
 def test_pages_beyond_two_to_the_31_elements_are_found(device: torch.device) -> None:
     shape = Shape(dtype=torch.bfloat16, kv_heads=8, group=4, head_dim=128, page_tokens=16)
     step = make_step(device, [40, 500], shape)
-    small = step.kv_pages
+    small = step.layer.entries
     first = (1 << 31) // small[0].numel()
     large = small.new_empty(first + len(small), *small.shape[1:])
     large[first:] = small
     step.page_table_NL.add_(first)
-    far = replace(step, kv_pages=large)
+    far = replace(step, layer=LayerPages(large))
     work = far.work()
     plan_decode(far.inputs, work, shape.page_tokens, far.bucket)
     out_THD = far.attend(work)

@@ -16,6 +16,7 @@ from services.compute.kernels.activations import act_mul
 from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.kv_format import FP8, INT8
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.rotate_and_store import RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import (
@@ -24,12 +25,14 @@ from services.compute.kernels.step_buffers import (
     StepInputs,
 )
 from services.compute.layers.weighted_layers import Norm
+from tests.kernels.quantized_pages import layer_of
 
 ON_GPU = torch.cuda.is_available()
 HEADS, KV_HEADS, PAGE_TOKENS, EPS = 32, 8, 16, 1e-5
 NUM_LAYERS = 4
 WINDOW = 300  # of every second layer
 REPEATS = 50
+BITS = {1: torch.uint8, 2: torch.int16}
 
 
 def test_on_the_cpu_kernels_run_in_turn_whatever_is_asked() -> None:
@@ -50,6 +53,7 @@ class Chain:
     weight_E: Tensor
     pages: list[Tensor]
     bucket: int
+    entry: torch.dtype | None
 
     def run(self, between: Callable[[], None] = lambda: None) -> list[Tensor]:
         """All that the layers wrote, from the same beginning; `between` comes after each launch."""
@@ -60,25 +64,26 @@ class Chain:
         gate_up_TF2, sampled_SE = torch.empty_like(y_TE), torch.empty_like(self.x_TE)
         inner_TF = delta_TE.view(-1)[: bucket * width // 2].view(bucket, width // 2)
         q_THD = qkv_TC[:, :width].view(bucket, HEADS, self.head_dim)
-        pages = [layer.clone() for layer in self.pages]
+        pages = [layer_of(layer, self.entry) for layer in self.pages]
         norm = Norm(self.weight_E, EPS)
         x_TE = self.x_TE + 0  # last, so that the plan comes after a kernel, not after a copy
         for work in self.works:
             plan_decode(self.inputs, work, PAGE_TOKENS, bucket, pdl=True)
             between()
-        for number, layer in enumerate(pages):
+        for number, (entries, scales) in enumerate(pages):
             work = self.works[number % 2]
             add_norm(x_TE, delta_TE, norm, qkv_TC, pdl=True)
             between()
             rotate_and_store(
                 qkv_TC, self.inputs.positions_T, self.inputs.kv_slots_GT[0],
-                self.tables, None, layer, HEADS, pdl=True,
+                self.tables, None, entries, HEADS, kv_scales=scales, pdl=True,
             )  # fmt: skip
             between()
             mixed_THD = mixed_TE.view(bucket, HEADS, self.head_dim)
             call = AttentionCall(
-                q_THD, layer, self.page_table_NL, mixed_THD, self.head_dim**-0.5, work.window
-            )
+                q_THD, entries, self.page_table_NL, mixed_THD, self.head_dim**-0.5, work.window,
+                kv_scales=scales,
+            )  # fmt: skip
             decode_attention(call, work, bucket, pdl=True)
             between()
             weight_E = self.weight_E[:width]
@@ -89,10 +94,13 @@ class Chain:
         index_S = self.inputs.sample_token_S[:bucket]
         add_norm(x_TE, delta_TE, norm, sampled_SE, index_S=index_S, pdl=True)
         between()
-        return [x_TE, y_TE, delta_TE, mixed_TE, qkv_TC, sampled_SE, *pages]
+        stored = [part for layer in pages for part in layer if part is not None]
+        return [x_TE, y_TE, delta_TE, mixed_TE, qkv_TC, sampled_SE, *stored]
 
 
-def make_chain(device: torch.device, rows: int, bucket: int, head_dim: int) -> Chain:
+def make_chain(
+    device: torch.device, rows: int, bucket: int, head_dim: int, entry: torch.dtype | None
+) -> Chain:
     random = torch.Generator().manual_seed(rows + head_dim)
     lengths = (torch.randn(rows, generator=random).exp() * 300).int().clamp(1, 2000)
     max_pages = 2000 // PAGE_TOKENS
@@ -125,6 +133,7 @@ def make_chain(device: torch.device, rows: int, bucket: int, head_dim: int) -> C
         weight_E=values(width),
         pages=[values(*shape) for _ in range(NUM_LAYERS)],
         bucket=bucket,
+        entry=entry,
     )
 
 
@@ -132,10 +141,11 @@ def make_chain(device: torch.device, rows: int, bucket: int, head_dim: int) -> C
 @pytest.mark.skipif(not ON_GPU, reason="there is no dependent launch in the interpreter")
 @pytest.mark.parametrize("head_dim", [64, 128, 256])  # one row of 256 lets the next start early
 @pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (40, 64), (1, 256)])
+@pytest.mark.parametrize("entry", [None, FP8, INT8])
 def test_launches_that_overlap_do_what_they_do_one_after_the_other(
-    device: torch.device, rows: int, bucket: int, head_dim: int
+    device: torch.device, rows: int, bucket: int, head_dim: int, entry: torch.dtype | None
 ) -> None:
-    chain = make_chain(device, rows, bucket, head_dim)
+    chain = make_chain(device, rows, bucket, head_dim, entry)
     # the same kernels: compiled without dependent launch they may round elsewhere
     expected = chain.run(between=torch.cuda.synchronize)
     graph = torch.cuda.CUDAGraph()
@@ -146,5 +156,6 @@ def test_launches_that_overlap_do_what_they_do_one_after_the_other(
             work.items.fill_(1 << 20)  # of an earlier step
         graph.replay()
         for a, b in zip(expected, found, strict=True):
-            assert torch.equal(a.view(torch.int16), b.view(torch.int16))  # NaN is equal to itself
+            bits = BITS[a.itemsize]  # in which NaN is equal to itself
+            assert torch.equal(a.view(bits), b.view(bits))
     assert not chain.works[0].arrivals_RK.any()

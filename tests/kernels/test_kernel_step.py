@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers import kernel_step
@@ -175,7 +176,8 @@ def run(
         norms_behind=decoder.layers[-1].last[0] is not None,
     )
     table, slots = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(MAX_TOKENS, dtype=torch.int64)
-    caches = [LayerCache(torch.zeros(2, 2, 2, 16, 8), table, slots) for _ in decoder.layers]
+    pages = LayerPages(torch.zeros(2, 2, 2, 16, 8))
+    caches = [LayerCache(pages, table, slots) for _ in decoder.layers]
     step = KernelStep(device, num_tokens, caches, recorder)
     hidden = decoder.forward(step)
     step.finish(hidden)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.kv_format import FP8, INT8, LayerPages
 from services.compute.kernels.prefill_attention import (
     prefill_attention,
     prefill_attention_reference,
@@ -26,6 +27,7 @@ from services.compute.kernels.step_buffers import (
     AttentionCall,
     StepInputs,
 )
+from tests.kernels.quantized_pages import ENTRIES, layer_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 Row = tuple[int, int]  # q_start, q_len
@@ -40,6 +42,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     window: int = 0
     softcap: float = 0.0
+    entry: torch.dtype | None = None
 
     @property
     def scale(self) -> float:
@@ -86,10 +89,9 @@ class Step:
         needed = [-(-length // page_tokens) for length in lengths]
         num_pages = sum(needed) + 3
         order = rng.permutation(num_pages)
-        self.all_layers = torch.full(
-            (num_pages, 3, 2, shape.num_kv_heads, page_tokens, shape.width), torch.nan
+        self.kv_pages = torch.full(
+            (num_pages, 2, shape.num_kv_heads, page_tokens, shape.width), torch.nan
         ).to(shape.dtype)
-        self.kv_pages = self.all_layers[:, 1]
         no_page = int(order[-1])  # of NaN
         self.page_table = torch.full((len(rows) + 2, max(needed) + 2), no_page, dtype=torch.int32)
         self.inputs = StepInputs.make(self.bucket, len(rows) + 2, torch.device("cpu"))
@@ -133,14 +135,19 @@ class Step:
     def expected(self, all_rows: bool = False) -> Tensor:
         out_THD = torch.full_like(self.q_THD, torch.nan, dtype=torch.float64)
         plan_prefill_reference(self.inputs, self.work, self.bucket, all_rows)
-        call = self.call(self.q_THD.double(), self.kv_pages.double(), out_THD)
+        layer = layer_of(self.kv_pages, self.shape.entry)
+        if layer.scales is None:
+            layer = LayerPages(self.kv_pages.double())
+        call = self.call(self.q_THD.double(), layer, out_THD)
         prefill_attention_reference(call, self.inputs, self.work)
         return out_THD
 
-    def call(self, q_THD: Tensor, kv_pages: Tensor, out_THD: Tensor) -> AttentionCall:
+    def call(self, q_THD: Tensor, layer: LayerPages, out_THD: Tensor) -> AttentionCall:
         shape, page_table = self.shape, self.page_table.to(q_THD.device)
+        kv_pages, kv_scales = layer
+        scale, window, softcap = shape.scale, shape.window, shape.softcap
         return AttentionCall(
-            q_THD, kv_pages, page_table, out_THD, shape.scale, shape.window, shape.softcap
+            q_THD, kv_pages, page_table, out_THD, scale, window, softcap, kv_scales
         )
 
     def actual(self, device: torch.device, all_rows: bool = False, bucket: int = 0) -> Tensor:
@@ -151,7 +158,7 @@ class Step:
         out_THD = torch.full_like(self.q_THD, torch.nan, device=device)
         plan_prefill(inputs, work, bucket or self.bucket, all_rows)
         q_THD = self.qkv.to(device)[:, : self.q_THD.shape[1]]
-        call = self.call(q_THD, self.all_layers.to(device)[:, 1], out_THD)
+        call = self.call(q_THD, layer_of(self.kv_pages.to(device), self.shape.entry), out_THD)
         prefill_attention(call, inputs, work, bucket or self.bucket)
         return out_THD.cpu()
 
@@ -186,18 +193,31 @@ def test_wide_heads_of_a_large_group_match_float64(device: torch.device) -> None
     check(Step(Shape(group=50, width=192, num_kv_heads=1), [(7, 1), (0, 9), (70, 5)], 1, 1), device)
 
 
-@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize(("window", "entry"), [(0, None), (20, None), (0, FP8), (20, INT8)])
 @pytest.mark.parametrize("dtype", list(BOUNDS))
 def test_scores_are_capped_before_they_are_masked(
-    window: int, dtype: torch.dtype, device: torch.device
+    window: int, entry: torch.dtype | None, dtype: torch.dtype, device: torch.device
 ) -> None:
-    shape = Shape(softcap=2.0, window=window, dtype=dtype)
+    shape = Shape(softcap=2.0, window=window, dtype=dtype, entry=entry)
     check(Step(shape, [(7, 1), (0, 9), (70, 50)], 1, 1), device)
 
 
 @pytest.mark.parametrize("page_tokens", [8, 16, 64, 256])
-def test_every_page_size_matches_float64(page_tokens: int, device: torch.device) -> None:
-    check(Step(Shape(page_tokens=page_tokens), MIXED, page_tokens, 2), device)
+@pytest.mark.parametrize("entry", [None, INT8])
+def test_every_page_size_matches_float64(
+    page_tokens: int, entry: torch.dtype | None, device: torch.device
+) -> None:
+    check(Step(Shape(page_tokens=page_tokens, entry=entry), MIXED, page_tokens, 2), device)
+
+
+@pytest.mark.parametrize("width", [64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_quantized_pages_match_float64(
+    width: int, dtype: torch.dtype, entry: torch.dtype, device: torch.device
+) -> None:
+    shape = Shape(width=width, dtype=dtype, num_kv_heads=1, entry=entry)
+    check(Step(shape, [(5, 1), (0, 9), (60, 43)], width, num_decode_rows=1), device)
 
 
 @pytest.mark.parametrize("window", [1, 5, 31, 32, 33, 64, 100, 1000])
@@ -249,13 +269,21 @@ def test_the_plan_lists_every_block_once_longest_context_first(
     assert torch.equal(work.items_I2, expected_items)
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (50, 0.0), (50, 2.0)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "entry"),
+    [(0, 0.0, None), (50, 0.0, None), (50, 2.0, None), (0, 0.0, FP8), (50, 2.0, INT8)],
+)
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("dtype", list(BOUNDS))
 def test_results_do_not_depend_on_chunk_boundaries(
-    window: int, softcap: float, width: int, dtype: torch.dtype, device: torch.device
+    window: int,
+    softcap: float,
+    entry: torch.dtype | None,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
-    shape = Shape(group=3, width=width, dtype=dtype, window=window, softcap=softcap, num_kv_heads=1)
+    shape = Shape(3, width, 1, dtype=dtype, window=window, softcap=softcap, entry=entry)
     length, cuts = 170, [[40, 110], [1, 2, 64, 65, 128], [100, 167]]
     whole = Step(shape, [(0, length)], 3, order_free=device.type == "cpu")
     expected = whole.actual(device)[:length]
@@ -267,10 +295,11 @@ def test_results_do_not_depend_on_chunk_boundaries(
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS))
+@pytest.mark.parametrize("entry", [None, *ENTRIES])
 def test_token_by_token_gives_the_bits_of_one_chunk(
-    dtype: torch.dtype, device: torch.device
+    dtype: torch.dtype, entry: torch.dtype | None, device: torch.device
 ) -> None:
-    shape = Shape(group=2, width=128, dtype=dtype, num_kv_heads=1)
+    shape = Shape(group=2, width=128, dtype=dtype, num_kv_heads=1, entry=entry)
     whole = Step(shape, [(0, 70)], 4, order_free=device.type == "cpu")
     single = _as_pieces(whole, [(position, 1) for position in range(70)])
     single.inputs.counts[NUM_DECODE_ROWS] = 70
@@ -293,7 +322,7 @@ def test_results_do_not_depend_on_other_rows_nor_the_bucket(device: torch.device
 def _as_pieces(whole: Step, pieces: list[Row]) -> Step:
     """The one sequence of `whole` as many rows, as if each were a step of its own."""
     step = Step(whole.shape, pieces, 0)
-    step.qkv, step.all_layers, step.bucket = whole.qkv, whole.all_layers, whole.bucket
+    step.qkv, step.kv_pages, step.bucket = whole.qkv, whole.kv_pages, whole.bucket
     pages = whole.page_table[int(whole.inputs.row_slot_R[0])]
     width = min(pages.numel(), step.page_table.shape[1])
     step.page_table[:, :width] = pages[:width]
@@ -304,10 +333,11 @@ def _as_pieces(whole: Step, pieces: list[Row]) -> Step:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("entry", [None, *ENTRIES])
 def test_long_prompts_match_float64_and_keep_their_bits(
-    width: int, dtype: torch.dtype, device: torch.device
+    width: int, dtype: torch.dtype, entry: torch.dtype | None, device: torch.device
 ) -> None:
-    shape = Shape(group=4, width=width, dtype=dtype)
+    shape = Shape(group=4, width=width, dtype=dtype, entry=entry)
     check(Step(shape, [(700, 1), (0, 2100), (900, 333), (5, 17)] + [(0, 220)] * 9, 8, 1), device)
     whole = Step(shape, [(0, 1500)], 9)
     pieces = [(a, b - a) for a, b in ((0, 333), (333, 1024), (1024, 1025), (1025, 1500))]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.kv_format import LayerPages, quantize
 from services.compute.kernels.rotate_and_store import (
     HeadNorms,
     RotaryTables,
@@ -16,12 +17,14 @@ from services.compute.kernels.rotate_and_store import (
     rotate_and_store_reference,
 )
 from services.compute.layers.weighted_layers import Norm
+from tests.kernels.quantized_pages import ENTRIES, layer_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = list(BOUNDS)
 EPS = 1e-6
 POSITIONS = 50
 UNTOUCHED = 7.0
+UNTOUCHED_BYTE = 0x55
 
 
 @dataclass
@@ -228,6 +231,87 @@ def test_a_norm_over_all_heads_takes_those_of_a_32_billion_model(device: torch.d
     step = _step((40, 8, 128), torch.bfloat16, [7, -1])
     step.norms = _head_norms((40, 8, 128), "olmo2")
     _check(step, torch.bfloat16, device)
+
+
+def _quantized(step: Step, dtype: torch.dtype, entry: torch.dtype, device: torch.device) -> Step:
+    """Run the kernel on quantized pages; they must hold what it stores in others, quantized."""
+    plain, actual = step.on(device, dtype), step.on(device, dtype)
+    rotate_and_store(*plain.arguments())
+    layer = layer_of(torch.zeros_like(actual.pages), entry)
+    assert layer.scales is not None
+    layer.entries.view(torch.uint8).fill_(UNTOUCHED_BYTE)
+    layer.scales.fill_(UNTOUCHED)
+    expected = LayerPages(*(x.cpu().clone() for x in layer))
+    stored = (plain.pages[..., 0] != UNTOUCHED).cpu()
+    entries, scales = quantize(plain.pages.cpu()[stored], entry)
+    assert expected.scales is not None
+    expected.entries.view(torch.uint8)[stored] = entries.view(torch.uint8)
+    expected.scales[stored] = scales
+    actual.pages = layer.entries
+    rotate_and_store(*actual.arguments(), kv_scales=layer.scales)
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(actual.qkv.view(bits), plain.qkv.view(bits))
+    finite = expected.scales.isfinite()  # entries of what is not are any
+    assert torch.equal(layer.scales.cpu().view(torch.int16), expected.scales.view(torch.int16))
+    codes, codes_expected = (x.view(torch.uint8) for x in (layer.entries.cpu(), expected.entries))
+    assert torch.equal(codes[finite], codes_expected[finite])
+    return actual
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("width", [16, 64, 80, 96, 128, 256])
+def test_quantized_pages_hold_exactly_what_the_format_says(
+    width: int, entry: torch.dtype, dtype: torch.dtype, device: torch.device
+) -> None:
+    step = _step((4, 2, width), dtype, SLOTS, norms=width == 128)
+    step.qkv[1, 5 * width] = 1e4  # a key and a value that stand out
+    step.qkv[3, -2] = -500.0
+    step.qkv[4, -width:] = 0.0
+    _quantized(step, dtype, entry, device)
+    step.tables = None
+    _quantized(step, dtype, entry, device)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_float_is_quantized_to_the_nearest(entry: torch.dtype, device: torch.device) -> None:
+    """Float32s of all sizes and in between."""
+    step = _step((2, 1, 256), torch.float32, [3, 20, 40])
+    generator = torch.Generator().manual_seed(8)
+    bits = torch.randint(-(1 << 31), 1 << 31, step.qkv.shape, generator=generator)
+    values = bits.int().view(torch.float32)
+    step.qkv = values.where(values.isfinite(), 1.0).double()
+    step.qkv[0] = torch.linspace(-448, 448, 1024).double()
+    step.tables = None
+    _quantized(step, torch.float32, entry, device)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_token_that_is_not_finite_has_no_scale(
+    entry: torch.dtype, bad: float, device: torch.device
+) -> None:
+    step = _step((2, 1, 64), torch.bfloat16, [3, 20])
+    step.qkv[1, 2 * 64 + 5] = bad  # its key
+    step.qkv[0, 3 * 64 + 5] = -bad  # its value
+    step.tables = None
+    _quantized(step, torch.bfloat16, entry, device)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_reference_of_quantized_pages_is_the_format(entry: torch.dtype) -> None:
+    step = _step((4, 2, 64), torch.float32, SLOTS)
+    plain, quantized = (step.on(torch.device("cpu"), torch.float32) for _ in range(2))
+    rotate_and_store_reference(*plain.arguments())
+    layer = layer_of(quantized.pages, entry)
+    before = LayerPages(*(x.clone() for x in layer))
+    quantized.pages = layer.entries
+    rotate_and_store_reference(*quantized.arguments(), kv_scales=layer.scales)
+    stored = plain.pages[..., 0] != UNTOUCHED
+    entries, scales = quantize(plain.pages[stored], entry)
+    assert torch.equal(layer.entries.float()[stored], entries.float())
+    assert layer.scales is not None and torch.equal(layer.scales[stored], scales)
+    assert torch.equal(layer.entries.float()[~stored], before.entries.float()[~stored])
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 80), (32, 8, 128)])

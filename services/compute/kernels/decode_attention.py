@@ -25,6 +25,14 @@ from services.compute.kernels.decode_plan import (
     DecodeWork,
     padded,
 )
+from services.compute.kernels.kv_entries import (
+    Codes,
+    decode,
+    half_queries,
+    load_scales,
+    split_scales,
+)
+from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import (
     attend_reference,
@@ -35,7 +43,6 @@ from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
     StepInputs,
-    page_stride,
 )
 
 MAX_MERGE_CHUNKS = 64
@@ -49,6 +56,7 @@ waits for memory more than it reads, and the products behind it ask for their we
 def _decode_kernel(
     q,
     kv_pages,
+    kv_scales,  # or None
     page_table,
     items,
     num_items,
@@ -63,6 +71,9 @@ def _decode_kernel(
     OUT_ROW: tl.constexpr,
     TABLE_ROW: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    ENTRY: tl.constexpr,
+    ASM: tl.constexpr,
     MAX_ITEMS: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -117,7 +128,13 @@ def _decode_kernel(
     # Into the L2 cache, which a layer's weights have emptied, for the end.
     tl.load(arrival, mask=num_chunks > 1, other=0, volatile=True)
     q_GD = tl.load(q + row.to(tl.int64) * Q_ROW + offset_GD, mask=mask_GD, other=0.0)
-    if WIDEN:
+    # Entries are multiplied as float16, which has all of them, unless all is float32.
+    HALF: tl.constexpr = ENTRY is not None and q.dtype.element_ty != tl.float32
+    WIDE: tl.constexpr = WIDEN or not HALF
+    weight_dtype: tl.constexpr = tl.float16 if HALF else q.dtype.element_ty
+    if HALF:
+        q_GD, scale_log2 = half_queries(q_GD, scale_log2, WIDEN)
+    elif WIDEN:
         q_GD = q_GD.to(tl.float32)
 
     top_G = tl.full([BLOCK_G], float("-inf"), tl.float32)
@@ -133,18 +150,34 @@ def _decode_kernel(
         mask_ND = real_N[:, None] & (d_D[None, :] < D)
         k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
         v_ND = tl.load(keys + K * P * D + offset_ND, mask=mask_ND, other=0.0)
-        weight_dtype = v_ND.dtype
-        if WIDEN:
+        if ENTRY is not None:
+            scale_at_N = page_N.to(tl.int64) * SCALE_STRIDE + head * P + position_N % P
+            k_scale_N, v_scale_N = load_scales(kv_scales + scale_at_N, real_N)
+            k_ND = decode(k_ND, ENTRY, WIDE, ASM, HOIST=True)
+            v_ND = decode(v_ND, ENTRY, WIDE, ASM, HOIST=False)
+        elif WIDEN:
             k_ND = k_ND.to(tl.float32)
             v_ND = v_ND.to(tl.float32)
-        score_GN = tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee") * scale_log2
+        score_GN = tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee")
+        if ENTRY is not None:
+            score_GN = score_GN * (k_scale_N * scale_log2)[None, :]
+        else:
+            score_GN = score_GN * scale_log2
         if cap_log2 is not None:
             score_GN = capped(score_GN, cap_log2)
+        if ENTRY is not None:
+            # Scales of values are in the weights, but the greatest weight is near 1 for any scales.
+            number_N, log2_N, inverse_N = split_scales(v_scale_N)
+            score_GN = score_GN + log2_N[None, :]
         score_GN = tl.where(real_N[None, :], score_GN, float("-inf"))
         new_top_G = tl.maximum(top_G, tl.max(score_GN, axis=1))
         weight_GN = tl.exp2(score_GN - new_top_G[:, None])
         fade_G = tl.exp2(top_G - new_top_G)
-        sum_GN = sum_GN * fade_G[:, None] + weight_GN
+        if ENTRY is not None:
+            sum_GN = sum_GN * fade_G[:, None] + weight_GN * inverse_N[None, :]
+            weight_GN = weight_GN * number_N[None, :]
+        else:
+            sum_GN = sum_GN * fade_G[:, None] + weight_GN
         mix_GD = mix_GD * fade_G[:, None]
         weight_GN = weight_GN.to(weight_dtype).to(v_ND.dtype)
         mix_GD = tl.dot(weight_GN, v_ND, acc=mix_GD, input_precision="ieee")
@@ -227,10 +260,11 @@ def decode_attention(
     With pdl the plan and the page table are read above the wait: the launch before must be that of
     rotate_and_store, which lets this one start when all before it has ended.
     """
-    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap, kv_scales = call
     assert work.window in (0, window), "planned for another window"
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
+    codes = Codes.of(LayerPages(kv_pages, kv_scales))
     tiling = work.tiling or DecodeTiling.of(head_dim, kv_pages.element_size(), group)
     scale_log2, cap_log2 = score_scale(scale, softcap)
     block_dim = padded(head_dim)
@@ -240,7 +274,8 @@ def decode_attention(
     merge_elements = tiling.merge_registers * 32 * tiling.num_warps
     _decode_kernel[(kv_heads, work.item_limit(num_rows))](
         q_THD,
-        kv_pages,
+        codes.pages,
+        codes.scales,
         page_table_NL,
         work.items,
         work.num_items,
@@ -254,7 +289,10 @@ def decode_attention(
         Q_ROW=q_THD.stride(0),
         OUT_ROW=out_THD.stride(0),
         TABLE_ROW=page_table_NL.stride(0),
-        PAGE_STRIDE=page_stride(kv_pages),
+        PAGE_STRIDE=codes.page_stride,
+        SCALE_STRIDE=codes.scale_stride,
+        ENTRY=codes.entry,
+        ASM=codes.has_instructions,
         MAX_ITEMS=work.items.shape[0],
         K=kv_heads,
         G=group,

@@ -32,12 +32,15 @@ class LayerPages(NamedTuple):
     """One layer's part of all pages; each page's is contiguous."""
 
     entries: Tensor  # [N, 2, K, P, D]: keys, then values
-    scales: Tensor | None = None  # [N, 2, K, P]; None: the entries are the values
+    scales: Tensor | None = None  # [N, 2, K, P], in memory [N, K, P, 2]; None: entries are values
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
-    """Of one layer in one page: entries [2, K, P, D], then scales [2, K, P] if they have any."""
+    """Of one layer in one page: entries [2, K, P, D], then scales [K, P, 2] if they have any.
+
+    Those of a token's key and value lie together, so that kernels load both as one word.
+    """
 
     kv_heads: int
     page_tokens: int
@@ -63,13 +66,15 @@ class LayerFormat:
 
     def pages(self, pages: Tensor, first_byte: int) -> LayerPages:
         """The part that begins at this byte of each of these pages, uint8 [N, bytes]."""
-        sizes = (len(pages), 2, self.kv_heads, self.page_tokens)
+        sizes = (self.kv_heads, self.page_tokens)
         last = first_byte + self.num_entries * self.entry.itemsize
-        entries = pages[:, first_byte:last].view(self.entry).view(*sizes, self.head_dim)
+        entries = pages[:, first_byte:last].view(self.entry)
+        entries = entries.view(len(pages), 2, *sizes, self.head_dim)
         if not self.is_quantized:
             return LayerPages(entries)
         num_bytes = self.num_entries // self.head_dim * SCALE.itemsize
-        return LayerPages(entries, pages[:, last : last + num_bytes].view(SCALE).view(sizes))
+        scales = pages[:, last : last + num_bytes].view(SCALE).view(len(pages), *sizes, 2)
+        return LayerPages(entries, scales.permute(0, 3, 1, 2))
 
 
 def quantize(x: Tensor, entry: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -12,59 +12,28 @@ power of two), H query heads, Q queries, I items, R rows of the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
-from services.compute.kernels.step_buffers import AttentionCall, StepInputs, page_stride
-
-PROGRAMS_PER_SM = 8
-"""Launched at most. A program takes several tiles when there are more, so that a bucket's surplus
-programs stay few (each holds a place on its SM for about 1 µs) and the hardware still balances."""
-
+from services.compute.kernels.kv_entries import (
+    Codes,
+    decode,
+    half_queries,
+    load_scales,
+    split_scales,
+)
+from services.compute.kernels.kv_format import LayerPages, dequantize
+from services.compute.kernels.prefill_plan import (
+    PrefillTiling,
+    PrefillWork,
+    num_items_bound,
+    tiling_of,
+)
+from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 
 LOG2_E = 1.4426950408889634  # powers of two are the hardware's
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTiling:
-    """A program's tile: `block_m` rows (queries times heads of a group) by `block_n` keys.
-
-    `block_n` decides the order of the sums, so results are bitwise comparable only where it is
-    the same. It must not depend on anything that changes between steps.
-    """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    programs_per_sm: int = PROGRAMS_PER_SM
-
-
-NARROW = PrefillTiling(block_m=128, block_n=64, num_warps=8, num_stages=3)
-"""Half precision, heads up to 64. On an H200 37 prompts of 220 tokens take 61 us in these tiles and
-107 in 128 x 128; only a chunk after a long prefix is slower in them (98 us against 80)."""
-MIDDLE = PrefillTiling(block_m=64, block_n=64, num_warps=4, num_stages=2)
-"""Half precision, heads up to 128. 4096 tokens take 360 us (382 TFLOP/s) and 381 in 128 x 64, 37
-prompts of 220 tokens 121 and 138: two programs fit a multiprocessor."""
-WIDE = PrefillTiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
-"""Half precision, heads up to 256: 192 KiB of the 227 KiB of shared memory. What spills does so
-once a tile, not in the loops over keys (76 bytes a thread); 128 x 32 takes twice the turns."""
-FLOAT32 = PrefillTiling(block_m=64, block_n=32, num_warps=8, num_stages=2)
-"""IEEE products, which tensor cores do not have: for checking, not for speed."""
-FLOAT32_WIDE = PrefillTiling(block_m=32, block_n=32, num_warps=8, num_stages=2)
-
-
-def tiling_of(dtype: torch.dtype, head_width: int) -> PrefillTiling:
-    if dtype == torch.float32:
-        return FLOAT32 if head_width <= 128 else FLOAT32_WIDE
-    if head_width <= 64:
-        return NARROW
-    return MIDDLE if head_width <= 128 else WIDE
 
 
 @triton.jit
@@ -107,6 +76,7 @@ def _attend(
     q_MD,
     position_M,
     keys,
+    scales,
     pages,
     begin,
     end,
@@ -120,12 +90,18 @@ def _attend(
     PAGE_TOKENS: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     VALUE_OFFSET: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    ENTRY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
     WIDEN: tl.constexpr,
+    weight_dtype: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """Take in the blocks from `begin` to `end`; where MASKED, read keys in [low, high) only."""
+    SCALED: tl.constexpr = cap_log2 is not None or ENTRY is not None  # scores are to base 2
+    WIDE: tl.constexpr = WIDEN or weight_dtype == tl.float32
     offset_D = tl.arange(0, PADDED_D)
     for start in tl.range(begin, end, BLOCK_N):
         position_N = start + tl.arange(0, BLOCK_N)
@@ -138,17 +114,31 @@ def _attend(
         key_ND = keys + offset_N[:, None] + offset_D[None, :]
         k_ND = _load_rows(key_ND, valid_N, offset_D < D, MASKED, PADDED_D != D)
         v_ND = _load_rows(key_ND + VALUE_OFFSET, valid_N, offset_D < D, MASKED, PADDED_D != D)
-        if WIDEN:
+        if ENTRY is not None:
+            scale_at_N = page_N.to(tl.int64) * SCALE_STRIDE + position_N % PAGE_TOKENS
+            k_scale_N, v_scale_N = load_scales(scales + scale_at_N, valid_N | (not MASKED))
+            k_scale_N = k_scale_N * scale_log2
+            number_N, log2_N, inverse_N = split_scales(v_scale_N)
+            k_ND = decode(k_ND, ENTRY, WIDE, ASM, HOIST=False)
+            v_ND = decode(v_ND, ENTRY, WIDE, ASM, HOIST=False)
+        elif WIDEN:
             k_ND = k_ND.to(tl.float32)
+            v_ND = v_ND.to(tl.float32)
         score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if cap_log2 is not None:
-            score_MN = capped(score_MN * scale_log2, cap_log2)
+            if ENTRY is not None:
+                score_MN = capped(score_MN * k_scale_N[None, :], cap_log2) + log2_N[None, :]
+            else:
+                score_MN = capped(score_MN * scale_log2, cap_log2)
+        elif ENTRY is not None:
+            # Scales of values are in the weights, but the greatest weight is near 1 for any scales.
+            score_MN = tl.fma(score_MN, k_scale_N[None, :], log2_N[None, :])
         if MASKED:
             seen_MN = position_N[None, :] <= position_M[:, None]
             if WINDOWED:
                 seen_MN = seen_MN & (position_N[None, :] > position_M[:, None] - window)
             score_MN = tl.where(seen_MN, score_MN, float("-inf"))
-        if cap_log2 is not None:
+        if SCALED:
             new_max_M = tl.maximum(max_M, tl.max(score_MN, axis=1))
         else:
             new_max_M = tl.maximum(max_M, tl.max(score_MN, axis=1) * scale_log2)
@@ -156,17 +146,18 @@ def _attend(
             shift_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
         else:
             shift_M = new_max_M
-        if cap_log2 is not None:
+        if SCALED:
             weight_MN = tl.math.exp2(score_MN - shift_M[:, None])
         else:
             weight_MN = tl.math.exp2(tl.fma(score_MN, scale_log2, -shift_M[:, None]))
         decay_M = tl.math.exp2(max_M - shift_M)
-        sum_M = tl.fma(sum_M, decay_M, tl.sum(weight_MN, axis=1))
+        if ENTRY is not None:  # products with powers of two: they round nowhere
+            sum_M = tl.fma(sum_M, decay_M, tl.sum(weight_MN * inverse_N[None, :], axis=1))
+            weight_MN = weight_MN * number_N[None, :]
+        else:
+            sum_M = tl.fma(sum_M, decay_M, tl.sum(weight_MN, axis=1))
         acc_MD = acc_MD * decay_M[:, None]
-        weight_MN = weight_MN.to(v_ND.dtype)
-        if WIDEN:
-            weight_MN = weight_MN.to(tl.float32)
-            v_ND = v_ND.to(tl.float32)
+        weight_MN = weight_MN.to(weight_dtype).to(v_ND.dtype)
         acc_MD = tl.dot(weight_MN, v_ND, acc_MD, input_precision="ieee")
         max_M = new_max_M
     return acc_MD, sum_M, max_M
@@ -176,6 +167,7 @@ def _attend(
 def _prefill_attention_kernel(
     q_THD,
     kv_pages,
+    kv_scales,  # or None
     page_table,
     row_slot_R,
     q_start_R,
@@ -191,6 +183,9 @@ def _prefill_attention_kernel(
     OUT_STRIDE: tl.constexpr,
     TABLE_STRIDE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    ENTRY: tl.constexpr,
+    ASM: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -206,6 +201,9 @@ def _prefill_attention_kernel(
     BLOCK_Q: tl.constexpr = BLOCK_M // G
     SPLITS: tl.constexpr = (ITEM_Q + BLOCK_Q - 1) // BLOCK_Q
     VALUE_OFFSET: tl.constexpr = K * PAGE_TOKENS * D
+    # Entries are multiplied as float16, which has all of them, unless all is float32.
+    HALF: tl.constexpr = ENTRY is not None and q_THD.dtype.element_ty != tl.float32
+    weight_dtype: tl.constexpr = tl.float16 if HALF else q_THD.dtype.element_ty
 
     forwards = tl.program_id(0)
     num_programs = tl.num_programs(0)
@@ -230,6 +228,9 @@ def _prefill_attention_kernel(
         first_position = tl.load(q_start_R + row) + first
         pages = page_table + tl.load(row_slot_R + row).to(tl.int64) * TABLE_STRIDE
         keys = kv_pages + head * (PAGE_TOKENS * D)
+        scales = None
+        if ENTRY is not None:
+            scales = kv_scales + head * PAGE_TOKENS
 
         query_M = row_M // G
         token_M = (tl.load(token_start_R + row) + first + query_M).to(tl.int64)
@@ -237,7 +238,10 @@ def _prefill_attention_kernel(
         valid_MD = (query_M < num_q)[:, None] & (offset_D < D)[None, :]
         q_ptr = q_THD + token_M[:, None] * Q_STRIDE + column_M[:, None] + offset_D[None, :]
         q_MD = tl.load(q_ptr, mask=valid_MD, other=0.0)
-        if WIDEN:
+        q_scale = scale_log2
+        if HALF:
+            q_MD, q_scale = half_queries(q_MD, scale_log2, WIDEN)
+        elif WIDEN:
             q_MD = q_MD.to(tl.float32)
         position_M = first_position + query_M
 
@@ -255,23 +259,26 @@ def _prefill_attention_kernel(
             inside = tl.maximum(high - window, 0)  # from here on the last query sees all
             inside = tl.minimum((inside + BLOCK_N - 1) // BLOCK_N * BLOCK_N, diagonal)
             acc_MD, sum_M, max_M = _attend(
-                acc_MD, sum_M, max_M, q_MD, position_M, keys, pages,
-                begin, inside, low, high, window, scale_log2,
+                acc_MD, sum_M, max_M, q_MD, position_M, keys, scales, pages,
+                begin, inside, low, high, window, q_scale,
                 cap_log2,
-                D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, BLOCK_N, True, True, WIDEN,
+                D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, SCALE_STRIDE, ENTRY,
+                BLOCK_N, True, True, WIDEN, weight_dtype, ASM,
             )  # fmt: skip
             begin = tl.maximum(begin, inside)
         acc_MD, sum_M, max_M = _attend(
-            acc_MD, sum_M, max_M, q_MD, position_M, keys, pages,
-            begin, diagonal, low, high, window, scale_log2,
+            acc_MD, sum_M, max_M, q_MD, position_M, keys, scales, pages,
+            begin, diagonal, low, high, window, q_scale,
                 cap_log2,
-            D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, BLOCK_N, False, WINDOWED, WIDEN,
+            D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, SCALE_STRIDE, ENTRY,
+            BLOCK_N, False, WINDOWED, WIDEN, weight_dtype, ASM,
         )  # fmt: skip
         acc_MD, sum_M, max_M = _attend(
-            acc_MD, sum_M, max_M, q_MD, position_M, keys, pages,
-            diagonal, high, low, high, window, scale_log2,
+            acc_MD, sum_M, max_M, q_MD, position_M, keys, scales, pages,
+            diagonal, high, low, high, window, q_scale,
                 cap_log2,
-            D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, BLOCK_N, True, WINDOWED, WIDEN,
+            D, PADDED_D, PAGE_TOKENS, PAGE_STRIDE, VALUE_OFFSET, SCALE_STRIDE, ENTRY,
+            BLOCK_N, True, WINDOWED, WIDEN, weight_dtype, ASM,
         )  # fmt: skip
         out_ptr = out_THD + token_M[:, None] * OUT_STRIDE + column_M[:, None] + offset_D[None, :]
         sum_M = tl.where(query_M < num_q, sum_M, 1.0)  # a tile without queries has no sums
@@ -289,11 +296,12 @@ def prefill_attention(
     """Attention of every planned query. `num_tokens` is the bucket; `tiling` is there to measure
     others than the chosen one. Pages wholly before the window are not read, nor is where they are.
     """
-    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap = call
+    q_THD, kv_pages, page_table_NL, out_THD, scale, window, softcap, kv_scales = call
     _, num_heads, width = q_THD.shape
     _, _, num_kv_heads, page_tokens, _ = kv_pages.shape
     assert num_heads == num_kv_heads * work.group
     assert q_THD.stride()[1:] == (width, 1) and out_THD.stride()[1:] == (width, 1)
+    codes = Codes.of(LayerPages(kv_pages, kv_scales))
     tiling = tiling or tiling_of(q_THD.dtype, width)
     block_m = max(tiling.block_m, triton.next_power_of_2(work.group))
     scale_log2, cap_log2 = score_scale(scale, softcap)
@@ -302,7 +310,8 @@ def prefill_attention(
     num_programs = min(num_items * splits * num_kv_heads, work.num_sms * tiling.programs_per_sm)
     _prefill_attention_kernel[(num_programs,)](
         q_THD,
-        kv_pages,
+        codes.pages,
+        codes.scales,
         page_table_NL,
         inputs.row_slot_R,
         inputs.q_start_R,
@@ -317,7 +326,10 @@ def prefill_attention(
         Q_STRIDE=q_THD.stride(0),
         OUT_STRIDE=out_THD.stride(0),
         TABLE_STRIDE=page_table_NL.stride(0),
-        PAGE_STRIDE=page_stride(kv_pages),
+        PAGE_STRIDE=codes.page_stride,
+        SCALE_STRIDE=codes.scale_stride,
+        ENTRY=codes.entry,
+        ASM=codes.has_instructions,
         K=num_kv_heads,
         G=work.group,
         D=width,
@@ -345,13 +357,14 @@ def attend_reference(
     call: AttentionCall, pages_L: Tensor, token: int, position: int, q_len: int
 ) -> None:
     """Attention of the queries from `token` on, which stand at `position` and after it."""
-    q_THD, kv_pages, _, out_THD, scale, window, softcap = call
+    q_THD, kv_pages, _, out_THD, scale, window, softcap, kv_scales = call
     group, page_tokens = q_THD.shape[1] // kv_pages.shape[2], kv_pages.shape[3]
     end = position + q_len
     begin = max(position - window + 1, 0) if window else 0  # what is older may be gone
     first_page, skipped = divmod(begin, page_tokens)
     pages = pages_L[first_page : -(-end // page_tokens)].long()
-    kv_2KND = kv_pages[pages].permute(1, 2, 0, 3, 4).flatten(2, 3)
+    kept = LayerPages(kv_pages[pages], None if kv_scales is None else kv_scales[pages])
+    kv_2KND = dequantize(kept, q_THD.dtype).permute(1, 2, 0, 3, 4).flatten(2, 3)
     kv_2KND = kv_2KND[:, :, skipped : skipped + end - begin]
     keys_HND, values_HND = kv_2KND.repeat_interleave(group, dim=1)
     query_Q1 = torch.arange(position, end, device=q_THD.device)[:, None]

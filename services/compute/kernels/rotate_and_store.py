@@ -20,8 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.add_norm import norm_form, norm_reference
+from services.compute.kernels.kv_entries import Codes, encode, head_scales, scale_values
+from services.compute.kernels.kv_format import LayerPages, quantize
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.step_buffers import page_stride
 
 if TYPE_CHECKING:
     from services.compute.layers.weighted_layers import Norm
@@ -126,6 +127,7 @@ def _rotate_and_store_kernel(
     q_norm_ptr,
     k_norm_ptr,
     pages_ptr,
+    scales_ptr,
     eps,
     FIRST_HEAD: tl.constexpr,
     H: tl.constexpr,
@@ -133,6 +135,9 @@ def _rotate_and_store_kernel(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    ENTRY: tl.constexpr,
+    LARGEST: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
     FORM: tl.constexpr,
@@ -209,8 +214,23 @@ def _rotate_and_store_kernel(
     place = (slot // PAGE) * PAGE_STRIDE + ((head - H) * PAGE + slot % PAGE) * D
     cache_ptrs = pages_ptr + place[:, None] + j[None, :]
     stored = inside & (head >= H)[:, None] & (slot >= 0)
-    tl.store(cache_ptrs, tl.where(is_value, first_in, first_out), mask=stored)
-    tl.store(cache_ptrs + J, tl.where(is_value, second_in, second_out), mask=stored)
+    first_kept = tl.where(is_value, first_in, first_out)
+    second_kept = tl.where(is_value, second_in, second_out)
+    if scales_ptr is None:
+        tl.store(cache_ptrs, first_kept, mask=stored)
+        tl.store(cache_ptrs + J, second_kept, mask=stored)
+    else:
+        first = first_kept.to(tl.float32)
+        second = second_kept.to(tl.float32)
+        scale = head_scales(first, second, LARGEST)
+        inverse = tl.math.div_rn(1.0, scale_values(scale))[:, None]
+        tl.store(cache_ptrs, encode(first * inverse, ENTRY), mask=stored)
+        tl.store(cache_ptrs + J, encode(second * inverse, ENTRY), mask=stored)
+        place = (slot // PAGE) * SCALE_STRIDE + ((head - H) % K) * PAGE + slot % PAGE
+        halves_ptr = scales_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+        half = tl.where(head < H + K, 0, 1)
+        has_scale = (head >= H) & (head < H + 2 * K) & (slot >= 0)
+        tl.store(halves_ptr + 2 * place + half, scale.to(tl.int16), mask=has_scale)
 
 
 def rotate_and_store(
@@ -222,12 +242,14 @@ def rotate_and_store(
     kv_pages: Tensor,
     num_heads: int,
     *,
+    kv_scales: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Norm and rotate (where given) q in place; store k, normed and rotated, and v in the cache.
 
     qkv_TC is [T, (H + 2K) * D], the tables are float32 [P, D / 2]; kv_pages is one layer's part
-    [N, 2, K, page, D] of pages of qkv's dtype, each of which is contiguous. Token t turns by
+    [N, 2, K, page, D] of pages of qkv's dtype, each of which is contiguous, or, with kv_scales, of
+    quantized ones (see kv_format), into which goes what would have been stored. Token t turns by
     positions_T[t] and is stored at kv_slots_T[t], which are those of the layer's cache group; a
     slot of -1 stores nothing, but needs a position within the tables. Queries are not scaled.
     The keys in qkv stay as they were. With pdl positions and slots are read above the wait (see
@@ -238,6 +260,7 @@ def rotate_and_store(
     one = q_norm or k_norm
     first_head = num_heads if tables is None and q_norm is None else 0
     num_all = num_heads + 2 * kv_heads - first_head
+    codes = Codes.of(LayerPages(kv_pages, kv_scales))
     block_j = triton.next_power_of_2(width // 2)
     block_n = min(max(TILE_PAIRS // block_j, 1), triton.next_power_of_2(num_all))
     num_warps = 4
@@ -252,14 +275,18 @@ def rotate_and_store(
         None if tables is None else tables.sin_PJ,
         None if q_norm is None else q_norm.weight_E,
         None if k_norm is None else k_norm.weight_E,
-        kv_pages,
+        codes.pages,
+        codes.scales,
         None if one is None else one.eps,
         FIRST_HEAD=first_head,
         H=num_heads,
         K=kv_heads,
         D=width,
         PAGE=page_tokens,
-        PAGE_STRIDE=page_stride(kv_pages),
+        PAGE_STRIDE=codes.page_stride,
+        SCALE_STRIDE=codes.scale_stride,
+        ENTRY=codes.entry,
+        LARGEST=codes.largest,
         BLOCK_N=block_n,
         BLOCK_J=block_j,
         FORM=norm_form(one),
@@ -279,6 +306,7 @@ def rotate_and_store_reference(
     norms: HeadNorms | None,
     kv_pages: Tensor,
     num_heads: int,
+    kv_scales: Tensor | None = None,
 ) -> None:
     num_tokens = qkv_TC.shape[0]
     _, _, kv_heads, page_tokens, width = kv_pages.shape
@@ -298,8 +326,12 @@ def rotate_and_store_reference(
     stored = (kv_slots_T[:num_tokens] >= 0).nonzero().flatten()
     slots = kv_slots_T[:num_tokens][stored]
     pages, offsets = slots // page_tokens, slots % page_tokens
-    kv_pages[pages, 0, :, offsets] = k[stored]
-    kv_pages[pages, 1, :, offsets] = v_TKD[stored]
+    kept = torch.stack((k[stored], v_TKD[stored]), dim=1)
+    if kv_scales is not None:
+        kept, scales = quantize(kept, kv_pages.dtype)
+        kv_scales[pages, :, :, offsets] = scales
+        kv_pages, kept = kv_pages.view(torch.uint8), kept.view(torch.uint8)
+    kv_pages[pages, :, :, offsets] = kept
 
 
 def _norm_reference(x_TND: Tensor, norm: Norm | None, norms: HeadNorms) -> Tensor:

@@ -168,3 +168,4 @@ class AttentionCall(NamedTuple):
     scale: float  # positive
     window: int = 0  # positions that a query sees, its own included; 0: all up to its own
     softcap: float = 0.0  # a score s becomes softcap * tanh(s / softcap) (Gemma 2); 0: it stays
+    kv_scales: Tensor | None = None  # bfloat16 [Y, 2, K, P], of quantized pages

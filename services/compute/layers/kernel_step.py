@@ -22,6 +22,7 @@ from torch import Tensor
 
 from services.compute.kernels.activations import act_mul, activate
 from services.compute.kernels.add_norm import add_norm
+from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
@@ -80,7 +81,7 @@ class StreamBuffers(NamedTuple):
 class LayerCache(NamedTuple):
     """Where a layer's keys and values lie, and go."""
 
-    pages: Tensor  # [N, 2, K, P, D]
+    pages: LayerPages
     page_table_NL: Tensor  # of its cache group
     kv_slots_T: Tensor  # of its cache group
 
@@ -199,18 +200,20 @@ class KernelStep:
                 attention.norms_rotated,
                 attention.norms_all_heads,
             ),
-            cache.pages,
+            cache.pages.entries,
             attention.num_heads,
+            kv_scales=cache.pages.scales,
             pdl=device.pdl,
         )
         call = AttentionCall(
             qkv_TC[:, : mixed_TC.shape[1]].view(heads),
-            cache.pages,
+            cache.pages.entries,
             cache.page_table_NL,
             mixed_TC.view(heads),
             attention.scale,
             attention.window,
             attention.softcap,
+            cache.pages.scales,
         )
         self._attention.attend(call)
         return mixed_TC

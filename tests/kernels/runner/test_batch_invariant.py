@@ -34,7 +34,9 @@ ROOMY = {"num_pages": 100, "num_host_pages": 0}
 TIGHT = {"num_pages": 12, "max_model_len": 128, "num_host_pages": 0}
 NUM_REQUESTS, MOST_TOKENS = (32, 40) if ON_GPU else (2, 3)
 
-FAMILIES = ["llama", "qwen3", "mistral_window"] if ON_GPU else ["qwen3"]
+FAMILIES = ["qwen3"]  # and the dtype of the KV cache
+if ON_GPU:
+    FAMILIES += ["llama", "mistral_window", "qwen3 fp8", "llama int8"]
 
 Logits = dict[tuple[int, int, int], Tensor]
 Serve = Callable[..., tuple[Server, LogitsTap]]
@@ -61,8 +63,10 @@ def runner(
     tmp_path_factory: pytest.TempPathFactory,
     device: torch.device,
 ) -> PackingRunner:
-    model = make_model(request.param, **SIZES).to(torch.bfloat16)
-    return load_runner(save_model(model, tmp_path_factory.mktemp("model")), INVARIANT, device)
+    family, _, kv_cache_dtype = request.param.partition(" ")
+    model = make_model(family, **SIZES).to(torch.bfloat16)
+    settings = INVARIANT.model_copy(update={"kv_cache_dtype": kv_cache_dtype or "auto"})
+    return load_runner(save_model(model, tmp_path_factory.mktemp("model")), settings, device)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,9 @@ def test_the_hook_sees_a_compilation(late: list[str], device: torch.device) -> N
     assert len(late) == 1
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype"), [("bfloat16", "auto"), ("float32", "auto"), ("bfloat16", "fp8")]
+)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_random_requests_compile_and_capture_nothing(
     tmp_path: Path,
@@ -69,11 +71,12 @@ def test_random_requests_compile_and_capture_nothing(
     request: pytest.FixtureRequest,
     batch_invariant: bool,
     dtype: str,
+    kv_cache_dtype: str,
 ) -> None:
     """Every way to sample, all batch sizes, chunks, swaps, recomputes, prefix hits and forks."""
-    settings = SETTINGS.model_copy(
-        update={"batch_invariant": batch_invariant, "dtype": dtype, "page_tokens": 16}
-    )
+    update = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "page_tokens": 16}
+    update |= {"batch_invariant": batch_invariant}
+    settings = SETTINGS.model_copy(update=update)
     runner = load_runner(save_model(make_model("qwen3"), tmp_path), settings, device)
     reserved = torch.cuda.memory_reserved()
     late: list[str] = request.getfixturevalue("late")  # from now on
@@ -115,7 +118,9 @@ def test_newcomers_with_penalties_bias_and_early_stops_take_no_new_memory(
     assert torch.cuda.memory_reserved() == reserved
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype"), [("bfloat16", "auto"), ("float32", "auto"), ("bfloat16", "fp8")]
+)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_scores_embeddings_and_masks_compile_and_capture_nothing(
     tmp_path: Path,

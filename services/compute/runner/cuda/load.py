@@ -64,8 +64,6 @@ def load_on(
 def _load(
     path: Path, settings: ComputeSettings, device: torch.device, stream: DeviceStream
 ) -> CudaExecutor:
-    if settings.kv_cache_dtype != "auto":
-        raise ConfigError("compute.kv_cache_dtype is for the CPU so far; leave it out on a GPU.")
     log = StartLog(device)
     loader = ModelLoader.read(path, settings, device)
     sizes = MachineSizes(

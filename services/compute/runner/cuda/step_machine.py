@@ -202,9 +202,7 @@ class StepMachine:
     def _launches(self, cache: PagedCache) -> Iterator[Launch]:
         tables_GNL, kv_slots_GT = self.resident.page_table, self.inputs.kv_slots_GT
         caches = [
-            LayerCache(
-                cache.layer_pages(layer).entries, tables_GNL[place.group], kv_slots_GT[place.group]
-            )
+            LayerCache(cache.layer_pages(layer), tables_GNL[place.group], kv_slots_GT[place.group])
             for layer, place in enumerate(cache.layout.places)
         ]
         yield APPLY, partial(apply_deltas, self.packed, self.resident)

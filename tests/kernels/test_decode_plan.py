@@ -1,0 +1,93 @@
+"""How decode attention is divided: as finely as its items allow, and only where it looks."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.compute.kernels.decode_plan import CHUNK, ROW, SHIFT, DecodeWork, plan_decode
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, StepInputs
+from tests.cases import num_cases
+
+
+def test_pages_may_be_of_any_size(device: torch.device) -> None:
+    inputs, work = inputs_of([500, 96], 4, device), DecodeWork.make(4, 200, 1, 16, device=device)
+    plan_decode(inputs, work, 96, 2)  # pages do not bound chunks: 5 places for the two rows
+    assert planned(work) == cut([500, 96], [8, 8])
+
+
+def cut(lengths: list[int], shifts: list[int]) -> dict[tuple[int, int], tuple[int, int]]:
+    """(row, chunk) -> (place among the partial results, positions) of all items that must be."""
+    found = {}
+    for row, (length, shift) in enumerate(zip(lengths, shifts, strict=True)):
+        for chunk in range(-(-length >> shift)):
+            found[row, chunk] = (len(found), min(1 << shift, length - (chunk << shift)))
+    return found
+
+
+def planned(work: DecodeWork) -> dict[tuple[int, int], tuple[int, int]]:
+    """The same of the items that are."""
+    found = {}
+    for item in work.items[: int(work.num_items)].tolist():
+        row, _, chunk, shift, length, first = item[:6]
+        found[row, chunk] = (first + chunk, min(1 << shift, length - (chunk << shift)))
+    return found
+
+
+def inputs_of(lengths: list[int], max_rows: int, device: torch.device) -> StepInputs:
+    inputs = StepInputs.make(1, max_rows, device)
+    inputs.counts[NUM_DECODE_ROWS] = len(lengths)
+    inputs.q_start_R[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32) - 1
+    return inputs
+
+
+def cut_window(lengths: list[int], shift: int, window: int) -> dict[tuple[int, int], int]:
+    """(row, chunk) -> place, of the chunks that a window reaches."""
+    found: dict[tuple[int, int], int] = {}
+    for row, length in enumerate(lengths):
+        for chunk in range(max(length - window, 0) >> shift, -(-length >> shift)):
+            found[row, chunk] = len(found)
+    return found
+
+
+LENGTHS = st.lists(st.one_of(st.integers(1, 300), st.integers(1, 200_000)), min_size=0, max_size=40)
+
+
+@settings(max_examples=num_cases(25, exploring=50))
+@given(lengths=LENGTHS, spare=st.integers(0, 9), kv_heads=st.sampled_from([1, 8, 32]))
+def test_a_plan_cuts_every_row_as_finely_as_the_items_allow(
+    device: torch.device, lengths: list[int], spare: int, kv_heads: int
+) -> None:
+    work = DecodeWork.make(50, kv_heads, 1, 16, device=device)
+    bucket = len(lengths) + spare
+    limit = work.item_limit(len(lengths))  # whatever the bucket
+    plan_decode(inputs_of(lengths, 50, device), work, 16, bucket)
+    shift = 6
+    while sum(-(-length >> shift) for length in lengths) > limit:
+        shift += 1
+    expected = cut(lengths, [shift] * len(lengths))
+    assert int(work.num_items) == len(expected) <= work.items.shape[0]
+    assert planned(work) == expected
+    items = work.items[: len(expected)].tolist()
+    sizes = [expected[item[ROW.value], item[CHUNK.value]][1] for item in items]
+    slack = -(-(1 << shift) // 8)  # a size class
+    assert all(later <= earlier + slack for earlier, later in zip(sizes, sizes[1:], strict=False))
+
+
+@settings(max_examples=num_cases(25, exploring=50))
+@given(lengths=LENGTHS, spare=st.integers(0, 9), window=st.integers(1, 9000))
+def test_a_plan_of_a_window_has_the_chunks_that_it_reaches(
+    device: torch.device, lengths: list[int], spare: int, window: int
+) -> None:
+    work = DecodeWork.make(50, 8, 1, 16, device=device).for_window(window)
+    plan_decode(inputs_of(lengths, 50, device), work, 16, len(lengths) + spare)
+    shift = 6
+    while len(cut_window(lengths, shift, window)) > work.item_limit(len(lengths)):
+        shift += 1
+    items = work.items[: int(work.num_items)].tolist()
+    found = {(row, chunk): first + chunk for row, _, chunk, _, _, first in (i[:6] for i in items)}
+    assert len(found) == len(items)
+    assert found == cut_window(lengths, shift, window)
+    if lengths:
+        assert {item[SHIFT.value] for item in items} == {shift}
