@@ -123,12 +123,22 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
     """Several weights of the same inputs, their rows on top of one another.
 
     They stay packed where all are of one kind and of one order of inputs; scales of larger groups
-    are repeated. Otherwise the result is dense, in this dtype.
+    are repeated. Integers of 4 bits become some of 8 beside others of 8. Otherwise the result is
+    dense, in this dtype.
     """
     packed = [part for part in parts if isinstance(part, Packed)]
+    if {part.kind for part in packed} == {"int4", "int8"}:
+        packed = [_as_int8(part) for part in packed]
     if len(packed) == len(parts) and _are_alike(packed):
         return joined(packed)
     return torch.cat([part.dense(dtype) if isinstance(part, Packed) else part for part in parts])
+
+
+def _as_int8(part: Packed) -> Packed:
+    """The same integers, one in a byte."""
+    if part.kind == "int8":
+        return part
+    return replace(part, kind="int8", codes_OB=unhalved(part.codes_OB).view(torch.int8) - 8)
 
 
 def _are_alike(parts: Sequence[Packed]) -> bool:

@@ -80,6 +80,14 @@ def test_scales_of_larger_groups_are_repeated() -> None:
     assert torch.equal(both.dense(torch.float32), expected)
 
 
+def test_integers_of_4_bits_are_stacked_with_those_of_8() -> None:
+    parts = [packed("int4"), packed("int8", 2)]
+    both = stacked(parts, torch.float32)
+    assert isinstance(both, Packed) and both.kind == "int8"
+    expected = torch.cat([part.dense(torch.float32) for part in parts])
+    assert torch.allclose(both.dense(torch.float32), expected, rtol=1e-6, atol=1e-7)
+
+
 def test_what_is_not_alike_is_stacked_as_numbers() -> None:
     dense, other = torch.randn(3, 256), packed("fp8")
     both = stacked([packed("int8"), other, dense], torch.float32)
