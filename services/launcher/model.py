@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from common.config import ModelSettings, may_be_hub_id, resolved_model
 from common.errors import ModelError
-from common.gguf.file import is_gguf
+from common.gguf.file import TYPES, is_gguf
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.gguf.folder import folder_of
 from common.model_folder import DOWNLOAD_PATTERNS, read_json
@@ -20,6 +20,8 @@ from common.model_folder import DOWNLOAD_PATTERNS, read_json
 IGNORED = ("consolidated*", "original/*", "*/*.safetensors")
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+EMBEDDING = "model.embed_tokens.weight"
+KINDS = {kind.name: kind for kind in TYPES.values()}
 MAX_HEADER_BYTES = 100 << 20  # as the format itself bounds it
 
 
@@ -123,11 +125,21 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0]
 
 
-def num_weights(folder: Path) -> int:
-    """Count the numbers in all tensors; ModelError for a file that is missing or cut short."""
+def weight_bytes(folder: Path, item_bytes: int) -> int:
+    """Sum up what tensors of numbers of this size take; ModelError for a file that is missing or
+    cut short. Of a GGUF file, which was seen to be whole, it is the least that they take.
+    """
     if isinstance(tensors := read_json(folder, GGUF_INDEX_NAME).get("tensors"), dict):
-        return sum(math.prod(tensor["shape"]) for tensor in tensors.values())
-    return sum(_num_weights(folder / name) for name in _files(folder))
+        return sum(_least_bytes(name, each, item_bytes) for name, each in tensors.items())
+    return item_bytes * sum(_num_weights(folder / name) for name in _files(folder))
+
+
+def _least_bytes(name: str, tensor: Mapping[str, Any], item_bytes: int) -> int:
+    """Blocks stay as small as they are, but for the embedding's, and where numbers are float32."""
+    kind, count = KINDS[tensor["type"]], int(math.prod(tensor["shape"]))
+    if item_bytes > 2 or name == EMBEDDING:
+        return count * item_bytes
+    return min(count * item_bytes, count // kind.block_size * kind.block_bytes)
 
 
 def _files(folder: Path) -> list[str]:

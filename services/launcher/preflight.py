@@ -19,7 +19,7 @@ from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ConfigError, ModelError
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import read_json, sampling_defaults
-from services.launcher.model import has_weights, num_weights
+from services.launcher.model import has_weights, weight_bytes
 from services.launcher.plan import SETTINGS, Plan
 
 # NVIDIA's devices on Linux, in WSL and on Jetson boards.
@@ -149,18 +149,16 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
 
 def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str) -> Need:
     """Sum up the weights, from the files if they are here, and the smallest cache that works."""
-    count = shape.num_weights
+    item_bytes = ITEM_BYTES[dtype]
+    weights = shape.num_weights * item_bytes
     if plan.value("compute", "load_format") != "dummy" and has_weights(folder):
-        count = num_weights(folder)
+        weights = weight_bytes(folder, item_bytes)
     tokens = _whole(plan, "max_batched_token_mem") or _whole(plan, "max_model_len")
     tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)
     positions = _whole(plan, "max_model_len") or shape.max_position_embeddings
-    item_bytes = kv_bytes = ITEM_BYTES[dtype]
-    if plan.value("compute", "kv_cache_dtype") in ("fp8", "int8"):
-        kv_bytes = 1
     return Need(
-        weights=count * item_bytes,
-        cache=shape.cache_bytes(tokens, kv_bytes) + shape.position_bytes(positions),
+        weights=weights,
+        cache=shape.cache_bytes(tokens, item_bytes) + shape.position_bytes(positions),
         cache_tokens=tokens,
         swap=int(_number(plan, "swap_space") * GIB),
         dtype=dtype,

@@ -18,7 +18,7 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from benchmarks.model_folders import ModelShape, save_folder
 from common.config import ModelSettings
 from common.errors import ModelError
-from services.launcher.model import find_model, num_weights
+from services.launcher.model import find_model, weight_bytes
 from tests.gguf_files import GgufOptions, write_gguf
 
 
@@ -116,7 +116,7 @@ def test_a_gguf_file_is_served_from_a_folder_made_of_it(
     model = find_model(ModelSettings(path="tiny-Q8_0.gguf"), with_weights=True)
     assert model.served_name == ("tiny-Q8_0",)
     assert Path(model.path).is_relative_to(tmp_path / "cache")
-    assert num_weights(Path(model.path)) == num_weights(folder)
+    assert weight_bytes(Path(model.path), 4) == weight_bytes(folder, 4)
 
 
 def test_gguf_files_that_are_not_named_get_a_sentence_of_their_own(

@@ -12,6 +12,7 @@ import pytest
 from common.config import Tables
 from common.decoder_shape import ARCHITECTURES, read_shape
 from common.errors import ConfigError, ModelError, SlipstreamError
+from common.gguf.folder import INDEX_NAME
 from services.compute.config import ComputeSettings
 from services.compute.models.families import FAMILIES
 from services.launcher.plan import Counts, Plan, make_plan
@@ -21,6 +22,7 @@ GIB = 1 << 30
 NO_GPU = "this machine shows no NVIDIA GPU"
 LAPTOP = Machine(host_bytes=16 * GIB, fast_bf16=False, why_no_gpu=NO_GPU)
 SERVER = Machine(host_bytes=64 * GIB, fast_bf16=True, gpus=(Gpu(24 * GIB, GIB),))
+PC = Machine(host_bytes=16 * GIB, fast_bf16=True, why_no_gpu=NO_GPU)
 CONFIG: dict[str, Any] = {  # of Llama 3.1 8B
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 128256,
@@ -85,6 +87,16 @@ def test_the_weights_are_those_of_the_files_where_they_are_here(tmp_path: Path) 
     write_header(tmp_path / "model-1.safetensors", {"a": [1 << 17, 1 << 16]})
     said = refused(plan_of({"compute": {"dtype": "bfloat16"}}), folder, LAPTOP)
     assert "its weights take 16.0 GiB as bfloat16" in said
+
+
+def test_blocks_of_a_gguf_file_stay_small_but_in_float32(tmp_path: Path) -> None:
+    shapes = {"model.embed_tokens": [131072, 4096], "model.layers.0.mlp.up_proj": [8_388_608, 4096]}
+    tensors = {f"{name}.weight": {"type": "Q4_K", "shape": each} for name, each in shapes.items()}
+    folder_of(tmp_path)
+    (tmp_path / INDEX_NAME).write_text(json.dumps({"tensors": tensors}))
+    assert "its weights take 19.0 GiB as bfloat16" in refused(plan_of(), tmp_path, PC)
+    check(plan_of(), SERVER, tmp_path)
+    assert "its weights take 130.0 GiB as float32" in refused(plan_of(), tmp_path, LAPTOP)
 
 
 def test_a_cache_that_does_not_fit_is_distinguished_from_weights(tmp_path: Path) -> None:
