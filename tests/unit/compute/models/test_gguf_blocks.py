@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from common.gguf.file import TYPES
 from services.compute.models.gguf_blocks import PLAIN, UNPACK, Groups, packed_groups
@@ -46,21 +47,58 @@ def test_any_bytes_are_the_numbers_that_the_package_reads(kind: str) -> None:
     assert groups.codes_BGS.numel() == NUM_BLOCKS * block_size
 
 
+FLOATS = {  # where a block has numbers of float16
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2),
+    "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4")  # files have the scales as they are kept
+HALF_ULP = 2.0**-11  # of a float16
+
+
+def groups_of(kind: str, num_rows: int = 24, largest: float = 1e-2) -> Groups:
+    """Any codes, with scales as models have them, of four blocks a row."""
+    block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    dice = np.random.default_rng(7)
+    blocks = dice.integers(0, 256, (num_rows * 4, block_bytes), dtype=np.uint8)
+    for place in FLOATS.get(kind, ()):
+        scales = dice.uniform(1e-4, largest, (len(blocks), 1)).astype(np.float16)
+        blocks[:, place : place + 2] = scales.view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = dice.integers(110, 130, len(blocks))
+    return UNPACK[kind](torch.from_numpy(blocks))
+
+
+def bound_of(groups: Groups) -> Tensor:
+    """By how much weights may differ: half an ulp of float16 of the scale, and of the zero."""
+    scale_BG1 = groups.scale_BG.abs().unsqueeze(-1)
+    zero_BG1 = torch.zeros_like(scale_BG1)
+    if groups.low_BG is not None:
+        low_BG1 = groups.low_BG.abs().unsqueeze(-1)
+        scale_BG1 = torch.where(scale_BG1 == 0, low_BG1, scale_BG1)
+        zero_BG1 = low_BG1 / scale_BG1.clamp_min(1e-30)
+    reach_BGS = groups.codes_BGS.float().abs() + 2 * zero_BG1 + 16
+    return HALF_ULP * scale_BG1 * reach_BGS + 1e-9
+
+
 @pytest.mark.parametrize("kind", UNPACK)
 def test_packed_weights_stand_for_the_same_numbers(kind: str) -> None:
-    theirs = gguf.GGMLQuantizationType[kind]
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[theirs]
-    # bytes of scales below 64 make no infinities
-    blocks = np.random.default_rng(7).integers(0, 64, (6 * 4, block_bytes), dtype=np.uint8)
-    groups = UNPACK[kind](torch.from_numpy(blocks))
-    weight = packed_groups(groups, 6)
-    assert weight.shape == (6, 4 * block_size)
+    groups = groups_of(kind)
+    weight = packed_groups(groups, 24)
     assert weight.kind == ("int4" if kind in ("Q4_0", "Q4_1", "Q4_K") else "int8")
-    expected = groups.values().view(6, -1)
-    largest = expected.abs().max().item()
-    torch.testing.assert_close(
-        weight.dense(torch.float32), expected, rtol=1e-5, atol=1e-6 * largest
-    )
+    assert weight.scales_OG.dtype == torch.float16
+    assert weight.zeros_OG is None or weight.zeros_OG.dtype == torch.float16
+    expected, found = groups.values().view(24, -1), weight.dense(torch.float32)
+    assert torch.all((found - expected).abs() <= bound_of(groups).view(24, -1))
+    assert kind not in EXACT or torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_scales_beyond_float16_stay_float32(kind: str) -> None:
+    groups = groups_of(kind, largest=6e4)
+    weight = packed_groups(groups, 24)
+    assert weight.scales_OG.dtype == torch.float32
+    expected = groups.values().view(24, -1)
+    torch.testing.assert_close(weight.dense(torch.float32), expected, rtol=1e-5, atol=1.0)
 
 
 def test_a_group_without_a_scale_has_its_low_everywhere() -> None:
