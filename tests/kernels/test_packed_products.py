@@ -19,6 +19,8 @@ FORMS: list[tuple[Kind, int, bool]] = [  # kind, group size (0: the row), zeros
     ("fp8", 32, False),
     ("int8", 0, False),
     ("int8", 0, True),
+    ("int8", 16, False),  # of Q6_K in GGUF files
+    ("int8", 16, True),  # of Q4_K beside it
     ("int8", 32, True),
     ("int8", 128, False),
     ("int4", 32, True),

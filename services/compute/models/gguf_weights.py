@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,9 +165,14 @@ class GgufFormat:
 
 
 def _mapped(path: Path) -> Tensor:
+    """The bytes of a file, for reading: a private mapping would count as memory, which a file may
+    be larger than."""
     try:
-        return torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
-    except (OSError, RuntimeError) as error:
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            return torch.frombuffer(data, dtype=torch.uint8)
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"{path} cannot be read ({error}); has the GGUF file been moved?"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from common.errors import ModelError
 from common.gguf.config import ARCHITECTURES
-from common.gguf.folder import folder_of
+from common.gguf.folder import INDEX_NAME, folder_of
 from common.model_folder import eos_token_ids
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.weighted_layers import Linear
@@ -168,6 +169,21 @@ def test_quantised_weights_are_those_of_the_dequantised_folder(
     assert not torch.equal(tensors["lm_head.weight"], rounded["lm_head.weight"])
 
 
+def test_projections_of_4_and_8_bits_are_one_of_8(tmp_path: Path) -> None:
+    folder = save(Case("llama"), tmp_path / "folder")
+    values = load_file(folder / "model.safetensors")["model.layers.0.self_attn.v_proj.weight"]
+    blocks = gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType.Q8_0)
+    options = GgufOptions("Q4_0", blocks={"blk.0.attn_v.weight": ("Q8_0", blocks)})
+    made = folder_of(write_gguf(folder, tmp_path / "model.gguf", options))
+    weights = of_gguf(made, torch.float32)
+    names = [f"model.layers.{layer}.self_attn.{each}_proj" for layer in (0, 1) for each in "qkv"]
+    mixed, alike = (weights.linear(three, (96, 96, 96), 96) for three in (names[:3], names[3:]))
+    assert isinstance(mixed, Packed) and mixed.kind == "int8"
+    assert isinstance(alike, Packed) and alike.kind == "int4"
+    expected = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0))
+    assert torch.equal(mixed.dense(torch.float32)[192:], expected)
+
+
 def quantised(tensor: Tensor, kind: str) -> Tensor:
     """What is left of a tensor, if its rows are made of blocks."""
     chosen = gguf.GGMLQuantizationType[kind]
@@ -240,3 +256,15 @@ def test_a_file_that_was_moved_is_missed(tmp_path: Path) -> None:
     file.rename(tmp_path / "other.gguf")
     with pytest.raises(ModelError, match="has the GGUF file been moved"):
         decoder(made, of_gguf)
+
+
+def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
+    size = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with (tmp_path / "large.gguf").open("wb") as file:  # sparse: it takes no room
+        file.truncate(size - 16)
+        file.seek(size - 16)
+        file.write(np.arange(4, dtype=np.float32).tobytes())
+    entry = {"file": "large.gguf", "type": "F32", "shape": [4], "offset": size - 16}
+    index = {"files": ["large.gguf"], "tensors": {"a.weight": entry}}
+    (tmp_path / INDEX_NAME).write_text(json.dumps(index))
+    assert GgufFiles(tmp_path, CPU).read("a.weight").tolist() == [0.0, 1.0, 2.0, 3.0]
