@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import ModelError
+from common.quantization import read_quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,16 @@ class DecoderShape:
     gated: bool = True
 
     @property
-    def num_step_weights(self) -> int:
-        """The weights that every step reads: all but the embedding's."""
+    def num_layer_weights(self) -> int:
+        """The weights of the linear maps of all layers, which quantization makes smaller."""
         attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
         mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
-        return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
+        return self.num_layers * (attention + mlp)
+
+    @property
+    def num_step_weights(self) -> int:
+        """The weights that every step reads: all but the embedding's."""
+        return self.num_layer_weights + self.vocab_size * self.hidden_size
 
     @property
     def num_weights(self) -> int:
@@ -125,23 +131,6 @@ class DecoderShape:
     def position_bytes(self, num_positions: int) -> int:
         """Return the host memory for the rotary tables of this many positions."""
         return num_positions * self.head_dim * _POSITION_BYTES
-
-
-QUANT_METHODS = frozenset(
-    {
-        "auto-round",
-        "auto_round",
-        "awq",
-        "compressed-tensors",
-        "fbgemm_fp8",
-        "fp8",
-        "gptq",
-        "intel/auto-round",
-        "modelopt",
-        "modelopt_fp4",
-    }
-)
-"""Names of ways to quantize that weights are read of."""
 
 
 def architecture_of(raw: Mapping[str, Any]) -> str:
@@ -167,37 +156,10 @@ def family_of(raw: Mapping[str, Any]) -> str:
             f"config.json: architecture {name[:80]} is not supported; these are: "
             f"{', '.join(sorted(ARCHITECTURES))}."
         )
-    quant_method(raw)
+    read_quantization(raw)
     if raw.get("is_causal") is False:
         raise ModelError("config.json: is_causal is false; attention to later tokens is missing.")
     return family
-
-
-def quant_method(raw: Mapping[str, Any]) -> str:
-    """Return which of QUANT_METHODS config.json names; empty if nothing is quantized.
-
-    Raises ModelError for another one.
-    """
-    quantization = quantization_of(raw)
-    if not quantization:
-        return ""
-    method = str(quantization.get("quant_method", "")).lower()
-    if method not in QUANT_METHODS:
-        raise ModelError(
-            f"config.json: quantization by {method[:40] or 'a method without a name'} is not "
-            "supported. Take a checkpoint of compressed-tensors (llm-compressor), GPTQ, AWQ or FP8 "
-            "weights, or the model without quantization and --quantization fp8, int8 or int4."
-        )
-    return method
-
-
-def quantization_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what config.json says of quantization; old files of compressed-tensors have the second
-    name."""
-    found = raw.get("quantization_config") or raw.get("compression_config") or {}
-    if not isinstance(found, Mapping):
-        raise ModelError("config.json: quantization_config is not a table; download it again.")
-    return found
 
 
 def language_fields(raw: Mapping[str, Any]) -> Mapping[str, Any]:

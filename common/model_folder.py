@@ -25,6 +25,7 @@ DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model")
 # These decide how a request is answered. They are small: the revision hashes their contents.
 _HASHED_FILES = (
     "config.json",
+    "hf_quant_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -110,6 +111,15 @@ def read_json(folder: Path, name: str, *, required: bool = False) -> dict[str, A
     if not isinstance(value, dict):
         raise ModelError(f"{file} must hold a JSON object")
     return value
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """Read config.json, with what older folders of ModelOpt say of quantization beside it."""
+    raw = read_json(folder, "config.json", required=True)
+    beside = read_json(folder, "hf_quant_config.json").get("quantization")
+    if beside and not raw.get("quantization_config"):
+        raw["quantization_config"] = {"quant_method": "modelopt", "quantization": beside}
+    return raw
 
 
 def _parsed(file: Path) -> Any:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.errors import ModelError, near
 from services.commands.command import Command, Parser
@@ -42,7 +42,7 @@ def pull(options: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Download a model, unless its config.json says that it cannot be served."""
     from common.config import may_be_hub_id
     from common.decoder_shape import read_shape
-    from common.model_folder import read_json
+    from common.model_folder import read_model_config
     from services.launcher.model import download
 
     try:
@@ -50,7 +50,7 @@ def pull(options: argparse.Namespace, env: Mapping[str, str]) -> int:
             raise ModelError(f"{options.model} is no id of a model; one looks like Qwen/Qwen3-0.6B")
         folder = download(options.model, options.revision, with_weights=False)
         if not options.force:
-            read_shape(read_json(folder, "config.json", required=True))
+            read_shape(read_model_config(folder))
         folder = download(options.model, options.revision, with_weights=True)
     except ModelError as error:
         sys.stderr.write(f"slipstream pull: {error}\n")
@@ -149,7 +149,8 @@ def cached_models() -> list[CachedRepoInfo]:
 def why_not_served(model: CachedRepoInfo) -> str:
     """Say why a model cannot be served; empty if it can, as far as its files tell."""
     from common.decoder_shape import architecture_of, family_of
-    from common.model_folder import read_json
+    from common.model_folder import read_model_config
+    from common.quantization import quant_method, read_quantization
 
     newest = max(model.revisions, key=lambda revision: revision.last_modified, default=None)
     if newest is None:
@@ -157,12 +158,15 @@ def why_not_served(model: CachedRepoInfo) -> str:
     folder = Path(newest.snapshot_path)
     if not (folder / "config.json").is_file():
         return "GGUF" if any(folder.glob("*.gguf")) else "no config.json"
-    raw: dict[str, Any] = {}
+    reason = "a broken config.json"
     try:
-        raw = read_json(folder, "config.json")
+        raw = read_model_config(folder)
+        reason = f"quantized by {quant_method(raw)}"
+        read_quantization(raw)
+        reason = architecture_of(raw)
         family_of(raw)
     except ModelError:
-        return "quantized" if raw.get("quantization_config") else architecture_of(raw)
+        return reason
     return "" if any(folder.glob("*.safetensors")) else "no safetensors"
 
 

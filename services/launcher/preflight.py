@@ -18,7 +18,8 @@ from typing import Literal, get_args
 from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ConfigError, ModelError
 from common.host import available_memory, is_fast_at_bf16
-from common.model_folder import read_json, sampling_defaults
+from common.model_folder import read_model_config, sampling_defaults
+from common.quantization import read_quantization
 from services.launcher.model import has_weights, weight_bytes
 from services.launcher.plan import SETTINGS, Plan
 
@@ -30,6 +31,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 DEVICES = get_args(SETTINGS["compute"].model_fields["device"].annotation)
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CODE_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5, "fp4": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         return
     try:
         sampling_defaults(folder)
-        shape = read_shape(read_json(folder, "config.json", required=True))
+        raw = read_model_config(folder)
+        shape, quantization = read_shape(raw), read_quantization(raw)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}".replace(f"{folder}: {folder}", str(folder))) from None
     longest = shape.max_position_embeddings
@@ -139,7 +142,8 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
     dtype = plan.value("compute", "dtype")
     if dtype not in ITEM_BYTES:
         dtype = "bfloat16" if device == "cuda" or machine.fast_bf16 else "float32"
-    need = _need(plan, folder, shape, dtype)
+    kind = plan.value("compute", "quantization") if quantization is None else quantization.kind
+    need = _need(plan, folder, shape, dtype, kind)
     if device == "cuda":
         _check_gpus(plan, machine, need)
         _check_host(plan, machine, Need(0, 0, 0, need.swap, dtype))
@@ -147,18 +151,28 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         _check_host(plan, machine, need)
 
 
-def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str) -> Need:
-    """Sum up the weights, from the files if they are here, and the smallest cache that works."""
-    item_bytes = ITEM_BYTES[dtype]
+def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str, kind: str) -> Need:
+    """Sum up the weights, from the files if they are here, and the smallest cache that works.
+
+    Of quantized weights the layers' count as codes of this kind, but for float32: a processor
+    without bfloat16 multiplies by the numbers that they stand for.
+    """
+    item_bytes = kv_bytes = ITEM_BYTES[dtype]
+    if plan.value("compute", "kv_cache_dtype") in ("fp8", "int8"):
+        kv_bytes = 1
     weights = shape.num_weights * item_bytes
     if plan.value("compute", "load_format") != "dummy" and has_weights(folder):
         weights = weight_bytes(folder, item_bytes)
     tokens = _whole(plan, "max_batched_token_mem") or _whole(plan, "max_model_len")
     tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)
     positions = _whole(plan, "max_model_len") or shape.max_position_embeddings
+    if kind in CODE_BYTES and dtype != "float32":
+        num_coded = shape.num_layer_weights
+        weights = (shape.num_weights - num_coded) * item_bytes + int(num_coded * CODE_BYTES[kind])
+        dtype = f"{kind} and {dtype}"
     return Need(
         weights=weights,
-        cache=shape.cache_bytes(tokens, item_bytes) + shape.position_bytes(positions),
+        cache=shape.cache_bytes(tokens, kv_bytes) + shape.position_bytes(positions),
         cache_tokens=tokens,
         swap=int(_number(plan, "swap_space") * GIB),
         dtype=dtype,
@@ -197,8 +211,9 @@ def _check_host(plan: Plan, machine: Machine, need: Need) -> None:
 def _advice(need: Need) -> str:
     if need.cache > need.weights:
         return "lower --max-model-len or --max-batched-token-mem"
-    smaller = "choose a smaller model"
-    return f"{smaller}, or --dtype bfloat16" if need.dtype == "float32" else smaller
+    options = {"float32": ", or --dtype bfloat16"}
+    options |= dict.fromkeys(("bfloat16", "float16"), ", or --quantization fp8 or int4")
+    return "choose a smaller model" + options.get(need.dtype, "")
 
 
 def gib(size: int) -> str:

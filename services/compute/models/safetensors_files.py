@@ -55,6 +55,9 @@ class SafetensorsFiles:
     def read(self, name: str) -> Tensor:
         return self._get(name).to(self._device, copy=True)
 
+    def is_zero(self, name: str) -> bool:
+        return name in self._path_of and not torch.any(self._tensor(name))
+
     def copy(self, name: str, target: Tensor) -> None:
         source = self._get(name)
         if source.shape != target.shape:
@@ -83,16 +86,19 @@ class SafetensorsFiles:
             )
 
     def _get(self, name: str) -> Tensor:
-        path = self._path_of.get(name)
-        if path is None:
+        if name not in self._path_of:
             raise ModelError(
                 f"{self._folder}: tensor {name} is missing; config.json and the safetensors files "
                 "are not of the same model, or the download is not complete."
             )
-        in_file = name.removeprefix(PREFIX) if self._is_bare else name
-        source: Tensor = self._open(path).get_tensor(in_file)
+        source = self._tensor(name)
         self._left.discard(name)
         self._progress.advance(source.nbytes)
+        return source
+
+    def _tensor(self, name: str) -> Tensor:
+        in_file = name.removeprefix(PREFIX) if self._is_bare else name
+        source: Tensor = self._open(self._path_of[name]).get_tensor(in_file)
         return source
 
     def _open(self, path: Path) -> Any:

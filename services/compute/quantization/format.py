@@ -1,6 +1,6 @@
-"""How checkpoints hold quantized weights: what a format is, and which one a config.json names.
+"""What a format of quantized weights is, and what the readers of all formats share.
 
-Shape legend: O outputs, I inputs, G groups of inputs in a row.
+Shape legend: O outputs, I inputs, G groups of inputs in a row, B bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ModelError
-from services.compute.quantization.packed import Kind, Packed
+from services.compute.quantization.packed import Packed
 
 
 class TensorReader(Protocol):
@@ -29,6 +29,10 @@ class TensorReader(Protocol):
         """The tensor on the device; raises ModelError if there is none of this name."""
         ...
 
+    def is_zero(self, name: str) -> bool:
+        """Whether there is a tensor of this name and all of it is zero; it is not taken by this."""
+        ...
+
     def skip(self, *prefixes: str) -> None:
         """Accept tensors that are not needed, whose names begin so, if they are there."""
         ...
@@ -40,11 +44,6 @@ class WeightFormat(Protocol):
     Whether a map is quantized is read off its tensors: what a checkpoint leaves out is plain there.
     """
 
-    @property
-    def kind(self) -> Kind:
-        """What most of its weights become; random ones are made of it."""
-        ...
-
     def read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
         """The weight [O, I] of the module of this name; None where it is not quantized.
 
@@ -54,17 +53,27 @@ class WeightFormat(Protocol):
 
 
 NOT_NEEDED = (
-    "input_scale",
-    "output_scale",
-    "input_zero_point",
-    "weight_shape",
-    "input_global_scale",
+    *("input_scale", "input_zero_point", "input_global_scale", "activation_scale"),
+    *("output_scale", "weight_shape"),
 )
 """Scales of activations, which keep 16 bits here, and what other tensors say, too."""
+
+SMALLEST_GROUP = 16
+"""As `Packed` has it."""
+
+E8M0_BIAS = 127
 
 
 def skip_not_needed(tensors: TensorReader, name: str) -> None:
     tensors.skip(*[f"{name}.{ending}" for ending in NOT_NEEDED])
+
+
+def read_scales(tensors: TensorReader, name: str) -> Tensor:
+    """Scales as they are, or in float32 if the file has the exponents of powers of 2 (E8M0)."""
+    scales = tensors.read(name)
+    if scales.dtype == torch.float8_e8m0fnu:
+        scales = scales.view(torch.uint8)
+    return torch.exp2(scales.float() - E8M0_BIAS) if scales.dtype == torch.uint8 else scales
 
 
 def groups_of(tensors: TensorReader, name: str, values: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -74,38 +83,36 @@ def groups_of(tensors: TensorReader, name: str, values: Tensor, shape: tuple[int
         return values.reshape(1, 1).expand(num_out, 1).contiguous()
     if values.dim() == 1:
         values = values[:, None]
-    if len(values) != num_out or num_in % values.shape[1]:
-        raise misshapen(tensors, name, tuple(values.shape), shape)
+    fits = values.dim() == 2 and len(values) == num_out and not num_in % values.shape[1]
+    if not fits or 1 < values.shape[1] and num_in // values.shape[1] < SMALLEST_GROUP:
+        raise misshapen(tensors, name, values, shape)
     return values.contiguous()
 
 
-def blocks_of(
-    tensors: TensorReader, name: str, scales: Tensor, shape: tuple[int, int], block: tuple[int, int]
-) -> Tensor:
+def blocks_of(scales: Tensor, shape: tuple[int, int], block: tuple[int, int]) -> Tensor:
     """Scales [O, G] of blocks; where the last one is cut, of the largest groups that fit."""
     (num_out, num_in), (block_out, block_in) = shape, block
-    if tuple(scales.shape) != (-(-num_out // block_out), -(-num_in // block_in)):
-        raise misshapen(tensors, name, tuple(scales.shape), shape)
     group_size = gcd(num_in, block_in)
     scales = scales.repeat_interleave(block_in // group_size, 1)[:, : num_in // group_size]
-    return scales.repeat_interleave(block_out, 0)[:num_out].contiguous()
+    return scales.repeat_interleave(block_out, 0)[:num_out]
 
 
-def misshapen(
-    tensors: TensorReader, name: str, found: tuple[int, ...], shape: tuple[int, ...]
-) -> ModelError:
-    return ModelError(
-        f"{tensors.where}: tensor {name} is {list(found)}, which does not fit a weight of "
-        f"{list(shape)}; config.json and the safetensors files are not of the same model."
-    )
+def nibbles(pairs: Tensor) -> Tensor:
+    """Codes of 4 bits [O, 2 * B] of bytes [O, B], each byte's lower half first."""
+    return torch.stack((pairs & 15, pairs >> 4), 2).flatten(1)
 
 
 def check_shape(
     tensors: TensorReader, name: str, found: Tensor, wanted: tuple[int, ...], shape: tuple[int, int]
 ) -> None:
     if tuple(found.shape) != wanted:
-        raise misshapen(tensors, name, tuple(found.shape), shape)
+        raise misshapen(tensors, name, found, shape)
 
 
-def none_if_zero(zeros_OG: Tensor) -> Tensor | None:
-    return zeros_OG if torch.any(zeros_OG) else None
+def misshapen(
+    tensors: TensorReader, name: str, found: Tensor, shape: tuple[int, ...]
+) -> ModelError:
+    return ModelError(
+        f"{tensors.where}: tensor {name} is {list(found.shape)}, which is not supported for a "
+        f"weight of {list(shape)}; are config.json and the safetensors files of the same model?"
+    )

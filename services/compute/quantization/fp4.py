@@ -6,44 +6,44 @@ and one scale for all of them; MXFP4 (OCP Microscaling): groups of 32 whose scal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from common.errors import ModelError
 from services.compute.quantization.format import (
     TensorReader,
     check_shape,
     groups_of,
+    nibbles,
+    read_scales,
     skip_not_needed,
 )
-from services.compute.quantization.packed import Kind, Packed, halves
-
-E8M0_BIAS = 127
+from services.compute.quantization.packed import BLOCK, Packed, halves
 
 
-@dataclass(frozen=True, slots=True)
-class Fp4:
-    """E2M1 codes as one of the two libraries names their tensors."""
-
-    weight: str = "weight"
-    overall: str = "weight_scale_2"
-    divides: bool = False  # the overall scale: what the scales are to be divided by
-    kind: Kind = "fp4"
+class ModelOptFp4:
+    """NVFP4 as ModelOpt names its tensors."""
 
     def read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
         if not tensors.has(f"{name}.weight_scale"):
             return None
-        pairs = tensors.read(f"{name}.{self.weight}")
-        check_shape(tensors, f"{name}.{self.weight}", pairs, (shape[0], shape[1] // 2), shape)
-        scales = tensors.read(f"{name}.weight_scale")
-        skip_not_needed(tensors, name)
-        codes = torch.stack((pairs & 15, pairs >> 4), 2).flatten(1)
-        if scales.dtype == torch.uint8:
-            wide = torch.exp2(scales.float() - E8M0_BIAS)
-        else:
-            wide = self._scaled(scales.float(), tensors.read(f"{name}.{self.overall}").float())
-        return Packed("fp4", halves(codes), groups_of(tensors, f"{name}.weight_scale", wide, shape))
+        pairs = tensors.read(f"{name}.weight")
+        scales = read_scales(tensors, f"{name}.weight_scale").float()
+        scales.mul_(tensors.read(f"{name}.weight_scale_2").float())
+        return packed_fp4(tensors, f"{name}.weight", pairs, scales, shape)
 
-    def _scaled(self, scales: Tensor, overall: Tensor) -> Tensor:
-        return scales / overall if self.divides else scales * overall
+
+def packed_fp4(
+    tensors: TensorReader, name: str, pairs: Tensor, scales: Tensor, shape: tuple[int, int]
+) -> Packed:
+    """The weight of bytes [O, I / 2] of this name, and scales that have all factors in them."""
+    check_shape(tensors, name, pairs, (shape[0], shape[1] // 2), shape)
+    if pairs.dtype != torch.uint8 or shape[1] % BLOCK:
+        raise ModelError(
+            f"{tensors.where}: tensor {name} is {pairs.dtype} for {shape[1]} inputs; of FP4 "
+            f"weights, torch.uint8 for multiples of {BLOCK} inputs is supported."
+        )
+    module = name.rpartition(".")[0]
+    skip_not_needed(tensors, module)
+    scales_OG = groups_of(tensors, f"{module}.weight_scale", scales, shape)
+    return Packed("fp4", halves(nibbles(pairs)), scales_OG)

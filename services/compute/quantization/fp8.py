@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from common.errors import ModelError
 from services.compute.quantization.format import (
@@ -12,9 +13,10 @@ from services.compute.quantization.format import (
     blocks_of,
     check_shape,
     groups_of,
+    read_scales,
     skip_not_needed,
 )
-from services.compute.quantization.packed import Kind, Packed
+from services.compute.quantization.packed import Packed
 
 SCALES = ("weight_scale_inv", "weight_scale")
 """DeepSeek's name is for what a code is multiplied by, too."""
@@ -25,13 +27,18 @@ class Fp8:
     """E4M3 codes with a scale for the tensor, for each row, or for each block."""
 
     block: tuple[int, int] | None = None  # rows and inputs
-    kind: Kind = "fp8"
 
     def read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
         scale = next((s for s in SCALES if tensors.has(f"{name}.{s}")), None)
         if scale is None:
             return None
-        codes, scales = tensors.read(f"{name}.weight"), tensors.read(f"{name}.{scale}")
+        return self.of_codes(tensors, f"{name}.{scale}", tensors.read(f"{name}.weight"), shape)
+
+    def of_codes(
+        self, tensors: TensorReader, scale: str, codes: Tensor, shape: tuple[int, int]
+    ) -> Packed:
+        """The weight of these codes and the scales of this name."""
+        name = scale.rpartition(".")[0]
         check_shape(tensors, f"{name}.weight", codes, shape, shape)
         if codes.dtype != torch.float8_e4m3fn:
             raise ModelError(
@@ -39,7 +46,13 @@ class Fp8:
                 "weights, float8_e4m3fn is supported."
             )
         skip_not_needed(tensors, name)
-        name = f"{name}.{scale}"
-        if self.block is not None and scales.dim() == 2:
-            return Packed("fp8", codes, blocks_of(tensors, name, scales, shape, self.block))
-        return Packed("fp8", codes, groups_of(tensors, name, scales, shape).float())
+        scales = read_scales(tensors, scale)
+        if scales.dim() == 4:  # ModelOpt's blocks: [rows, 1, inputs, 1]
+            scales = scales[:, 0, :, 0]
+        if self.block is not None and scales.shape == _num_blocks(shape, self.block):
+            scales = blocks_of(scales, shape, self.block)
+        return Packed("fp8", codes, groups_of(tensors, scale, scales, shape).float())
+
+
+def _num_blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,8 @@ from common.decoder_shape import DecoderShape
 from common.errors import ConfigError
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
-from common.model_folder import Pooling, eos_token_ids, read_json
+from common.model_folder import Pooling, eos_token_ids, read_model_config
+from common.quantization import QuantizationConfig, read_quantization
 from services.compute.config import ComputeSettings
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
 from services.compute.kv.memory import KVGroup, KVMemory
@@ -32,9 +33,7 @@ from services.compute.models.weights import (
     WeightSource,
 )
 from services.compute.quantization.at_load import Quantization
-from services.compute.quantization.config import read_format
-from services.compute.quantization.format import WeightFormat
-from services.compute.quantization.packed import Kind
+from services.compute.quantization.config import format_of
 from services.compute.runner.pooling import model_pooling
 from services.compute.runner.protocol import RunnerSpec
 
@@ -49,13 +48,6 @@ BYTES_PER_THREAD = 16 << 20
 """Weights that make a thread worth its barriers: a model of 10 MB took 2.2 ms a step with one
 thread and 2.5 with three on idle cores, and 200 times as long on busy ones, where a barrier waits
 for whichever thread has no core."""
-
-DUMMY_KINDS: Mapping[Kind, Quantization] = {
-    "fp8": "fp8",
-    "int8": "int8",
-    "int4": "int4",
-    "fp4": "int4",
-}
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -82,14 +74,14 @@ class ModelLoader:
     config: ModelConfig
     pooling: Pooling | None
     dtype: torch.dtype
-    quantization: WeightFormat | None = None  # of the folder
+    quantization: QuantizationConfig | None = None  # of the folder
 
     @staticmethod
     def read(folder: Path, settings: ComputeSettings, device: torch.device) -> ModelLoader:
         """Read all of a Hugging Face folder but its weights."""
-        raw = read_json(folder, "config.json", required=True)
+        raw = read_model_config(folder)
         config, pooling = read_config(raw), model_pooling(folder, raw)
-        dtype, quantization = choose_dtype(settings, device), read_format(raw)
+        dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
         if quantization is not None and settings.quantization != "auto":
             raise ConfigError(
                 f"compute.quantization is {settings.quantization}, and the weights of this model "
@@ -164,7 +156,7 @@ class ModelLoader:
             return self.settings.quantization
         if self.quantization is None or self.settings.load_format != "dummy":
             return None
-        return DUMMY_KINDS[self.quantization.kind]
+        return "int4" if self.quantization.kind == "fp4" else self.quantization.kind
 
     def decoder(self, make_linear: MakeLinear[L]) -> Decoder[L]:
         weights: WeightSource
@@ -175,7 +167,8 @@ class ModelLoader:
             weights = CheckpointWeights(gguf, self.dtype, self.device, GgufFormat(gguf))
         else:
             files = SafetensorsFiles(self.folder, self.device)
-            weights = CheckpointWeights(files, self.dtype, self.device, self.quantization)
+            form = format_of(self.quantization)
+            weights = CheckpointWeights(files, self.dtype, self.device, form)
         if self.at_load is not None:
             weights = QuantizedAtLoad(weights, self.at_load)
         needs_head = self.pooling is None

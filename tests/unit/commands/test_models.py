@@ -26,12 +26,16 @@ CONFIG = {
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A cache with a model that can be served and two that cannot."""
+    """A cache with two models that can be served and three that cannot."""
     add_model(
         tmp_path, "org/small", {"config.json": json.dumps(CONFIG), "a.safetensors": "x" * 5000}
     )
     bloom = json.dumps(CONFIG | {"architectures": ["BloomForCausalLM"]})
     add_model(tmp_path, "org/bloom", {"config.json": bloom, "a.safetensors": ""})
+    hqq = json.dumps(CONFIG | {"quantization_config": {"quant_method": "hqq"}})
+    add_model(tmp_path, "org/hqq", {"config.json": hqq, "a.safetensors": ""})
+    gptq = json.dumps(CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    add_model(tmp_path, "org/gptq", {"config.json": gptq, "a.safetensors": ""})
     add_model(tmp_path, "org/llama-gguf", {"model.gguf": "GGUF"})
     return tmp_path
 
@@ -66,6 +70,8 @@ def test_the_list_says_what_is_there_and_what_can_be_served(cache: Path) -> None
     assert ran.stdout.splitlines() == [
         "MODEL               SIZE  USED          SERVED",
         "org/bloom          152 B  today         no: BloomForCausalLM",
+        "org/gptq           212 B  today         yes",
+        "org/hqq            200 B  today         no: quantized by hqq",
         "org/llama-gguf       4 B  today         no: GGUF",
         "org/small         5.2 kB  today         yes",
         "",

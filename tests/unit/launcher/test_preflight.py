@@ -99,6 +99,45 @@ def test_blocks_of_a_gguf_file_stay_small_but_in_float32(tmp_path: Path) -> None
     assert "its weights take 130.0 GiB as float32" in refused(plan_of(), tmp_path, LAPTOP)
 
 
+@pytest.mark.parametrize(("kind", "size"), [("fp8", 8.5), ("int8", 8.5), ("int4", 5.2)])
+def test_quantized_weights_count_as_their_codes(kind: str, size: float, tmp_path: Path) -> None:
+    """Llama 3.1 8B: seven billions of its weights are its layers'."""
+    machine = Machine(64 * GIB, True, (Gpu(5 * GIB, 0),))
+    said = refused(plan_of({"compute": {"quantization": kind}}), folder_of(tmp_path), machine)
+    assert f"its weights take {size} GiB as {kind} and bfloat16" in said
+    on_disk = {"quant_method": "gptq", "bits": 4} if kind == "int4" else {"quant_method": "fp8"}
+    if kind != "int8":
+        said = refused(plan_of(), folder_of(tmp_path, quantization_config=on_disk), machine)
+        assert f"its weights take {size} GiB as {kind} and bfloat16" in said
+
+
+def test_without_bfloat16_quantized_weights_count_as_numbers(tmp_path: Path) -> None:
+    said = refused(plan_of({"compute": {"quantization": "int4"}}), folder_of(tmp_path), LAPTOP)
+    assert "its weights take 29.9 GiB as float32" in said
+
+
+def test_a_model_that_would_fit_quantized_says_so(tmp_path: Path) -> None:
+    machine = Machine(64 * GIB, True, (Gpu(16 * GIB, GIB),))
+    said = refused(plan_of(), folder_of(tmp_path), machine)
+    assert said.endswith("choose a smaller model, or --quantization fp8 or int4")
+    check(plan_of({"compute": {"quantization": "fp8"}}), machine, folder_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quantization by bitsandbytes (nf4, fp4, LLM.int8())"),
+        ({"quant_method": "aqlm"}, "quantization by aqlm is not supported"),
+        ({"quant_method": "gptq", "bits": 3}, "integers of 3 bits are not supported"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ's version 'gemv'"),
+    ],
+)
+def test_what_is_quantized_in_another_way_is_refused_before_anything_is_started(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    assert said in refused(plan_of(), folder_of(tmp_path, quantization_config=config), SERVER)
+
+
 def test_a_cache_that_does_not_fit_is_distinguished_from_weights(tmp_path: Path) -> None:
     options: Tables = {"compute": {"max_model_len": 131072, "dtype": "bfloat16"}}
     said = refused(plan_of(options), folder_of(tmp_path, num_hidden_layers=16), LAPTOP)

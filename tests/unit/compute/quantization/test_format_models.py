@@ -1,0 +1,99 @@
+"""A model in each format says what transformers says with the numbers that are in its files."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from common.errors import ConfigError
+from services.compute.config import ComputeSettings
+from services.compute.layers.weighted_layers import QuantizedLinear, make_linear
+from services.compute.quantization.at_load import Quantization, quantized
+from services.compute.quantization.packed import Packed
+from services.compute.runner.model_loader import ModelLoader
+from tests.unit.compute.cpu_runners import load_on_cpu
+from tests.unit.compute.engine_scenarios import COUNT, GREEDY, PROMPTS
+from tests.unit.compute.engine_server import Server
+from tests.unit.compute.quantization.checkpoints import FORMS, quantize_folder
+from tests.unit.compute.tiny_models import greedy_ids, make_model, save_model
+
+CPU = torch.device("cpu")
+KINDS: tuple[Quantization, ...] = ("fp8", "int8", "int4")
+SETTINGS = ComputeSettings(
+    device="cpu", dtype="float32", max_num_seqs=8, max_batched_token_mem=2048, num_threads=1
+)
+DUMMY_KINDS = {
+    "fp8 of blocks": "fp8",
+    "compressed int8 of rows": "int8",
+    "awq": "int4",
+    "gptq of 8 bits": "int8",
+    "compressed nvfp4": "int4",
+}
+
+
+@cache
+def model_of(variant: str) -> PreTrainedModel:
+    return make_model(variant, intermediate_size=160)
+
+
+def served(folder: Path, settings: ComputeSettings = SETTINGS) -> list[list[int]]:
+    server = Server(load_on_cpu(folder, settings), settings)
+    for counter, prompt in enumerate(PROMPTS):
+        server.ask(counter, prompt, GREEDY)
+    server.run()
+    return [server.tokens[counter] for counter in range(len(PROMPTS))]
+
+
+def said(model: PreTrainedModel) -> list[list[int]]:
+    return [greedy_ids(model, prompt, COUNT) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_quantized_folder_says_what_its_numbers_say(name: str, tmp_path: Path) -> None:
+    folder = save_model(model_of("llama_biased"), tmp_path / "dense")
+    dense = quantize_folder(folder, tmp_path / "quantized", FORMS[name])
+    model = make_model("llama_biased", intermediate_size=160)
+    model.load_state_dict(dense)
+    assert served(tmp_path / "quantized") == said(model)
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3_tied", "mistral_window"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_quantized_at_load_says_what_its_numbers_say(
+    kind: Quantization, variant: str, tmp_path: Path
+) -> None:
+    folder = save_model(model_of(variant), tmp_path)
+    model = make_model(variant, intermediate_size=160)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            found = quantized(parameter.detach(), kind)
+            assert isinstance(found, Packed)
+            parameter.data = found.dense(torch.float32)
+    settings = SETTINGS.model_copy(update={"quantization": kind})
+    assert served(folder, settings) == said(model) != said(model_of(variant))
+
+
+@pytest.mark.parametrize("name", DUMMY_KINDS)
+def test_random_weights_of_a_quantized_model_are_quantized_too(name: str, tmp_path: Path) -> None:
+    folder = save_model(model_of("llama"), tmp_path / "dense")
+    quantize_folder(folder, tmp_path, FORMS[name])
+    (tmp_path / "model.safetensors").unlink()
+    settings = SETTINGS.model_copy(update={"load_format": "dummy"})
+    decoder = ModelLoader.read(tmp_path, settings, CPU).decoder(make_linear)
+    kinds = {
+        linear.weight.kind for linear in decoder.linears if isinstance(linear, QuantizedLinear)
+    }
+    assert kinds == {DUMMY_KINDS[name]}
+    assert not isinstance(decoder.head, QuantizedLinear)
+
+
+def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
+    folder = save_model(model_of("llama"), tmp_path / "dense")
+    quantize_folder(folder, tmp_path, FORMS["awq"])
+    settings = SETTINGS.model_copy(update={"quantization": "int8"})
+    with pytest.raises(ConfigError, match="quantized already"):
+        ModelLoader.read(tmp_path, settings, CPU)
