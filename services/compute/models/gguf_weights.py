@@ -19,8 +19,7 @@ from common.gguf.folder import INDEX_NAME
 from common.model_folder import read_json
 from common.telemetry.log import Progress
 from services.compute.models.gguf_blocks import PLAIN, UNPACK, Groups, packed_groups
-from services.compute.quantization.format import TensorReader
-from services.compute.quantization.packed import Kind, Packed, joined
+from services.compute.quantization.packed import Packed, joined
 
 CHUNK_NUMBERS = 1 << 22
 """Dequantised at a time: 16 MiB as float32, and as much again between steps."""
@@ -77,7 +76,6 @@ class GgufFiles:
     Face does."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        self.where = str(folder)
         self._folder = folder
         self._device = device
         index = read_json(folder, INDEX_NAME, required=True)
@@ -88,16 +86,8 @@ class GgufFiles:
         size = sum(len(data) for data in self._mapped.values())
         self._progress = Progress("loading weights", len(self._left), size)
 
-    def has(self, name: str) -> bool:
-        return name in self._entries
-
     def has_module(self, name: str) -> bool:
         return name in self._modules
-
-    def read(self, name: str) -> Tensor:
-        target = torch.empty(self.stored(name).shape, device=self._device)
-        self.copy(name, target)
-        return target
 
     def copy(self, name: str, target: Tensor) -> None:
         self.take(name, tuple(target.shape)).copy_to(target)
@@ -115,7 +105,7 @@ class GgufFiles:
         return source
 
     def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
-        """A tensor's codes and scales on the device; None where it is not quantised."""
+        name = f"{name}.weight"
         if self.stored(name).type in PLAIN:
             return None
         return self.take(name, shape).packed(self._device)
@@ -150,18 +140,6 @@ class GgufFiles:
             entry.get("head_dim_of_pairs", 0),
             entry.get("plus_one", False),
         )
-
-
-class GgufFormat:
-    """The `WeightFormat` of a GGUF file, whose tensors say what they are one by one."""
-
-    kind: Kind = "int4"
-
-    def __init__(self, files: GgufFiles) -> None:
-        self._files = files
-
-    def read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
-        return self._files.packed(f"{name}.weight", shape)
 
 
 def _mapped(path: Path) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 from common.errors import ModelError
 from common.model_folder import read_json
 from common.telemetry.log import Progress
+from services.compute.quantization.format import WeightFormat
+from services.compute.quantization.packed import Packed
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -31,8 +33,11 @@ smaller KV cache, which has one here for each token and head."""
 class SafetensorsFiles:
     """A `Checkpoint` of a model folder."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, quantization: WeightFormat | None = None
+    ) -> None:
         self.where = str(folder)
+        self._quantization = quantization
         self._folder = folder
         self._device = device
         self._files: dict[Path, Any] = {}
@@ -57,6 +62,11 @@ class SafetensorsFiles:
 
     def is_zero(self, name: str) -> bool:
         return name in self._path_of and not torch.any(self._tensor(name))
+
+    def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
+        if self._quantization is None:
+            return None
+        return self._quantization.read(self, name, shape)
 
     def copy(self, name: str, target: Tensor) -> None:
         source = self._get(name)

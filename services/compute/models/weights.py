@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from services.compute.quantization.at_load import Quantization, quantized
-from services.compute.quantization.format import TensorReader, WeightFormat
 from services.compute.quantization.packed import Packed, Weight, stacked
 
 
@@ -126,18 +125,25 @@ class QuantizedAtLoad:
         self._source.finish()
 
 
-class Checkpoint(TensorReader, Protocol):
+class Checkpoint(Protocol):
     """The files of a checkpoint."""
 
     def has_module(self, name: str) -> bool: ...
+
+    def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
+        """The weight of the module of this name on the device; None where it is not quantized.
+
+        Raises ModelError for one that is missing, damaged or of another shape.
+        """
+        ...
 
     def copy(self, name: str, target: Tensor) -> None:
         """Cast a tensor that is not quantized into memory; ModelError if it is of another shape."""
         ...
 
-    def finish(self) -> None:
-        """Raise ModelError if the checkpoint holds tensors that were not taken."""
-        ...
+    def skip(self, *prefixes: str) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 class CheckpointWeights:
@@ -147,17 +153,10 @@ class CheckpointWeights:
     pages would be faulted in while requests wait.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        device: torch.device,
-        quantization: WeightFormat | None = None,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self._checkpoint = checkpoint
         self._device = device
-        self._format = quantization
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._stack([name], shape[:1], shape)
@@ -167,8 +166,8 @@ class CheckpointWeights:
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
         parts = [
-            None if self._format is None else self._format.read(self._checkpoint, name, shape)
-            for name, shape in zip(names, [(count, columns) for count in rows], strict=True)
+            self._checkpoint.packed(name, (count, columns))
+            for name, count in zip(names, rows, strict=True)
         ]
         weights = [f"{name}.weight" for name in names]
         if not any(parts):  # nothing is quantized: no copy of a copy

@@ -24,7 +24,7 @@ from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.models.builder import MakeLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import ModelConfig, read_config
-from services.compute.models.gguf_weights import GgufFiles, GgufFormat
+from services.compute.models.gguf_weights import GgufFiles
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import (
     CheckpointWeights,
@@ -164,11 +164,10 @@ class ModelLoader:
             weights = DummyWeights(self.dtype, self.device)
         elif (self.folder / GGUF_INDEX_NAME).is_file():
             gguf = GgufFiles(self.folder, self.device)
-            weights = CheckpointWeights(gguf, self.dtype, self.device, GgufFormat(gguf))
+            weights = CheckpointWeights(gguf, self.dtype, self.device)
         else:
-            files = SafetensorsFiles(self.folder, self.device)
-            form = format_of(self.quantization)
-            weights = CheckpointWeights(files, self.dtype, self.device, form)
+            files = SafetensorsFiles(self.folder, self.device, format_of(self.quantization))
+            weights = CheckpointWeights(files, self.dtype, self.device)
         if self.at_load is not None:
             weights = QuantizedAtLoad(weights, self.at_load)
         needs_head = self.pooling is None

@@ -25,7 +25,7 @@ from services.compute.layers.weighted_layers import Linear
 from services.compute.models import gguf_weights
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
-from services.compute.models.gguf_weights import GgufFiles, GgufFormat
+from services.compute.models.gguf_weights import GgufFiles
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import CheckpointWeights, WeightSource
 from services.compute.quantization.packed import Packed, Weight
@@ -101,8 +101,7 @@ def decoder(
 
 
 def of_gguf(folder: Path, dtype: torch.dtype) -> CheckpointWeights:
-    files = GgufFiles(folder, CPU)
-    return CheckpointWeights(files, dtype, CPU, GgufFormat(files))
+    return CheckpointWeights(GgufFiles(folder, CPU), dtype, CPU)
 
 
 def of_safetensors(folder: Path, dtype: torch.dtype) -> CheckpointWeights:
@@ -267,4 +266,5 @@ def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
     entry = {"file": "large.gguf", "type": "F32", "shape": [4], "offset": size - 16}
     index = {"files": ["large.gguf"], "tensors": {"a.weight": entry}}
     (tmp_path / INDEX_NAME).write_text(json.dumps(index))
-    assert GgufFiles(tmp_path, CPU).read("a.weight").tolist() == [0.0, 1.0, 2.0, 3.0]
+    taken = of_gguf(tmp_path, torch.float32).take("a.weight", (4,))
+    assert taken.tolist() == [0.0, 1.0, 2.0, 3.0]
