@@ -29,10 +29,6 @@ class TensorReader(Protocol):
         """The tensor on the device; raises ModelError if there is none of this name."""
         ...
 
-    def is_zero(self, name: str) -> bool:
-        """Whether there is a tensor of this name and all of it is zero; it is not taken by this."""
-        ...
-
     def skip(self, *prefixes: str) -> None:
         """Accept tensors that are not needed, whose names begin so, if they are there."""
         ...

@@ -112,8 +112,6 @@ class Gptq:
         zeros = unpacked(zero_words, bits)
         scales_OG = _scales_like(tensors, name, zeros, shape)
         order_I = order_of(tensors, f"{name}.g_idx", scales_OG.shape[1])
-        if tensors.is_zero(f"{name}.bias"):  # some writers add these to maps that have none
-            tensors.skip(f"{name}.bias")
         return Integers(bits, unpacked(words.t(), bits), scales_OG, zeros.t(), order_I).packed()
 
 
