@@ -60,9 +60,6 @@ class SafetensorsFiles:
     def read(self, name: str) -> Tensor:
         return self._get(name).to(self._device, copy=True)
 
-    def is_zero(self, name: str) -> bool:
-        return name in self._path_of and not torch.any(self._tensor(name))
-
     def packed(self, name: str, shape: tuple[int, int]) -> Packed | None:
         if self._quantization is None:
             return None
@@ -86,14 +83,19 @@ class SafetensorsFiles:
         self._left = {name for name in self._left if not name.startswith(prefixes)}
 
     def finish(self) -> None:
+        # writers of GPTQ add biases of zeros to maps that have none
+        left = [name for name in sorted(self._left) if not self._is_empty_bias(name)]
         self._files.clear()
-        if self._left:
-            some = ", ".join(sorted(self._left)[:5])
+        if left:
+            some = ", ".join(left[:5])
             raise ModelError(
-                f"{self._folder}: {len(self._left)} tensors do not belong to the architecture that "
+                f"{self._folder}: {len(left)} tensors do not belong to the architecture that "
                 f"config.json names ({some}); the folder mixes two models, or is quantized in a "
                 "way that is not supported."
             )
+
+    def _is_empty_bias(self, name: str) -> bool:
+        return name.endswith(".bias") and not torch.any(self._tensor(name))
 
     def _get(self, name: str) -> Tensor:
         if name not in self._path_of:
