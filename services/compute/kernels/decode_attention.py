@@ -10,6 +10,7 @@ heads of a kv head, D head width, P positions of a page, S chunks merged at once
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -265,7 +266,10 @@ def decode_attention(
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
     codes = Codes.of(LayerPages(kv_pages, kv_scales))
-    tiling = work.tiling or DecodeTiling.of(head_dim, kv_pages.element_size(), group)
+    # what is multiplied as float32 takes registers as float32 does
+    is_wide = q_THD.dtype == torch.float32
+    element_bytes = q_THD.element_size() if is_wide else kv_pages.element_size()
+    tiling = work.tiling or DecodeTiling.of(head_dim, element_bytes, group)
     scale_log2, cap_log2 = score_scale(scale, softcap)
     block_dim = padded(head_dim)
     merge_group = triton.next_power_of_2(group)
