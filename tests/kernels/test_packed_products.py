@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels import unpack as unpack_module
 from services.compute.kernels.packed_matmul import BLOCK_IN, PackedConfig, packed_matmul
 from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
@@ -132,3 +133,16 @@ def test_a_row_is_bitwise_the_same_beside_others(device: torch.device) -> None:
     alone = torch.empty(1, 64, device=device, dtype=torch.bfloat16)
     packed_matmul(x[37:38].contiguous(), packed, None, alone, None, config)
     assert torch.equal(alone[0], out[37])
+
+
+def test_devices_without_fp8_decode_it_by_bits(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = torch.arange(256, dtype=torch.uint8, device=device)
+    every[127::128] = 0  # what is no number
+    codes = every.view(torch.float8_e4m3fn)[None]
+    packed = Packed("fp8", codes, torch.ones(1, 1, device=device))
+    monkeypatch.setattr(unpack_module, "kernel_kind", lambda _: "fp8 by bits")
+    out = torch.empty(1, 256, device=device)
+    unpack(packed, out)
+    assert torch.equal(out, codes.float())

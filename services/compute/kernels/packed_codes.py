@@ -1,9 +1,24 @@
-"""The codes of packed weights, decoded in registers; quantization/packed.py has what they mean."""
+"""The codes of packed weights, decoded in registers; quantization/packed.py has their meaning."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+from services.compute.quantization.packed import Packed
+
+FP8_SINCE = (8, 9)
+"""The compute capability of the first GPUs that convert FP8."""
+
+
+def kernel_kind(weight: Packed) -> str:
+    """KIND of a kernel for this weight on its device."""
+    codes = weight.codes_OB
+    if weight.kind != "fp8" or not codes.is_cuda:
+        return weight.kind
+    has_fp8 = torch.cuda.get_device_capability(codes.device) >= FP8_SINCE
+    return "fp8" if has_fp8 else "fp8 by bits"
 
 
 @triton.jit
@@ -46,7 +61,12 @@ def decode(codes, HALVES: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr)
         high = _half(wide >> 4, KIND, DTYPE)
     else:
         if KIND == "fp8":
-            codes = codes.to(tl.float8e4nv, bitcast=True)
-        low = codes.to(DTYPE)
+            low = codes.to(tl.float8e4nv, bitcast=True).to(DTYPE)
+        elif KIND == "fp8 by bits":
+            bits = codes.to(tl.int32)
+            bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # of a float16, 256 times smaller
+            low = (bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0).to(DTYPE)
+        else:
+            low = codes.to(DTYPE)
         high = low
     return low, high

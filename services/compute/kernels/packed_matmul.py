@@ -19,7 +19,7 @@ from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.matvec_config import NUM_SMS
-from services.compute.kernels.packed_codes import decode, inputs_of
+from services.compute.kernels.packed_codes import decode, inputs_of, kernel_kind
 from services.compute.kernels.skinny_matmul_config import (
     MAX_SPLIT_OUTPUTS,
     MAX_SPLITS,
@@ -231,7 +231,7 @@ def packed_matmul(
         NUM_OUT=num_out,
         NUM_IN=weight.num_inputs,
         G=num_groups,
-        KIND=weight.kind,
+        KIND=kernel_kind(weight),
         HALVES=weight.has_halves,
         HAS_ZEROS=weight.zeros_OG is not None,
         HAS_BIAS=bias_O is not None,

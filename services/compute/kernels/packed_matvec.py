@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.packed_codes import decode, inputs_of
+from services.compute.kernels.packed_codes import decode, inputs_of, kernel_kind
 from services.compute.quantization.packed import Packed
 
 MAX_UNIT = 128
@@ -142,7 +142,7 @@ def packed_matvec(
         NUM_OUT=num_out,
         NUM_IN=weight.num_inputs,
         G=num_groups,
-        KIND=weight.kind,
+        KIND=kernel_kind(weight),
         HALVES=weight.has_halves,
         HAS_ZEROS=weight.zeros_OG is not None,
         HAS_BIAS=bias_O is not None,

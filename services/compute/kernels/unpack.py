@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.packed_codes import decode, inputs_of
+from services.compute.kernels.packed_codes import decode, inputs_of, kernel_kind
 from services.compute.quantization.packed import Packed
 
 BLOCK_OUT = 8
@@ -71,7 +71,7 @@ def unpack(weight: Packed, out_OI: Tensor) -> None:
         NUM_OUT=num_out,
         NUM_IN=weight.num_inputs,
         G=weight.scales_OG.shape[1],
-        KIND=weight.kind,
+        KIND=kernel_kind(weight),
         HALVES=weight.has_halves,
         HAS_ZEROS=weight.zeros_OG is not None,
         BLOCK_O=BLOCK_OUT,
