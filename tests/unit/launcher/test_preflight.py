@@ -82,6 +82,16 @@ def test_weights_that_do_not_fit_on_the_gpu_are_named_with_the_sizes(tmp_path: P
     assert "of its 16.0 GiB there are 13.4 GiB to use (90% of all, less 1.0 GiB in use)" in said
 
 
+@pytest.mark.parametrize(
+    ("kind", "size"), [("auto", "16.2 GiB"), ("fp8", "8.2 GiB"), ("int8", "8.2 GiB")]
+)
+def test_a_cache_of_8_bits_is_half_as_large(kind: str, size: str, tmp_path: Path) -> None:
+    compute = {"max_model_len": 131072, "dtype": "bfloat16", "kv_cache_dtype": kind}
+    machine = Machine(64 * GIB, True, (Gpu(16 * GIB, GIB),))
+    said = refused(plan_of({"compute": compute}), folder_of(tmp_path), machine)
+    assert f"a cache of 131,072 tokens {size}" in said
+
+
 def test_the_weights_are_those_of_the_files_where_they_are_here(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     write_header(tmp_path / "model-1.safetensors", {"a": [1 << 17, 1 << 16]})
