@@ -71,11 +71,14 @@ def logits_on(runner: PackingRunner, pages: list[int]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize(
+    ("share", "kv_cache_dtype"), [(0.5, "auto"), (0.9, "auto"), (0.9, "fp8"), (0.9, "int8")]
+)
 def test_memory_in_use_is_the_share_of_the_settings_and_at_most_3_percent_less(
-    folder: Path, device: torch.device, share: float
+    folder: Path, device: torch.device, share: float, kv_cache_dtype: str
 ) -> None:
-    settings = SETTINGS.model_copy(update={"gpu_memory_utilization": share})
+    update = {"gpu_memory_utilization": share, "kv_cache_dtype": kv_cache_dtype}
+    settings = SETTINGS.model_copy(update=update)
     runner = load_runner(folder, settings, device)
     loaded = used_share()
     assert share - 0.03 <= loaded <= share

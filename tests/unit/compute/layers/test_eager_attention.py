@@ -200,3 +200,43 @@ def test_query_blocks_do_not_change_the_outcome(monkeypatch: pytest.MonkeyPatch)
             attention = EagerAttention(cache, (work,), layers_of(cache))
             outs.append(attention.attend(0, q, k, v, 0.0))
         torch.testing.assert_close(outs[0], outs[1])
+
+
+LOST = {FP8: (0.02, 0.04), INT8: (0.004, 0.012)}
+"""Of attention's output, at least and at most, where keys and values are normally distributed."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("entry", [FP8, INT8])
+def test_what_is_lost_is_lost_by_rounding_entries_alone(
+    entry: torch.dtype, dtype: torch.dtype
+) -> None:
+    """Against float64 on the entries, within the dtype; and on what they were made of."""
+    torch.manual_seed(1)
+    kv_heads, width, length = 2, 64, 700
+    form = LayerFormat(kv_heads, 16, width, dtype, entry)
+    cache = PagedCache(CacheLayout.of([0], {0: form.num_bytes}), {0: form}, (44, 0), CPU)
+    q = (torch.randn(length, kv_heads * GROUP, width) / 8).to(dtype)
+    k, v = torch.randn(2, length, kv_heads, width).to(dtype)
+    geometry, table = Geometry(16, 2 * kv_heads * 16 * width * 4), np.arange(44)[None, :]
+    outs = []
+    for start, count in ((0, length - 1), (length - 1, 1)):  # a prompt, then a token
+        part = slice(start, start + count)
+        work = plan_attention(
+            np.array([start]), np.array([count]), table, int(count == 1), geometry
+        )
+        attention = EagerAttention(cache, (work,), layers_of(cache))
+        outs.append(attention.attend(0, q[part], k[part], v[part], 0.0))
+    out = torch.cat(outs).view_as(q).double()
+
+    def error(k: Tensor, v: Tensor) -> float:
+        expected = reference(q.double(), k.double(), v.double(), 0, 0, 0.0)
+        return float((out - expected).norm() / expected.norm())
+
+    exact = [
+        (codes.double() * s.double()[..., None])
+        for codes, s in (quantize(k, entry), quantize(v, entry))
+    ]
+    assert error(*exact) < {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    least, most = LOST[entry]
+    assert least < error(k, v) < most
