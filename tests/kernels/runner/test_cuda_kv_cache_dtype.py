@@ -30,7 +30,7 @@ CASES: list[Case] = [("qwen3", "fp8", False), ("qwen2_window", "int8", True)]
 if ON_GPU:
     CASES = [
         (variant, dtype, batch_invariant)
-        for variant in ("llama", "qwen3", "mistral_window", "qwen2_window")
+        for variant in ("qwen3", "qwen2_window")
         for dtype in KV_CACHE_DTYPES
         for batch_invariant in (False, True)
     ]
