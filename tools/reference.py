@@ -44,7 +44,7 @@ MODELS = """\
 
 A model is a folder in Hugging Face's layout, here or on the hub: `config.json`, `tokenizer.json`
 and `*.safetensors`; or [a GGUF file](#gguf-files). Weights may be
-[quantized](quantization.md#quantised-checkpoints). Those in pickle formats are never read, and code
+[quantised](quantization.md#quantised-checkpoints). Those in pickle formats are never read, and code
 that comes with a model is never run.
 
 ## Architectures

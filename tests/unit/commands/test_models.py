@@ -75,7 +75,7 @@ def test_the_list_says_what_is_there_and_what_can_be_served(cache: Path) -> None
         "org/llama-gguf       4 B  today         no: GGUF",
         "org/small         5.2 kB  today         yes",
         "",
-        "5.3 kB in all",
+        "5.7 kB in all",
     ]
 
 
