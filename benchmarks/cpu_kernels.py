@@ -28,7 +28,7 @@ from services.compute.layers.eager_attention import (
 from services.compute.layers.page_layers import layers_of
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.weighted_layers import Linear
-from services.compute.runner.model_loader import prepare_cpu
+from services.compute.runner.model_loader import keep_freed_memory
 from services.compute.sampling.noise import coordinates, draw_everywhere, draw_where_it_counts
 
 CPU = torch.device("cpu")
@@ -124,7 +124,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     threads = parser.parse_args().threads
-    prepare_cpu(threads)
+    torch.set_num_threads(threads)
+    keep_freed_memory(True)
     report = Report(
         "cpu_kernels",
         "Choices inside the CPU runner",

@@ -1,6 +1,6 @@
 """What quantization at load costs the demo model: held-out questions answered, and perplexity.
 
-    python -m benchmarks.quantization_quality [--scale 1.0]
+    python -m benchmarks.quantization_quality [--scale 0.25] [--kind int4] [--dtype bfloat16]
 
 transformers runs the model with our linear maps in the place of its own, weights quantized as
 `--quantization` does, on the CPU. Perplexity is of the held-out questions' right answers.
@@ -94,7 +94,7 @@ class Candidate(Examinee):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the questions to ask")
+    parser.add_argument("--scale", type=float, default=0.25, help="share of the questions to ask")
     parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument("--kind", choices=[kind or "none" for kind in KINDS], action="append")
     given = parser.parse_args()

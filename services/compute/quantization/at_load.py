@@ -22,8 +22,8 @@ SHRINKS = tuple(1.0 - step / 40 for step in range(13))
 squares. A lower end loses the group's largest weights."""
 
 
-CHUNK = 1 << 24
-"""Numbers that are looked at together: float32 copies of them take 64 MB each."""
+CHUNK = 1 << 22
+"""Numbers that are looked at together: float32 copies of them take 16 MiB each."""
 
 
 def quantized(weight_OI: Tensor, kind: Quantization) -> Weight:

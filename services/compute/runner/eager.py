@@ -48,7 +48,7 @@ from services.compute.runner.model_loader import (
     choose_threads,
     cpu_room_bytes,
     has_room_for_dense,
-    prepare_cpu,
+    keep_freed_memory,
 )
 from services.compute.runner.packing_runner import PackingRunner
 from services.compute.runner.pooling import embedding_of, pooled_tokens
@@ -340,9 +340,11 @@ class EagerExecutor:
 def load_eager(path: Path, settings: ComputeSettings) -> EagerExecutor:
     """Load a model onto the CPU and run it once, if the settings say so."""
     loader = ModelLoader.read(path, settings, CPU)
-    prepare_cpu(choose_threads(settings, loader.config.shape, loader.dtype))
+    torch.set_num_threads(choose_threads(settings, loader.config.shape, loader.dtype))
+    keep_freed_memory(False)
     make_linear = CpuLinears(loader.dtype, has_room_for_dense(loader.config.shape))
     model = EagerDecoder(loader.decoder(make_linear), loader.max_positions)
+    keep_freed_memory(True)
     executor = EagerExecutor(loader, model, loader.limits(cpu_room_bytes))
     if settings.warmup:
         warm_up(executor)

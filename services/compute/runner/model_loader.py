@@ -262,14 +262,15 @@ def choose_threads(settings: ComputeSettings, shape: DecoderShape, dtype: torch.
     return max(1, min(most, weight_bytes // BYTES_PER_THREAD))
 
 
-def prepare_cpu(num_threads: int) -> None:
-    """Set torch's threads, and keep freed memory in the process.
+def keep_freed_memory(keep: bool) -> None:
+    """Say whether large blocks stay in the process when they are freed.
 
-    glibc returns large blocks to the system when they are freed and gets them back page by
-    page: an RMS norm over 512 tokens took 1.27 ms so and 0.14 ms with memory that stayed.
+    While a model is loaded they should not: 313 million weights in 8 bits took 514 to 797 MiB where
+    they did, and 359 where they did not (benchmarks/results/loading.md). While it runs they should,
+    as glibc gets them back page by page: an RMS norm over 512 tokens took 1.27 ms so and 0.14 ms
+    with memory that stayed.
     """
-    torch.set_num_threads(num_threads)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        mallopt(M_MMAP_THRESHOLD, 1 << 30 if keep else 1 << 20)
+        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1 if keep else 1 << 20)
