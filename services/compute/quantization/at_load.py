@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from services.compute.quantization.packed import BLOCK, Packed, Weight, halves, joined
+from services.compute.quantization.packed import BLOCK, Packed, Weight, chunks, halves, joined
 
 Quantization: TypeAlias = Literal["fp8", "int8", "int4"]
 
@@ -22,16 +22,12 @@ SHRINKS = tuple(1.0 - step / 40 for step in range(13))
 squares. A lower end loses the group's largest weights."""
 
 
-CHUNK = 1 << 22
-"""Numbers that are looked at together: float32 copies of them take 16 MiB each."""
-
-
 def quantized(weight_OI: Tensor, kind: Quantization) -> Weight:
     """The weight in this kind; one whose inputs are no multiple of 32 stays as it is in 4 bits."""
     if kind == "int4" and weight_OI.shape[1] % BLOCK:
         return weight_OI
     pack = {"fp8": _fp8, "int8": _int8, "int4": _int4}[kind]
-    parts = [pack(weight_OI[rows]) for rows in _chunks(*weight_OI.shape)]
+    parts = [pack(weight_OI[rows]) for rows in chunks(*weight_OI.shape)]
     return joined(parts)
 
 
@@ -46,15 +42,9 @@ def rounded_to_int8(weight: Packed) -> Packed:
         return replace(weight, scales_OG=weight.scales_OG.bfloat16())
     parts = [
         _int8(weight.rows(rows).dense(torch.float32), torch.bfloat16)
-        for rows in _chunks(*weight.shape)
+        for rows in chunks(*weight.shape)
     ]
     return joined(parts)
-
-
-def _chunks(num_out: int, num_in: int) -> list[slice]:
-    """Rows that are looked at together."""
-    count = max(1, CHUNK // num_in)
-    return [slice(first, first + count) for first in range(0, num_out, count)]
 
 
 def _fp8(weight_OI: Tensor) -> Packed:

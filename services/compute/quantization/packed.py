@@ -78,6 +78,12 @@ class Packed:
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The weight [O, I] that this stands for, rounded once: what every kernel is tested by."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
+        dense_OI = torch.empty(self.shape, dtype=dtype, device=self.codes_OB.device)
+        for rows in chunks(*self.shape):
+            dense_OI[rows] = self.rows(rows)._unrounded(wide)
+        return dense_OI
+
+    def _unrounded(self, wide: torch.dtype) -> Tensor:
         values_OI = decoded(self.kind, self.codes_OB, wide)
         groups = values_OI.view(len(values_OI), self.scales_OG.shape[1], -1)
         if self.zeros_OG is not None:
@@ -85,11 +91,21 @@ class Packed:
         groups.mul_(self.scales_OG.to(wide)[:, :, None])
         if self.order_I is not None:
             values_OI = torch.empty_like(values_OI).index_copy_(1, self.order_I, values_OI)
-        return values_OI.to(dtype)
+        return values_OI
 
 
 Weight: TypeAlias = Tensor | Packed
 """A weight [O, I] as it stands, or in fewer bytes."""
+
+
+CHUNK = 1 << 22
+"""Numbers that are looked at together: float32 copies of them take 16 MiB each."""
+
+
+def chunks(num_out: int, num_in: int) -> list[slice]:
+    """Rows that are looked at together."""
+    count = max(1, CHUNK // num_in)
+    return [slice(first, first + count) for first in range(0, num_out, count)]
 
 
 def halves(codes_OI: Tensor) -> Tensor:

@@ -46,6 +46,16 @@ def test_codes_of_e2m1_are_their_numbers() -> None:
     assert one.dense(torch.float32)[0, :16].tolist() == [*E2M1, *(-value for value in E2M1)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_made_of_some_rows_at_a_time(
+    kind: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = packed(kind, 7)
+    whole = one.dense(torch.float32)
+    monkeypatch.setattr("services.compute.quantization.packed.CHUNK", 3 * 256)
+    assert torch.equal(one.dense(torch.float32), whole)
+
+
 def test_columns_in_another_order_go_back_to_their_inputs() -> None:
     weight = torch.arange(8.0).repeat(2, 1)
     order = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4])
@@ -118,7 +128,7 @@ def test_rows_are_quantized_by_themselves(
 ) -> None:
     weight = torch.randn(7, 96)
     whole = quantized(weight, kind)
-    monkeypatch.setattr("services.compute.quantization.at_load.CHUNK", 2 * 96)
+    monkeypatch.setattr("services.compute.quantization.packed.CHUNK", 2 * 96)
     in_parts = quantized(weight, kind)
     assert isinstance(whole, Packed) and isinstance(in_parts, Packed)
     assert torch.equal(whole.dense(torch.float32), in_parts.dense(torch.float32))
