@@ -19,6 +19,7 @@ INSTEAD = (
     "model without quantization and --quantization fp8, int8 or int4."
 )
 MLX = "MLX, the format of Apple's machines,"
+Kind: TypeAlias = Literal["fp8", "int8", "int4", "fp4"]
 BITSANDBYTES = "bitsandbytes (nf4, fp4, LLM.int8())"
 
 
@@ -27,9 +28,11 @@ class QuantizationConfig:
     """How the linear maps of a checkpoint are quantized, those of them that are."""
 
     layout: Layout
-    kind: Literal["fp8", "int8", "int4", "fp4"]  # what most of them are
+    kind: Kind  # what most of them are
     block: tuple[int, int] | None = None  # rows and inputs that share a scale
     zeros_less_one: bool = False  # in the files
+    inputs_8bit: frozenset[Kind] = frozenset()
+    """Kinds of weights whose inputs may be rounded to 8 bits, too."""
 
 
 def read_quantization(raw: Mapping[str, Any]) -> QuantizationConfig | None:
@@ -71,7 +74,10 @@ def quant_method(raw: Mapping[str, Any]) -> str:
 def _fp8(config: Mapping[str, Any]) -> QuantizationConfig:
     if config.get("fmt", "e4m3") != "e4m3":
         raise ModelError(f"config.json: FP8 of {config['fmt']!r} is not supported; e4m3 is.")
-    return QuantizationConfig("fp8", "fp8", _block(config.get("weight_block_size")))
+    rounds_inputs = config.get("activation_scheme", "dynamic") in ("dynamic", "static")
+    inputs_8bit: frozenset[Kind] = frozenset({"fp8"}) if rounds_inputs else frozenset()
+    block = _block(config.get("weight_block_size"))
+    return QuantizationConfig("fp8", "fp8", block, inputs_8bit=inputs_8bit)
 
 
 def _block(block: Any) -> tuple[int, int] | None:
@@ -150,9 +156,16 @@ def _compressed_tensors(config: Mapping[str, Any]) -> QuantizationConfig:
                 f"config.json: compressed-tensors' format {layout} is not supported; "
                 f"{', '.join(COMPRESSED_FORMATS)} are."
             )
-    found = [_scheme(group["weights"]) for group in groups]
+    found = [_scheme(group) for group in groups]
     blocks = [each.block for each in found if each.block is not None]
-    return QuantizationConfig("compressed-tensors", found[0].kind, blocks[0] if blocks else None)
+    return QuantizationConfig(
+        "compressed-tensors",
+        found[0].kind,
+        blocks[0] if blocks else None,
+        # which map is of which group is read off its tensors, so that groups of a kind are one
+        inputs_8bit=frozenset(each.kind for each in found)
+        - {each.kind for each in found if not each.inputs_8bit},
+    )
 
 
 COMPRESSED_FORMATS = (
@@ -161,18 +174,20 @@ COMPRESSED_FORMATS = (
 )
 
 
-def _scheme(weights: Mapping[str, Any]) -> QuantizationConfig:
-    kind = (str(weights["type"]), int(weights["num_bits"]))
-    if kind not in KINDS:
+def _scheme(group: Mapping[str, Any]) -> QuantizationConfig:
+    weights, inputs = group["weights"], group.get("input_activations") or {}
+    type_and_bits = (str(weights["type"]), int(weights["num_bits"]))
+    if type_and_bits not in KINDS:
         raise ModelError(
-            f"config.json: weights of {kind[1]} bits ({kind[0]}) are not supported; integers and "
-            "floats of 4 and 8 bits are."
+            f"config.json: weights of {type_and_bits[1]} bits ({type_and_bits[0]}) are not "
+            "supported; integers and floats of 4 and 8 bits are."
         )
-    block = _block(weights.get("block_structure"))
-    return QuantizationConfig("compressed-tensors", KINDS[kind], block)
+    kind, block = KINDS[type_and_bits], _block(weights.get("block_structure"))
+    inputs_8bit = frozenset({kind} if inputs.get("num_bits") == 8 else ())
+    return QuantizationConfig("compressed-tensors", kind, block, inputs_8bit=inputs_8bit)
 
 
-KINDS: Mapping[tuple[str, int], Literal["fp8", "int8", "int4", "fp4"]] = {
+KINDS: Mapping[tuple[str, int], Kind] = {
     ("int", 4): "int4",
     ("int", 8): "int8",
     ("float", 4): "fp4",
@@ -184,7 +199,7 @@ def _modelopt(config: Mapping[str, Any]) -> QuantizationConfig:
     config = config.get("quantization") or config
     algorithm = str(config.get("quant_algo")).upper()
     if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
-        return QuantizationConfig("fp8", "fp8")
+        return QuantizationConfig("fp8", "fp8", inputs_8bit=frozenset({"fp8"}))
     if algorithm == "FP8_PB_WO":
         return QuantizationConfig("fp8", "fp8", (128, 128))
     if algorithm in ("NVFP4", "W4A16_NVFP4"):

@@ -23,7 +23,11 @@ squares. A lower end loses the group's largest weights."""
 
 
 def quantized(weight_OI: Tensor, kind: Quantization) -> Weight:
-    """The weight in this kind; one whose inputs are no multiple of 32 stays as it is in 4 bits."""
+    """The weight in this kind; one whose inputs are no multiple of 32 stays as it is in 4 bits.
+
+    Inputs may be rounded beside FP8, whose steps are relative to each number; beside integers they
+    keep 16 bits, as one large input of a token would take the others' precision.
+    """
     if kind == "int4" and weight_OI.shape[1] % BLOCK:
         return weight_OI
     pack = {"fp8": _fp8, "int8": _int8, "int4": _int4}[kind]
@@ -50,7 +54,7 @@ def rounded_to_int8(weight: Packed) -> Packed:
 def _fp8(weight_OI: Tensor) -> Packed:
     scales_O1 = _largest(weight_OI) / LARGEST_E4M3
     codes = (weight_OI.float() / scales_O1).to(torch.float8_e4m3fn)
-    return Packed("fp8", codes, scales_O1)
+    return Packed("fp8", codes, scales_O1, inputs_8bit=True)
 
 
 def _int8(weight_OI: Tensor, dtype: torch.dtype = torch.float32) -> Packed:

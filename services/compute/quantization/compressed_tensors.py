@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from services.compute.quantization.format import TensorReader, read_scales
 from services.compute.quantization.fp4 import packed_fp4
 from services.compute.quantization.fp8 import Fp8
 from services.compute.quantization.integers import read_int8, read_packed_integers
-from services.compute.quantization.packed import Packed
+from services.compute.quantization.packed import Kind, Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,13 @@ class CompressedTensors:
     """Integers, FP8 and FP4, also several of them in one checkpoint."""
 
     block: tuple[int, int] | None = None  # of FP8
+    inputs_8bit: frozenset[Kind] = frozenset()  # of weights of these kinds, as `Packed` has it
 
     def read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
+        found = self._read(tensors, name, shape)
+        return found and replace(found, inputs_8bit=found.kind in self.inputs_8bit)
+
+    def _read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
         if tensors.has(f"{name}.weight_packed"):
             words = tensors.read(f"{name}.weight_packed")
             if words.dtype != torch.uint8:

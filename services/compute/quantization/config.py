@@ -13,8 +13,8 @@ from services.compute.quantization.integers import Awq, Gptq
 
 FORMATS: Mapping[Layout, Callable[[QuantizationConfig], WeightFormat]] = {
     "awq": lambda config: Awq(),
-    "compressed-tensors": lambda config: CompressedTensors(config.block),
-    "fp8": lambda config: Fp8(config.block),
+    "compressed-tensors": lambda config: CompressedTensors(config.block, config.inputs_8bit),
+    "fp8": lambda config: Fp8(config.block, "fp8" in config.inputs_8bit),
     "gptq": lambda config: Gptq(config.zeros_less_one),
     "modelopt_fp4": lambda config: ModelOptFp4(),
 }

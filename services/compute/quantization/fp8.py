@@ -27,6 +27,7 @@ class Fp8:
     """E4M3 codes with a scale for the tensor, for each row, or for each block."""
 
     block: tuple[int, int] | None = None  # rows and inputs
+    inputs_8bit: bool = False  # as `Packed` has it
 
     def read(self, tensors: TensorReader, name: str, shape: tuple[int, int]) -> Packed | None:
         scale = next((s for s in SCALES if tensors.has(f"{name}.{s}")), None)
@@ -51,7 +52,8 @@ class Fp8:
             scales = scales[:, 0, :, 0]
         if self.block is not None and scales.shape == _num_blocks(shape, self.block):
             scales = blocks_of(scales, shape, self.block)
-        return Packed("fp8", codes, groups_of(tensors, scale, scales, shape).float())
+        scales_OG = groups_of(tensors, scale, scales, shape).float()
+        return Packed("fp8", codes, scales_OG, inputs_8bit=self.inputs_8bit)
 
 
 def _num_blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:

@@ -39,6 +39,9 @@ class Packed:
     zeros_OG: Tensor | None = None
     order_I: Tensor | None = None
     """The inputs in the order in which the columns are: int64; None: as they come."""
+    inputs_8bit: bool = False
+    """Whether inputs may be rounded to 8 bits, too: the checkpoint was made for it, or the weight
+    was made at load for such products."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -197,4 +200,5 @@ def joined(parts: Sequence[Packed]) -> Packed:
         codes_OB=codes.view(parts[0].codes_OB.dtype),
         scales_OG=torch.cat([spread(part.scales_OG) for part in parts]),
         zeros_OG=zeros_OG,
+        inputs_8bit=all(part.inputs_8bit for part in parts),
     )

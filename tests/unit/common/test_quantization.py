@@ -17,6 +17,9 @@ FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "block", "block_struc
 INT4_WEIGHTS = {"num_bits": 4, "type": "int", "group_size": 128, "actorder": "weight"}
 
 
+FP8_INPUTS = frozenset({"fp8"})
+
+
 def compressed(*weights: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
     groups = {f"group_{n}": {"targets": [], "weights": each} for n, each in enumerate(weights)}
     return {"quant_method": "compressed-tensors", "config_groups": groups, **more}
@@ -30,13 +33,16 @@ def read(config: dict[str, Any]) -> QuantizationConfig | None:
     ("config", "expected"),
     [
         ({}, None),
-        ({"quant_method": "fp8"}, QuantizationConfig("fp8", "fp8")),
+        ({"quant_method": "fp8"}, QuantizationConfig("fp8", "fp8", inputs_8bit=FP8_INPUTS)),
         (
             {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
-            QuantizationConfig("fp8", "fp8", (128, 128)),
+            QuantizationConfig("fp8", "fp8", (128, 128), inputs_8bit=FP8_INPUTS),
         ),
-        ({"quant_method": "fbgemm_fp8"}, QuantizationConfig("fp8", "fp8")),
-        ({"quant_method": "mxfp8"}, QuantizationConfig("fp8", "fp8", (1, 32))),
+        ({"quant_method": "fbgemm_fp8"}, QuantizationConfig("fp8", "fp8", inputs_8bit=FP8_INPUTS)),
+        (
+            {"quant_method": "mxfp8"},
+            QuantizationConfig("fp8", "fp8", (1, 32), inputs_8bit=FP8_INPUTS),
+        ),
         (
             {"quant_method": "GPTQ", "bits": 4},
             QuantizationConfig("gptq", "int4", zeros_less_one=True),
@@ -84,6 +90,43 @@ def test_what_is_supported_is_read(
     config: dict[str, Any], expected: QuantizationConfig | None
 ) -> None:
     assert read(config) == expected
+
+
+INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+INT8_WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel"}
+
+
+def groups_of(*groups: tuple[dict[str, Any], dict[str, Any] | None]) -> dict[str, Any]:
+    named = {
+        f"group_{n}": {"weights": weights, "input_activations": inputs}
+        for n, (weights, inputs) in enumerate(groups)
+    }
+    return {"quant_method": "compressed-tensors", "config_groups": named}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, {"fp8"}),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, {"fp8"}),
+        ({"quant_method": "fp8", "activation_scheme": None}, set()),
+        ({"quant_method": "fbgemm_fp8"}, {"fp8"}),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, {"fp8"}),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, {"fp8"}),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, set()),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, set()),
+        ({"quant_method": "gptq", "bits": 8}, set()),
+        ({"quant_method": "awq", "bits": 4}, set()),
+        (groups_of((INT8_WEIGHTS, None)), set()),
+        (groups_of((INT8_WEIGHTS, INPUTS)), {"int8"}),
+        (groups_of((INT8_WEIGHTS, INPUTS | {"num_bits": 4})), set()),
+        (groups_of((FP8_WEIGHTS, INPUTS), (INT4_WEIGHTS, None)), {"fp8"}),
+        (groups_of((INT8_WEIGHTS, INPUTS), (INT8_WEIGHTS, None)), set()),
+    ],
+)
+def test_whether_inputs_may_be_rounded_is_read(config: dict[str, Any], expected: set[str]) -> None:
+    found = read(config)
+    assert found is not None and found.inputs_8bit == expected
 
 
 def test_old_files_of_compressed_tensors_have_another_name_for_it() -> None:
@@ -176,7 +219,8 @@ def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path: Path) -> None:
     before = revision_of(tmp_path)
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
-    assert read_quantization(read_model_config(tmp_path)) == QuantizationConfig("fp8", "fp8")
+    found = read_quantization(read_model_config(tmp_path))
+    assert found == QuantizationConfig("fp8", "fp8", inputs_8bit=FP8_INPUTS)
     assert revision_of(tmp_path) != before
     own = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
     (tmp_path / "config.json").write_text(json.dumps(own))

@@ -38,10 +38,12 @@ class Form:
     write: Callable[[Tensor, str], Written]  # a module's weight and its name
 
 
-def compressed(layout: str, **args: Any) -> Form:
+def compressed(layout: str, *, rounds_inputs: bool = False, **args: Any) -> Form:
     """One of compressed-tensors' layouts; `args` are those of its weights."""
-    weights = QuantizationArgs(**args)
-    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    weights, inputs = QuantizationArgs(**args), None
+    if rounds_inputs:
+        inputs = QuantizationArgs(type=weights.type, strategy="token", dynamic=True)
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
     compressor = BaseCompressor.get_value_from_registry(layout)
 
     def write(weight_OI: Tensor, name: str) -> Written:
@@ -267,6 +269,12 @@ FORMS: Mapping[str, Form] = {
     ),
     "compressed mxfp8": compressed(
         "mxfp8-quantized", type="float", group_size=32, scale_dtype="torch.uint8"
+    ),
+    "compressed fp8 and inputs": compressed(
+        "float-quantized", rounds_inputs=True, type="float", strategy="channel"
+    ),
+    "compressed int8 and inputs": compressed(
+        "int-quantized", rounds_inputs=True, strategy="channel"
     ),
     "compressed int8 of rows": compressed("int-quantized", strategy="channel"),
     "compressed int8 with zeros": compressed("int-quantized", strategy="channel", symmetric=False),

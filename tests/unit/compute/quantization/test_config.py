@@ -16,7 +16,7 @@ def test_every_layout_has_a_reader() -> None:
 
 def test_readers_know_what_config_json_says() -> None:
     block = {"quant_method": "fp8", "weight_block_size": [64, 32]}
-    assert format_of(read_quantization({"quantization_config": block})) == Fp8((64, 32))
+    assert format_of(read_quantization({"quantization_config": block})) == Fp8((64, 32), True)
     gptq = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}
     assert format_of(read_quantization({"quantization_config": gptq})) == Gptq(False)
     assert format_of(read_quantization({})) is None

@@ -123,6 +123,19 @@ def test_a_map_that_was_left_out_is_plain_beside_others(name: str, tmp_path: Pat
     assert isinstance(merged, Tensor) and torch.equal(merged, torch.cat((dense_OI, plain)))
 
 
+INPUTS_8BIT = {
+    *("fp8 of blocks", "fp8 of a tensor", "fp8 with powers of 2", "fbgemm_fp8", "modelopt FP8"),
+    *("compressed fp8 and inputs", "compressed int8 and inputs"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_weight_knows_whether_its_inputs_may_be_rounded(name: str, tmp_path: Path) -> None:
+    write(tmp_path, written(FORMS[name], (64, 128))[0])
+    found = weights_of(tmp_path, FORMS[name]).linear(["m"], [64], 128)
+    assert isinstance(found, Packed) and found.inputs_8bit is (name in INPUTS_8BIT)
+
+
 @pytest.mark.parametrize("variant", ["llama", "llama_biased", "llama_tied", "qwen3"])
 @pytest.mark.parametrize("name", ["fp8 of blocks", "gptq in act order", UNLIKE, "compressed nvfp4"])
 def test_a_model_has_the_numbers_of_its_files(name: str, variant: str, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -103,6 +105,25 @@ def test_what_is_not_alike_is_stacked_as_numbers() -> None:
     both = stacked([packed("int8"), other, dense], torch.float32)
     assert isinstance(both, torch.Tensor)
     assert torch.equal(both[6:12], other.dense(torch.float32)) and torch.equal(both[12:], dense)
+
+
+def test_inputs_may_be_rounded_where_all_rows_were_made_for_it() -> None:
+    made_for_it, other = packed("fp8"), replace(packed("fp8", 2), inputs_8bit=False)
+    assert made_for_it.inputs_8bit and made_for_it.rows(slice(2, 4)).inputs_8bit
+    for parts, expected in [((made_for_it, made_for_it), True), ((made_for_it, other), False)]:
+        both = stacked(parts, torch.float32)
+        assert isinstance(both, Packed) and both.inputs_8bit is expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("fp8", True), ("int8", False), ("int4", False)])
+def test_at_load_inputs_may_be_rounded_beside_fp8(kind: Quantization, expected: bool) -> None:
+    assert packed(kind).inputs_8bit is expected
+
+
+def test_integers_of_8_bits_that_were_4_keep_what_they_say_of_inputs() -> None:
+    parts = [replace(packed(kind), inputs_8bit=True) for kind in ("int4", "int8")]
+    both = stacked(parts, torch.float32)
+    assert isinstance(both, Packed) and both.inputs_8bit
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("fp8", 0.03), ("int8", 0.01), ("int4", 0.11)])
