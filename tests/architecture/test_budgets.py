@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (8_440, 55),
     "services/router": (13_760, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (22_500, 151),
+    "services/compute": (22_520, 151),
     "services/detokenizer": (2_480, 16),
     "services/launcher": (1_330, 8),
     "services/commands": (1_550, 9),
     "services/bench": (630, 4),
-    "services": (45_760, 286),
+    "services": (45_780, 286),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.compute.quantization.packed import Packed, halves
+from services.compute.quantization.packed import Kind, Packed, halves
 
 PLAIN: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
@@ -26,16 +26,21 @@ _FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Numbers as small whole ones: code * scale - low, with one scale and low for each group."""
+    """Numbers as small whole ones: code * scale - low, with one scale and low for each group.
+
+    Those of "fp4" are E2M1 codes, and stand for twice their numbers.
+    """
 
     codes_BGS: Tensor  # int8 or uint8
     scale_BG: Tensor  # float32
     low_BG: Tensor | None = None
-    bits: int = 8  # of a code
+    kind: Kind = "int8"  # as which it is packed
 
     def values(self) -> Tensor:
         """The numbers in their order, float32."""
-        values_BGS = self.codes_BGS.float().mul_(self.scale_BG.unsqueeze(-1))
+        is_fp4 = self.kind == "fp4"
+        codes_BGS = _looked_up(self.codes_BGS, _FP4_DOUBLED) if is_fp4 else self.codes_BGS
+        values_BGS = codes_BGS.float().mul_(self.scale_BG.unsqueeze(-1))
         if self.low_BG is not None:
             values_BGS.sub_(self.low_BG.unsqueeze(-1))
         return values_BGS.flatten()
@@ -48,7 +53,10 @@ def packed_groups(groups: Groups, num_rows: int) -> Packed:
     of a float16 and an integer of 6 or 8 bits, and in float32 took a third of Q4_K's bytes.
     """
     codes_BGS, scale_BG, low_BG = groups.codes_BGS, groups.scale_BG, groups.low_BG
-    middle = 8 if codes_BGS.dtype == torch.uint8 and groups.bits == 4 else 0
+    if groups.kind == "fp4":  # powers of 2, of which float16 has not all
+        scales_OG = (2 * scale_BG).bfloat16().view(num_rows, -1)
+        return Packed("fp4", halves(codes_BGS.reshape(num_rows, -1)), scales_OG)
+    middle = 8 if codes_BGS.dtype == torch.uint8 and groups.kind == "int4" else 0
     codes_BGS = codes_BGS.view(torch.int8) - middle
     zeros_OG = None
     if low_BG is not None:
@@ -62,7 +70,7 @@ def packed_groups(groups: Groups, num_rows: int) -> Packed:
     if _fits(scales_OG) and (zeros_OG is None or _fits(zeros_OG)):
         scales_OG = scales_OG.half()
         zeros_OG = None if zeros_OG is None else zeros_OG.half()
-    if groups.bits == 4:
+    if groups.kind == "int4":
         return Packed("int4", halves((codes_OI + 8).view(torch.uint8)), scales_OG, zeros_OG)
     return Packed("int8", codes_OI.contiguous(), scales_OG, zeros_OG)
 
@@ -97,12 +105,12 @@ def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
 
 def _q4_0(blocks: Tensor) -> Groups:
     codes_BGS = _centred(_nibbles(blocks[:, None, 2:]), 8)
-    return Groups(codes_BGS, _float16(blocks[:, :2]), bits=4)
+    return Groups(codes_BGS, _float16(blocks[:, :2]), kind="int4")
 
 
 def _q4_1(blocks: Tensor) -> Groups:
     low_BG = _float16(blocks[:, 2:4]).neg_()
-    return Groups(_nibbles(blocks[:, None, 4:]), _float16(blocks[:, :2]), low_BG, 4)
+    return Groups(_nibbles(blocks[:, None, 4:]), _float16(blocks[:, :2]), low_BG, "int4")
 
 
 def _q5_0(blocks: Tensor) -> Groups:
@@ -133,7 +141,7 @@ def _halves_of_k(bytes_BN: Tensor) -> Tensor:
 
 
 def _q4_k(blocks: Tensor) -> Groups:
-    return Groups(_halves_of_k(blocks[:, 16:]), *_scales_of_k(blocks), bits=4)
+    return Groups(_halves_of_k(blocks[:, 16:]), *_scales_of_k(blocks), kind="int4")
 
 
 def _q5_k(blocks: Tensor) -> Groups:
@@ -166,10 +174,10 @@ def _iq4_xs(blocks: Tensor) -> Groups:
 
 
 def _mxfp4(blocks: Tensor) -> Groups:
-    # of a doubled code: half of 2 to the power of what the byte says, less 127
+    # of a doubled number: half of 2 to the power of what the byte says, less 127
     power_BG = blocks[:, :1].int() - 128
     scale_BG = torch.ldexp(torch.ones_like(power_BG, dtype=torch.float32), power_BG)
-    return Groups(_looked_up(_nibbles(blocks[:, None, 1:]), _FP4_DOUBLED), scale_BG)
+    return Groups(_nibbles(blocks[:, None, 1:]), scale_BG, kind="fp4")
 
 
 UNPACK: Mapping[str, Callable[[Tensor], Groups]] = {

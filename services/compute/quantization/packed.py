@@ -142,11 +142,12 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
     """Several weights of the same inputs, their rows on top of one another.
 
     They stay packed where all are of one kind and of one order of inputs; scales of larger groups
-    are repeated. Integers of 4 bits become some of 8 beside others of 8. Otherwise the result is
-    dense, in this dtype.
+    are repeated. Integers and FP4 beside one another become integers of 8 bits. Otherwise the
+    result is dense, in this dtype.
     """
     packed = [part for part in parts if isinstance(part, Packed)]
-    if {part.kind for part in packed} == {"int4", "int8"}:
+    kinds = {part.kind for part in packed}
+    if len(kinds) > 1 and "fp8" not in kinds:
         packed = [_as_int8(part) for part in packed]
     if len(packed) == len(parts) and _are_alike(packed):
         return joined(packed)
@@ -154,9 +155,12 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
 
 
 def _as_int8(part: Packed) -> Packed:
-    """The same integers, one in a byte."""
+    """The same numbers as integers, one in a byte; of FP4 they are twice as large."""
     if part.kind == "int8":
         return part
+    if part.kind == "fp4":
+        twice = decoded("fp4", part.codes_OB, torch.float32).mul_(2).to(torch.int8)
+        return replace(part, kind="int8", codes_OB=twice, scales_OG=part.scales_OG / 2)
     return replace(part, kind="int8", codes_OB=unhalved(part.codes_OB).view(torch.int8) - 8)
 
 

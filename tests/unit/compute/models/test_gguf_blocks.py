@@ -52,6 +52,7 @@ FLOATS = {  # where a block has numbers of float16
     "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
 EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4")  # files have the scales as they are kept
+KINDS = {"Q4_0": "int4", "Q4_1": "int4", "Q4_K": "int4", "MXFP4": "fp4"}
 HALF_ULP = 2.0**-11  # of a float16
 
 
@@ -64,7 +65,7 @@ def groups_of(kind: str, num_rows: int = 24, largest: float = 1e-2) -> Groups:
         scales = dice.uniform(1e-4, largest, (len(blocks), 1)).astype(np.float16)
         blocks[:, place : place + 2] = scales.view(np.uint8)
     if kind == "MXFP4":
-        blocks[:, 0] = dice.integers(110, 130, len(blocks))
+        blocks[:, 0] = dice.integers(1, 254, len(blocks))  # of which float16 has few
     return UNPACK[kind](torch.from_numpy(blocks))
 
 
@@ -84,8 +85,8 @@ def bound_of(groups: Groups) -> Tensor:
 def test_packed_weights_stand_for_the_same_numbers(kind: str) -> None:
     groups = groups_of(kind)
     weight = packed_groups(groups, 24)
-    assert weight.kind == ("int4" if kind in ("Q4_0", "Q4_1", "Q4_K") else "int8")
-    assert weight.scales_OG.dtype == torch.float16
+    assert weight.kind == groups.kind == KINDS.get(kind, "int8")
+    assert weight.scales_OG.dtype == (torch.bfloat16 if kind == "MXFP4" else torch.float16)
     assert weight.zeros_OG is None or weight.zeros_OG.dtype == torch.float16
     expected, found = groups.values().view(24, -1), weight.dense(torch.float32)
     assert torch.all((found - expected).abs() <= bound_of(groups).view(24, -1))

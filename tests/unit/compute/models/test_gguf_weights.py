@@ -168,17 +168,20 @@ def test_quantised_weights_are_those_of_the_dequantised_folder(
     assert not torch.equal(tensors["lm_head.weight"], rounded["lm_head.weight"])
 
 
-def test_projections_of_4_and_8_bits_are_one_of_8(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "packed_as"), [("Q4_0", "int4"), ("MXFP4", "fp4")])
+def test_projections_of_4_and_8_bits_are_one_of_8(
+    kind: str, packed_as: str, tmp_path: Path
+) -> None:
     folder = save(Case("llama"), tmp_path / "folder")
     values = load_file(folder / "model.safetensors")["model.layers.0.self_attn.v_proj.weight"]
     blocks = gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType.Q8_0)
-    options = GgufOptions("Q4_0", blocks={"blk.0.attn_v.weight": ("Q8_0", blocks)})
+    options = GgufOptions(kind, blocks={"blk.0.attn_v.weight": ("Q8_0", blocks)})
     made = folder_of(write_gguf(folder, tmp_path / "model.gguf", options))
     weights = of_gguf(made, torch.float32)
     names = [f"model.layers.{layer}.self_attn.{each}_proj" for layer in (0, 1) for each in "qkv"]
     mixed, alike = (weights.linear(three, (96, 96, 96), 96) for three in (names[:3], names[3:]))
     assert isinstance(mixed, Packed) and mixed.kind == "int8"
-    assert isinstance(alike, Packed) and alike.kind == "int4"
+    assert isinstance(alike, Packed) and alike.kind == packed_as
     expected = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0))
     assert torch.equal(mixed.dense(torch.float32)[192:], expected)
 

@@ -100,6 +100,17 @@ def test_integers_of_4_bits_are_stacked_with_those_of_8() -> None:
     assert torch.allclose(both.dense(torch.float32), expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("kinds", [("fp4", "int8"), ("int4", "fp4"), ("fp4", "int4", "int8")])
+def test_fp4_is_stacked_with_integers_as_integers(kinds: tuple[str, ...]) -> None:
+    codes = torch.randint(0, 256, (3, 128), dtype=torch.uint8)
+    fp4 = Packed("fp4", codes, torch.exp2(torch.randint(-9, 9, (3, 8))).bfloat16())
+    parts = [fp4 if kind == "fp4" else packed(kind) for kind in kinds]  # type: ignore[arg-type]
+    both = stacked(parts, torch.float32)
+    assert isinstance(both, Packed) and both.kind == "int8"
+    expected = torch.cat([part.dense(torch.float32) for part in parts])
+    assert torch.allclose(both.dense(torch.float32), expected, rtol=1e-6, atol=1e-7)
+
+
 def test_what_is_not_alike_is_stacked_as_numbers() -> None:
     dense, other = torch.randn(3, 256), packed("fp8")
     both = stacked([packed("int8"), other, dense], torch.float32)
