@@ -42,6 +42,8 @@ TYPES: Mapping[int, BlockType] = {
     6: BlockType("Q5_0", 32, 22),
     7: BlockType("Q5_1", 32, 24),
     8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
     12: BlockType("Q4_K", 256, 144),
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
@@ -53,7 +55,7 @@ TYPES: Mapping[int, BlockType] = {
 """The types that are read, by their numbers in files."""
 
 _OTHER_TYPES = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
 }  # fmt: skip
@@ -202,7 +204,8 @@ class _Reader:
             raise ModelError(
                 f"{self._path}: tensor {name[:80]} is of type "
                 f"{_OTHER_TYPES.get(number, number)}, which is not supported; these are: {known}. "
-                "Take a file in one of them, such as Q4_K_M or Q8_0"
+                "Take a file in one of them, such as Q4_K_M or Q8_0, or Q3_K_M or Q2_K if it is to "
+                "be small"
             )
         if 0 in shape or shape[-1] % kind.block_size or offset % 8:
             raise ValueError(f"tensor {name[:80]} is {list(shape)} of {kind.name} at {offset}")

@@ -135,11 +135,13 @@ def weight_bytes(folder: Path, item_bytes: int) -> int:
 
 
 def _least_bytes(name: str, tensor: Mapping[str, Any], item_bytes: int) -> int:
-    """Blocks stay as small as they are, but for the embedding's, and where numbers are float32."""
+    """Blocks stay as small as they are, but for codes of less than 4 bits, the embedding's blocks,
+    and where numbers are float32."""
     kind, count = KINDS[tensor["type"]], int(math.prod(tensor["shape"]))
     if item_bytes > 2 or name == EMBEDDING:
         return count * item_bytes
-    return min(count * item_bytes, count // kind.block_size * kind.block_bytes)
+    block_bytes = max(kind.block_bytes, kind.block_size // 2)
+    return min(count * item_bytes, count // kind.block_size * block_bytes)
 
 
 def _files(folder: Path) -> list[str]:

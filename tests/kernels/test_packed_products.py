@@ -24,6 +24,8 @@ FORMS: list[tuple[Kind, int, bool]] = [  # kind, group size (0: the row), zeros
     ("int8", 16, True),  # of Q4_K beside it
     ("int8", 32, True),
     ("int8", 128, False),
+    ("int4", 16, False),  # of Q3_K in GGUF files: two codes of a byte are of two groups
+    ("int4", 16, True),  # of Q2_K
     ("int4", 32, True),
     ("int4", 64, False),
     ("int4", 128, True),

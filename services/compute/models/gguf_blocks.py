@@ -140,6 +140,30 @@ def _halves_of_k(bytes_BN: Tensor) -> Tensor:
     return _nibbles(bytes_BN.reshape(-1, 4, 32)).view(-1, 8, 32)
 
 
+def _two_bits_of_k(bytes_BN: Tensor) -> Tensor:
+    """Each 32 bytes have 128 codes: two bits of all bytes, then the next ones [B, 16, 16]."""
+    places = torch.arange(0, 8, 2, dtype=torch.uint8, device=bytes_BN.device)[:, None]
+    return (bytes_BN.reshape(-1, 2, 1, 32) >> places & 3).view(-1, 16, 16)
+
+
+def _q2_k(blocks: Tensor) -> Groups:
+    scale_BG = (blocks[:, :16] & 15) * _float16(blocks[:, 80:82])
+    low_BG = (blocks[:, :16] >> 4) * _float16(blocks[:, 82:])
+    # with a sign, as zeros then are those of codes of 0 to 3: small ones, in float16
+    codes_BGS = _two_bits_of_k(blocks[:, 16:80]).view(torch.int8)
+    return Groups(codes_BGS, scale_BG, low_BG, "int4")
+
+
+def _q3_k(blocks: Tensor) -> Groups:
+    places = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
+    high_BGS = (blocks[:, None, :32] >> places & 1).view(-1, 16, 16)
+    codes_BGS = _centred(_two_bits_of_k(blocks[:, 32:96]) | high_BGS << 2, 4)
+    low_BG = _nibbles(blocks[:, 96:104])
+    high_BG = (blocks[:, None, 104:108] >> places[:7:2] & 3).flatten(1)
+    scale_BG = _centred(low_BG | high_BG << 4, 32) * _float16(blocks[:, 108:])
+    return Groups(codes_BGS, scale_BG, kind="int4")
+
+
 def _q4_k(blocks: Tensor) -> Groups:
     return Groups(_halves_of_k(blocks[:, 16:]), *_scales_of_k(blocks), kind="int4")
 
@@ -186,6 +210,8 @@ UNPACK: Mapping[str, Callable[[Tensor], Groups]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,

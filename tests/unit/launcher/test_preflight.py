@@ -99,12 +99,15 @@ def test_the_weights_are_those_of_the_files_where_they_are_here(tmp_path: Path) 
     assert "its weights take 16.0 GiB as bfloat16" in said
 
 
-def test_blocks_of_a_gguf_file_stay_small_but_in_float32(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "size"), [("Q4_K", 19.0), ("Q2_K", 17.0)])
+def test_blocks_of_a_gguf_file_stay_small_but_in_float32(
+    kind: str, size: float, tmp_path: Path
+) -> None:
     shapes = {"model.embed_tokens": [131072, 4096], "model.layers.0.mlp.up_proj": [8_388_608, 4096]}
-    tensors = {f"{name}.weight": {"type": "Q4_K", "shape": each} for name, each in shapes.items()}
+    tensors = {f"{name}.weight": {"type": kind, "shape": each} for name, each in shapes.items()}
     folder_of(tmp_path)
     (tmp_path / INDEX_NAME).write_text(json.dumps({"tensors": tensors}))
-    assert "its weights take 19.0 GiB as bfloat16" in refused(plan_of(), tmp_path, PC)
+    assert f"its weights take {size} GiB as bfloat16" in refused(plan_of(), tmp_path, PC)
     check(plan_of(), SERVER, tmp_path)
     assert "its weights take 130.0 GiB as float32" in refused(plan_of(), tmp_path, LAPTOP)
 

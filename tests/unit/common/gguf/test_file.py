@@ -117,15 +117,18 @@ def test_other_versions_are_refused(
     assert message in refusal(whole[:4] + struct.pack("<I", version) + whole[8:], tmp_path)
 
 
-def test_types_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
+)
+def test_types_that_are_not_read_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    size = gguf.GGML_QUANT_SIZES[KINDS.IQ2_XS][1]
-    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((1, size), np.uint8), raw_dtype=KINDS.IQ2_XS)
+    size = gguf.GGML_QUANT_SIZES[KINDS[kind]][1]
+    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((1, size), np.uint8), raw_dtype=KINDS[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    expected = "tensor blk.0.ffn_up.weight is of type IQ2_XS, which is not supported; these are: F"
+    expected = f"is of type {kind}, which is not supported; these are: F.* Take a file .* Q3_K_M"
     with pytest.raises(ModelError, match=expected):
         read_model(tmp_path / "x.gguf")
 

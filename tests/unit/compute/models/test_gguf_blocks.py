@@ -15,7 +15,7 @@ NUM_BLOCKS = 500
 GROUPS = {  # groups of a block, and codes of a group
     "Q4_0": (1, 32), "Q4_1": (1, 32), "Q5_0": (1, 32), "Q5_1": (1, 32), "Q8_0": (1, 32),
     "Q4_K": (8, 32), "Q5_K": (8, 32), "Q6_K": (16, 16), "IQ4_NL": (1, 32), "IQ4_XS": (8, 32),
-    "MXFP4": (1, 32),
+    "MXFP4": (1, 32), "Q2_K": (16, 16), "Q3_K": (16, 16),
 }  # fmt: skip
 
 
@@ -49,10 +49,11 @@ def test_any_bytes_are_the_numbers_that_the_package_reads(kind: str) -> None:
 
 FLOATS = {  # where a block has numbers of float16
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2),
-    "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "Q2_K": (80, 82),
+    "Q3_K": (108,),
 }  # fmt: skip
 EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4")  # files have the scales as they are kept
-KINDS = {"Q4_0": "int4", "Q4_1": "int4", "Q4_K": "int4", "MXFP4": "fp4"}
+KINDS = {"MXFP4": "fp4"} | dict.fromkeys(("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K"), "int4")
 HALF_ULP = 2.0**-11  # of a float16
 
 

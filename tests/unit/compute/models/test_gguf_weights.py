@@ -195,7 +195,7 @@ def quantised(tensor: Tensor, kind: str) -> Tensor:
     return torch.from_numpy(gguf.quants.dequantize(blocks, chosen))
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL"])
 def test_rows_of_blocks_are_brought_into_order_before_they_are_dequantised(
     kind: str, tmp_path: Path
 ) -> None:
