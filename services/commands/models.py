@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ModelError, near
 from services.commands.command import Command, Parser
@@ -22,7 +23,8 @@ hub's cache. Only what is served is fetched: safetensors, no pickles, no code.
 A gated model needs a token, by `hf auth login` or in HF_TOKEN."""
 LIST = """\
 List the models in the cache of the Hugging Face hub, their size on the disk,
-when they were used, and whether they can be served."""
+when they were used, and whether they can be served: of GGUF files, each by its
+own command."""
 REMOVE = """\
 Remove models, in all their revisions, from the cache of the Hugging Face hub.
 Other programs that use the cache do not find them any more either."""
@@ -69,34 +71,43 @@ def add_list_options(parser: Parser) -> None:
 
 
 def list_models(options: argparse.Namespace, env: Mapping[str, str]) -> int:
-    models = [(model, why_not_served(model)) for model in cached_models()]
+    models = [(model, *served(model)) for model in cached_models()]
     if options.json:
-        rows = [
-            {
-                "id": model.repo_id,
-                "bytes": model.size_on_disk,
-                "last_used": model.last_accessed,
-                "path": str(model.repo_path),
-                "served": not reason,
-                "why_not": reason,
-            }
-            for model, reason in models
-        ]
+        rows = [row_of(*each) for each in models]
         print(json.dumps(rows, indent=2))
         return 0
     if not models:
         print("No model is downloaded. `slipstream pull Qwen/Qwen3-0.6B` fetches one, and the")
         print("demo model is always there: `slipstream chat`.")
         return 0
-    width = max(len("MODEL"), *(len(model.repo_id) for model, _ in models))
+    width = max(len("MODEL"), *(len(model.repo_id) for model, *_ in models))
     print(f"{'MODEL':<{width}}  {'SIZE':>8}  {'USED':<12}  SERVED")
-    for model, reason in models:
+    for model, reason, files in models:
         used = age_text(model.last_accessed)
         size = size_text(model.size_on_disk)
-        served = f"no: {reason}" if reason else "yes"
-        print(f"{model.repo_id:<{width}}  {size:>8}  {used:<12}  {served}")
-    print(f"\n{size_text(sum(model.size_on_disk for model, _ in models))} in all")
+        answer = f"no: {reason}" if reason else "yes, by file:" if files else "yes"
+        print(f"{model.repo_id:<{width}}  {size:>8}  {used:<12}  {answer}")
+        for path, why_not in files.items():
+            command = f"slipstream serve {shlex.quote(str(path))}"
+            print(f"  not {path.name}: {why_not}" if why_not else f"  {command}")
+    print(f"\n{size_text(sum(model.size_on_disk for model, *_ in models))} in all")
     return 0
+
+
+def row_of(model: CachedRepoInfo, reason: str, files: Mapping[Path, str]) -> dict[str, Any]:
+    """Return what there is to say of a model to programs."""
+    return {
+        "id": model.repo_id,
+        "bytes": model.size_on_disk,
+        "last_used": model.last_accessed,
+        "path": str(model.repo_path),
+        "served": not reason,
+        "why_not": reason,
+        "gguf_files": [
+            {"path": str(path), "served": not why_not, "why_not": why_not}
+            for path, why_not in files.items()
+        ],
+    }
 
 
 def add_remove_options(parser: Parser) -> None:
@@ -146,18 +157,46 @@ def cached_models() -> list[CachedRepoInfo]:
     return sorted(models, key=lambda model: model.repo_id.lower())
 
 
-def why_not_served(model: CachedRepoInfo) -> str:
-    """Say why a model cannot be served; empty if it can, as far as its files tell."""
+def served(model: CachedRepoInfo) -> tuple[str, dict[Path, str]]:
+    """Say why a model cannot be served, empty if it can; if it is GGUF files, of each of them."""
+    newest = max(model.revisions, key=lambda revision: revision.last_modified, default=None)
+    if newest is None:
+        return "no files", {}
+    folder = Path(newest.snapshot_path)
+    if any(folder.glob("*.safetensors")):
+        return why_not_served(folder), {}
+    files = gguf_files(folder)
+    if files:
+        return "" if "" in files.values() else "GGUF", files
+    return why_not_served(folder) or "no safetensors", {}
+
+
+def gguf_files(folder: Path) -> dict[Path, str]:
+    """Say why each GGUF file cannot be served, empty if it can; of a split one, its first part."""
+    from common.gguf.file import model_name, read_model
+    from common.gguf.folder import contents_of
+
+    firsts: dict[Path, Path] = {}
+    for path in sorted(folder.rglob("*.gguf")):
+        firsts.setdefault(path.with_name(model_name(path)), path)
+    found = {}
+    for path in firsts.values():
+        try:
+            contents_of(read_model(path))
+            found[path] = ""
+        except ModelError as error:
+            found[path] = str(error).removeprefix(str(path)).lstrip(": ").partition(";")[0]
+    return found
+
+
+def why_not_served(folder: Path) -> str:
+    """Say why its config.json cannot be served; empty if it can, as far as that tells."""
     from common.decoder_shape import architecture_of, family_of
     from common.model_folder import read_model_config
     from common.quantization import quant_method, read_quantization
 
-    newest = max(model.revisions, key=lambda revision: revision.last_modified, default=None)
-    if newest is None:
-        return "no files"
-    folder = Path(newest.snapshot_path)
     if not (folder / "config.json").is_file():
-        return "GGUF" if any(folder.glob("*.gguf")) else "no config.json"
+        return "no config.json"
     reason = "a broken config.json"
     try:
         raw = read_model_config(folder)
@@ -167,7 +206,7 @@ def why_not_served(model: CachedRepoInfo) -> str:
         family_of(raw)
     except ModelError:
         return reason
-    return "" if any(folder.glob("*.safetensors")) else "no safetensors"
+    return ""
 
 
 def size_text(num_bytes: float) -> str:

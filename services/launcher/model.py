@@ -52,11 +52,14 @@ def find_model(
             folder = download(model.path, model.revision, with_weights=True)
     folder = folder.absolute()
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{model.path} has no config.json; {_instead(model.path, folder)}")
+        what = "is it the folder of a model?"
+        raise ModelError(f"{model.path} has no config.json; {_instead(model.path, folder, what)}")
     if with_weights and not has_weights(folder):
+        other = (
+            "weights in other formats are never loaded (--load-format dummy serves random weights)"
+        )
         raise ModelError(
-            f"{model.path} has no *.safetensors; weights in other formats are never loaded "
-            "(--load-format dummy serves random weights)"
+            f"{model.path} has no *.safetensors; {_instead(model.path, folder, other)}"
         )
     inspect(folder)
     return model.model_copy(update={"path": str(folder)})
@@ -66,7 +69,8 @@ def has_weights(folder: Path) -> bool:
     return (folder / GGUF_INDEX_NAME).is_file() or any(folder.glob("*.safetensors"))
 
 
-def _instead(path: str, folder: Path) -> str:
+def _instead(path: str, folder: Path, other: str) -> str:
+    """What to give instead of a folder, if it or its name has GGUF files."""
     if files := sorted(folder.glob("*.gguf")):
         return f"it holds GGUF files; give one of them: {files[0]}"
     if "gguf" in path.lower():
@@ -74,7 +78,7 @@ def _instead(path: str, folder: Path) -> str:
             "it holds GGUF files; download one of them, by `hf download`, and give its path, or "
             "give the same model with *.safetensors"
         )
-    return "is it the folder of a model?"
+    return other
 
 
 def download(hub_id: str, revision: str = "", *, with_weights: bool) -> Path:

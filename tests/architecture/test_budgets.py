@@ -19,9 +19,9 @@ BUDGETS = {  # package: lines, files
     "services/compute": (22_540, 151),
     "services/detokenizer": (2_480, 16),
     "services/launcher": (1_330, 8),
-    "services/commands": (1_550, 9),
+    "services/commands": (1_590, 9),
     "services/bench": (630, 4),
-    "services": (45_800, 286),
+    "services": (45_840, 286),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -6,11 +6,14 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from benchmarks.model_folders import ModelShape, save_folder
 from services.commands.models import age_text, size_text
+from tests.gguf_files import GgufOptions, write_gguf
 from tests.patience import PATIENCE_S
 from tests.system.terminal import ROOT, Terminal
 
@@ -36,20 +39,24 @@ def cache(tmp_path: Path) -> Path:
     add_model(tmp_path, "org/hqq", {"config.json": hqq, "a.safetensors": ""})
     gptq = json.dumps(CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
     add_model(tmp_path, "org/gptq", {"config.json": gptq, "a.safetensors": ""})
-    add_model(tmp_path, "org/llama-gguf", {"model.gguf": "GGUF"})
+    add_model(tmp_path, "org/llama-gguf", {"model.gguf": "GGUF\3\0\0\0" + 16 * "\0"})
     return tmp_path
 
 
-def add_model(home: Path, name: str, files: dict[str, str]) -> None:
-    """Lay files out as the hub's client does: blobs, and links to them from a snapshot."""
+def add_model(home: Path, name: str, files: Mapping[str, str | Path]) -> Path:
+    """Lay files out as the hub's client does: blobs, and links to them from a snapshot, which is
+    returned."""
     repository = home / "hub" / f"models--{name.replace('/', '--')}"
     commit = hashlib.sha1(name.encode()).hexdigest()
     for part in ("blobs", f"snapshots/{commit}", "refs"):
         (repository / part).mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
-    for number, (file, text) in enumerate(files.items()):
-        (repository / "blobs" / str(number)).write_text(text)
-        (repository / "snapshots" / commit / file).symlink_to(f"../../blobs/{number}")
+    snapshot = repository / "snapshots" / commit
+    for number, (file, content) in enumerate(files.items()):
+        data = content.encode() if isinstance(content, str) else content.read_bytes()
+        (repository / "blobs" / str(number)).write_bytes(data)
+        (snapshot / file).symlink_to(f"../../blobs/{number}")
+    return snapshot
 
 
 def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -72,7 +79,8 @@ def test_the_list_says_what_is_there_and_what_can_be_served(cache: Path) -> None
         "org/bloom          152 B  today         no: BloomForCausalLM",
         "org/gptq           212 B  today         yes",
         "org/hqq            200 B  today         no: quantized by hqq",
-        "org/llama-gguf       4 B  today         no: GGUF",
+        "org/llama-gguf      24 B  today         no: GGUF",
+        "  not model.gguf: architecture without a name is not supported in GGUF files",
         "org/small         5.2 kB  today         yes",
         "",
         "5.7 kB in all",
@@ -84,6 +92,30 @@ def test_the_list_is_there_for_programs(cache: Path) -> None:
     assert models["org/small"]["served"]
     assert models["org/llama-gguf"]["why_not"] == "GGUF"
     assert Path(models["org/small"]["path"]).is_dir()
+
+
+def test_gguf_files_are_listed_with_the_command_that_serves_each(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "tiny", ModelShape(num_layers=1))
+    shards = GgufOptions(shard_tensors=10)
+    whole = write_gguf(folder, tmp_path / "tiny Q8_0.gguf", GgufOptions("Q8_0"))
+    first = write_gguf(folder, tmp_path / "tiny-F32.gguf", shards)
+    parts = {part.name: part for part in first.parent.glob("tiny-F32-*.gguf")}
+    assert len(parts) > 1
+    snapshot = add_model(
+        tmp_path,
+        "org/tiny-gguf",
+        {"config.json": "{}", "mmproj.gguf": "GGUF", whole.name: whole} | parts,
+    )
+    ran = run(tmp_path, "list")
+    assert "  yes, by file:\n" in ran.stdout
+    assert f"\n  slipstream serve '{snapshot}/tiny Q8_0.gguf'\n" in ran.stdout
+    assert f"\n  slipstream serve {snapshot}/{first.name}\n" in ran.stdout
+    assert "\n  not mmproj.gguf: is not a whole GGUF file" in ran.stdout
+    assert ran.stdout.count(".gguf") == 3
+    (row,) = json.loads(run(tmp_path, "list", "--json").stdout)
+    assert row["served"] and not row["why_not"]
+    served = {Path(each["path"]).name for each in row["gguf_files"] if each["served"]}
+    assert served == {whole.name, first.name}
 
 
 def test_an_empty_list_says_how_to_fill_it(tmp_path: Path) -> None:

@@ -132,6 +132,9 @@ def test_gguf_files_that_are_not_named_get_a_sentence_of_their_own(
     hub_that(monkeypatch, empty)
     with pytest.raises(ModelError, match=r"org/x-GGUF has no config\.json; it holds GGUF files"):
         find_model(ModelSettings(path="org/x-GGUF"), with_weights=True)
+    (tmp_path / "config.json").write_text("{}")  # as some repositories of GGUF files have
+    with pytest.raises(ModelError, match=r"has no \*\.safetensors; it holds GGUF files; give one"):
+        find_model(ModelSettings(path=str(tmp_path)), with_weights=True)
 
 
 def test_weights_that_no_service_reads_are_not_downloaded(
