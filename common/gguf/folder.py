@@ -6,38 +6,44 @@ stay where they are: the folder has links to them, and an index of what lies whe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import ModelError
+from common.gguf.cache import MAKING, cache_folder, fingerprint, hold, remove_left_over
 from common.gguf.config import GgufConfig
 from common.gguf.file import GgufModel, model_name, parts_of, read_model
 from common.gguf.tokenizer import GgufTokenizer
 
 INDEX_NAME = "model.gguf.index.json"
-FORMAT = 1
-"""Raised with every change of what is written: folders of another number are not used."""
 
 
 def folder_of(path: Path, env: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the model in a GGUF file, made if need be.
+    """Return the folder of the model in a GGUF file, made if need be, and kept for this process.
 
-    Raises ModelError for what cannot be served, or if the folder cannot be written.
+    Folders that are of no use any more are removed. Raises ModelError for what cannot be served, or
+    if the folder cannot be written.
     """
-    parts = parts_of(path)
-    folder = _cache(env) / f"{model_name(path)}-{_fingerprint(parts)}"
-    if folder.is_dir():
-        return folder
+    parts, cache = parts_of(path), cache_folder(env)
+    folder = cache / f"{model_name(path)}-{fingerprint(parts)}"
+    remove_left_over(cache, time.time())
+    if not hold(folder):
+        _make(folder, path, parts)
+        hold(folder)
+    return folder
+
+
+def _make(folder: Path, path: Path, parts: Sequence[Path]) -> None:
     files = contents_of(read_model(path))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=MAKING))
         try:
             _write(made, files, parts)
             made.rename(folder)
@@ -50,7 +56,6 @@ def folder_of(path: Path, env: Mapping[str, str] = os.environ) -> Path:
             f"cannot write {folder}, what services read of {path}: {error.strerror}; name another "
             "folder for caches in XDG_CACHE_HOME"
         ) from error
-    return folder
 
 
 def contents_of(model: GgufModel) -> dict[str, Any]:
@@ -89,17 +94,3 @@ def _write(folder: Path, files: Mapping[str, Any], parts: Sequence[Path]) -> Non
         file.write_text(text, "utf-8")
     for part in parts:
         (folder / part.name).symlink_to(part.absolute())
-
-
-def _fingerprint(parts: Sequence[Path]) -> str:
-    """Return 16 hexadecimal digits that are others when a file was replaced."""
-    digest = hashlib.sha256(f"{FORMAT}\n".encode())
-    for part in parts:
-        status = part.stat()
-        digest.update(f"{part.absolute()}\n{status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def _cache(env: Mapping[str, str]) -> Path:
-    base = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "slipstream", "gguf")

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +71,28 @@ def add_list_options(parser: Parser) -> None:
 
 
 def list_models(options: argparse.Namespace, env: Mapping[str, str]) -> int:
+    from common.gguf.cache import cache_folder, usage
+
     models = [(model, *served(model)) for model in cached_models()]
     if options.json:
         rows = [row_of(*each) for each in models]
         print(json.dumps(rows, indent=2))
         return 0
-    if not models:
+    if models:
+        print_table(models)
+    else:
         print("No model is downloaded. `slipstream pull Qwen/Qwen3-0.6B` fetches one, and the")
         print("demo model is always there: `slipstream chat`.")
-        return 0
+    cache = cache_folder(env)
+    count, num_bytes = usage(cache)
+    if count:
+        what = "a GGUF file" if count == 1 else f"{count} GGUF files"
+        print(f"What was read of {what} takes {size_text(num_bytes)} in {cache}.")
+    return 0
+
+
+def print_table(models: Sequence[tuple[CachedRepoInfo, str, Mapping[Path, str]]]) -> None:
+    """Print models, why each cannot be served, and the same of its GGUF files."""
     width = max(len("MODEL"), *(len(model.repo_id) for model, *_ in models))
     print(f"{'MODEL':<{width}}  {'SIZE':>8}  {'USED':<12}  SERVED")
     for model, reason, files in models:
@@ -91,7 +104,6 @@ def list_models(options: argparse.Namespace, env: Mapping[str, str]) -> int:
             command = f"slipstream serve {shlex.quote(str(path))}"
             print(f"  not {path.name}: {why_not}" if why_not else f"  {command}")
     print(f"\n{size_text(sum(model.size_on_disk for model, *_ in models))} in all")
-    return 0
 
 
 def row_of(model: CachedRepoInfo, reason: str, files: Mapping[Path, str]) -> dict[str, Any]:

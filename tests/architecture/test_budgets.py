@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (8_450, 55),
+    "common": (8_550, 56),
     "services/router": (13_760, 78),
     "services/tokenizer": (3_300, 17),
     "services/compute": (22_540, 151),
     "services/detokenizer": (2_480, 16),
     "services/launcher": (1_330, 8),
-    "services/commands": (1_590, 9),
+    "services/commands": (1_610, 9),
     "services/bench": (630, 4),
-    "services": (45_840, 286),
+    "services": (45_860, 286),
 }
 MIN_MEDIAN_LINES = 90
 

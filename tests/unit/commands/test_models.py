@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.model_folders import ModelShape, save_folder
+from common.gguf.folder import folder_of
 from services.commands.models import age_text, size_text
 from tests.gguf_files import GgufOptions, write_gguf
 from tests.patience import PATIENCE_S
@@ -59,11 +60,11 @@ def add_model(home: Path, name: str, files: Mapping[str, str | Path]) -> Path:
     return snapshot
 
 
-def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "services.cli", *words],
         cwd=ROOT,
-        env={"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"},
+        env={"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", **more},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -116,6 +117,19 @@ def test_gguf_files_are_listed_with_the_command_that_serves_each(tmp_path: Path)
     assert row["served"] and not row["why_not"]
     served = {Path(each["path"]).name for each in row["gguf_files"] if each["served"]}
     assert served == {whole.name, first.name}
+
+
+def test_the_list_says_where_the_files_made_of_gguf_files_are(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "tiny", ModelShape(num_layers=1))
+    file = write_gguf(folder, tmp_path / "tiny.gguf")
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    made = folder_of(file, cache)
+    size = sum(each.stat().st_size for each in made.iterdir() if not each.is_symlink())
+    ran = run(tmp_path, "list", **cache)
+    expected = (
+        f"What was read of a GGUF file takes {size_text(size)} in {tmp_path}/slipstream/gguf."
+    )
+    assert ran.stdout.splitlines()[-1] == expected
 
 
 def test_an_empty_list_says_how_to_fill_it(tmp_path: Path) -> None:
