@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from common.errors import ModelError
+from common.errors import ConfigError, ModelError
 
 Layout: TypeAlias = Literal["awq", "compressed-tensors", "fp8", "gptq", "modelopt_fp4"]
 """By what names and in what order a checkpoint has its codes and scales."""
@@ -49,6 +49,15 @@ def read_quantization(raw: Mapping[str, Any]) -> QuantizationConfig | None:
         return READERS[method](config)
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise ModelError(f"config.json: quantization_config makes no sense: {error!r}.") from error
+
+
+def check_at_load(config: QuantizationConfig | None, wanted: str) -> None:
+    """Raise ConfigError if weights that are quantized already are wanted in another kind."""
+    if config is not None and wanted not in ("auto", config.kind):
+        raise ConfigError(
+            f"compute.quantization is {wanted}, and the weights of this model are quantized "
+            f"already ({config.kind}); leave it out, or take the model without quantization."
+        )
 
 
 def _table(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from common.decoder_shape import DecoderShape, read_shape
 from common.errors import ConfigError, ModelError
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import read_model_config, sampling_defaults
-from common.quantization import read_quantization
+from common.quantization import check_at_load, read_quantization
 from services.launcher.model import has_weights, weight_bytes
 from services.launcher.plan import SETTINGS, Plan
 
@@ -132,6 +132,7 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
         shape, quantization = read_shape(raw), read_quantization(raw)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}".replace(f"{folder}: {folder}", str(folder))) from None
+    check_at_load(quantization, plan.value("compute", "quantization"))
     longest = shape.max_position_embeddings
     max_model_len = _whole(plan, "max_model_len")
     if max_model_len > longest:

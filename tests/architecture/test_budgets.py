@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (8_550, 56),
+    "common": (8_560, 56),
     "services/router": (13_760, 78),
     "services/tokenizer": (3_300, 17),
     "services/compute": (22_540, 151),

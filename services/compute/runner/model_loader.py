@@ -16,7 +16,7 @@ from common.errors import ConfigError
 from common.gguf.folder import INDEX_NAME as GGUF_INDEX_NAME
 from common.host import available_memory, is_fast_at_bf16
 from common.model_folder import Pooling, eos_token_ids, read_model_config
-from common.quantization import QuantizationConfig, read_quantization
+from common.quantization import QuantizationConfig, check_at_load, read_quantization
 from services.compute.config import ComputeSettings
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
 from services.compute.kv.memory import KVGroup, KVMemory
@@ -82,11 +82,7 @@ class ModelLoader:
         raw = read_model_config(folder)
         config, pooling = read_config(raw), model_pooling(folder, raw)
         dtype, quantization = choose_dtype(settings, device), read_quantization(raw)
-        if quantization is not None and settings.quantization != "auto":
-            raise ConfigError(
-                f"compute.quantization is {settings.quantization}, and the weights of this model "
-                "are quantized already; leave it out, or take the model without quantization."
-            )
+        check_at_load(quantization, settings.quantization)
         return ModelLoader(folder, settings, device, config, pooling, dtype, quantization)
 
     @property
@@ -151,10 +147,11 @@ class ModelLoader:
     @property
     def at_load(self) -> Quantization | None:
         """What weights are made that are not quantized: the settings', or those of a model without
-        weights that says it has such ones."""
-        if self.settings.quantization != "auto":
-            return self.settings.quantization
-        if self.quantization is None or self.settings.load_format != "dummy":
+        weights that says it has such ones. What a quantized checkpoint leaves out stays."""
+        if self.quantization is None:
+            wanted = self.settings.quantization
+            return None if wanted == "auto" else wanted
+        if self.settings.load_format != "dummy":
             return None
         return "int4" if self.quantization.kind == "fp4" else self.quantization.kind
 

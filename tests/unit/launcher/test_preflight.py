@@ -124,6 +124,13 @@ def test_quantized_weights_count_as_their_codes(kind: str, size: float, tmp_path
         assert f"its weights take {size} GiB as {kind} and bfloat16" in said
 
 
+def test_another_kind_than_the_folder_has_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, quantization_config={"quant_method": "fp8"})
+    said = refused(plan_of({"compute": {"quantization": "int8"}}), folder, SERVER)
+    assert "compute.quantization is int8, and the weights of this model are quantized" in said
+    check(plan_of({"compute": {"quantization": "fp8"}}), SERVER, folder)
+
+
 def test_without_bfloat16_quantized_weights_count_as_numbers(tmp_path: Path) -> None:
     said = refused(plan_of({"compute": {"quantization": "int4"}}), folder_of(tmp_path), LAPTOP)
     assert "its weights take 29.9 GiB as float32" in said

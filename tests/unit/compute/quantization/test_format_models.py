@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -91,9 +92,22 @@ def test_random_weights_of_a_quantized_model_are_quantized_too(name: str, tmp_pa
     assert not isinstance(decoder.head, QuantizedLinear)
 
 
+def test_the_kind_that_a_folder_has_already_changes_nothing(tmp_path: Path) -> None:
+    folder = save_model(model_of("llama"), tmp_path / "dense")
+    left_out = re.compile(r"embed|norm|lm_head|down_proj")
+    dense = quantize_folder(folder, tmp_path, FORMS["fp8 of blocks"], left_out)
+    settings = SETTINGS.model_copy(update={"quantization": "fp8"})
+    model = make_model("llama", intermediate_size=160)
+    model.load_state_dict(dense)
+    assert served(tmp_path, settings) == said(model)
+    decoder = ModelLoader.read(tmp_path, settings, CPU).decoder(make_linear)
+    is_packed = [isinstance(linear, QuantizedLinear) for linear in decoder.linears]
+    assert sum(is_packed) == 3 * 3  # of each layer: qkv, out, gate and up
+
+
 def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
     folder = save_model(model_of("llama"), tmp_path / "dense")
     quantize_folder(folder, tmp_path, FORMS["awq"])
     settings = SETTINGS.model_copy(update={"quantization": "int8"})
-    with pytest.raises(ConfigError, match="quantized already"):
+    with pytest.raises(ConfigError, match=r"quantized already \(int4\)"):
         ModelLoader.read(tmp_path, settings, CPU)
