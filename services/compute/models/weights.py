@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -94,9 +95,13 @@ class DummyWeights:
 class QuantizedAtLoad:
     """A source whose linear maps are quantized, one after the other, but for the head."""
 
-    def __init__(self, source: WeightSource, quantization: Quantization) -> None:
+    def __init__(
+        self, source: WeightSource, quantization: Quantization, inputs_8bit: bool | None = None
+    ) -> None:
+        """`inputs_8bit`, as `Packed` has it, is of a checkpoint that the weights stand for."""
         self._source = source
         self._quantization = quantization
+        self._inputs_8bit = inputs_8bit
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,7 +115,12 @@ class QuantizedAtLoad:
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
         weight = self._source.linear(names, rows, columns)
-        return weight if isinstance(weight, Packed) else quantized(weight, self._quantization)
+        if isinstance(weight, Packed):
+            return weight
+        made = quantized(weight, self._quantization)
+        if self._inputs_8bit is None or not isinstance(made, Packed):
+            return made
+        return replace(made, inputs_8bit=self._inputs_8bit)
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self._source.head(name, shape)

@@ -166,7 +166,9 @@ class ModelLoader:
             files = SafetensorsFiles(self.folder, self.device, format_of(self.quantization))
             weights = CheckpointWeights(files, self.dtype, self.device)
         if self.at_load is not None:
-            weights = QuantizedAtLoad(weights, self.at_load)
+            said = self.quantization  # by a model without weights
+            inputs_8bit = None if said is None else said.kind in said.inputs_8bit
+            weights = QuantizedAtLoad(weights, self.at_load, inputs_8bit)
         needs_head = self.pooling is None
         return self.config.build(weights, make_linear, needs_head)
 

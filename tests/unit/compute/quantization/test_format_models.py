@@ -33,6 +33,8 @@ DUMMY_KINDS = {
     "awq": "int4",
     "gptq of 8 bits": "int8",
     "compressed nvfp4": "int4",
+    "compressed int8 and inputs": "int8",
+    "modelopt FP8_PB_WO": "fp8",
 }
 
 
@@ -85,10 +87,10 @@ def test_random_weights_of_a_quantized_model_are_quantized_too(name: str, tmp_pa
     (tmp_path / "model.safetensors").unlink()
     settings = SETTINGS.model_copy(update={"load_format": "dummy"})
     decoder = ModelLoader.read(tmp_path, settings, CPU).decoder(make_linear)
-    kinds = {
-        linear.weight.kind for linear in decoder.linears if isinstance(linear, QuantizedLinear)
-    }
-    assert kinds == {DUMMY_KINDS[name]}
+    packed = [each.weight for each in decoder.linears if isinstance(each, QuantizedLinear)]
+    assert {weight.kind for weight in packed} == {DUMMY_KINDS[name]}
+    rounds_inputs = name in ("fp8 of blocks", "compressed int8 and inputs")
+    assert {weight.inputs_8bit for weight in packed} == {rounds_inputs}
     assert not isinstance(decoder.head, QuantizedLinear)
 
 
