@@ -22,6 +22,7 @@ from services.compute.models.families import read_config
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import CheckpointWeights
 from services.compute.quantization.config import format_of
+from services.compute.quantization.fp4 import shortened
 from services.compute.quantization.packed import Packed
 from tests.unit.compute.models.family_models import FAMILIES
 from tests.unit.compute.quantization.checkpoints import (
@@ -80,11 +81,17 @@ def both(folder: Path, to: Path, form: Form, plain: re.Pattern[str] = PLAIN) -> 
     return [load(to), load(exact)]
 
 
-def assert_same_numbers(ours: Decoder[Any], exact: Decoder[Any]) -> None:
+def assert_same_numbers(ours: Decoder[Any], exact: Decoder[Any], name: str = "") -> None:
     for one, other in zip(ours.linears, exact.linears, strict=True):
-        assert torch.equal(numbers(one), other.weight_OI)
+        assert_means(name, numbers(one), other.weight_OI)
         assert (one.bias_O is None) == (other.bias_O is None)
         assert one.bias_O is None or torch.equal(one.bias_O, other.bias_O)
+
+
+def assert_means(name: str, found: Tensor, expected: Tensor) -> None:
+    """NVFP4's scales are rounded to float16, all others stay as they are."""
+    rtol = 2**-11 if "nvfp4" in name.lower() else 0.0
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=0.0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -97,7 +104,7 @@ def test_a_weight_is_the_numbers_that_its_writer_means(
     weights = weights_of(tmp_path, FORMS[name])
     found = weights.linear(["m"], shape[:1], shape[1])
     assert isinstance(found, Packed) and found.shape == shape
-    assert torch.equal(found.dense(torch.float32), dense_OI)
+    assert_means(name, found.dense(torch.float32), dense_OI)
     weights.finish()  # nothing is left over
 
 
@@ -109,7 +116,7 @@ def test_merged_maps_keep_their_scales(name: str, tmp_path: Path) -> None:
     found = weights_of(tmp_path, FORMS[name]).linear([*shapes], (160, 96, 32), 192)
     assert isinstance(found, Tensor if name == UNLIKE else Packed)
     dense = found if isinstance(found, Tensor) else found.dense(torch.float32)
-    assert torch.equal(dense, torch.cat([each for _, each in parts]))
+    assert_means(name, dense, torch.cat([each for _, each in parts]))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -120,7 +127,48 @@ def test_a_map_that_was_left_out_is_plain_beside_others(name: str, tmp_path: Pat
     weights = weights_of(tmp_path, FORMS[name])
     assert weights.linear(["k"], [32], 128).equal(plain)  # type: ignore[union-attr]
     merged = weights.linear(["q", "k"], [64, 32], 128)
-    assert isinstance(merged, Tensor) and torch.equal(merged, torch.cat((dense_OI, plain)))
+    assert isinstance(merged, Tensor)
+    assert_means(name, merged, torch.cat((dense_OI, plain)))
+
+
+SCALES = torch.linspace(0.01, 0.02, 12).view(3, 4)  # of no few bits
+
+
+@pytest.mark.parametrize(
+    ("scales", "dtype"),
+    [
+        (SCALES, torch.float16),
+        (SCALES * 1e-4, torch.float32),  # too small for float16
+        (SCALES * 1e7, torch.float32),  # too large
+        (SCALES.masked_fill(SCALES > 0.015, 0.0), torch.float16),
+        (SCALES.masked_fill(SCALES > 0.015, float("nan")), torch.float32),
+        (torch.exp2(torch.arange(-126.0, 126.0, 21.0)).view(3, 4), torch.bfloat16),
+    ],
+)
+def test_scales_of_fp4_take_16_bits_where_a_weight_stays_within_bfloat16s_last_place(
+    scales: Tensor, dtype: torch.dtype
+) -> None:
+    found = shortened(scales)
+    assert found.dtype == dtype
+    if dtype == torch.float16:
+        assert ((found.float() - scales).abs() <= scales * 2**-11).all()
+    else:
+        assert torch.equal(found.float().nan_to_num(), scales.nan_to_num())
+
+
+@pytest.mark.parametrize("name", ["modelopt NVFP4", "compressed nvfp4"])
+def test_nvfp4_takes_5_bits_a_weight_and_is_within_bfloat16s_last_place(
+    name: str, tmp_path: Path
+) -> None:
+    tensors, dense_OI = written(FORMS[name], (256, 512))
+    write(tmp_path, tensors)
+    found = weights_of(tmp_path, FORMS[name]).linear(["m"], [256], 512)
+    assert isinstance(found, Packed) and 8 * found.num_bytes == 5 * dense_OI.numel()
+    places = [
+        values.bfloat16().view(torch.int16).int()
+        for values in (found.dense(torch.float32), dense_OI)
+    ]
+    assert (places[0] - places[1]).abs().max() <= 1
 
 
 INPUTS_8BIT = {
@@ -141,7 +189,7 @@ def test_a_weight_knows_whether_its_inputs_may_be_rounded(name: str, tmp_path: P
 def test_a_model_has_the_numbers_of_its_files(name: str, variant: str, tmp_path: Path) -> None:
     folder = save_model(make_model(variant, **SIZES), tmp_path)
     ours, exact = both(folder, tmp_path / "ours", FORMS[name])
-    assert_same_numbers(ours, exact)
+    assert_same_numbers(ours, exact, name)
     num_packed = sum(isinstance(linear, QuantizedLinear) for linear in ours.linears)
     assert (
         num_packed == (2 if name == UNLIKE else 4) * 3
