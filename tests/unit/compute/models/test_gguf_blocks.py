@@ -54,6 +54,13 @@ FLOATS = {  # where a block has numbers of float16
 }  # fmt: skip
 EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4")  # files have the scales as they are kept
 KINDS = {"MXFP4": "fp4"} | dict.fromkeys(("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K"), "int4")
+BITS = {  # of a weight, in the file and here, as docs/quantization.md says
+    "Q2_K": (2.625, 6), "Q3_K": (3.4375, 5), "Q4_0": (4.5, 4.5), "MXFP4": (4.25, 4.5),
+    "Q4_K": (4.5, 5), "Q4_1": (5, 5), "Q5_0": (5.5, 8.5), "IQ4_NL": (4.5, 8.5),
+    "IQ4_XS": (4.25, 8.5), "Q8_0": (8.5, 8.5), "Q5_1": (6, 9), "Q5_K": (5.5, 9),
+    "Q6_K": (6.5625, 9),
+}  # fmt: skip
+TYPES_BY_NAME = {kind.name: kind for kind in TYPES.values()}
 HALF_ULP = 2.0**-11  # of a float16
 
 
@@ -92,6 +99,8 @@ def test_packed_weights_stand_for_the_same_numbers(kind: str) -> None:
     expected, found = groups.values().view(24, -1), weight.dense(torch.float32)
     assert torch.all((found - expected).abs() <= bound_of(groups).view(24, -1))
     assert kind not in EXACT or torch.equal(found, expected)
+    file_bits = 8 * TYPES_BY_NAME[kind].block_bytes / TYPES_BY_NAME[kind].block_size
+    assert (file_bits, 8 * weight.num_bytes / found.numel()) == BITS[kind]
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])

@@ -211,7 +211,12 @@ def test_rows_of_blocks_are_brought_into_order_before_they_are_dequantised(
     made = folder_of(write_gguf(folder, tmp_path / "model.gguf", options))
     weights = of_gguf(made, torch.float32)
     taken = weights.take("model.layers.1.self_attn.q_proj.weight", (128, 256))
-    assert np.array_equal(taken.numpy(), gguf.quants.dequantize(rows, chosen))
+    expected = gguf.quants.dequantize(rows, chosen)
+    assert np.array_equal(taken.numpy(), expected)
+    packed = weights.linear(["model.layers.1.self_attn.q_proj"], [128], 256)
+    assert isinstance(packed, Packed)
+    atol = float(np.abs(expected).max()) * 2**-11
+    assert np.allclose(packed.dense(torch.float32).numpy(), expected, rtol=2**-10, atol=atol)
 
 
 def test_tensors_are_dequantised_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
