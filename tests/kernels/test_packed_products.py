@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from services.compute.kernels import unpack as unpack_module
 from services.compute.kernels.packed_matmul import BLOCK_IN, PackedConfig, packed_matmul
@@ -12,7 +11,8 @@ from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matve
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.unpack import unpack
 from services.compute.quantization.at_load import quantized
-from services.compute.quantization.packed import Kind, Packed, halves
+from services.compute.quantization.packed import Kind, Packed
+from tests.kernels.packed_weights import assert_rounded_once, random_packed
 
 FORMS: list[tuple[Kind, int, bool]] = [  # kind, group size (0: the row), zeros
     ("fp8", 0, False),
@@ -41,35 +41,6 @@ NAMES = [f"{kind}-{size or 'row'}{'-zeros' if zeros else ''}" for kind, size, ze
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
-
-
-def random_packed(
-    kind: Kind, num_out: int, num_in: int, group_size: int, zeros: bool, device: torch.device
-) -> Packed:
-    generator = torch.Generator().manual_seed(num_out + num_in)
-    num_groups = num_in // (group_size or num_in)
-    if kind == "fp8":
-        codes = torch.randn(num_out, num_in, generator=generator).to(torch.float8_e4m3fn)
-    elif kind == "int8":
-        codes = torch.randint(-128, 128, (num_out, num_in), generator=generator).to(torch.int8)
-    else:
-        codes = torch.randint(0, 16, (num_out, num_in), generator=generator, dtype=torch.uint8)
-        codes = halves(codes)
-    scales = (torch.rand(num_out, num_groups, generator=generator) + 0.5) / 64
-    offsets = None
-    if zeros:
-        offsets = torch.randint(-8, 8, (num_out, num_groups), generator=generator).to(device).half()
-    return Packed(kind, codes.to(device), scales.to(device, torch.float16), offsets)
-
-
-def assert_rounded_once(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Within a unit in the last place, and what sums in float32 of such terms may be off by."""
-    expected = x.double() @ weight.t()
-    terms = x.double().abs() @ weight.abs().t()
-    if bias is not None:
-        expected, terms = expected + bias.double(), terms + bias.double().abs()
-    bound = expected.abs() * torch.finfo(out.dtype).eps + terms * 2e-6 + 1e-6
-    assert ((out.double() - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=NAMES)

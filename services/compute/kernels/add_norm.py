@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.quantized_rows import QuantizedRows, RowPointers, store_codes
 
 if TYPE_CHECKING:
     from services.compute.layers.weighted_layers import Norm
@@ -75,7 +76,7 @@ def _load(pointer, e, inside):
     return value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_norm_kernel(
     x_ptr,
     delta_ptr,
@@ -83,6 +84,10 @@ def _add_norm_kernel(
     weight_ptr,
     bias_ptr,
     out_ptr,
+    code_ptr,
+    code_scale_ptr,
+    code_sum_ptr,
+    num_rows,
     post_weight_ptr,
     eps,
     post_eps,
@@ -91,6 +96,7 @@ def _add_norm_kernel(
     BLOCK_E: tl.constexpr,
     NORM: tl.constexpr,
     POST: tl.constexpr,
+    FORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """What is not there is None, and its code with it."""
@@ -117,9 +123,16 @@ def _add_norm_kernel(
         if index_ptr is None:
             tl.store(x_ptr + source + e, total, mask=inside)
         x = total.to(tl.float32)
-    if out_ptr is not None:
+    if NORM is not None:
         out = apply_weight(normalize(x, inside, eps, E, NORM), weight, bias, NORM, dtype)
-        tl.store(out_ptr + row.to(tl.int64) * E + e, out, mask=inside)
+        if FORM is None:
+            tl.store(out_ptr + row.to(tl.int64) * E + e, out, mask=inside)
+        else:
+            wide = tl.where(inside, out.to(tl.float32), 0.0)
+            store_codes(
+                wide, e, inside, row, num_rows, code_ptr, code_scale_ptr, code_sum_ptr, E, BLOCK_E,
+                FORM,
+            )  # fmt: skip
 
 
 def norm_form(norm: Norm | None) -> tuple[str, bool] | None:
@@ -131,7 +144,7 @@ def add_norm(
     x_TE: Tensor,
     delta_TE: Tensor | None,
     norm: Norm | None,
-    out_TE: Tensor | None,
+    out_TE: Tensor | QuantizedRows | None,
     *,
     post: Norm | None = None,
     scale: float = 1.0,
@@ -139,6 +152,8 @@ def add_norm(
     pdl: bool = False,
 ) -> None:
     """x += scale * post(delta) in place, out = norm(x); without delta x stays as it is.
+
+    `out` may be rows to be quantized: of what is rounded to x's dtype.
 
     Without `norm` and `out` there is the addition alone. With `index_S` (int32) row s of `out` is
     bitwise that of token index_S[s], and x stays as it is. Every index must be a row of x, that of
@@ -161,7 +176,9 @@ def add_norm(
         index_S,
         None if norm is None else norm.weight_E,
         None if norm is None else norm.bias_E,
-        out_TE,
+        out_TE if isinstance(out_TE, Tensor) else None,
+        *RowPointers.of(out_TE),
+        num_rows,
         None if post is None else post.weight_E,
         None if norm is None else norm.eps,
         None if post is None else post.eps,
@@ -170,6 +187,7 @@ def add_norm(
         BLOCK_E=block,
         NORM=norm_form(norm),
         POST=norm_form(post),
+        FORM=out_TE.form if isinstance(out_TE, QuantizedRows) else None,
         # 16 elements a thread: two 16-byte loads of each bf16 operand in flight
         num_warps=min(max(block // 512, 1), 16),
         # else the weight's product and the sum become one instruction with one rounding

@@ -69,20 +69,23 @@ def packed_config(num_tokens: int, num_out: int, num_in: int) -> PackedConfig:
 
 
 @triton.jit
-def _of_groups(value_ptr, o, i, o_in, i_in, NUM_IN: tl.constexpr, G: tl.constexpr):
+def _of_groups(
+    value_ptr, o, i, o_in, i_in, NUM_IN: tl.constexpr, G: tl.constexpr, SCALE_O: tl.constexpr,
+    SCALE_G: tl.constexpr,
+):  # fmt: skip
     """Scales or zeros [O, I] of the groups of these inputs."""
-    place = o[:, None].to(tl.int64) * G + (i // (NUM_IN // G))[None, :]
+    place = o[:, None] * SCALE_O + (i // (NUM_IN // G) * SCALE_G)[None, :]
     return tl.load(value_ptr + place, mask=o_in[:, None] & i_in[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _scaled(
     w_OI, scale_ptr, zero_ptr, o, i, o_in, i_in, NUM_IN: tl.constexpr, G: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
+    SCALE_O: tl.constexpr, SCALE_G: tl.constexpr, HAS_ZEROS: tl.constexpr,
 ):  # fmt: skip
     if HAS_ZEROS:
-        w_OI -= _of_groups(zero_ptr, o, i, o_in, i_in, NUM_IN, G)
-    return w_OI * _of_groups(scale_ptr, o, i, o_in, i_in, NUM_IN, G)
+        w_OI -= _of_groups(zero_ptr, o, i, o_in, i_in, NUM_IN, G, SCALE_O, SCALE_G)
+    return w_OI * _of_groups(scale_ptr, o, i, o_in, i_in, NUM_IN, G, SCALE_O, SCALE_G)
 
 
 @triton.jit
@@ -127,6 +130,8 @@ def _packed_matmul_kernel(
     NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr,
     G: tl.constexpr,
+    SCALE_O: tl.constexpr,  # strides of scales and zeros
+    SCALE_G: tl.constexpr,
     KIND: tl.constexpr,
     HALVES: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
@@ -170,23 +175,26 @@ def _packed_matmul_kernel(
         i = inputs_of(b, HALVES)
         w_OI, upper_OI = decode(codes, HALVES, KIND, DTYPE)
         if SCALED:
-            w_OI = _scaled(w_OI, scale_ptr, zero_ptr, o, i, o_in, b_in, NUM_IN, G, HAS_ZEROS)
+            w_OI = _scaled(
+                w_OI, scale_ptr, zero_ptr, o, i, o_in, b_in, NUM_IN, G, SCALE_O, SCALE_G, HAS_ZEROS
+            )
         x_TI = _load_rows(x_ptr, t, i, t_in, b_in, NUM_IN)
         sums, x_sum_T = _add_product(sums, x_sum_T, w_OI, x_TI, SUMS_X, WIDEN)
         if HALVES:
             if SCALED:
                 upper_OI = _scaled(
-                    upper_OI, scale_ptr, zero_ptr, o, i + 16, o_in, b_in, NUM_IN, G, HAS_ZEROS
-                )
+                    upper_OI, scale_ptr, zero_ptr, o, i + 16, o_in, b_in, NUM_IN, G, SCALE_O,
+                    SCALE_G, HAS_ZEROS,
+                )  # fmt: skip
             x_TI = _load_rows(x_ptr, t, i + 16, t_in, b_in, NUM_IN)
             sums, x_sum_T = _add_product(sums, x_sum_T, upper_OI, x_TI, SUMS_X, WIDEN)
         if BY_GROUP:
-            place_O = o * G + start // (NUM_BYTES // G)
+            place_O = o * SCALE_O + start // (NUM_BYTES // G) * SCALE_G
             total += _times_scale(sums, x_sum_T, scale_ptr, zero_ptr, place_O, o_in, HAS_ZEROS)
             sums = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
             x_sum_T = tl.zeros((BLOCK_T,), dtype=tl.float32)
     if G == 1:
-        total = _times_scale(sums, x_sum_T, scale_ptr, zero_ptr, o, o_in, HAS_ZEROS)
+        total = _times_scale(sums, x_sum_T, scale_ptr, zero_ptr, o * SCALE_O, o_in, HAS_ZEROS)
     elif SCALED:
         total = sums
     if SPLITS == 1:
@@ -231,6 +239,8 @@ def packed_matmul(
         NUM_OUT=num_out,
         NUM_IN=weight.num_inputs,
         G=num_groups,
+        SCALE_O=weight.scales_OG.stride(0),
+        SCALE_G=weight.scales_OG.stride(1),
         KIND=kernel_kind(weight),
         HALVES=weight.has_halves,
         HAS_ZEROS=weight.zeros_OG is not None,

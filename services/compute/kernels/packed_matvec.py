@@ -41,11 +41,11 @@ def _load_inputs(x_ptr, i_UB, inside_UB):
 
 @triton.jit
 def _weigh(
-    sums_RU, x_UB, scale_ptr, zero_ptr, o_R, group_U, inside_RU, G: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
+    sums_RU, x_UB, scale_ptr, zero_ptr, o_R, group_U, inside_RU, SCALE_O: tl.constexpr,
+    SCALE_G: tl.constexpr, HAS_ZEROS: tl.constexpr,
 ):  # fmt: skip
     """Sums of codes times inputs as sums of weights times inputs."""
-    place_RU = o_R[:, None].to(tl.int64) * G + group_U[None, :]
+    place_RU = o_R[:, None] * SCALE_O + group_U[None, :] * SCALE_G
     if HAS_ZEROS:
         zero_RU = tl.load(zero_ptr + place_RU, mask=inside_RU, other=0.0).to(tl.float32)
         sums_RU -= zero_RU * tl.sum(x_UB, axis=1)[None, :]
@@ -64,6 +64,8 @@ def _packed_matvec_kernel(
     NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr,
     G: tl.constexpr,
+    SCALE_O: tl.constexpr,  # strides of scales and zeros
+    SCALE_G: tl.constexpr,
     KIND: tl.constexpr,
     HALVES: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
@@ -104,14 +106,16 @@ def _packed_matvec_kernel(
             if APART:
                 sums_RU = tl.sum(high * upper_UB[None, :, :], axis=2)
                 y_RU += _weigh(
-                    sums_RU, upper_UB, scale_ptr, zero_ptr, o_R, group_U + 1, inside_RU, G,
-                    HAS_ZEROS,
+                    sums_RU, upper_UB, scale_ptr, zero_ptr, o_R, group_U + 1, inside_RU, SCALE_O,
+                    SCALE_G, HAS_ZEROS,
                 )  # fmt: skip
             else:
                 product += high * upper_UB[None, :, :]
                 x_UB += upper_UB
         sums_RU = tl.sum(product, axis=2)
-        y_RU += _weigh(sums_RU, x_UB, scale_ptr, zero_ptr, o_R, group_U, inside_RU, G, HAS_ZEROS)
+        y_RU += _weigh(
+            sums_RU, x_UB, scale_ptr, zero_ptr, o_R, group_U, inside_RU, SCALE_O, SCALE_G, HAS_ZEROS
+        )
     y_R = tl.sum(y_RU, axis=1)
     if HAS_BIAS:
         y_R += tl.load(bias_ptr + o_R, mask=o_in, other=0.0).to(tl.float32)
@@ -142,6 +146,8 @@ def packed_matvec(
         NUM_OUT=num_out,
         NUM_IN=weight.num_inputs,
         G=num_groups,
+        SCALE_O=weight.scales_OG.stride(0),
+        SCALE_G=weight.scales_OG.stride(1),
         KIND=kernel_kind(weight),
         HALVES=weight.has_halves,
         HAS_ZEROS=weight.zeros_OG is not None,

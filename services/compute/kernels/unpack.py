@@ -19,9 +19,9 @@ BLOCK_BYTES = 256
 @triton.jit
 def _store_numbers(
     out_ptr, scale_ptr, zero_ptr, w_OI, o, i, inside, NUM_IN: tl.constexpr, G: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
+    SCALE_O: tl.constexpr, SCALE_G: tl.constexpr, HAS_ZEROS: tl.constexpr,
 ):  # fmt: skip
-    place = o[:, None].to(tl.int64) * G + (i // (NUM_IN // G))[None, :]
+    place = o[:, None] * SCALE_O + (i // (NUM_IN // G) * SCALE_G)[None, :]
     if HAS_ZEROS:
         w_OI -= tl.load(zero_ptr + place, mask=inside, other=0.0).to(tl.float32)
     w_OI *= tl.load(scale_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -38,6 +38,8 @@ def _unpack_kernel(
     NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr,
     G: tl.constexpr,
+    SCALE_O: tl.constexpr,  # strides of scales and zeros
+    SCALE_G: tl.constexpr,
     KIND: tl.constexpr,
     HALVES: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
@@ -53,9 +55,14 @@ def _unpack_kernel(
     )
     i = inputs_of(b, HALVES)
     low, high = decode(codes, HALVES, KIND, tl.float32)
-    _store_numbers(out_ptr, scale_ptr, zero_ptr, low, o, i, inside, NUM_IN, G, HAS_ZEROS)
+    _store_numbers(
+        out_ptr, scale_ptr, zero_ptr, low, o, i, inside, NUM_IN, G, SCALE_O, SCALE_G, HAS_ZEROS
+    )
     if HALVES:
-        _store_numbers(out_ptr, scale_ptr, zero_ptr, high, o, i + 16, inside, NUM_IN, G, HAS_ZEROS)
+        _store_numbers(
+            out_ptr, scale_ptr, zero_ptr, high, o, i + 16, inside, NUM_IN, G, SCALE_O, SCALE_G,
+            HAS_ZEROS,
+        )  # fmt: skip
 
 
 def unpack(weight: Packed, out_OI: Tensor) -> None:
@@ -71,6 +78,8 @@ def unpack(weight: Packed, out_OI: Tensor) -> None:
         NUM_OUT=num_out,
         NUM_IN=weight.num_inputs,
         G=weight.scales_OG.shape[1],
+        SCALE_O=weight.scales_OG.stride(0),
+        SCALE_G=weight.scales_OG.stride(1),
         KIND=kernel_kind(weight),
         HALVES=weight.has_halves,
         HAS_ZEROS=weight.zeros_OG is not None,

@@ -24,43 +24,57 @@ from services.compute.kernels.activations import act_mul, activate
 from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.matvec import NormedInput
+from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
-from services.compute.layers.parts import Activation, Attention, Hidden, Input, Normed
+from services.compute.layers.parts import (
+    Activated,
+    Activation,
+    Attention,
+    Hidden,
+    Input,
+    Normed,
+)
 from services.compute.layers.products import FusedProduct, Products
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.weighted_layers import AnyLinear, Embedding, Norm
 
+ALIGNMENT = 256
+"""Of a result, in bytes: what allocators of GPUs give."""
+
 
 class Scratch:
-    """Memory for the results of a sublayer's launches: the n-th lies where the n-th always lies.
+    """Memory for the results of a sublayer's launches, one behind the other.
 
-    The first and largest step makes it, before anything is captured. What a captured graph has seen
-    is never freed.
+    The first and largest step makes it, piece by piece, before anything is captured. What a
+    captured graph has seen is never freed.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._buffers: list[Tensor] = []
-        self._all: list[Tensor] = []
-        self._next = 0
+        self._pieces: list[Tensor] = []
+        self._piece = self._used = 0  # where the next result may lie
         self._like = torch.empty(0, dtype=dtype, device=device)
 
     def rewind(self) -> None:
-        self._next = 0
+        self._piece = self._used = 0
 
     def take(self, num_rows: int, width: int) -> Tensor:
         """[num_rows, width], with whatever was there."""
-        number, size = self._next, num_rows * width
-        self._next += 1
-        if number == len(self._buffers):
-            self._buffers.append(self._like)
-        if self._buffers[number].numel() < size:
-            if self._like.is_cuda and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError("scratch memory must not grow while a graph is captured")
-            self._buffers[number] = self._like.new_zeros(size)
-            self._all.append(self._buffers[number])
-        return self._buffers[number][:size].view(num_rows, width)
+        num_bytes = num_rows * width * self._like.itemsize
+        return self.take_bytes(num_bytes).view(self._like.dtype).view(num_rows, width)
+
+    def take_bytes(self, num_bytes: int) -> Tensor:
+        while self._piece < len(self._pieces):
+            piece, begin = self._pieces[self._piece], self._used
+            if begin + num_bytes <= len(piece):
+                self._used = -(-(begin + num_bytes) // ALIGNMENT) * ALIGNMENT
+                return piece[begin : begin + num_bytes]
+            self._piece, self._used = self._piece + 1, 0
+        if self._like.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("scratch memory must not grow while a graph is captured")
+        self._pieces.append(self._like.new_zeros(num_bytes, dtype=torch.uint8))
+        return self.take_bytes(num_bytes)
 
 
 class StreamBuffers(NamedTuple):
@@ -138,19 +152,9 @@ class KernelStep:
 
     def computed(self, normed: Normed) -> Tensor:
         if normed.value_TE is None:
-            hidden, norm = normed.hidden, normed.norm
-            normed.value_TE = hidden.x_TE if norm is None else self._take(hidden.x_TE.shape[1])
-            if norm is not None or hidden.delta_TE is not None:
-                add_norm(
-                    hidden.x_TE,
-                    hidden.delta_TE,
-                    norm,
-                    None if norm is None else normed.value_TE,
-                    post=hidden.behind,
-                    scale=hidden.scale,
-                    pdl=self._device.pdl,
-                )
-            hidden.forget()
+            x_TE, norm = normed.hidden.x_TE, normed.norm
+            normed.value_TE = x_TE if norm is None else self._take(x_TE.shape[1])
+            self._compute(normed, None if norm is None else normed.value_TE)
         return normed.value_TE
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
@@ -166,18 +170,17 @@ class KernelStep:
     def linear_out(self, x: Input, linear: AnyLinear) -> Tensor:
         return self._multiply(x, linear, self._device.stream.delta_TE[: self._num_tokens])
 
-    def gated(self, x: Input, gate_up: AnyLinear, activation: Activation) -> Tensor:
-        product, num_rows = self._device.products[type(gate_up)], gate_up.num_out
+    def gated(self, x: Input, gate_up: AnyLinear, activation: Activation) -> Input:
+        product, width = self._device.products[type(gate_up)], gate_up.num_out // 2
         row, fused = self._taking.get(type(gate_up)), product.fused
-        inner_TF = self._take(num_rows // 2)
         if row is not None and gate_up.bias_O is None and _has_norm(x):
+            inner_TF = self._take(width)
             row.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
         elif fused is not None and fused.can_gate(self._num_tokens, gate_up):
-            fused.gated(self._value(x), gate_up, activation, inner_TF)
+            value_TI, inner_TF = self._value(x), self._take(width)
+            fused.gated(value_TI, gate_up, activation, inner_TF)
         else:
-            wide_TF2 = self._take(num_rows)
-            product(self._value(x), gate_up, wide_TF2)
-            act_mul(wide_TF2, inner_TF, activation, pdl=self._device.pdl)
+            return Activated(self._multiply(x, gate_up, None), activation)
         return inner_TF
 
     def activated(self, x: Input, up: AnyLinear, activation: Activation) -> Tensor:
@@ -227,18 +230,52 @@ class KernelStep:
     def _take(self, width: int) -> Tensor:
         return self._device.scratch.take(self._num_tokens, width)
 
+    def _compute(self, normed: Normed, out_TE: Tensor | QuantizedRows | None) -> None:
+        """Do the sum that the stream waits for, and write the norm."""
+        hidden, norm = normed.hidden, normed.norm
+        if norm is not None or hidden.delta_TE is not None:
+            add_norm(
+                hidden.x_TE,
+                hidden.delta_TE,
+                norm,
+                out_TE,
+                post=hidden.behind,
+                scale=hidden.scale,
+                pdl=self._device.pdl,
+            )
+        hidden.forget()
+
     def _value(self, x: Input) -> Tensor:
-        return x if isinstance(x, Tensor) else self.computed(x)
+        if isinstance(x, Activated):
+            inner_TF = self._take(x.gate_up_TF2.shape[1] // 2)
+            act_mul(x.gate_up_TF2, inner_TF, x.activation, pdl=self._device.pdl)
+            return inner_TF
+        return self.computed(x) if isinstance(x, Normed) else x
+
+    def _quantized(self, x: Input, form: RowForm, num_in: int) -> QuantizedRows:
+        """The value as codes, by the launch that computes it or, if there was one, by another."""
+        num_bytes = QuantizedRows.num_bytes(form, self._num_tokens, num_in)
+        memory = self._device.scratch.take_bytes(num_bytes)
+        rows = QuantizedRows.within(memory, form, self._num_tokens, num_in)
+        if isinstance(x, Activated):
+            act_mul(x.gate_up_TF2, rows, x.activation, pdl=self._device.pdl)
+        elif _has_norm(x) and x.value_TE is None:
+            self._compute(x, rows)
+        else:
+            quantize_rows(self._value(x), rows, pdl=self._device.pdl)
+        return rows
 
     def _multiply(self, x: Input, linear: AnyLinear, out_TO: Tensor | None) -> Tensor:
-        row = self._taking.get(type(linear))
+        row, product = self._taking.get(type(linear)), self._device.products[type(linear)]
         if row is not None and _has_norm(x):
             out_TO = self._take(linear.num_out) if out_TO is None else out_TO
             row.normed(self._into_launch(x), linear, out_TO)
-        else:
-            value_TI = self._value(x)  # before the output is taken: scratch comes in order
-            out_TO = self._take(linear.num_out) if out_TO is None else out_TO
-            self._device.products[type(linear)](value_TI, linear, out_TO)
+            return out_TO
+        form = product.row_form(self._num_tokens, linear)
+        # before the output is taken: scratch comes in order
+        value = self._value(x) if form is None else self._quantized(x, form, linear.num_in)
+        out_TO = self._take(linear.num_out) if out_TO is None else out_TO
+        product(value, linear, out_TO)
         return out_TO
 
     def _into_launch(self, x: Normed) -> NormedInput:

@@ -50,7 +50,15 @@ class Normed:
     value_TE: Tensor | None = None
 
 
-Input: TypeAlias = "Tensor | Normed"
+@dataclass(frozen=True, slots=True, eq=False)
+class Activated:
+    """activation(gate) * up, for the product behind it to make in the form that it wants."""
+
+    gate_up_TF2: Tensor
+    activation: Activation
+
+
+Input: TypeAlias = "Tensor | Normed | Activated"
 
 
 class StepContext(Protocol[L]):
@@ -83,7 +91,7 @@ class StepContext(Protocol[L]):
         """The same, for the last product of a part: its result lasts until it is added."""
         ...
 
-    def gated(self, x: Input, gate_up: L, activation: Activation) -> Tensor:
+    def gated(self, x: Input, gate_up: L, activation: Activation) -> Input:
         """activation(gate) * up; the map's first half are the gates."""
         ...
 

@@ -22,6 +22,7 @@ from services.compute.kernels.matvec import (
     norm_gate_up,
     norm_matvec,
 )
+from services.compute.kernels.quantized_rows import RowForm
 from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
 from services.compute.kernels.skinny_matmul_config import MAX_TOKENS, SkinnyWork
 from services.compute.layers.parts import Activation
@@ -39,8 +40,13 @@ class Product(Protocol[L]):
         """What it can do in one launch with its neighbours, if anything."""
         ...
 
-    def __call__(self, x_TI: Tensor, linear: L, out_TO: Tensor, /) -> None:
-        """out = x W^T + b; `out` may be of a wider dtype than x."""
+    def row_form(self, num_tokens: int, linear: L, /) -> RowForm | None:
+        """How it takes its input quantized, if it does."""
+        ...
+
+    def __call__(self, x_TI: Any, linear: L, out_TO: Tensor, /) -> None:
+        """out = x W^T + b; `out` may be of a wider dtype than x, which is a tensor, or, where there
+        is a form, QuantizedRows."""
         ...
 
 
@@ -73,6 +79,9 @@ class InvariantProduct:
     """A `Product` with one tiling and one order of summation for every number of rows."""
 
     fused = None
+
+    def row_form(self, num_tokens: int, linear: Linear) -> None:
+        return None
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         matmul(x_TI, linear.weight_OI, linear.bias_O, out_TO)
@@ -118,6 +127,9 @@ class ProductByRows:
     @property
     def fused(self) -> FusedProduct[Linear]:
         return self
+
+    def row_form(self, num_tokens: int, linear: Linear) -> None:
+        return None
 
     def __call__(self, x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
         weight_OI, bias_O = linear.weight_OI, linear.bias_O

@@ -5,18 +5,36 @@ Shape legend: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
 from services.compute.kernels.packed_matmul import PackedConfig, packed_config, packed_matmul
 from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
+from services.compute.kernels.quantized_matmul import (
+    fits_device,
+    quantized_config,
+    quantized_matmul,
+    row_form,
+)
+from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.unpack import unpack
 from services.compute.layers.products import Product
 from services.compute.layers.weighted_layers import Linear, QuantizedLinear
 
 MAX_PACKED_ROWS = 128
-"""More rows are multiplied with the weight unpacked into memory: it is written and read once more,
-and the library's product is the faster one."""
+"""More rows that are not quantized are multiplied with the weight unpacked into memory: it is
+written and read once more, and the library's product is the faster one."""
+
+MAX_PLANES_ROWS = 1024
+"""Of rows in 16 bits: beyond, twice the products take longer than unpacking the weight does."""
+
+MIN_LIBRARY_ROWS = 129
+"""Of rows in FP8, from which on the library's product is faster than quantized_matmul."""
+
+MIN_LIBRARY_ROWS_BY_GROUP = 16
+"""With scales by groups, where the library has a kernel of its own; a multiple of 4."""
 
 INVARIANT = PackedConfig(block_tokens=64, block_out=64)
 
@@ -45,8 +63,36 @@ class QuantizedProduct:
         self._scratch = scratch
         self._invariant = invariant
         self._pdl = pdl
+        self._takes_quantized = not invariant and fits_device(scratch.device)
 
-    def __call__(self, x_TI: Tensor, linear: QuantizedLinear, out_TO: Tensor) -> None:
+    def row_form(self, num_tokens: int, linear: QuantizedLinear) -> RowForm | None:
+        if not self._takes_quantized:
+            return None
+        form = row_form(linear.weight, num_tokens)
+        too_many = form is not None and form.planes > 1 and num_tokens > MAX_PLANES_ROWS
+        return None if too_many else form
+
+    def __call__(
+        self, x_TI: Tensor | QuantizedRows, linear: QuantizedLinear, out_TO: Tensor
+    ) -> None:
+        if isinstance(x_TI, QuantizedRows):
+            self._of_codes(x_TI, linear, out_TO)
+        else:
+            self._of_numbers(x_TI, linear, out_TO)
+
+    def _of_codes(self, rows: QuantizedRows, linear: QuantizedLinear, out_TO: Tensor) -> None:
+        weight, bias_O = linear.weight, linear.bias_O
+        num_tokens = rows.shape[0]
+        if num_tokens == 1:
+            row_config = integer_row_config(weight)
+            integer_matvec(rows, weight, bias_O, out_TO, row_config, pdl=self._pdl)
+        elif _suits_library(rows, weight.shape[0], out_TO.dtype):
+            _scaled_mm(rows, linear, out_TO)
+        else:
+            config = quantized_config(rows.form, weight, num_tokens)
+            quantized_matmul(rows, weight, bias_O, out_TO, self._work, config, pdl=self._pdl)
+
+    def _of_numbers(self, x_TI: Tensor, linear: QuantizedLinear, out_TO: Tensor) -> None:
         weight, num_tokens = linear.weight, len(x_TI)
         if weight.order_I is not None:
             x_TI = x_TI[:, weight.order_I]
@@ -60,3 +106,30 @@ class QuantizedProduct:
             weight_OI = self._scratch[: num_out * num_in].view(num_out, num_in)
             unpack(weight, weight_OI)
             self._plain(x_TI, Linear(weight_OI, linear.bias_O), out_TO)
+
+
+def _suits_library(rows: QuantizedRows, num_out: int, dtype: torch.dtype) -> bool:
+    """Whether `torch._scaled_mm` has such a product, and is the faster one."""
+    num_tokens = rows.shape[0]
+    on_gpu = rows.codes_TPI.is_cuda
+    if rows.form.kind != "fp8" or dtype != torch.bfloat16 or num_out % 16 or not on_gpu:
+        return False
+    if rows.form.by_group:
+        return num_tokens >= MIN_LIBRARY_ROWS_BY_GROUP and num_tokens % 4 == 0
+    return num_tokens >= MIN_LIBRARY_ROWS
+
+
+def _scaled_mm(rows: QuantizedRows, linear: QuantizedLinear, out_TO: Tensor) -> None:
+    """The library's product; sums go on in float32 after some inputs, as in quantized_matmul."""
+    weight = linear.weight
+    torch._scaled_mm(
+        rows.codes_TPI[:, 0],
+        weight.codes_OB.t(),
+        rows.scales_TG,
+        weight.scales_OG.t(),
+        out_dtype=out_TO.dtype,
+        use_fast_accum=False,
+        out=out_TO,
+    )
+    if linear.bias_O is not None:
+        out_TO.add_(linear.bias_O)

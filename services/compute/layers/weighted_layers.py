@@ -68,6 +68,10 @@ class Linear:
     def num_out(self) -> int:
         return len(self.weight_OI)
 
+    @property
+    def num_in(self) -> int:
+        return self.weight_OI.shape[1]
+
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.weight_OI, self.bias_O)
 
@@ -83,6 +87,10 @@ class QuantizedLinear:
     def num_out(self) -> int:
         return self.weight.shape[0]
 
+    @property
+    def num_in(self) -> int:
+        return self.weight.num_inputs
+
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.weight.dense(x_TI.dtype), self.bias_O)
 
@@ -93,5 +101,5 @@ AnyLinear: TypeAlias = Linear | QuantizedLinear
 def make_linear(weight: Weight, bias_O: Tensor | None) -> AnyLinear:
     """The map as it stands on the device that multiplies by its weight."""
     if isinstance(weight, Packed):
-        return QuantizedLinear(weight, bias_O)
+        return QuantizedLinear(weight.with_adjacent_rows(), bias_O)
     return Linear(weight, bias_O)

@@ -78,6 +78,17 @@ class Packed:
         codes = self.codes_OB.view(torch.uint8)[order].view(self.codes_OB.dtype)
         return replace(self, codes_OB=codes, scales_OG=self.scales_OG[order], zeros_OG=zeros_OG)
 
+    def with_adjacent_rows(self) -> Packed:
+        """The same, with a group's scales of all rows next to one another, as programs that have
+        many rows and one group at a time read them. Those of FP8 are float32, as libraries want."""
+
+        def adjacent(values_OG: Tensor) -> Tensor:
+            values_OG = values_OG.float() if self.kind == "fp8" else values_OG
+            return values_OG.t().contiguous().t()
+
+        zeros_OG = None if self.zeros_OG is None else adjacent(self.zeros_OG)
+        return replace(self, scales_OG=adjacent(self.scales_OG), zeros_OG=zeros_OG)
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The weight [O, I] that this stands for, rounded once: what every kernel is tested by."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32

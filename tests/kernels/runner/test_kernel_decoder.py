@@ -12,6 +12,7 @@ from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.hand_scheduler import HandScheduler
 from tests.unit.compute.models.family_models import FAMILIES, random_model
 from tests.unit.compute.runner_scenarios import prompt_of
+from tests.unit.compute.tiny_models import make_model, save_model
 
 # numpy says so of GELUs: the exponential is infinite where their value is zero
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -43,11 +44,29 @@ def test_logits_are_those_of_the_cpu(
 ) -> None:
     """Chunks, one row alone, several rows, and rows beside a chunk."""
     FAMILIES[name].save(random_model(name), tmp_path)
-    settings = SETTINGS.model_copy(update={"batch_invariant": batch_invariant, "num_threads": 1})
-    runner = load_runner(tmp_path, settings, device)
+    assert_logits_alike(tmp_path, {"batch_invariant": batch_invariant}, 1e-3, device)
+
+
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_logits_of_quantized_weights_are_those_of_the_cpu(
+    quantization: str, device: torch.device, tmp_path: Path
+) -> None:
+    """Their inputs have 16 bits, of each row's largest."""
+    save_model(make_model("llama_biased", **WIDE), tmp_path)
+    assert_logits_alike(tmp_path, {"quantization": quantization}, 0.03, device)
+
+
+def assert_logits_alike(
+    folder: Path, changes: dict[str, object], tolerance: float, device: torch.device
+) -> None:
+    settings = SETTINGS.model_copy(update={**changes, "num_threads": 1})
+    runner = load_runner(folder, settings, device)
     ours = HandScheduler(runner, settings.page_tokens)
     cpu = settings.model_copy(update={"device": "cpu"})
-    theirs = HandScheduler(load_on_cpu(tmp_path, cpu), settings.page_tokens)
+    theirs = HandScheduler(load_on_cpu(folder, cpu), settings.page_tokens)
     pairs = [
         (ours.add(prompt), theirs.add(prompt)) for prompt in map(prompt_of, (9, 21, 5), range(3))
     ]
@@ -58,7 +77,8 @@ def test_logits_are_those_of_the_cpu(
         logits_SV = logits_after_step(runner, len(sampled))
         ours.finish(launched)
         ticket, _ = launched = theirs.launch(*((pair[1], count) for pair, count in rows))
-        torch.testing.assert_close(logits_SV, ticket.launched.logits_SV, rtol=1e-3, atol=1e-3)
+        expected_SV = ticket.launched.logits_SV
+        torch.testing.assert_close(logits_SV, expected_SV, rtol=tolerance, atol=tolerance)
         theirs.finish(launched)
         assert [our.output for our, _ in pairs] == [their.output for _, their in pairs]
 
