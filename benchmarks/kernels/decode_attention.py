@@ -73,8 +73,8 @@ def cases() -> Iterator[Case]:
 
 def lengths_of(batch: str) -> list[int]:
     """Contexts of the rows of a named batch."""
-    if "x" in batch:
-        count, _, length = batch.partition("x")
+    count, _, length = batch.partition("x")
+    if length.isdigit():
         return [int(length)] * int(count)
     random = torch.Generator().manual_seed(7)
     draws = torch.randn(int(batch.split()[0]), generator=random).mul(0.8).exp()

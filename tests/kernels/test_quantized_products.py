@@ -31,7 +31,7 @@ from services.compute.kernels.quantized_rows import (
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.layers.products import InvariantProduct
 from services.compute.layers.quantized_product import QuantizedProduct
-from services.compute.layers.weighted_layers import Norm, QuantizedLinear
+from services.compute.layers.weighted_layers import KernelLinears, Norm, QuantizedLinear
 from services.compute.quantization.packed import Kind, Packed
 from tests.kernels.packed_weights import assert_rounded_once, random_packed
 
@@ -224,16 +224,21 @@ def test_a_row_times_integers_is_that_times_the_numbers(
     assert_rounded_once(out, row.dense(), weight.dense(torch.float64), bias)
 
 
+@pytest.mark.parametrize("keeps_dense", [False, True])
 @pytest.mark.parametrize("form", WEIGHTS, ids=named)
-@pytest.mark.parametrize("num_rows", [1, 2, 16, 40, 132, 260])
+@pytest.mark.parametrize("num_rows", [1, 2, 16, 40, 132, 260, 520])
 def test_every_number_of_rows_is_served(
-    form: tuple[Kind, int, bool, bool], num_rows: int, device: torch.device
+    form: tuple[Kind, int, bool, bool], num_rows: int, keeps_dense: bool, device: torch.device
 ) -> None:
-    """As the step asks: quantized if there is such a product, else as they are."""
+    """As the step asks: quantized if there is such a product, else as they are. The interpreter
+    cuts bfloat16 off where the GPU rounds it."""
     if device.type == "cpu" and num_rows > 16 and form[:2] not in {("fp8", 0), ("int4", 128)}:
         pytest.skip("takes the interpreter long, and on a GPU all run")
     weight = weight_of(form, 160, 512, device)
-    linear = QuantizedLinear(weight, torch.randn(160, device=device, dtype=torch.bfloat16))
+    bias = torch.randn(160, device=device, dtype=torch.bfloat16)
+    linear = KernelLinears(torch.bfloat16, keeps_dense)(weight, bias)
+    assert isinstance(linear, QuantizedLinear)
+    assert (linear.dense_OI is not None) == (keeps_dense and not weight.inputs_8bit)
     room = torch.zeros(160 * 512, device=device, dtype=torch.bfloat16)
     product = QuantizedProduct(
         InvariantProduct(), SkinnyWork.make(160, device), room, invariant=False, pdl=False
@@ -246,9 +251,9 @@ def test_every_number_of_rows_is_served(
         rows = QuantizedRows.empty(row_kind, num_rows, 512, device)
         quantize_rows(x, rows)
     product(rows, linear, out)
-    expected = F.linear(x.double(), weight.dense(torch.float64), linear.bias_O.double())
+    expected = F.linear(x.double(), weight.dense(torch.float64), bias.double())
     rounds_inputs = row_kind is not None and row_kind.planes == 1
-    assert (out.double() - expected).norm() / expected.norm() < (0.04 if rounds_inputs else 4e-3)
+    assert (out.double() - expected).norm() / expected.norm() < (0.04 if rounds_inputs else 8e-3)
 
 
 def test_what_has_no_such_product_says_so(device: torch.device) -> None:

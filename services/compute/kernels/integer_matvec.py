@@ -17,15 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
-from services.compute.kernels.packed_matvec import unit_inputs
+from services.compute.kernels.packed_matvec import prefetched_lines, unit_inputs
 from services.compute.kernels.quantized_matmul import row_form
 from services.compute.kernels.quantized_rows import QuantizedRows
 from services.compute.quantization.packed import Packed
-
-PREFETCH_BYTES = 16 << 10
-"""Of a program's weights, before it waits for the kernel before it."""
-
-LINE_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +140,7 @@ def _integer_matvec_kernel(
     row_R = tl.minimum(o_R, NUM_OUT - 1)
     word_R = row_R.to(tl.int64) * NUM_WORDS
     if PDL:
-        if PREFETCH_LINES > 0:
-            prefetch_rows(code_ptr, word_R, 0, NUM_WORDS, PREFETCH_LINES)
+        prefetch_rows(code_ptr, word_R, 0, NUM_WORDS, PREFETCH_LINES)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     y_RU = tl.zeros((ROWS, UNITS), dtype=tl.float32)
@@ -204,8 +198,6 @@ def integer_matvec(
     assert row.form == row_form(weight, 1) and row.shape == (1, num_in)
     assert out_1O.shape == (1, num_out)
     unit = unit_inputs(weight)
-    row_bytes = weight.codes_OB.shape[1]
-    lines = min(PREFETCH_BYTES // config.rows, row_bytes) // LINE_BYTES
     _integer_matvec_kernel[(triton.cdiv(num_out, config.rows),)](
         row.codes_TPI.view(torch.int32),
         row.scales_TG,
@@ -226,7 +218,7 @@ def integer_matvec(
         ROWS=config.rows,
         UNITS=max(1, config.step_inputs // unit),
         UNIT_WORDS=unit // (8 if weight.has_halves else 4),
-        PREFETCH_LINES=1 << (lines.bit_length() - 1) if lines else 0,
+        PREFETCH_LINES=prefetched_lines(weight, config.rows),
         ASM=out_1O.is_cuda,
         num_warps=config.num_warps,
         **dependent_launch(pdl, out_1O),

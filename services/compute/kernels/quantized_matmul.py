@@ -14,7 +14,7 @@ Shape legend: T rows, P planes, R = T * P, I inputs of a step, O outputs, B byte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -40,9 +40,6 @@ PREFETCH_BYTES = 32 << 10
 
 LINE_BYTES = 128
 MAX_BLOCK_TOKENS = 128
-MIN_STEPS = 4
-"""Of a program: its first copies take about as long as a step."""
-
 # Codes of 4 bits, less 8 and times 16, are bytes: the lower halves' and the upper ones'.
 _SIXTEENFOLD = tl.constexpr("""
 {
@@ -99,35 +96,34 @@ def fits_device(device: torch.device) -> bool:
 def quantized_config(form: RowForm, weight: Packed, num_tokens: int) -> QuantizedConfig:
     """By a sweep on an H200 (benchmarks/results/gpu_packed.md)."""
     num_out, num_in = weight.shape
-    block_tokens = min(MAX_BLOCK_TOKENS, max(16, 1 << (num_tokens - 1).bit_length()))
-    is_large = num_out >= 128 * NUM_SMS
-    halves, wide = weight.has_halves, form.planes == 2 and block_tokens == MAX_BLOCK_TOKENS
+    most_tokens = MAX_BLOCK_TOKENS // form.planes
+    block_tokens = min(most_tokens, max(16, 1 << (num_tokens - 1).bit_length()))
+    is_large, halves = num_out >= 128 * NUM_SMS, weight.has_halves
     block_out = 128 if is_large or halves else 64
-    block_in = 128 if is_large or halves or weight.scales_OG.shape[1] > 1 else 256
-    block_in = block_in if num_in % block_in == 0 else 128
+    has_long_steps = not (is_large or halves or weight.scales_OG.shape[1] > 1 or num_in % 256)
+    block_in = 256 if has_long_steps else 128
+    per_sm = 2 if is_large or halves else 1
     stage = block_out * block_in // (2 if halves else 1) + block_tokens * form.planes * block_in
-    per_sm = 2 if (is_large or halves) and not wide else 1
+    stages = (SHARED_BYTES // per_sm - RESERVED_BYTES) // stage
     config = QuantizedConfig(
         block_tokens,
         block_out,
         block_in,
-        num_warps=8 if wide or (is_large and form.kind == "fp8") else 4,
-        num_stages=max(2, min(8, (SHARED_BYTES // per_sm - RESERVED_BYTES) // stage)),
+        num_warps=8 if is_large and form.kind == "fp8" else 4,
+        num_stages=max(2, min(8, stages)),
     )
     if num_tokens > block_tokens or not halves:
         return config
-    tiles, steps = triton.cdiv(num_out, block_out), triton.cdiv(num_in, block_in)
-    splits = 1
+    tiles, steps = triton.cdiv(num_out, block_out), num_in // block_in
+    splits, min_steps = 1, 4 if block_tokens <= 32 else 8
     while (
         2 * splits <= MAX_SPLITS
         and 2 * splits * tiles <= per_sm * NUM_SMS
-        and 2 * splits * MIN_STEPS <= steps
+        and 2 * splits * min_steps <= steps
         and 2 * splits * tiles * block_out * block_tokens <= MAX_SPLIT_OUTPUTS * MAX_TOKENS
     ):
         splits *= 2
-    return QuantizedConfig(
-        block_tokens, block_out, block_in, splits, config.num_warps, config.num_stages
-    )
+    return replace(config, splits=splits)
 
 
 @triton.jit
@@ -161,11 +157,16 @@ def _dot(w_OI, x_RI, sums, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _joined_planes(sums, BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, PLANES: tl.constexpr):
-    """Exact sums [O, R] as float32 sums [O, T]."""
+def _joined_planes(
+    sums, BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, PLANES: tl.constexpr, FITS: tl.constexpr
+):
+    """Exact sums [O, R] as float32 sums [O, T]; FITS: they do so in 32 bits."""
     if PLANES == 2:
         upper, lower = tl.split(tl.reshape(sums, (BLOCK_O, BLOCK_T, 2)))
-        joined = upper.to(tl.float32) * 256 + lower.to(tl.float32)
+        if FITS:
+            joined = (upper * 256 + lower).to(tl.float32)
+        else:
+            joined = upper.to(tl.float32) * 256 + lower.to(tl.float32)
     else:
         joined = sums.to(tl.float32)
     return joined
@@ -173,23 +174,37 @@ def _joined_planes(sums, BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, PLANES: t
 
 @triton.jit
 def _scales(
-    scale_ptr, zero_ptr, x_scale_ptr, x_sum_ptr, row_O, t, t_in, num_tokens, k,
-    STEPS: tl.constexpr, G: tl.constexpr, GX: tl.constexpr, SCALE_O: tl.constexpr,
-    SCALE_G: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    scale_ptr, x_scale_ptr, row_O, t, t_in, num_tokens, k, STEPS: tl.constexpr, G: tl.constexpr,
+    GX: tl.constexpr, SCALE_O: tl.constexpr, SCALE_G: tl.constexpr,
 ):  # fmt: skip
-    """Scales, zeros, and scales and sums of inputs, of a step's group."""
+    """Scales, and those of inputs, of a step's group."""
     group = k // (STEPS // G)
-    place_O = row_O * SCALE_O + group * SCALE_G
-    scale_O = tl.load(scale_ptr + place_O).to(tl.float32)
-    zero_O = scale_O
-    x_sum_T = tl.zeros(t.shape, dtype=tl.float32)
-    x_scale_T = x_sum_T
-    if HAS_ZEROS:
-        zero_O = tl.load(zero_ptr + place_O).to(tl.float32)
-        x_sum_T = tl.load(x_sum_ptr + t * STEPS + k, mask=t_in, other=0.0)
+    scale_O = tl.load(scale_ptr + row_O * SCALE_O + group * SCALE_G).to(tl.float32)
+    x_scale_T = tl.zeros(t.shape, dtype=tl.float32)
     if GX > 1:
         x_scale_T = tl.load(x_scale_ptr + k * num_tokens + t, mask=t_in, other=0.0)
-    return scale_O, zero_O, x_scale_T, x_sum_T
+    return scale_O, x_scale_T
+
+
+@triton.jit
+def _less_zeros(
+    total, scale_ptr, zero_ptr, x_sum_ptr, row_O, t, t_in, begin, end, STEPS: tl.constexpr,
+    G: tl.constexpr, SCALE_O: tl.constexpr, SCALE_G: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The sums of these steps less what zeros take off: a product of its own, of scales times zeros
+    with sums of inputs. In the loop of steps it took more registers than there are."""
+    CHUNK: tl.constexpr = 16
+    PRECISION: tl.constexpr = "ieee" if WIDEN else "tf32x3"
+    for first in range(begin, end, CHUNK):
+        k = first + tl.arange(0, CHUNK)
+        k_in = k < end
+        place = row_O[:, None] * SCALE_O + (k // (STEPS // G) * SCALE_G)[None, :]
+        scale = tl.load(scale_ptr + place, mask=k_in[None, :], other=0.0).to(tl.float32)
+        zero = tl.load(zero_ptr + place, mask=k_in[None, :], other=0.0).to(tl.float32)
+        x_places = t[None, :] * STEPS + k[:, None]
+        x_sum = tl.load(x_sum_ptr + x_places, mask=k_in[:, None] & t_in[None, :], other=0.0)
+        total = tl.dot(-scale * zero, x_sum, total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
@@ -272,11 +287,12 @@ def _quantized_matmul_kernel(
 
     total = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
     sums = tl.zeros((BLOCK_O, BLOCK_T * PLANES), dtype=DTYPE)
-    scale_O, zero_O, x_scale_T, x_sum_T = _scales(
-        scale_ptr, zero_ptr, x_scale_ptr, x_sum_ptr, row_O, t, t_in, num_tokens, begin, ALL_STEPS,
-        G, GX, SCALE_O, SCALE_G, HAS_ZEROS,
+    scale_O, x_scale_T = _scales(
+        scale_ptr, x_scale_ptr, row_O, t, t_in, num_tokens, begin, ALL_STEPS, G, GX, SCALE_O,
+        SCALE_G,
     )  # fmt: skip
-    for k in tl.range(begin, tl.minimum(begin + STEPS, ALL_STEPS), num_stages=STAGES):
+    end = tl.minimum(begin + STEPS, ALL_STEPS)
+    for k in tl.range(begin, end, num_stages=STAGES):
         codes = code_desc.load([first_o, k * BLOCK_B])
         if not CARRIED:
             sums = tl.zeros((BLOCK_O, BLOCK_T * PLANES), dtype=DTYPE)
@@ -290,22 +306,24 @@ def _quantized_matmul_kernel(
             x = x_desc.load([first_t * PLANES, k * BLOCK_I])
             sums = _dot(codes, x, sums, WIDEN)
         if not CARRIED:
-            y = _joined_planes(sums, BLOCK_O, BLOCK_T, PLANES)
+            y = _joined_planes(sums, BLOCK_O, BLOCK_T, PLANES, True)
             if G > 1:
-                if HAS_ZEROS:
-                    y = (y * UNIT - zero_O[:, None] * x_sum_T[None, :]) * scale_O[:, None]
-                else:
-                    y *= (scale_O * UNIT)[:, None]
+                y *= (scale_O * UNIT)[:, None]
                 if GX > 1:
                     y *= x_scale_T[None, :]
                 # Those of the next step: loads so narrow are not in the pipeline.
-                scale_O, zero_O, x_scale_T, x_sum_T = _scales(
-                    scale_ptr, zero_ptr, x_scale_ptr, x_sum_ptr, row_O, t, t_in, num_tokens,
-                    tl.minimum(k + 1, ALL_STEPS - 1), ALL_STEPS, G, GX, SCALE_O, SCALE_G, HAS_ZEROS,
+                scale_O, x_scale_T = _scales(
+                    scale_ptr, x_scale_ptr, row_O, t, t_in, num_tokens,
+                    tl.minimum(k + 1, ALL_STEPS - 1), ALL_STEPS, G, GX, SCALE_O, SCALE_G,
                 )  # fmt: skip
             total += y
     if CARRIED:
-        total = _joined_planes(sums, BLOCK_O, BLOCK_T, PLANES) * UNIT
+        total = _joined_planes(sums, BLOCK_O, BLOCK_T, PLANES, False) * UNIT
+    elif HAS_ZEROS:
+        total = _less_zeros(
+            total, scale_ptr, zero_ptr, x_sum_ptr, row_O, t, t_in, begin, end, ALL_STEPS, G,
+            SCALE_O, SCALE_G, WIDEN,
+        )  # fmt: skip
     is_last = True
     if SPLITS > 1:
         SIZE: tl.constexpr = BLOCK_O * BLOCK_T

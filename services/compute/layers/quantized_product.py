@@ -27,8 +27,11 @@ MAX_PACKED_ROWS = 128
 """More rows that are not quantized are multiplied with the weight unpacked into memory: it is
 written and read once more, and the library's product is the faster one."""
 
-MAX_PLANES_ROWS = 1024
+MAX_PLANES_ROWS = 512
 """Of rows in 16 bits: beyond, twice the products take longer than unpacking the weight does."""
+
+MAX_ROWS_BESIDE_DENSE = 64
+"""More of them are multiplied with the weight as it is, where it is kept."""
 
 MIN_LIBRARY_ROWS = 129
 """Of rows in FP8, from which on the library's product is faster than quantized_matmul."""
@@ -69,7 +72,8 @@ class QuantizedProduct:
         if not self._takes_quantized:
             return None
         form = row_form(linear.weight, num_tokens)
-        too_many = form is not None and form.planes > 1 and num_tokens > MAX_PLANES_ROWS
+        most = MAX_PLANES_ROWS if linear.dense_OI is None else MAX_ROWS_BESIDE_DENSE
+        too_many = form is not None and form.planes > 1 and num_tokens > most
         return None if too_many else form
 
     def __call__(
@@ -94,6 +98,9 @@ class QuantizedProduct:
 
     def _of_numbers(self, x_TI: Tensor, linear: QuantizedLinear, out_TO: Tensor) -> None:
         weight, num_tokens = linear.weight, len(x_TI)
+        if linear.dense_OI is not None and num_tokens > 1:
+            self._plain(x_TI, Linear(linear.dense_OI, linear.bias_O), out_TO)
+            return
         if weight.order_I is not None:
             x_TI = x_TI[:, weight.order_I]
         if num_tokens == 1 and not self._invariant:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -82,6 +83,8 @@ class QuantizedLinear:
 
     weight: Packed
     bias_O: Tensor | None = None
+    dense_OI: Tensor | None = None
+    """The numbers as they are, for products of many rows, where memory is plenty."""
 
     @property
     def num_out(self) -> int:
@@ -98,8 +101,16 @@ class QuantizedLinear:
 AnyLinear: TypeAlias = Linear | QuantizedLinear
 
 
-def make_linear(weight: Weight, bias_O: Tensor | None) -> AnyLinear:
-    """The map as it stands on the device that multiplies by its weight."""
-    if isinstance(weight, Packed):
-        return QuantizedLinear(weight.with_adjacent_rows(), bias_O)
-    return Linear(weight, bias_O)
+@dataclass(frozen=True, slots=True)
+class KernelLinears:
+    """Makes the linear maps of a GPU."""
+
+    dtype: torch.dtype
+    keeps_dense: bool  # beside packed weights that many rows are not multiplied with as they are
+
+    def __call__(self, weight: Weight, bias_O: Tensor | None) -> AnyLinear:
+        if not isinstance(weight, Packed):
+            return Linear(weight, bias_O)
+        has_dense = self.keeps_dense and not weight.inputs_8bit
+        dense_OI = weight.dense(self.dtype) if has_dense else None
+        return QuantizedLinear(weight.with_adjacent_rows(), bias_O, dense_OI)

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.layers.weighted_layers import make_linear
+from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
@@ -21,6 +21,10 @@ GRAPH_MARGIN_BYTES = 512 << 20
 """For what the rehearsal cannot see: fragmentation, and libraries that take memory later."""
 
 GIB = 1 << 30
+
+
+DENSE_SHARE = 0.15
+"""Of a GPU's memory, which the weights of 8 billion parameters in 16 bits take of an H200's."""
 
 
 class StartLog:
@@ -74,7 +78,7 @@ def _load(
         layout=loader.layout,
         num_buffers=settings.in_flight_steps + 2,
     )
-    decoder = loader.decoder(make_linear)
+    decoder = loader.decoder(KernelLinears(loader.dtype, _has_room_for_dense(loader)))
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling)
     limits = _measure(loader, machine, log)
@@ -84,6 +88,15 @@ def _load(
             log.say("graphs recorded", done=number, of=machine.num_launches)
     spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
     return CudaExecutor(machine, cache, spec, stream)
+
+
+def _has_room_for_dense(loader: ModelLoader) -> bool:
+    """Whether weights in the model's dtype fit beside those in fewer bits."""
+    if loader.device.type != "cuda":
+        return False
+    total_bytes = torch.cuda.get_device_properties(loader.device).total_memory
+    num_bytes = loader.config.shape.num_step_weights * loader.dtype.itemsize
+    return num_bytes < total_bytes * DENSE_SHARE and not loader.settings.batch_invariant
 
 
 def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits:

@@ -262,11 +262,11 @@ def _widest_output(decoder: Decoder[AnyLinear]) -> int:
 
 
 def _unpacking_room(decoder: Decoder[AnyLinear]) -> Tensor:
-    """Memory for the largest of the weights that are quantized."""
+    """Memory for the largest of the weights that are there in fewer bits only."""
     sizes = (
         num_out * num_in
         for linear in decoder.linears
-        if isinstance(linear, QuantizedLinear)
+        if isinstance(linear, QuantizedLinear) and linear.dense_OI is None
         for num_out, num_in in [linear.weight.shape]
     )
     return torch.empty(max(sizes, default=0), dtype=decoder.dtype, device=decoder.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from common.errors import ModelError
 from common.model_folder import read_json
 from common.quantization import read_quantization
-from services.compute.layers.weighted_layers import QuantizedLinear, make_linear
+from services.compute.layers.weighted_layers import KernelLinears, QuantizedLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
 from services.compute.models.safetensors_files import SafetensorsFiles
@@ -62,7 +62,7 @@ def load(folder: Path) -> Decoder[Any]:
     raw = read_json(folder, "config.json")
     form = format_of(read_quantization(raw))
     weights = CheckpointWeights(SafetensorsFiles(folder, CPU, form), torch.float32, CPU)
-    return read_config(raw).build(weights, make_linear, True)
+    return read_config(raw).build(weights, KernelLinears(torch.float32, False), True)
 
 
 def numbers(linear: Any) -> Tensor:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from common.errors import ConfigError
 from services.compute.config import ComputeSettings
-from services.compute.layers.weighted_layers import QuantizedLinear, make_linear
+from services.compute.layers.weighted_layers import KernelLinears, QuantizedLinear
 from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Packed
 from services.compute.runner.model_loader import ModelLoader
@@ -86,7 +86,7 @@ def test_random_weights_of_a_quantized_model_are_quantized_too(name: str, tmp_pa
     quantize_folder(folder, tmp_path, FORMS[name])
     (tmp_path / "model.safetensors").unlink()
     settings = SETTINGS.model_copy(update={"load_format": "dummy"})
-    decoder = ModelLoader.read(tmp_path, settings, CPU).decoder(make_linear)
+    decoder = ModelLoader.read(tmp_path, settings, CPU).decoder(KernelLinears(torch.float32, False))
     packed = [each.weight for each in decoder.linears if isinstance(each, QuantizedLinear)]
     assert {weight.kind for weight in packed} == {DUMMY_KINDS[name]}
     rounds_inputs = name in ("fp8 of blocks", "compressed int8 and inputs")
@@ -102,7 +102,7 @@ def test_the_kind_that_a_folder_has_already_changes_nothing(tmp_path: Path) -> N
     model = make_model("llama", intermediate_size=160)
     model.load_state_dict(dense)
     assert served(tmp_path, settings) == said(model)
-    decoder = ModelLoader.read(tmp_path, settings, CPU).decoder(make_linear)
+    decoder = ModelLoader.read(tmp_path, settings, CPU).decoder(KernelLinears(torch.float32, False))
     is_packed = [isinstance(linear, QuantizedLinear) for linear in decoder.linears]
     assert sum(is_packed) == 3 * 3  # of each layer: qkv, out, gate and up
 
