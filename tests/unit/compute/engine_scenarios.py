@@ -187,7 +187,11 @@ class EngineScenarios:
         assert (server.reasons[0], server.reasons[1]) == ("stop", "length")
         assert server.tokens[1] == expected[1]
 
-    @pytest.mark.parametrize("swap", NUM_HOST_PAGES)
+    @pytest.fixture(params=NUM_HOST_PAGES)
+    def swap(self, request: pytest.FixtureRequest) -> str:
+        """How many pages the host has."""
+        return str(request.param)
+
     def test_a_random_history_of_arrivals_aborts_preemptions_prefixes_and_forks(
         self, serve: Serve, model, swap: str
     ) -> None:

@@ -15,6 +15,7 @@ from services.compute.runner.packing_runner import PackingRunner
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_scenarios import (
     COUNT,
+    NUM_HOST_PAGES,
     PROMPTS,
     EngineScenarios,
     Serve,
@@ -32,6 +33,7 @@ SETTINGS = ComputeSettings(
 
 
 WITH_SMALLER_CACHES = ["llama fp8", "llama int8", "mistral_window int8"]
+MODELS = [*VARIANTS, *WITH_SMALLER_CACHES]
 
 
 @cache
@@ -44,7 +46,7 @@ def reference(name: str) -> tuple[PreTrainedModel | RoundedModel, list[list[int]
     return rounded, [rounded.greedy_ids(prompt, COUNT) for prompt in PROMPTS]
 
 
-@pytest.fixture(scope="module", params=[*VARIANTS, *WITH_SMALLER_CACHES])
+@pytest.fixture(scope="module", params=MODELS)
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, PackingRunner]:
@@ -77,7 +79,10 @@ def serve(runner: tuple[str, PackingRunner]) -> Serve:
 
 
 class TestEagerEngine(EngineScenarios):
-    pass
+    @pytest.fixture
+    def swap(self, runner: tuple[str, PackingRunner]) -> str:
+        """One for each model in turn: pages are copied whatever model wrote them."""
+        return list(NUM_HOST_PAGES)[MODELS.index(runner[0]) % len(NUM_HOST_PAGES)]
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", *KV_CACHE_DTYPES])
