@@ -89,7 +89,7 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-FUNCTIONS = st.from_regex(r"[a-z_]\w{0,12}", fullmatch=True).filter(str.isascii)
+FUNCTIONS = st.from_regex(re.compile(r"[a-z_]\w{0,12}", re.ASCII), fullmatch=True)
 CALLS = st.lists(
     st.tuples(FUNCTIONS, st.dictionaries(FUNCTIONS, VALUES, max_size=4)), min_size=1, max_size=4
 )
