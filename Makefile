@@ -43,7 +43,7 @@ serve: $(VENV)/.installed
 # One thread of torch a process: with two processes of two threads on two cores, threads spin for one
 # another. Three processes for two cores, since the tests that start servers wait for much of their
 # time. One process runs all tests of a file, whose models and servers are so made once, and files
-# come in the order of tests/conftest.py. And bytecode is kept, as rewriting the tests' assertions
+# come together and in the order of tests/schedule.py. And bytecode is kept, as rewriting the tests' assertions
 # takes each process 7 s, even where an image's environment says otherwise.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not gpu" --numprocesses 3 \

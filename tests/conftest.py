@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 
 import tests.cases  # noqa: F401  (before any test module reads the settings of generated cases)
+from tests.schedule import Scheduling, place_of
 
 # Some images forbid Python to keep what it has compiled. Here servers are started by the dozen, of
 # nine processes each, which would all compile anew: 0.4 s of 2.8 s a server, and 8 s to collect.
@@ -21,9 +24,6 @@ sys.dont_write_bytecode = False
 # A shell ignores Ctrl-C for what it runs in the background, and so would the programs under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# What starts servers takes longest, so it begins: else one process waits for another's at the end.
-GROUPS = ("system", "browser")
 
 
 @pytest.fixture(autouse=True)
@@ -41,20 +41,30 @@ class Folder(pytest.Package):
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Let the servers of a group end when the group does."""
-    if path.parent == Path(__file__).parent and path.name in GROUPS:
+    """Let the browser and its servers end when its tests do."""
+    if path == Path(__file__).parent / "browser":
         return Folder.from_parent(parent, path=path)
     return None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    """Have `--dist loadfile` keep files together that want the same server."""
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage seldom, and not among what was imported: else it takes 8 % of the time."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what starts servers first, and skip tests that need a GPU where there is none.
+    """Put what takes longest first, and skip tests that need a GPU where there is none.
 
     torch is loaded only to find that out.
     """
-    for name in reversed(GROUPS):
-        folder = f"tests/{name}/"  # of thousands of ids, which paths would be slow to compare
-        items.sort(key=lambda item, folder=folder: not item.nodeid.startswith(folder))
+    items.sort(key=lambda item: place_of(item.nodeid))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return

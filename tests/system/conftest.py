@@ -1,12 +1,12 @@
 """Servers and models that the system tests share; each is made once.
 
-Servers end with the last test of this folder, not with the session: an idle one takes 2 % of a core
-for its heartbeats, and other tests go on for minutes.
+A server lives while file after file in this process wants it: an idle one takes 2 % of a core for
+its heartbeats, and other tests go on for minutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,59 +41,73 @@ def sim_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(folder, ModelShape(max_model_len=8192), with_weights=False)
 
 
-@pytest.fixture(scope="package")
-def tiny_stack(tiny_folder: Path) -> Iterator[Stack]:
+_RUNNING: dict[str, Stack] = {}  # by the fixture's name
+
+
+def shared(fixture: str, make: Callable[[], Stack]) -> Stack:
+    """Return the server of a fixture, which is made if none runs."""
+    if fixture in _RUNNING and _RUNNING[fixture].process.poll() is not None:
+        _RUNNING.pop(fixture).close()
+    if fixture not in _RUNNING:
+        _RUNNING[fixture] = make().wait_ready()
+    return _RUNNING[fixture]
+
+
+def end_all(but: Collection[str] = ()) -> None:
+    """End the servers of all fixtures but some."""
+    for fixture in _RUNNING.keys() - but:
+        _RUNNING.pop(fixture).close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last test of a file, end what the next file has no use for."""
+    if nextitem is None:
+        end_all()
+    elif nextitem.path != item.path:
+        following = (each for each in item.session.items if each.path == nextitem.path)
+        end_all(but={name for each in following for name in getattr(each, "fixturenames", ())})
+
+
+def pytest_sessionfinish() -> None:
+    """End what is left where a failure stopped the tests."""
+    end_all()
+
+
+@pytest.fixture(scope="module")
+def tiny_stack(tiny_folder: Path) -> Stack:
     """A server that computes the tiny model in float32."""
     options = ("--device", "cpu", "--dtype", "float32")
     # One thread: several that wait for each other take seconds where the machine is busy.
     settings = {"router.max_body_bytes": 1 << 18, "compute.num_threads": 1}
-    with Stack(tiny_folder, *options, settings=settings) as stack:
-        yield stack
+    return shared("tiny_stack", lambda: Stack(tiny_folder, *options, settings=settings))
 
 
-@pytest.fixture(scope="package")
-def sim_stack(sim_folder: Path) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def sim_stack(sim_folder: Path) -> Stack:
     """A server whose virtual device takes 2 ms a step."""
     settings = {"compute.sim_step_base_s": 0.002}
-    with Stack(sim_folder, "--device", "sim", settings=settings) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="package")
-def _mortal_stacks(sim_folder: Path) -> Iterator[Callable[[], Stack]]:
-    """Servers one after another: the last one as long as it runs, then another."""
-    stacks: list[Stack] = []
-
-    def running() -> Stack:
-        if stacks and stacks[-1].process.poll() is not None:
-            stacks.pop().close()
-        if not stacks:
-            settings = {"compute.sim_step_base_s": 0.02}
-            stacks.append(Stack(sim_folder, "--device", "sim", settings=settings).wait_ready())
-        return stacks[-1]
-
-    yield running
-    for stack in stacks:
-        stack.close()
+    return shared("sim_stack", lambda: Stack(sim_folder, "--device", "sim", settings=settings))
 
 
 @pytest.fixture
-def mortal_stack(_mortal_stacks: Callable[[], Stack]) -> Stack:
+def mortal_stack(sim_folder: Path) -> Stack:
     """A server whose steps take 20 ms, idle, for a test that may end it or kill what it likes.
 
     The next test gets it as it is left, if it still runs: what is in its log may be another's.
     """
-    stack = _mortal_stacks()
+    settings = {"compute.sim_step_base_s": 0.02}
+    stack = shared("mortal_stack", lambda: Stack(sim_folder, "--device", "sim", settings=settings))
     wait_empty(stack)
     return stack
 
 
-@pytest.fixture(scope="package")
-def demo_stack() -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def demo_stack() -> Stack:
     """A server of the demo model, as `slipstream serve` starts it."""
+    options = ("--device", "cpu", "--dtype", "float32")
     settings = {"compute.num_threads": 1}
-    with Stack(DEMO, "--device", "cpu", "--dtype", "float32", settings=settings) as stack:
-        yield stack
+    return shared("demo_stack", lambda: Stack(DEMO, *options, settings=settings))
 
 
 @pytest.fixture(scope="session")
@@ -105,8 +119,8 @@ def strict_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="package")
-def strict_stack(strict_folder: Path) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def strict_stack(strict_folder: Path) -> Stack:
     """A server whose limits are small enough to be met."""
     settings = {
         "compute.sim_step_base_s": 0.002,
@@ -118,8 +132,9 @@ def strict_stack(strict_folder: Path) -> Iterator[Stack]:
         "router.slow_client_max_bytes": 1 << 16,
         "router.slow_client_timeout_s": 2.0,
     }
-    with Stack(strict_folder, "--device", "sim", settings=settings) as stack:
-        yield stack
+    return shared(
+        "strict_stack", lambda: Stack(strict_folder, "--device", "sim", settings=settings)
+    )
 
 
 @pytest.fixture

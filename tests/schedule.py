@@ -1,0 +1,72 @@
+"""Which test files run one after another in one process, and which begin.
+
+Files that want the same server run together: it is started once, not once in each process, and
+ends with the last of them. A server takes 2 to 3 s of a core to start, and 2 % of one when idle.
+What takes longest begins: else one process waits for another's at the end.
+"""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadFileScheduling
+
+UNITS = {  # the longest first; every other file is a unit of its own
+    "the demo model": (
+        "system/test_clients.py",
+        "system/test_chat.py",
+        "system/test_api_docs.py",
+        "system/test_structured.py",
+    ),
+    "the virtual device": (
+        "system/test_faults.py",
+        "system/test_serve.py",
+        "system/test_disconnects.py",
+        "system/test_bench.py",
+        "system/test_examples.py",
+        "system/test_timeline.py",
+        "system/test_pinning.py",
+    ),
+    "a browser": ("browser",),
+    "fifty faults": ("system/test_failover.py",),
+    "an OpenAPI document": ("system/test_openapi.py",),
+    "strict limits": (
+        "system/test_bad_grammars.py",
+        "system/test_bad_connections.py",
+        "system/test_bad_requests.py",
+        "system/test_fuzz.py",
+    ),
+    "a tiny model": (
+        "system/test_whole_ring.py",
+        "system/test_openai_client.py",
+        "system/test_errors.py",
+        "system/test_gguf.py",
+        "system/test_responses_client.py",
+    ),
+}
+_UNIT_OF = {f"tests/{path}": unit for unit, paths in UNITS.items() for path in paths}
+_PLACES = {path: place for place, path in enumerate(_UNIT_OF)}
+
+
+class Scheduling(LoadFileScheduling):
+    """Gives a process all files of a unit at once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
+def unit_of(nodeid: str) -> str:
+    """Return what a test runs together with: a unit, or else its file."""
+    path = _listed(nodeid)
+    return _UNIT_OF.get(path, path)
+
+
+def place_of(nodeid: str) -> int:
+    """Return where a test comes: in a listed file, in another that starts servers, elsewhere."""
+    is_served = nodeid.startswith("tests/system/")
+    return _PLACES.get(_listed(nodeid), len(_PLACES) + (not is_served))
+
+
+def _listed(nodeid: str) -> str:
+    """Return the path that a test is listed by, if it is: its folder's or its file's."""
+    path = nodeid.partition("::")[0]
+    folder = path.rpartition("/")[0]
+    return folder if folder in _UNIT_OF else path
