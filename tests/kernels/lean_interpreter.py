@@ -136,7 +136,7 @@ class _CommonTypes:
     """
 
     def __init__(self, core: Any, interpreter: Any) -> None:
-        self._core = core
+        self._tensor = core.tensor
         self._handle = interpreter.TensorHandle
         self._semantic = interpreter.interpreter_semantic
         self._check = self._semantic.binary_op_type_checking_impl
@@ -147,7 +147,8 @@ class _CommonTypes:
 
     def check(self, lhs: Any, rhs: Any, *how: bool) -> tuple[Any, Any]:
         """Stand in for `binary_op_type_checking_impl`, which makes both operands of one type."""
-        left_is_tensor, right_is_tensor = (type(each) is self._core.tensor for each in (lhs, rhs))
+        left_is_tensor = type(lhs) is self._tensor
+        right_is_tensor = type(rhs) is self._tensor
         if left_is_tensor and type(rhs) in (int, float):
             return self._with_number(lhs, rhs, how)
         if right_is_tensor and type(lhs) in (int, float):
@@ -190,7 +191,7 @@ class _CommonTypes:
             self._numbers[key] = tensor.type, cast.dtype, block.handle, block.type
             return cast, block
         _, dtype, handle, block_type = self._numbers[key]
-        block = self._core.tensor(self._handle(handle.data, handle.dtype), block_type)
+        block = self._tensor(self._handle(handle.data, handle.dtype), block_type)
         return self._cast(tensor, dtype), block
 
     def _cast(self, tensor: Any, dtype: Any) -> Any:
@@ -204,4 +205,4 @@ class _CommonTypes:
             handle = builder.create_broadcast(tensor.handle, wanted.shape.values)
         else:
             handle = builder.create_splat(wanted, tensor.handle)
-        return self._core.tensor(handle, wanted)
+        return self._tensor(handle, wanted)
