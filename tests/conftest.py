@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 import tests.cases  # noqa: F401  (before any test module reads the settings of generated cases)
-from tests.schedule import Scheduling, place_of
+from tests.schedule import place_of, unit_of
 
 # Some images forbid Python to keep what it has compiled. Here servers are started by the dozen, of
 # nine processes each, which would all compile anew: 0.4 s of 2.8 s a server, and 8 s to collect.
@@ -48,15 +48,25 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Have `--dist loadfile` keep files together that want the same server."""
-    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduling = LoadFileScheduling(config, log)
+    scheduling._split_scope = unit_of
+    return scheduling
 
 
-def pytest_collection_finish() -> None:
-    """Look for garbage seldom, and not among what was imported: else it takes 8 % of the time."""
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look for garbage seldom, and not among what was imported: else it takes 8 % of the time.
+
+    But a GPU's memory, which processes share, is given back soon.
+    """
+    if not any(item.get_closest_marker("gpu") for item in session.items):
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,8 +7,6 @@ What takes longest begins: else one process waits for another's at the end.
 
 from __future__ import annotations
 
-from xdist.scheduler import LoadFileScheduling
-
 UNITS = {  # the longest first; every other file is a unit of its own
     "the demo model": (
         "system/test_clients.py",
@@ -44,13 +42,6 @@ UNITS = {  # the longest first; every other file is a unit of its own
 }
 _UNIT_OF = {f"tests/{path}": unit for unit, paths in UNITS.items() for path in paths}
 _PLACES = {path: place for place, path in enumerate(_UNIT_OF)}
-
-
-class Scheduling(LoadFileScheduling):
-    """Gives a process all files of a unit at once."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return unit_of(nodeid)
 
 
 def unit_of(nodeid: str) -> str:
