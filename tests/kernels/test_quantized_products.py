@@ -16,10 +16,10 @@ from services.compute.kernels.integer_matvec import (
     integer_matvec,
     integer_row_config,
 )
-from services.compute.kernels.quantized_matmul import (
+from services.compute.kernels.quantized_matmul import quantized_matmul
+from services.compute.kernels.quantized_matmul_config import (
     QuantizedConfig,
     quantized_config,
-    quantized_matmul,
     row_form,
 )
 from services.compute.kernels.quantized_rows import (

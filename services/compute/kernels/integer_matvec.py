@@ -18,7 +18,7 @@ from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
 from services.compute.kernels.packed_matvec import prefetched_lines, unit_inputs
-from services.compute.kernels.quantized_matmul import row_form
+from services.compute.kernels.quantized_matmul_config import row_form
 from services.compute.kernels.quantized_rows import QuantizedRows
 from services.compute.quantization.packed import Packed
 

@@ -14,24 +14,15 @@ Shape legend: T rows, P planes, R = T * P, I inputs of a step, O outputs, B byte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
-from services.compute.kernels.matvec_config import NUM_SMS, SHARED_BYTES
-from services.compute.kernels.quantized_rows import SCALE_GROUP, QuantizedRows, RowForm
-from services.compute.kernels.skinny_matmul_config import (
-    MAX_SPLIT_OUTPUTS,
-    MAX_SPLITS,
-    MAX_TOKENS,
-    RESERVED_BYTES,
-    SkinnyWork,
-)
+from services.compute.kernels.quantized_matmul_config import QuantizedConfig, row_form
+from services.compute.kernels.quantized_rows import QuantizedRows
+from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.split_tiles import merged_at_once
 from services.compute.quantization.packed import Packed
 
@@ -39,7 +30,6 @@ PREFETCH_BYTES = 32 << 10
 """Of a program's weights, before it waits for the kernel before it."""
 
 LINE_BYTES = 128
-MAX_BLOCK_TOKENS = 128
 # Codes of 4 bits, less 8 and times 16, are bytes: the lower halves' and the upper ones'.
 _SIXTEENFOLD = tl.constexpr("""
 {
@@ -49,81 +39,6 @@ lop3.b32 $0, low, 0xf0f0f0f0, 0x80808080, 0x6a;
 lop3.b32 $1, $2, 0xf0f0f0f0, 0x80808080, 0x6a;
 }
 """)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedConfig:
-    """Constants of one launch; powers of two, but for `num_stages` and `splits`."""
-
-    block_tokens: int
-    block_out: int
-    block_in: int  # inputs of a step
-    splits: int = 1  # programs that share the inputs of a tile; more than one: of one tile of rows
-    num_warps: int = 4
-    num_stages: int = 4
-
-
-def row_form(weight: Packed, num_tokens: int) -> RowForm | None:
-    """How rows are quantized for this weight, or None where there is no such product.
-
-    Of several rows, a step of 128 inputs has one scale; of one row, a unit of 32 to 128.
-    """
-    num_groups, group_size = weight.scales_OG.shape[1], weight.group_size
-    unit = 128 if num_tokens > 1 or group_size % 128 == 0 else group_size
-    if weight.order_I is not None or weight.kind == "fp4" or weight.num_inputs % 128:
-        return None
-    if num_groups > 1 and (group_size % unit or unit not in (32, 64, 128)):
-        return None
-    if weight.kind == "fp8":
-        suits = weight.inputs_8bit and (num_groups == 1 or group_size == SCALE_GROUP)
-        return RowForm("fp8", by_group=num_groups > 1) if suits and num_tokens > 1 else None
-    sum_inputs = unit if num_groups > 1 else weight.num_inputs
-    return RowForm(
-        "int8" if weight.inputs_8bit and num_tokens > 1 else "int16",
-        halves=weight.has_halves,
-        sum_inputs=0 if weight.zeros_OG is None else sum_inputs,
-    )
-
-
-def fits_device(device: torch.device) -> bool:
-    """Whether it has the copy engine and tensor cores for these products: Hopper, and what is
-    said to be like it; the interpreter, on the CPU, has all."""
-    if device.type != "cuda":
-        return True
-    return (9, 0) <= torch.cuda.get_device_capability(device) < (12, 0)
-
-
-def quantized_config(form: RowForm, weight: Packed, num_tokens: int) -> QuantizedConfig:
-    """By a sweep on an H200 (benchmarks/results/gpu_packed.md)."""
-    num_out, num_in = weight.shape
-    most_tokens = MAX_BLOCK_TOKENS // form.planes
-    block_tokens = min(most_tokens, max(16, 1 << (num_tokens - 1).bit_length()))
-    is_large, halves = num_out >= 128 * NUM_SMS, weight.has_halves
-    block_out = 128 if is_large or halves else 64
-    has_long_steps = not (is_large or halves or weight.scales_OG.shape[1] > 1 or num_in % 256)
-    block_in = 256 if has_long_steps else 128
-    per_sm = 2 if is_large or halves else 1
-    stage = block_out * block_in // (2 if halves else 1) + block_tokens * form.planes * block_in
-    stages = (SHARED_BYTES // per_sm - RESERVED_BYTES) // stage
-    config = QuantizedConfig(
-        block_tokens,
-        block_out,
-        block_in,
-        num_warps=8 if is_large and form.kind == "fp8" else 4,
-        num_stages=max(2, min(8, stages)),
-    )
-    if num_tokens > block_tokens or not halves:
-        return config
-    tiles, steps = triton.cdiv(num_out, block_out), num_in // block_in
-    splits, min_steps = 1, 4 if block_tokens <= 32 else 8
-    while (
-        2 * splits <= MAX_SPLITS
-        and 2 * splits * tiles <= per_sm * NUM_SMS
-        and 2 * splits * min_steps <= steps
-        and 2 * splits * tiles * block_out * block_tokens <= MAX_SPLIT_OUTPUTS * MAX_TOKENS
-    ):
-        splits *= 2
-    return replace(config, splits=splits)
 
 
 @triton.jit

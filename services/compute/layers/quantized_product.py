@@ -11,10 +11,10 @@ from torch import Tensor
 from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
 from services.compute.kernels.packed_matmul import PackedConfig, packed_config, packed_matmul
 from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
-from services.compute.kernels.quantized_matmul import (
+from services.compute.kernels.quantized_matmul import quantized_matmul
+from services.compute.kernels.quantized_matmul_config import (
     fits_device,
     quantized_config,
-    quantized_matmul,
     row_form,
 )
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
