@@ -10,7 +10,7 @@ from collections.abc import Generator
 from torch import Tensor
 
 from services.compute.layers.eager_attention import EagerAttention
-from services.compute.layers.eager_step import EagerStep, RopeTables
+from services.compute.layers.eager_step import EagerStep, RopeTables, normalised
 from services.compute.layers.weighted_layers import LinearMap
 from services.compute.models.decoder import Decoder
 
@@ -36,7 +36,7 @@ class EagerDecoder:
         return self._decoder.has_head
 
     def normed(self, x_SE: Tensor) -> Tensor:
-        return self._decoder.norm(x_SE)
+        return normalised(self._decoder.norm, x_SE)
 
     def logits(self, x_SE: Tensor) -> Tensor:
         """Float32 logits [S, V] of these hidden states."""
