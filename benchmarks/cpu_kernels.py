@@ -88,13 +88,13 @@ def report_decode(report: Report, dtype: torch.dtype) -> None:
         work = plan_attention(starts, ones, tables, batch, geometry)
         attention = EagerAttention(cache, (work,), layers_of(cache))
         q = torch.randn(batch, kv_heads * group, HEAD_DIM).to(dtype)
-        kv = torch.randn(2, batch, kv_heads, HEAD_DIM).to(dtype)
+        kv = torch.randn(batch, 2, kv_heads, HEAD_DIM).to(dtype)
         gathered = torch.randn(2, batch, kv_heads, length, HEAD_DIM).to(dtype)
         mask = torch.zeros(batch, 1, 1, length, dtype=dtype)
         queries = q.view(batch, kv_heads, group, HEAD_DIM)
         figures = compare(
             lambda: F.scaled_dot_product_attention(queries, *gathered, mask),  # noqa: B023
-            lambda: attention.attend(0, q, *kv, 0.0),  # noqa: B023
+            lambda: attention.attend(0, q, kv, 0.0),  # noqa: B023
         )
         rows.append([f"{batch} rows of {length}, {kv_heads} kv heads x {group}", *figures])
     report.table(["shape", "sdpa alone, us", "ours with gather, us", "ratio"], rows)

@@ -209,40 +209,41 @@ class EagerAttention:
         for work in works:
             cache.clear(work.clear_pages.tolist())
 
-    def attend(
-        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, softcap: float
-    ) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, kv_T2KD: Tensor, softcap: float) -> Tensor:
         """Store the step's keys and values, and return [T, H * D]; q comes already scaled."""
         group, number = self._places[layer]
         work = self._works[group]
-        work.layers.write(number, work.slots, k_TKD, v_TKD)
-        out_THD = torch.empty_like(q_THD)
+        work.layers.write(number, work.slots, kv_T2KD)
+        if len(work.decode) == 1 and not work.prefill:  # so that a single token is copied no more
+            rows = work.decode[0]
+            gathered = work.layers.gather(number, rows.index, len(q_THD))
+            return self._attend_decode(gathered, rows, softcap, q_THD).flatten(1)
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for rows in work.decode:
             gathered = work.layers.gather(number, rows.index, len(rows.mask_B11L))
-            self._attend_decode(gathered, rows, softcap, q_THD, out_THD)
+            out_THD[rows.rows] = self._attend_decode(gathered, rows, softcap, q_THD[rows.rows])
         for row in work.prefill:
             gathered = work.layers.gather(number, row.index, 1)
             self._attend_prefill(gathered, row.blocks, softcap, q_THD, out_THD)
         return out_THD.flatten(1)
 
     def _attend_decode(
-        self, gathered: Gathered, group: _Decode, softcap: float, q_THD: Tensor, out_THD: Tensor
-    ) -> None:
+        self, gathered: Gathered, group: _Decode, softcap: float, q_BHD: Tensor
+    ) -> Tensor:
         heads, width = self._form.kv_heads, self._form.head_dim
         rows, _, _, length = group.mask_B11L.shape
-        q = q_THD[group.rows].reshape(rows * heads, -1, width)
+        q = q_BHD.reshape(rows * heads, -1, width)
         if rows * heads * length <= FUSED_POSITIONS and gathered.key_scales is None and not softcap:
             keys, values = (x.view(rows, heads, length, width) for x in gathered[:2])
             q_BKGD = q.view(rows, heads, -1, width)
             mixed = F.scaled_dot_product_attention(q_BKGD, keys, values, group.mask_B11L, scale=1.0)
-            out_THD[group.rows] = mixed.view(rows, -1, width)
-            return
+            return mixed.reshape(rows, -1, width)
         scores = torch.bmm(q, gathered.keys.transpose(1, 2)).view(rows, heads, -1, length)
         scores = _capped(_times(scores, gathered.key_scales), softcap)
         scores += group.mask_B11L
         weights = _times(torch.softmax(scores, dim=-1), gathered.value_scales).to(q.dtype)
         mixed = torch.bmm(weights.view(rows * heads, -1, length), gathered.values)
-        out_THD[group.rows] = mixed.view(rows, -1, width)
+        return mixed.view(rows, -1, width)
 
     def _attend_prefill(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import sqrt
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,25 +28,46 @@ class RopeTables:
         self, mixers: Sequence[Attention[LinearMap]], max_positions: int, dtype: torch.dtype
     ) -> None:
         ropes: dict[tuple[RopeSpec, float], Rope] = {}
+        pairs: dict[tuple[RopeSpec, float], HeadRopes] = {}
         for mixer in mixers:
+            if mixer.rope is None or (mixer.rope, query_scale(mixer)) in pairs:
+                continue
             for scale in (query_scale(mixer), 1.0):
-                if mixer.rope is not None and (mixer.rope, scale) not in ropes:
+                if (mixer.rope, scale) not in ropes:
                     tables = mixer.rope.tables(max_positions)
                     rope = Rope.build(tables, scale, dtype, torch.device("cpu"))
                     ropes[mixer.rope, scale] = rope
-        self._ropes = tuple(ropes.values())
+            pairs[mixer.rope, query_scale(mixer)] = HeadRopes(
+                (mixer.num_heads, ropes[mixer.rope, query_scale(mixer)]),
+                (mixer.num_kv_heads, ropes[mixer.rope, 1.0]),
+            )
+        self._pairs = tuple(pairs.values())
         # by numbers: hashing a spec twice a layer took 3 % of a step of a 100 M model
-        number = {key: number for number, key in enumerate(ropes)}
+        number = {key: number for number, key in enumerate(pairs)}
         self.of_layer = tuple(
-            None
-            if mixer.rope is None
-            else (number[mixer.rope, query_scale(mixer)], number[mixer.rope, 1.0])
+            None if mixer.rope is None else number[mixer.rope, query_scale(mixer)]
             for mixer in mixers
         )
 
     def at(self, positions_T: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The rows of these positions: looked up once a step for all layers."""
-        return [rope.at(positions_T) for rope in self._ropes]
+        return [pair.at(positions_T) for pair in self._pairs]
+
+
+class HeadRopes(NamedTuple):
+    """How many heads of queries turn by one rope, and of keys by another: all in one pass."""
+
+    queries: tuple[int, Rope]
+    keys: tuple[int, Rope]
+
+    def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of these positions, [T, H + K, D] each."""
+        by_part = [
+            [table_T1D.expand(-1, heads, -1) for table_T1D in rope.at(positions_T)]
+            for heads, rope in self
+        ]
+        cos, sin = zip(*by_part, strict=True)
+        return torch.cat(cos, 1), torch.cat(sin, 1)
 
 
 def query_scale(mixer: Attention[LinearMap]) -> float:
@@ -103,20 +125,18 @@ class EagerStep:
     def attend(self, qkv_TC: Tensor, attention: Attention[LinearMap]) -> Tensor:
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         qkv = qkv_TC.view(-1, heads + 2 * kv_heads, attention.head_dim)
-        first_value = heads + kv_heads
-        q_THD, k_TKD, v_TKD = qkv[:, :heads], qkv[:, heads:first_value], qkv[:, first_value:]
-        has_norms = attention.q_norm is not None or attention.k_norm is not None
-        if has_norms and not attention.norms_rotated:
-            q_THD, k_TKD = _head_norms(attention, q_THD, k_TKD)
+        q_THD, kv = qkv[:, :heads], qkv[:, heads:]
+        if not attention.norms_rotated:
+            _norm_heads(attention, q_THD, kv[:, :kv_heads])
         ropes = self._ropes_of_layer[attention.layer]
         if ropes is not None:
-            q_THD = rotate(q_THD, self._rope_rows[ropes[0]])
-            k_TKD = rotate(k_TKD, self._rope_rows[ropes[1]])
+            rotate(qkv[:, : heads + kv_heads], self._rope_rows[ropes])
         if attention.norms_rotated:
-            q_THD, k_TKD = _head_norms(attention, q_THD, k_TKD)
+            _norm_heads(attention, q_THD, kv[:, :kv_heads])
         if attention.norms_rotated or ropes is None:
-            q_THD = q_THD * attention.scale
-        return self._attention.attend(attention.layer, q_THD, k_TKD, v_TKD, attention.softcap)
+            q_THD.mul_(attention.scale)
+        kv_T2KD = kv.view(-1, 2, kv_heads, attention.head_dim)
+        return self._attention.attend(attention.layer, q_THD, kv_T2KD, attention.softcap)
 
 
 def normalised(norm: Norm, x_TE: Tensor) -> Tensor:
@@ -138,16 +158,13 @@ def _zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def _head_norms(
-    attention: Attention[LinearMap], q_THD: Tensor, k_TKD: Tensor
-) -> tuple[Tensor, Tensor]:
-    q_norm, k_norm, together = attention.q_norm, attention.k_norm, attention.norms_all_heads
-    return _head_norm(q_THD, q_norm, together), _head_norm(k_TKD, k_norm, together)
+def _norm_heads(attention: Attention[LinearMap], q_THD: Tensor, k_TKD: Tensor) -> None:
+    for norm, x_TND in ((attention.q_norm, q_THD), (attention.k_norm, k_TKD)):
+        if norm is not None:
+            x_TND.copy_(_head_norm(x_TND, norm, attention.norms_all_heads))
 
 
-def _head_norm(x_TND: Tensor, norm: Norm | None, together: bool) -> Tensor:
-    if norm is None:
-        return x_TND
+def _head_norm(x_TND: Tensor, norm: Norm, together: bool) -> Tensor:
     if together:
         return norm(x_TND.flatten(1)).view(x_TND.shape)
     width = x_TND.shape[-1]

@@ -51,9 +51,7 @@ class PageLayers(Protocol):
         """Where tokens go, for `write`."""
         ...
 
-    def write(
-        self, number: int, slots: tuple[Tensor, ...], k_TKD: Tensor, v_TKD: Tensor
-    ) -> None: ...
+    def write(self, number: int, slots: tuple[Tensor, ...], kv_T2KD: Tensor) -> None: ...
 
     def index(self, pages_Bn: Int64Array) -> Tensor:
         """Where pages lie, for `gather`."""
@@ -95,18 +93,15 @@ class PlainLayers:
         self._by_position = [by_position[n * heads * form.page_tokens :] for n in range(num_layers)]
 
     def slots(self, pages_T: Int64Array, offsets_T: Int64Array) -> tuple[Tensor, ...]:
-        """Flat positions [T * K] of each head's key, and of its value, in the first layer."""
+        """Flat positions [T * 2 * K] of each head's key, then of its value, in the first layer."""
         form = self._form
-        heads = np.arange(form.kv_heads) * form.page_tokens
+        heads = np.arange(2 * form.kv_heads) * form.page_tokens
         base = pages_T * (self._page_heads * form.page_tokens) + offsets_T
-        keys = torch.from_numpy((base[:, None] + heads).reshape(-1))
-        return keys, keys + form.kv_heads * form.page_tokens
+        return (torch.from_numpy((base[:, None] + heads).reshape(-1)),)
 
-    def write(self, number: int, slots: tuple[Tensor, ...], k_TKD: Tensor, v_TKD: Tensor) -> None:
-        keys, values = slots
-        by_position = self._by_position[number]
-        by_position.index_copy_(0, keys, k_TKD.reshape(-1, self._form.head_dim))
-        by_position.index_copy_(0, values, v_TKD.reshape(-1, self._form.head_dim))
+    def write(self, number: int, slots: tuple[Tensor, ...], kv_T2KD: Tensor) -> None:
+        values = kv_T2KD.reshape(-1, self._form.head_dim)
+        self._by_position[number].index_copy_(0, slots[0], values)
 
     def index(self, pages_Bn: Int64Array) -> Tensor:
         """Indices of heads of pages in the order [2, B, K, n]."""
@@ -141,9 +136,9 @@ class QuantizedLayers:
     def slots(self, pages_T: Int64Array, offsets_T: Int64Array) -> tuple[Tensor, ...]:
         return torch.from_numpy(pages_T), torch.from_numpy(offsets_T)
 
-    def write(self, number: int, slots: tuple[Tensor, ...], k_TKD: Tensor, v_TKD: Tensor) -> None:
+    def write(self, number: int, slots: tuple[Tensor, ...], kv_T2KD: Tensor) -> None:
         pages, offsets = slots
-        entries, scales = quantize(torch.stack((k_TKD, v_TKD), dim=1), self._form.entry)
+        entries, scales = quantize(kv_T2KD, self._form.entry)
         self._entries[number][pages, :, :, offsets] = entries.view(torch.uint8)
         self._scales[number][pages, :, :, offsets] = scales
 

@@ -389,7 +389,10 @@ class Rope:
 
 
 def rotate(x_TND: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate every head of every token by its position; a new tensor of the same shape."""
-    cos_T1D, sin_T1D = rows
-    half = x_TND.shape[-1] // 2
-    return torch.addcmul(x_TND * cos_T1D, x_TND.roll(half, -1), sin_T1D)
+    """Rotate every head of every token by its position, in place; returns it.
+
+    The rows are [T, 1, D], or [T, N, D] where heads have different ones.
+    """
+    cos, sin = rows
+    rolled_TND = x_TND.roll(x_TND.shape[-1] // 2, -1)
+    return x_TND.mul_(cos).addcmul_(rolled_TND, sin)

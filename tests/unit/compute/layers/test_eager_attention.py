@@ -123,7 +123,7 @@ def test_any_mix_of_rows_in_layers_of_any_windows(
                 for i in (0, 1)
             )
             queries = torch.randn(len(k), KV_HEADS * GROUP, WIDTH)
-            out = attention.attend(layer, queries, k, v, softcap).view_as(queries)
+            out = attention.attend(layer, queries, torch.stack((k, v), 1), softcap).view_as(queries)
             first = 0
             for r, (s, c) in zip(which, spans, strict=True):
                 keys, values = stored(sequences[r][:, layer, : s + c], cache.formats[window])
@@ -200,7 +200,7 @@ def test_query_blocks_do_not_change_the_outcome(monkeypatch: pytest.MonkeyPatch)
             cache = make_cache([window], 8, torch.float32)
             work = plan_attention(np.array([0]), np.array([30]), table, 0, GEOMETRY, window)
             attention = EagerAttention(cache, (work,), layers_of(cache))
-            outs.append(attention.attend(0, q, k, v, 0.0))
+            outs.append(attention.attend(0, q, torch.stack((k, v), 1), 0.0))
         torch.testing.assert_close(outs[0], outs[1])
 
 
@@ -228,7 +228,8 @@ def test_what_is_lost_is_lost_by_rounding_entries_alone(
             np.array([start]), np.array([count]), table, int(count == 1), geometry
         )
         attention = EagerAttention(cache, (work,), layers_of(cache))
-        outs.append(attention.attend(0, q[part], k[part], v[part], 0.0))
+        kv = torch.stack((k[part], v[part]), 1)
+        outs.append(attention.attend(0, q[part], kv, 0.0))
     out = torch.cat(outs).view_as(q).double()
 
     def error(k: Tensor, v: Tensor) -> float:

@@ -43,10 +43,10 @@ def test_what_is_written_is_in_the_pages_of_its_layer_alone_and_is_gathered_from
         of_group = [n for n, other in enumerate(places) if other.group == place.group]
         before = {n: dequantize(cache.layer_pages(n), torch.float64) for n in of_group}
         layers = groups[place.group]
-        k_TKD, v_TKD = torch.randn(2, 3, KV_HEADS, WIDTH).to(dtype)
-        layers.write(place.number, layers.slots(pages, offsets), k_TKD, v_TKD)
+        kv_T2KD = torch.randn(3, 2, KV_HEADS, WIDTH).to(dtype)
+        layers.write(place.number, layers.slots(pages, offsets), kv_T2KD)
         after = {n: dequantize(cache.layer_pages(n), torch.float64) for n in of_group}
-        expected = torch.stack((k_TKD, v_TKD), dim=1).double()
+        expected = kv_T2KD.double()
         found = after[layer][pages, :, :, offsets]
         assert (found - expected).abs().max() < (0.2 if cache.formats[0].is_quantized else 1e-9)
         after[layer][pages, :, :, offsets] = 0.0
