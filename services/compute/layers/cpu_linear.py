@@ -93,6 +93,9 @@ GROUP_SIZES = (256, 128, 64, 32)
 ROWS_TOGETHER = 16
 """The rows of a weight of 4 bits are a multiple of this."""
 
+ROWS_AT_ONCE = 1024
+"""Rows that are packed at once: a multiple of 64, which ATen puts together where they are there."""
+
 
 class Int4Linear:
     """y = x W^T + b of codes of 4 bits, with scale and zero for each group in the dtype of x.
@@ -108,8 +111,9 @@ class Int4Linear:
         dtype: torch.dtype,
         many_rows: LinearMap | None = None,
     ) -> None:
-        codes_OI = unhalved(weight.codes_OB).int()
-        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_OI, 1)
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        parts = weight.codes_OB.split(ROWS_AT_ONCE)  # as it takes 32 bits for each code
+        self._codes = torch.cat([pack(unhalved(part).int(), 1) for part in parts])
         self._group_size = _group_size(weight)
         scales_OG = weight.scales_OG.float()
         # the kernel adds a number to (code - 8) * scale
