@@ -137,7 +137,7 @@ def _decode_groups(
 FUSED_POSITIONS = 4096
 """Up to so many gathered keys, of all rows and kv heads, torch's fused attention is faster than
 products and a softmax: a row of 64 positions 4.2 times with 4 kv heads, of 256 1.8 times, of 1,024
-1.2; beyond, it takes up to 1.3 times as long (bfloat16 on a Xeon with AMX)."""
+1.2; beyond, it takes up to 1.45 times as long (bfloat16 on a Xeon with AMX)."""
 
 QUERY_BLOCK = 128
 """Queries of a chunk taken at once: causal work above the diagonal is skipped by the block."""
