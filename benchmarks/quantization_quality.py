@@ -1,9 +1,11 @@
 """What quantization at load costs the demo model: held-out questions answered, and perplexity.
 
     python -m benchmarks.quantization_quality [--scale 0.25] [--kind int4] [--dtype bfloat16]
+                                              [--rounded-inputs]
 
 transformers runs the model with our linear maps in the place of its own, weights quantized as
-`--quantization` does, on the CPU. Perplexity is of the held-out questions' right answers.
+`--quantization` does, on the CPU. Perplexity is of the held-out questions' right answers. With
+`--rounded-inputs` inputs are rounded as on a GPU that multiplies codes by codes, in all maps.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.report import Report
@@ -22,14 +25,17 @@ from models.demo.training.conversation import Question
 from models.demo.training.corpus import guided_questions, held_out_questions
 from models.demo.training.evaluate import SHIPPED, Examinee, share
 from models.demo.training.tokenizer import END, PAD
+from services.compute.kernels.quantized_rows import RowForm, quantize_rows_reference
 from services.compute.layers.cpu_linear import CpuLinears
 from services.compute.layers.weighted_layers import LinearMap
 from services.compute.quantization.at_load import Quantization, quantized
+from services.compute.quantization.packed import Packed, Weight
 
 CPU = torch.device("cpu")
 KINDS: tuple[Quantization | None, ...] = (None, "fp8", "int8", "int4")
 DTYPES = ("float32", "bfloat16")
 ANSWERS_AT_ONCE = 32
+MakeLinear: TypeAlias = "Callable[[Weight, Tensor | None], LinearMap]"
 
 
 class Mapped(nn.Module):
@@ -43,9 +49,21 @@ class Mapped(nn.Module):
         return self._linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
 
-def quantize(model: nn.Module, kind: Quantization, dtype: torch.dtype) -> None:
+class RoundedInputs:
+    """A linear map whose inputs become codes, as the kernels' reference has it."""
+
+    def __init__(self, weight: Weight, bias_O: Tensor | None) -> None:
+        assert isinstance(weight, Packed)
+        self._form = RowForm("fp8" if weight.inputs_8bit else "int16")
+        self._weight, self._bias_O = weight, bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        rounded_TI = quantize_rows_reference(x_TI, self._form).dense(x_TI.dtype)
+        return F.linear(rounded_TI, self._weight.dense(x_TI.dtype), self._bias_O)
+
+
+def quantize(model: nn.Module, kind: Quantization, make: MakeLinear) -> None:
     """Give all linear maps but the head quantized weights, as at the start of a server."""
-    make = CpuLinears(dtype)
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and path != "lm_head":
             parent, _, name = path.rpartition(".")
@@ -56,10 +74,10 @@ def quantize(model: nn.Module, kind: Quantization, dtype: torch.dtype) -> None:
 class Candidate(Examinee):
     """A demo model in one dtype, quantized or not."""
 
-    def __init__(self, kind: Quantization | None, dtype: torch.dtype) -> None:
+    def __init__(self, kind: Quantization | None, dtype: torch.dtype, rounds_inputs: bool) -> None:
         super().__init__(SHIPPED, dtype, CPU)
         if kind is not None:
-            quantize(self._model, kind, dtype)
+            quantize(self._model, kind, RoundedInputs if rounds_inputs else CpuLinears(dtype))
 
     @torch.inference_mode()
     def perplexity(self, questions: Sequence[Question]) -> float:
@@ -97,6 +115,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.25, help="share of the questions to ask")
     parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument("--kind", choices=[kind or "none" for kind in KINDS], action="append")
+    parser.add_argument("--rounded-inputs", action="store_true")
     given = parser.parse_args()
     questions = held_out_questions(given.scale) | guided_questions(given.scale)
     plain = [q for asked in questions.values() for q in asked if is_plain(q)]
@@ -106,7 +125,7 @@ def main() -> None:
             if given.kind and (kind or "none") not in given.kind:
                 continue
             started = time.monotonic()
-            candidate = Candidate(kind, getattr(torch, dtype))
+            candidate = Candidate(kind, getattr(torch, dtype), given.rounded_inputs)
             perplexity = candidate.perplexity(plain)
             marks = [mark for asked in questions.values() for mark in candidate.sit(asked)]
             wrong = sum(not mark.is_right for mark in marks)

@@ -1,26 +1,30 @@
 """Linear maps of packed weights at 1 to 128 rows, for the four weights of a layer of an 8B model.
 
-Predicted on an H200 from the bytes at 4.5 TB/s, and 2 us of a launch: 8B gate/up 28 us in 8 bits
-and 15.5 in 4 at one row, where bf16 takes 54. More rows are bound by decoding: 5 instructions for
-two codes are 0.3 G of them for gate/up, 25 us of what all schedulers of the GPU issue.
+As a step multiplies: rows are codes already where the product wants them so. Predicted on an H200
+from the bytes at 4.5 TB/s, and 2 us of a launch: 8B gate/up 28 us in 8 bits and 15.5 in 4, where
+bf16 takes 54. At 64 rows of 16 bits tensor cores need 15 us for the two planes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import COLD_BYTES, MODELS
-from services.compute.kernels.packed_matmul import packed_config, packed_matmul
-from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
+from services.compute.kernels.quantized_rows import QuantizedRows, quantize_rows
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.unpack import unpack
+from services.compute.layers.products import ProductByRows
+from services.compute.layers.quantized_product import QuantizedProduct
+from services.compute.layers.weighted_layers import QuantizedLinear
 from services.compute.quantization.packed import Kind, Packed
 
-ROW_COUNTS = (1, 16, 64, 128)
+ROW_COUNTS = (1, 16, 64, 128, 256)
 FORMS: tuple[tuple[str, Kind, int], ...] = (
     ("FP8 by row", "fp8", 0),
     ("FP8 by 128", "fp8", 128),
@@ -57,18 +61,23 @@ def draw(kind: Kind, num_out: int, num_in: int, group_size: int) -> Packed:
     codes = torch.randint(0, 120, (num_out, num_bytes), device="cuda", dtype=torch.uint8)
     scales = torch.rand(num_out, num_groups, device="cuda").bfloat16()
     dtypes = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-    return Packed(kind, codes.view(dtypes.get(kind, torch.uint8)), scales)
+    packed = Packed(kind, codes.view(dtypes.get(kind, torch.uint8)), scales)
+    return replace(packed, inputs_8bit=kind == "fp8").with_adjacent_rows()
 
 
 def _product(name: str, weights: list[Packed], num_rows: int, work: SkinnyWork) -> Case:
     num_out, num_in = weights[0].shape
     x = torch.randn(num_rows, num_in, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(num_rows, num_out, device="cuda", dtype=torch.bfloat16)
-    if num_rows == 1:
-        runs = [partial(packed_matvec, x, w, None, out, PackedRowConfig()) for w in weights]
-    else:
-        config = packed_config(num_rows, num_out, num_in)
-        runs = [partial(packed_matmul, x, w, None, out, work, config) for w in weights]
+    room = torch.empty(num_out * num_in, device="cuda", dtype=torch.bfloat16)
+    product = QuantizedProduct(ProductByRows(work), work, room, invariant=False, pdl=False)
+    linears = [QuantizedLinear(weight) for weight in weights]
+    form = product.row_form(num_rows, linears[0])
+    rows: Tensor | QuantizedRows = x
+    if form is not None:
+        rows = QuantizedRows.empty(form, num_rows, num_in, x.device)
+        quantize_rows(x, rows)
+    runs = [partial(product, rows, linear, out) for linear in linears]
     return Case(
         f"{name} T={num_rows}",
         runs,

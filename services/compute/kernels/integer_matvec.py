@@ -17,10 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
-from services.compute.kernels.packed_matvec import prefetched_lines, unit_inputs
+from services.compute.kernels.packed_matvec import unit_inputs
 from services.compute.kernels.quantized_matmul_config import row_form
 from services.compute.kernels.quantized_rows import QuantizedRows
 from services.compute.quantization.packed import Packed
+
+PREFETCH_BYTES = 16 << 10
+"""Of a program's weights, before it waits for the kernel before it."""
+
+LINE_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,7 @@ def integer_matvec(
     assert row.form == row_form(weight, 1) and row.shape == (1, num_in)
     assert out_1O.shape == (1, num_out)
     unit = unit_inputs(weight)
+    lines = min(PREFETCH_BYTES // config.rows, weight.codes_OB.shape[1]) // LINE_BYTES
     _integer_matvec_kernel[(triton.cdiv(num_out, config.rows),)](
         row.codes_TPI.view(torch.int32),
         row.scales_TG,
@@ -218,7 +224,7 @@ def integer_matvec(
         ROWS=config.rows,
         UNITS=max(1, config.step_inputs // unit),
         UNIT_WORDS=unit // (8 if weight.has_halves else 4),
-        PREFETCH_LINES=prefetched_lines(weight, config.rows),
+        PREFETCH_LINES=1 << max(0, lines.bit_length() - 1),
         ASM=out_1O.is_cuda,
         num_warps=config.num_warps,
         **dependent_launch(pdl, out_1O),

@@ -14,17 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.launch import dependent_launch, prefetch_rows
+from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.packed_codes import decode, inputs_of, kernel_kind
 from services.compute.quantization.packed import Packed
 
 MAX_UNIT = 128
 """Inputs of a unit."""
-
-PREFETCH_BYTES = 16 << 10
-"""Of a program's weights, before it waits for the kernel before it."""
-
-LINE_BYTES = 128
 
 HALF = 16
 """Inputs between those of the two codes in a byte."""
@@ -79,7 +74,6 @@ def _packed_matvec_kernel(
     ROWS: tl.constexpr,
     UNITS: tl.constexpr,
     UNIT_BYTES: tl.constexpr,
-    PREFETCH_LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     NUM_BYTES: tl.constexpr = NUM_IN // 2 if HALVES else NUM_IN
@@ -88,8 +82,6 @@ def _packed_matvec_kernel(
     o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_in = o_R < NUM_OUT
     if PDL:
-        first_R = tl.minimum(o_R, NUM_OUT - 1).to(tl.int64) * NUM_BYTES
-        prefetch_rows(code_ptr, first_R, 0, NUM_BYTES, PREFETCH_LINES)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row_R = code_ptr + o_R.to(tl.int64) * NUM_BYTES
@@ -164,16 +156,9 @@ def packed_matvec(
         ROWS=config.rows,
         UNITS=max(1, config.step_inputs // unit),
         UNIT_BYTES=unit // 2 if weight.has_halves else unit,
-        PREFETCH_LINES=prefetched_lines(weight, config.rows),
         num_warps=config.num_warps,
         **dependent_launch(pdl, out_1O),
     )
-
-
-def prefetched_lines(weight: Packed, rows: int) -> int:
-    """Cache lines of each of a program's rows that it asks for early, a power of two."""
-    lines = min(PREFETCH_BYTES // rows, weight.codes_OB.shape[1]) // LINE_BYTES
-    return 1 << max(0, lines.bit_length() - 1)
 
 
 def unit_inputs(weight: Packed) -> int:
