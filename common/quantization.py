@@ -192,7 +192,10 @@ def _scheme(group: Mapping[str, Any]) -> QuantizationConfig:
             "supported; integers and floats of 4 and 8 bits are."
         )
     kind, block = KINDS[type_and_bits], _block(weights.get("block_structure"))
-    inputs_8bit = frozenset({kind} if inputs.get("num_bits") == 8 else ())
+    # with inputs of another type than the weights', products of ours keep 16 bits
+    input_type = inputs.get("type", weights["type"])
+    is_alike = inputs.get("num_bits") == 8 and input_type == weights["type"]
+    inputs_8bit = frozenset({kind} if is_alike else ())
     return QuantizationConfig("compressed-tensors", kind, block, inputs_8bit=inputs_8bit)
 
 

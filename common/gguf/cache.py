@@ -71,8 +71,13 @@ def remove_left_over(cache: Path, now_s: float) -> list[Path]:
 def usage(cache: Path) -> tuple[int, int]:
     """Return how many folders there are, and the bytes of their files."""
     folders = [folder for folder in cache.glob("*") if _MADE.fullmatch(folder.name)]
-    files = [file for folder in folders for file in folder.rglob("*") if not file.is_symlink()]
-    return len(folders), sum(file.stat().st_size for file in files if file.is_file())
+    num_bytes = 0
+    for folder in folders:
+        # a server that starts removes what is left over
+        with contextlib.suppress(FileNotFoundError):
+            files = [file for file in folder.rglob("*") if not file.is_symlink()]
+            num_bytes += sum(file.stat().st_size for file in files if file.is_file())
+    return len(folders), num_bytes
 
 
 def _is_left_over(folder: Path, now_s: float) -> bool:

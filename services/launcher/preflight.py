@@ -144,7 +144,8 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
     if dtype not in ITEM_BYTES:
         dtype = "bfloat16" if device == "cuda" or machine.fast_bf16 else "float32"
     kind = plan.value("compute", "quantization") if quantization is None else quantization.kind
-    need = _need(plan, folder, shape, dtype, kind)
+    is_coded = device == "cuda" or dtype == "bfloat16"
+    need = _need(plan, folder, shape, dtype, kind if is_coded else "")
     if device == "cuda":
         _check_gpus(plan, machine, need)
         _check_host(plan, machine, Need(0, 0, 0, need.swap, dtype))
@@ -155,8 +156,8 @@ def check(plan: Plan, machine: Machine, folder: Path) -> None:
 def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str, kind: str) -> Need:
     """Sum up the weights, from the files if they are here, and the smallest cache that works.
 
-    Of quantized weights the layers' count as codes of this kind, but for float32: a processor
-    without bfloat16 multiplies by the numbers that they stand for.
+    Of quantized weights the layers' count as codes of this kind. Without one they count as the
+    numbers that they stand for, by which a CPU multiplies where the dtype is not bfloat16.
     """
     item_bytes = kv_bytes = ITEM_BYTES[dtype]
     if plan.value("compute", "kv_cache_dtype") in ("fp8", "int8"):
@@ -167,7 +168,7 @@ def _need(plan: Plan, folder: Path, shape: DecoderShape, dtype: str, kind: str) 
     tokens = _whole(plan, "max_batched_token_mem") or _whole(plan, "max_model_len")
     tokens = tokens or min(_whole(plan, "page_tokens"), shape.max_position_embeddings)
     positions = _whole(plan, "max_model_len") or shape.max_position_embeddings
-    if kind in CODE_BYTES and dtype != "float32":
+    if kind in CODE_BYTES:
         num_coded = shape.num_layer_weights
         weights = (shape.num_weights - num_coded) * item_bytes + int(num_coded * CODE_BYTES[kind])
         dtype = f"{kind} and {dtype}"

@@ -118,6 +118,15 @@ def test_16_bits_lose_less_than_bfloat16_has_lost(device: torch.device) -> None:
     assert (lost <= x.double().abs().amax(1) / 65_000).all()
 
 
+@pytest.mark.parametrize("form", FORMS[:3], ids=str)
+def test_what_is_next_to_nothing_is_nothing(form: RowForm, device: torch.device) -> None:
+    x = torch.full((1, 384), 1e-38, device=device)
+    x[0, 3] = 0.0
+    rows = QuantizedRows.empty(form, 1, 384, device)
+    quantize_rows(x, rows)
+    assert torch.equal(rows.dense(), torch.zeros_like(rows.dense()))
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_no_number_stays_none(value: float, device: torch.device) -> None:
     x = torch.randn(2, 256, device=device, dtype=torch.bfloat16)
@@ -159,7 +168,12 @@ def test_an_activation_writes_the_codes_of_what_it_would_write(
 @pytest.mark.parametrize("form", WEIGHTS, ids=named)
 @pytest.mark.parametrize(
     ("num_rows", "num_out", "num_in", "tiles"),
-    [(3, 48, 512, (16, 1)), (20, 100, 768, (32, 2)), (35, 64, 512, (16, 1))],
+    [
+        (3, 48, 512, (16, 1)),
+        (20, 100, 768, (32, 2)),
+        (35, 64, 512, (16, 1)),
+        (5, 40, 1280, (16, 8)),  # the last programs have no steps
+    ],
 )
 def test_products_are_those_of_the_numbers(
     form: tuple[Kind, int, bool, bool],

@@ -203,8 +203,8 @@ def _quantized_matmul_kernel(
     total = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
     sums = tl.zeros((BLOCK_O, BLOCK_T * PLANES), dtype=DTYPE)
     scale_O, x_scale_T = _scales(
-        scale_ptr, x_scale_ptr, row_O, t, t_in, num_tokens, begin, ALL_STEPS, G, GX, SCALE_O,
-        SCALE_G,
+        scale_ptr, x_scale_ptr, row_O, t, t_in, num_tokens, tl.minimum(begin, ALL_STEPS - 1),
+        ALL_STEPS, G, GX, SCALE_O, SCALE_G,
     )  # fmt: skip
     end = tl.minimum(begin + STEPS, ALL_STEPS)
     for k in tl.range(begin, end, num_stages=STAGES):

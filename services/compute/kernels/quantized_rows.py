@@ -26,6 +26,7 @@ RowKind: TypeAlias = Literal["fp8", "int8", "int16"]
 
 LARGEST = {"fp8": 448.0, "int8": 127.0, "int16": 127.0 * 256}
 _INFINITY = tl.constexpr(0x7F800000)  # bits of a float32
+_SMALLEST = tl.constexpr(0x0D800000)  # bits of 2^-100: rows below are rows of zeros
 _WHOLE = tl.constexpr(1.5 * 2.0**23)  # float32s around this are the integers
 _WHOLE_BITS = tl.constexpr(0x4B400000)
 SCALE_GROUP = 128
@@ -147,8 +148,11 @@ def store_codes(
     # of integers, among which what is no number is the greatest; it makes the scale none
     bits = tl.max(groups.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     scale = bits.to(tl.float32, bitcast=True) * (1.0 / LARGEST)
-    scale = tl.where(bits == 0, 1.0, tl.where(bits < _INFINITY, scale, float("nan")))
-    scaled = tl.reshape(groups * (1.0 / scale)[:, None], (BLOCK_E,))
+    scale = tl.where(bits < _INFINITY, scale, float("nan"))
+    is_nothing = bits < _SMALLEST  # one over its scale would be infinite
+    scale = tl.where(is_nothing, 1.0, scale)
+    inverse = tl.where(is_nothing, 0.0, 1.0 / scale)
+    scaled = tl.reshape(groups * inverse[:, None], (BLOCK_E,))
     # of the groups of a row, those that follow the program's first input
     g = tl.min(e, axis=0) // SIZE + tl.arange(0, BLOCK_E // SIZE)
     tl.store(scale_ptr + g * num_rows + row, scale, mask=g < NUM_SCALES)
@@ -218,7 +222,8 @@ def quantize_rows_reference(x_TI: Tensor, form: RowForm) -> QuantizedRows:
     rows = QuantizedRows.empty(form, num_rows, num_in, x_TI.device)
     groups = x_TI.double().view(num_rows, form.num_scales(num_in), -1)
     largest_TG = groups.abs().amax(2)
-    rows.scales_TG.copy_(torch.where(largest_TG == 0, 1.0, largest_TG / LARGEST[form.kind]))
+    scales_TG = torch.where(largest_TG < 2.0**-100, 1.0, largest_TG / LARGEST[form.kind])
+    rows.scales_TG.copy_(scales_TG)
     scaled_TI = (groups / rows.scales_TG.double()[:, :, None]).flatten(1)
     if form.kind == "fp8":
         rows.codes_TPI[:, 0] = scaled_TI.float().to(torch.float8_e4m3fn)

@@ -5,6 +5,8 @@ Shape legend: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -31,13 +33,17 @@ MAX_PLANES_ROWS = 512
 """Of rows in 16 bits: beyond, twice the products take longer than unpacking the weight does."""
 
 MAX_ROWS_BESIDE_DENSE = 64
-"""More of them are multiplied with the weight as it is, where it is kept."""
+"""More of them are multiplied with the weight as it is, where it is kept; and so are two rows and
+more for which there is no such product."""
 
 MIN_LIBRARY_ROWS = 129
 """Of rows in FP8, from which on the library's product is faster than quantized_matmul."""
 
 MIN_LIBRARY_ROWS_BY_GROUP = 16
 """With scales by groups, where the library has a kernel of its own; a multiple of 4."""
+
+ROW_LIMITS = (MAX_PLANES_ROWS, MAX_ROWS_BESIDE_DENSE, 1)
+"""Up to so many rows products want their rows in another form than above."""
 
 INVARIANT = PackedConfig(block_tokens=64, block_out=64)
 
@@ -122,12 +128,21 @@ def _suits_library(rows: QuantizedRows, num_out: int, dtype: torch.dtype) -> boo
     if rows.form.kind != "fp8" or dtype != torch.bfloat16 or num_out % 16 or not on_gpu:
         return False
     if rows.form.by_group:
-        return num_tokens >= MIN_LIBRARY_ROWS_BY_GROUP and num_tokens % 4 == 0
+        is_even = num_tokens >= MIN_LIBRARY_ROWS_BY_GROUP and num_tokens % 4 == 0
+        return is_even and _has_products_by_group(rows.codes_TPI.device)
     return num_tokens >= MIN_LIBRARY_ROWS
 
 
+@cache
+def _has_products_by_group(device: torch.device) -> bool:
+    """cuBLAS has them since CUDA 12.9, and for Hopper alone."""
+    version = tuple(int(part) for part in (torch.version.cuda or "0").split("."))
+    return version >= (12, 9) and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def _scaled_mm(rows: QuantizedRows, linear: QuantizedLinear, out_TO: Tensor) -> None:
-    """The library's product; sums go on in float32 after some inputs, as in quantized_matmul."""
+    """The library's product; sums go on in float32 after some inputs, as in quantized_matmul. With
+    a bias the result is rounded once more."""
     weight = linear.weight
     torch._scaled_mm(
         rows.codes_TPI[:, 0],

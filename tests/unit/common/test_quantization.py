@@ -93,6 +93,7 @@ def test_what_is_supported_is_read(
 
 
 INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+FLOAT_INPUTS = INPUTS | {"type": "float"}
 INT8_WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel"}
 
 
@@ -120,7 +121,8 @@ def groups_of(*groups: tuple[dict[str, Any], dict[str, Any] | None]) -> dict[str
         (groups_of((INT8_WEIGHTS, None)), set()),
         (groups_of((INT8_WEIGHTS, INPUTS)), {"int8"}),
         (groups_of((INT8_WEIGHTS, INPUTS | {"num_bits": 4})), set()),
-        (groups_of((FP8_WEIGHTS, INPUTS), (INT4_WEIGHTS, None)), {"fp8"}),
+        (groups_of((FP8_WEIGHTS, FLOAT_INPUTS), (INT4_WEIGHTS, None)), {"fp8"}),
+        (groups_of((INT4_WEIGHTS, FLOAT_INPUTS)), set()),  # W4AFP8
         (groups_of((INT8_WEIGHTS, INPUTS), (INT8_WEIGHTS, None)), set()),
     ],
 )

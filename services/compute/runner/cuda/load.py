@@ -24,7 +24,7 @@ GIB = 1 << 30
 
 
 DENSE_SHARE = 0.15
-"""Of a GPU's memory, which the weights of 8 billion parameters in 16 bits take of an H200's."""
+"""Of the memory that may be used: 8 billion weights in 16 bits take 0.12 of an H200's."""
 
 
 class StartLog:
@@ -92,11 +92,12 @@ def _load(
 
 def _has_room_for_dense(loader: ModelLoader) -> bool:
     """Whether weights in the model's dtype fit beside those in fewer bits."""
-    if loader.device.type != "cuda":
+    if loader.device.type != "cuda" or loader.settings.batch_invariant:
         return False
-    total_bytes = torch.cuda.get_device_properties(loader.device).total_memory
+    free_bytes, total_bytes = torch.cuda.mem_get_info(loader.device)
+    usable_bytes = min(free_bytes, total_bytes * loader.settings.gpu_memory_utilization)
     num_bytes = loader.config.shape.num_step_weights * loader.dtype.itemsize
-    return num_bytes < total_bytes * DENSE_SHARE and not loader.settings.batch_invariant
+    return num_bytes < usable_bytes * DENSE_SHARE
 
 
 def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits:

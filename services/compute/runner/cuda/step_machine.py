@@ -38,7 +38,7 @@ from services.compute.layers.kernel_attention import (
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.products import InvariantProduct, Product, ProductByRows, Products
-from services.compute.layers.quantized_product import QuantizedProduct
+from services.compute.layers.quantized_product import ROW_LIMITS, QuantizedProduct
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.kernel_decoder import KernelDecoder
@@ -172,11 +172,18 @@ class StepMachine:
             yield number
 
     def record_largest(self, cache: PagedCache) -> None:
-        """Run and record one launch of each form: the most memory any needs beside its buffers."""
+        """Run and record one launch of each form: the most memory any needs beside its buffers.
+
+        Passes of fewer rows may take more results, in other forms: those from which on products
+        with packed weights want their rows otherwise are of forms of their own.
+        """
         seen = set()
         for name, launch in self._launches(cache):
-            if name[:-1] not in seen:
-                seen.add(name[:-1])
+            form, size = name[:-1], name[-1]
+            if name[0] in ("mixed", "decode") and isinstance(size, int):
+                form = (*form, *(size <= limit for limit in ROW_LIMITS))
+            if form not in seen:
+                seen.add(form)
                 self._stream.rehearse(launch)
                 self._stream.record(name, launch)
 
