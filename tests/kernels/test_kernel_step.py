@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.matvec import NormedInput
+from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers import kernel_step
 from services.compute.layers.kernel_step import (
@@ -22,6 +23,7 @@ from services.compute.layers.kernel_step import (
     StreamBuffers,
 )
 from services.compute.layers.parts import Activation, Hidden
+from services.compute.layers.quantized_product import ROW_LIMITS
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
@@ -145,6 +147,9 @@ class Recorder:
     def act_mul(self, wide: Tensor, out: Tensor, activation: str, **_: Any) -> None:
         self.log.append(f"{activation} * up")
 
+    def quantize_rows(self, x: Tensor, rows: QuantizedRows, **_: Any) -> None:
+        self.log.append("quantize")
+
     def activate(self, x: Tensor, out: Tensor, activation: str, **_: Any) -> None:
         self.log.append(activation)
 
@@ -167,25 +172,38 @@ def run(
     patch: pytest.MonkeyPatch,
 ) -> tuple[Hidden, StreamBuffers]:
     """The pass of a bucket, everything that it launches written down."""
-    for name in ("add_norm", "rotate_and_store", "act_mul", "activate"):
+    device = device_of(decoder, recorder, MAX_TOKENS, patch)
+    return launch(decoder, num_tokens, device, recorder), device.stream
+
+
+def device_of(
+    decoder: Decoder[Linear], recorder: Recorder, max_tokens: int, patch: pytest.MonkeyPatch
+) -> KernelDevice:
+    for name in ("add_norm", "rotate_and_store", "act_mul", "activate", "quantize_rows"):
         patch.setattr(kernel_step, name, getattr(recorder, name))
     ropes = {mixer.rope: mixer.rope.tables(64) for mixer in decoder.mixers if mixer.rope}
-    device = KernelDevice(
-        inputs=StepInputs.make(MAX_TOKENS, 4, CPU),
-        stream=StreamBuffers.make(MAX_TOKENS, HIDDEN, torch.float32, CPU),
+    return KernelDevice(
+        inputs=StepInputs.make(max_tokens, 4, CPU),
+        stream=StreamBuffers.make(max_tokens, HIDDEN, torch.float32, CPU),
         scratch=Scratch(torch.float32, CPU),
         products={Linear: recorder},
         ropes=ropes,
         pdl=False,
         norms_behind=decoder.layers[-1].last[0] is not None,
     )
-    table, slots = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(MAX_TOKENS, dtype=torch.int64)
+
+
+def launch(
+    decoder: Decoder[Linear], num_tokens: int, device: KernelDevice, recorder: Recorder
+) -> Hidden:
+    max_tokens = len(device.stream.x_TE)
+    table, slots = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(max_tokens, dtype=torch.int64)
     pages = LayerPages(torch.zeros(2, 2, 2, 16, 8))
     caches = [LayerCache(pages, table, slots) for _ in decoder.layers]
     step = KernelStep(device, num_tokens, caches, recorder)
     hidden = decoder.forward(step)
     step.finish(hidden)
-    return hidden, device.stream
+    return hidden
 
 
 def test_one_token_takes_six_launches_a_layer(patched: pytest.MonkeyPatch) -> None:
@@ -299,3 +317,36 @@ def test_an_mlp_without_gates_is_activated_where_it_lies(patched: pytest.MonkeyP
     recorder = Recorder(takes_norms=False, can_gate=True)
     run(decoder_of("NemotronForCausalLM", num_hidden_layers=1), 4, recorder, patched)
     assert recorder.log[-3:] == ["product", "relu2", "product"]
+
+
+class Quantizing(Recorder):
+    """Takes rows of 16 bits up to a limit, as products with weights of 4 bits do."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(takes_norms=False, can_gate=False)
+        self._limit = limit
+
+    def row_form(self, num_tokens: int, linear: Linear) -> RowForm | None:
+        return RowForm("int16", sum_inputs=16) if num_tokens <= self._limit else None
+
+    def __call__(self, x_TI: Tensor | QuantizedRows, linear: Linear, out_TO: Tensor) -> None:
+        assert isinstance(x_TI, QuantizedRows) == (len(out_TO) <= self._limit)
+
+
+@pytest.mark.parametrize("limit", ROW_LIMITS[:2])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "NemotronForCausalLM", "CohereForCausalLM"])
+@pytest.mark.parametrize("max_tokens", [68, 128, 520, 768])
+def test_the_largest_pass_of_each_form_leaves_scratch_for_all_others(
+    name: str, max_tokens: int, limit: int, patched: pytest.MonkeyPatch
+) -> None:
+    """Rows as codes are one result more where something else is there of them already."""
+    decoder, recorder = decoder_of(name), Quantizing(limit)
+    device = device_of(decoder, recorder, max_tokens, patched)
+    sizes = range(1, max_tokens + 1)
+    rehearsed = {max_tokens, *(max(s for s in sizes if s <= limit) for limit in ROW_LIMITS)}
+    for num_tokens in sorted(rehearsed, reverse=True):
+        launch(decoder, num_tokens, device, recorder)
+    pieces = len(device.scratch._pieces)
+    for num_tokens in reversed(sizes):
+        launch(decoder, num_tokens, device, recorder)
+    assert len(device.scratch._pieces) == pieces

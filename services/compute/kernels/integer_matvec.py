@@ -9,15 +9,13 @@ Shape legend: O outputs, R rows of a program, U units of a step, W words of four
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.launch import dependent_launch, prefetch_rows
-from services.compute.kernels.packed_matvec import unit_inputs
+from services.compute.kernels.packed_matvec import PackedRowConfig, unit_inputs
 from services.compute.kernels.quantized_matmul_config import row_form
 from services.compute.kernels.quantized_rows import QuantizedRows
 from services.compute.quantization.packed import Packed
@@ -28,20 +26,11 @@ PREFETCH_BYTES = 16 << 10
 LINE_BYTES = 128
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerRowConfig:
-    """Constants of one launch; powers of two."""
-
-    rows: int = 8
-    step_inputs: int = 4096
-    num_warps: int = 8
-
-
-def integer_row_config(weight: Packed) -> IntegerRowConfig:
+def integer_row_config(weight: Packed) -> PackedRowConfig:
     """By a sweep on an H200 (benchmarks/results/gpu_packed.md)."""
     if not weight.has_halves:
-        return IntegerRowConfig(8, 2048, 4)
-    return IntegerRowConfig(8, 2048, 4 if weight.shape[0] > 4096 else 8)
+        return PackedRowConfig(8, 2048, 4)
+    return PackedRowConfig(8, 2048, 4 if weight.shape[0] > 4096 else 8)
 
 
 # 256 times the product with the row's upper plane, and that with its lower one.
@@ -190,7 +179,7 @@ def integer_matvec(
     weight: Packed,
     bias_O: Tensor | None,
     out_1O: Tensor,
-    config: IntegerRowConfig,
+    config: PackedRowConfig,
     *,
     pdl: bool = False,
 ) -> None:

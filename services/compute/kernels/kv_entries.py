@@ -22,13 +22,13 @@ from services.compute.kernels.step_buffers import page_stride
 
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 _QUERY_UNIT = tl.constexpr(64.0)
-_INFINITY = tl.constexpr(0x7F800000)  # bits of a float32
+INFINITY = tl.constexpr(0x7F800000)  # bits of a float32
 _NO_NUMBER = tl.constexpr(0x7FC0)  # of a bfloat16
 _SMALLEST_NORMAL = tl.constexpr(2.0**-6)  # of FP8
 _SUBNORMALS = tl.constexpr(2.0**14)  # float32s from here on are as far apart as FP8's subnormals
 _SUBNORMALS_BITS = tl.constexpr(0x46800000)
-_WHOLE = tl.constexpr(1.5 * 2.0**23)  # float32s around this are the integers
-_WHOLE_BITS = tl.constexpr(0x4B400000)
+WHOLE = tl.constexpr(1.5 * 2.0**23)  # float32s around this are the integers
+WHOLE_BITS = tl.constexpr(0x4B400000)
 
 # Four entries in a register become two registers of pairs of float16.
 _FP8_PAIRS = tl.constexpr("""
@@ -97,7 +97,7 @@ def head_scales(first, second, LARGEST: tl.constexpr):
     bits = tl.max(tl.maximum(first_bits, second_bits), axis=1)
     exact = tl.maximum(bits.to(tl.float32, bitcast=True) * (1.0 / LARGEST), _SMALLEST_SCALE)
     scale = (exact.to(tl.int32, bitcast=True) + 0xFFFF) >> 16
-    return tl.where(bits >= _INFINITY, _NO_NUMBER, scale)
+    return tl.where(bits >= INFINITY, _NO_NUMBER, scale)
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def split_scales(scales):
     """Scales as a number from 1 to 2 times a power of two: the number, the power's logarithm, and
     one over the power. What is no number is so in the first.
     """
-    power = scales.to(tl.int32, bitcast=True) & _INFINITY
+    power = scales.to(tl.int32, bitcast=True) & INFINITY
     inverse = ((254 << 23) - power).to(tl.float32, bitcast=True)
     return scales * inverse, ((power >> 23) - 127).to(tl.float32), inverse
 
@@ -150,7 +150,7 @@ def encode(scaled, ENTRY: tl.constexpr):
         code = tl.where(size < _SMALLEST_NORMAL, small, normal)
         return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
     else:
-        return ((scaled + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS).to(tl.int8)
+        return ((scaled + WHOLE).to(tl.int32, bitcast=True) - WHOLE_BITS).to(tl.int8)
 
 
 @triton.jit

@@ -19,16 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.kv_entries import encode
+from services.compute.kernels.kv_entries import INFINITY, WHOLE, WHOLE_BITS, encode
 from services.compute.kernels.launch import dependent_launch
 
 RowKind: TypeAlias = Literal["fp8", "int8", "int16"]
 
 LARGEST = {"fp8": 448.0, "int8": 127.0, "int16": 127.0 * 256}
-_INFINITY = tl.constexpr(0x7F800000)  # bits of a float32
 _SMALLEST = tl.constexpr(0x0D800000)  # bits of 2^-100: rows below are rows of zeros
-_WHOLE = tl.constexpr(1.5 * 2.0**23)  # float32s around this are the integers
-_WHOLE_BITS = tl.constexpr(0x4B400000)
 SCALE_GROUP = 128
 """Inputs of a group, where a row has several scales."""
 
@@ -130,7 +127,7 @@ class RowPointers(NamedTuple):
 @triton.jit
 def _whole(x):
     """The nearest integers to float32s of up to 2^22, as int32."""
-    return (x + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS
+    return (x + WHOLE).to(tl.int32, bitcast=True) - WHOLE_BITS
 
 
 @triton.jit
@@ -148,7 +145,7 @@ def store_codes(
     # of integers, among which what is no number is the greatest; it makes the scale none
     bits = tl.max(groups.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     scale = bits.to(tl.float32, bitcast=True) * (1.0 / LARGEST)
-    scale = tl.where(bits < _INFINITY, scale, float("nan"))
+    scale = tl.where(bits < INFINITY, scale, float("nan"))
     is_nothing = bits < _SMALLEST  # one over its scale would be infinite
     scale = tl.where(is_nothing, 1.0, scale)
     inverse = tl.where(is_nothing, 0.0, 1.0 / scale)

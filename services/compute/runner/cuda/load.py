@@ -78,7 +78,7 @@ def _load(
         layout=loader.layout,
         num_buffers=settings.in_flight_steps + 2,
     )
-    decoder = loader.decoder(KernelLinears(loader.dtype, _has_room_for_dense(loader)))
+    decoder = loader.decoder(KernelLinears(loader.dtype, _keeps_dense(loader)))
     log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
     machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling)
     limits = _measure(loader, machine, log)
@@ -90,7 +90,7 @@ def _load(
     return CudaExecutor(machine, cache, spec, stream)
 
 
-def _has_room_for_dense(loader: ModelLoader) -> bool:
+def _keeps_dense(loader: ModelLoader) -> bool:
     """Whether weights in the model's dtype fit beside those in fewer bits."""
     if loader.device.type != "cuda" or loader.settings.batch_invariant:
         return False
