@@ -158,7 +158,9 @@ def report(runner: PackingRunner, shape: Shape, page_tokens: int, top: int) -> N
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="llama-1b,llama-8b")
+    parser.add_argument("--models", default="llama-1b,llama-8b", help="shapes, or folders")
+    parser.add_argument("--quantization", default="auto", help="auto, fp8, int8 or int4")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, fp8 or int8")
     parser.add_argument("--rows", default="1,64,256")
     parser.add_argument("--chunk", type=int, default=220, help="prompt tokens of the mixed step")
     parser.add_argument("--without", default="", help="of pdl,skinny: what to turn off")
@@ -176,17 +178,29 @@ def main() -> None:
     for name in options.models.split(","):
         settings = ComputeSettings(
             device="cuda", dtype="bfloat16", load_format="dummy", max_model_len=4096,
-            max_prefill_tokens=1024, max_num_seqs=257,
+            max_prefill_tokens=1024, max_num_seqs=257, quantization=options.quantization,
+            kv_cache_dtype=options.kv_cache_dtype,
         )  # fmt: skip
-        with tempfile.TemporaryDirectory() as folder:
-            runner = PackingRunner(load_cuda(make_folder(Path(folder), SHAPES[name]), settings))
-        print(f"\n== {name}: weights alone take {weight_floor_ms(SHAPES[name]):.3f} ms")
+        runner = load(name, settings)
+        kind, kv_dtype = options.quantization, options.kv_cache_dtype
+        print(f"\n== {name}, weights {kind}, KV {kv_dtype}", end="")
+        if name in SHAPES and kind == "auto":
+            print(f": weights alone take {weight_floor_ms(SHAPES[name]):.3f} ms", end="")
+        print()
         for rows in (int(rows) for rows in options.rows.split(",")):
             report(runner, Shape(rows), settings.page_tokens, options.top)
         if options.chunk:
             report(runner, Shape(64, options.chunk), settings.page_tokens, options.top)
         del runner
         torch.cuda.empty_cache()
+
+
+def load(name: str, settings: ComputeSettings) -> PackingRunner:
+    """A model of one of the shapes, or of a folder's config.json, with random weights."""
+    if name not in SHAPES:
+        return PackingRunner(load_cuda(Path(name), settings))
+    with tempfile.TemporaryDirectory() as folder:
+        return PackingRunner(load_cuda(make_folder(Path(folder), SHAPES[name]), settings))
 
 
 def weight_floor_ms(shape: ModelShape) -> float:

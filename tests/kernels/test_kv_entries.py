@@ -7,36 +7,42 @@ import torch
 import triton
 import triton.language as tl
 
-from services.compute.kernels.kv_entries import Codes, decode
+from services.compute.kernels.kv_entries import Codes, decode, decode_words
 from services.compute.kernels.kv_format import LARGEST
 from tests.kernels.quantized_pages import ENTRIES, layer_of
 
 
 @triton.jit
-def _decode_kernel(
-    codes, out, ENTRY: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, HOIST: tl.constexpr
-):
+def _decode_kernel(codes, out, ENTRY: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
     i = tl.arange(0, 256)
-    tl.store(out + i, decode(tl.load(codes + i), ENTRY, WIDE, ASM, HOIST))
+    tl.store(out + i, decode(tl.load(codes + i), ENTRY, WIDE, ASM))
 
 
-@pytest.mark.parametrize("hoist", [False, True])
+@triton.jit
+def _decode_words_kernel(codes, out, ENTRY: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
+    i = tl.arange(0, 128)
+    low, high = decode_words(tl.load(codes + i), ENTRY, WIDE, ASM)
+    tl.store(out + 2 * i, low)
+    tl.store(out + 2 * i + 1, high)
+
+
+@pytest.mark.parametrize("kernel", [_decode_kernel, _decode_words_kernel])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_entry_is_decoded_exactly(
-    entry: torch.dtype, dtype: torch.dtype, hoist: bool, device: torch.device
+    entry: torch.dtype, dtype: torch.dtype, kernel: triton.JITFunction, device: torch.device
 ) -> None:
     every = torch.arange(256, dtype=torch.uint8)
     codes = Codes.of(layer_of(torch.zeros(1, 2, 1, 16, 16, device=device), entry))
+    code_dtype = (codes if kernel is _decode_kernel else codes.words).pages.dtype
     for asm in {False, codes.has_instructions}:
         out = torch.empty(256, dtype=dtype, device=device)
-        _decode_kernel[(1,)](
-            every.to(device) if codes.entry == "fp8" else every.view(torch.int8).to(device),
+        kernel[(1,)](
+            every.view(code_dtype).to(device),
             out,
             ENTRY=codes.entry,
             WIDE=dtype == torch.float32,
             ASM=asm,
-            HOIST=hoist,
         )
         exact = every.view(entry).double()
         used = exact.abs() <= LARGEST[entry]

@@ -26,13 +26,8 @@ from services.compute.kernels.decode_plan import (
     DecodeWork,
     padded,
 )
-from services.compute.kernels.kv_entries import (
-    Codes,
-    decode,
-    half_queries,
-    load_scales,
-    split_scales,
-)
+from services.compute.kernels.entry_attention import attend_entries
+from services.compute.kernels.kv_entries import Codes
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import (
@@ -51,6 +46,54 @@ MAX_MERGE_CHUNKS = 64
 EARLY_WIDTH = 129
 """From heads of this width on, the attention of one row lets the next kernel start with it: it
 waits for memory more than it reads, and the products behind it ask for their weights meanwhile."""
+
+
+@triton.jit
+def _attend(
+    q_row, keys, pages, page_N, start, end, scale_log2, cap_log2, PAGE_STRIDE: tl.constexpr,
+    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Of one head's queries: the greatest scores, the weights' sums by column, and the mix."""
+    g_G = tl.arange(0, BLOCK_G)
+    d_D = tl.arange(0, BLOCK_D)
+    n_N = tl.arange(0, BLOCK_N)
+    mask_GD = (g_G[:, None] < G) & (d_D[None, :] < D)
+    q_GD = tl.load(q_row + g_G[:, None] * D + d_D[None, :], mask=mask_GD, other=0.0)
+    dtype: tl.constexpr = q_row.dtype.element_ty
+    if WIDEN:
+        q_GD = q_GD.to(tl.float32)
+    top_G = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    # Sums stay apart by column until the end: one reduction across warps less in each turn.
+    sum_GN = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
+    mix_GD = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for position in range(start, end, BLOCK_N):
+        position_N = position + n_N
+        # What lies beyond the context may be another sequence's NaN: it is not even loaded.
+        real_N = position_N < end
+        offset_N = page_N.to(tl.int64) * PAGE_STRIDE + (position_N % P) * D
+        offset_ND = offset_N[:, None] + d_D[None, :]
+        mask_ND = real_N[:, None] & (d_D[None, :] < D)
+        k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
+        v_ND = tl.load(keys + K * P * D + offset_ND, mask=mask_ND, other=0.0)
+        if WIDEN:
+            k_ND = k_ND.to(tl.float32)
+            v_ND = v_ND.to(tl.float32)
+        score_GN = tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee") * scale_log2
+        if cap_log2 is not None:
+            score_GN = capped(score_GN, cap_log2)
+        score_GN = tl.where(real_N[None, :], score_GN, float("-inf"))
+        new_top_G = tl.maximum(top_G, tl.max(score_GN, axis=1))
+        weight_GN = tl.exp2(score_GN - new_top_G[:, None])
+        fade_G = tl.exp2(top_G - new_top_G)
+        sum_GN = sum_GN * fade_G[:, None] + weight_GN
+        mix_GD = mix_GD * fade_G[:, None]
+        weight_GN = weight_GN.to(dtype).to(v_ND.dtype)
+        mix_GD = tl.dot(weight_GN, v_ND, acc=mix_GD, input_precision="ieee")
+        top_G = new_top_G
+        next_N = position_N + BLOCK_N
+        page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
+    return top_G, sum_GN, mix_GD
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -112,15 +155,16 @@ def _decode_kernel(
 
     g_G = tl.arange(0, BLOCK_G)
     d_D = tl.arange(0, BLOCK_D)
-    n_N = tl.arange(0, BLOCK_N)
     mask_GD = (g_G[:, None] < G) & (d_D[None, :] < D)
     offset_GD = (head * G + g_G)[:, None] * D + d_D[None, :]
     pages = page_table + slot.to(tl.int64) * TABLE_ROW
-    keys = kv_pages + head * (P * D)
+    # entries are taken by words of two
+    keys = kv_pages + head * (P * D if ENTRY is None else P * D // 2)
 
     # Page ids are one tile ahead, in registers: were they loaded where they are used, Triton would
     # give half of its pipeline's depth to them. Queries come after them: nothing waits twice.
-    page_N = tl.load(pages + (start + n_N) // P, mask=start + n_N < end, other=0)
+    first_N = start + tl.arange(0, BLOCK_N)
+    page_N = tl.load(pages + first_N // P, mask=first_N < end, other=0)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if not is_real:
@@ -128,63 +172,17 @@ def _decode_kernel(
     arrival = arrivals + row * K + head
     # Into the L2 cache, which a layer's weights have emptied, for the end.
     tl.load(arrival, mask=num_chunks > 1, other=0, volatile=True)
-    q_GD = tl.load(q + row.to(tl.int64) * Q_ROW + offset_GD, mask=mask_GD, other=0.0)
-    # Entries are multiplied as float16, which has all of them, unless all is float32.
-    HALF: tl.constexpr = ENTRY is not None and q.dtype.element_ty != tl.float32
-    WIDE: tl.constexpr = WIDEN or not HALF
-    weight_dtype: tl.constexpr = tl.float16 if HALF else q.dtype.element_ty
-    if HALF:
-        q_GD, scale_log2 = half_queries(q_GD, scale_log2, WIDEN)
-    elif WIDEN:
-        q_GD = q_GD.to(tl.float32)
-
-    top_G = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    # Sums stay apart by column until the end: one reduction across warps less in each turn.
-    sum_GN = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
-    mix_GD = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for position in range(start, end, BLOCK_N):
-        position_N = position + n_N
-        # What lies beyond the context may be another sequence's NaN: it is not even loaded.
-        real_N = position_N < end
-        offset_N = page_N.to(tl.int64) * PAGE_STRIDE + (position_N % P) * D
-        offset_ND = offset_N[:, None] + d_D[None, :]
-        mask_ND = real_N[:, None] & (d_D[None, :] < D)
-        k_ND = tl.load(keys + offset_ND, mask=mask_ND, other=0.0)
-        v_ND = tl.load(keys + K * P * D + offset_ND, mask=mask_ND, other=0.0)
-        if ENTRY is not None:
-            scale_at_N = page_N.to(tl.int64) * SCALE_STRIDE + head * P + position_N % P
-            k_scale_N, v_scale_N = load_scales(kv_scales + scale_at_N, real_N)
-            k_ND = decode(k_ND, ENTRY, WIDE, ASM, HOIST=True)
-            v_ND = decode(v_ND, ENTRY, WIDE, ASM, HOIST=False)
-        elif WIDEN:
-            k_ND = k_ND.to(tl.float32)
-            v_ND = v_ND.to(tl.float32)
-        score_GN = tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee")
-        if ENTRY is not None:
-            score_GN = score_GN * (k_scale_N * scale_log2)[None, :]
-        else:
-            score_GN = score_GN * scale_log2
-        if cap_log2 is not None:
-            score_GN = capped(score_GN, cap_log2)
-        if ENTRY is not None:
-            # Scales of values are in the weights, but the greatest weight is near 1 for any scales.
-            number_N, log2_N, inverse_N = split_scales(v_scale_N)
-            score_GN = score_GN + log2_N[None, :]
-        score_GN = tl.where(real_N[None, :], score_GN, float("-inf"))
-        new_top_G = tl.maximum(top_G, tl.max(score_GN, axis=1))
-        weight_GN = tl.exp2(score_GN - new_top_G[:, None])
-        fade_G = tl.exp2(top_G - new_top_G)
-        if ENTRY is not None:
-            sum_GN = sum_GN * fade_G[:, None] + weight_GN * inverse_N[None, :]
-            weight_GN = weight_GN * number_N[None, :]
-        else:
-            sum_GN = sum_GN * fade_G[:, None] + weight_GN
-        mix_GD = mix_GD * fade_G[:, None]
-        weight_GN = weight_GN.to(weight_dtype).to(v_ND.dtype)
-        mix_GD = tl.dot(weight_GN, v_ND, acc=mix_GD, input_precision="ieee")
-        top_G = new_top_G
-        next_N = position_N + BLOCK_N
-        page_N = tl.load(pages + next_N // P, mask=next_N < end, other=0)
+    q_row = q + row.to(tl.int64) * Q_ROW + head * G * D
+    if ENTRY is None:
+        top_G, sum_GN, mix_GD = _attend(
+            q_row, keys, pages, page_N, start, end, scale_log2, cap_log2,
+            PAGE_STRIDE, K, G, D, P, BLOCK_G, BLOCK_D, BLOCK_N, WIDEN,
+        )  # fmt: skip
+    else:
+        top_G, sum_GN, mix_GD = attend_entries(
+            q_row, keys, kv_scales + head * P, pages, page_N, start, end, scale_log2, cap_log2,
+            PAGE_STRIDE, SCALE_STRIDE, ENTRY, ASM, K, G, D, P, BLOCK_G, BLOCK_D, BLOCK_N, WIDEN,
+        )  # fmt: skip
     if PDL and not EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     sum_G = tl.sum(sum_GN, axis=1)
@@ -266,6 +264,8 @@ def decode_attention(
     _, _, kv_heads, page_tokens, head_dim = kv_pages.shape
     group = q_THD.shape[1] // kv_heads
     codes = Codes.of(LayerPages(kv_pages, kv_scales))
+    if codes.entry is not None:
+        codes = codes.words
     # what is multiplied as float32 takes registers as float32 does
     is_wide = q_THD.dtype == torch.float32
     element_bytes = q_THD.element_size() if is_wide else kv_pages.element_size()

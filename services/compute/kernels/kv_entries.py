@@ -52,6 +52,28 @@ prmt.b32 y, x, 0x64646464, 0x4342;
 add.f16x2 $1, y, less;
 }
 """)
+# Of two words in a register the lower entries go to one pair, the upper ones to the other.
+_FP8_WORDS = tl.constexpr("""
+{
+.reg .b32 apart;
+.reg .b16 low, high;
+prmt.b32 apart, $2, 0, 0x3120;
+mov.b32 {low, high}, apart;
+cvt.rn.f16x2.e4m3x2 $0, low;
+cvt.rn.f16x2.e4m3x2 $1, high;
+}
+""")
+_INT8_WORDS = tl.constexpr("""
+{
+.reg .b32 x, y, less;
+xor.b32 x, $2, 0x80808080;
+mov.b32 less, 0xe480e480;
+prmt.b32 y, x, 0x64646464, 0x4240;
+add.f16x2 $0, y, less;
+prmt.b32 y, x, 0x64646464, 0x4341;
+add.f16x2 $1, y, less;
+}
+""")
 
 
 class Codes(NamedTuple):
@@ -71,6 +93,11 @@ class Codes(NamedTuple):
             return False
         capability = torch.cuda.get_device_capability(self.pages.device)
         return self.entry == "int8" or capability >= (8, 9)
+
+    @property
+    def words(self) -> Codes:
+        """The same by words of two entries."""
+        return self._replace(pages=self.pages.view(torch.int16), page_stride=self.page_stride // 2)
 
     @staticmethod
     def of(layer: LayerPages) -> Codes:
@@ -154,21 +181,34 @@ def encode(scaled, ENTRY: tl.constexpr):
 
 
 @triton.jit
-def decode(codes, ENTRY: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, HOIST: tl.constexpr):
-    """Entries as float16, which has all of them, or WIDE, as float32.
-
-    ASM: by instructions of the GPU. HOIST: in the layout in which they are multiplied, which takes
-    loads of single bytes where rows are multiplied by columns (values, not keys).
-    """
+def decode(codes, ENTRY: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
+    """Entries as float16, which has all of them, or WIDE, as float32. ASM: by instructions of the
+    GPU."""
     if ASM and not WIDE:
         text: tl.constexpr = _FP8_PAIRS if ENTRY == "fp8" else _INT8_PAIRS
         return tl.inline_asm_elementwise(
-            text, "=r,=r,r", [codes], dtype=tl.float16, is_pure=HOIST, pack=4
+            text, "=r,=r,r", [codes], dtype=tl.float16, is_pure=False, pack=4
         )
+    return _decode_bits(codes.to(tl.int32), ENTRY, WIDE)
+
+
+@triton.jit
+def decode_words(words, ENTRY: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
+    """The lower and the upper entries of these words, as `decode` has them."""
+    if ASM and not WIDE:
+        text: tl.constexpr = _FP8_WORDS if ENTRY == "fp8" else _INT8_WORDS
+        return tl.inline_asm_elementwise(
+            text, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    bits = words.to(tl.int32)
+    return _decode_bits((bits << 24) >> 24, ENTRY, WIDE), _decode_bits(bits >> 8, ENTRY, WIDE)
+
+
+@triton.jit
+def _decode_bits(bits, ENTRY: tl.constexpr, WIDE: tl.constexpr):
     if ENTRY == "fp8":
-        bits = codes.to(tl.int32)
         bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # of a float16 that is 256 times smaller
         numbers = bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
     else:
-        numbers = codes.to(tl.float16)
+        numbers = bits.to(tl.float16)
     return numbers.to(tl.float32) if WIDE else numbers

@@ -119,8 +119,8 @@ def _attend(
             k_scale_N, v_scale_N = load_scales(scales + scale_at_N, valid_N | (not MASKED))
             k_scale_N = k_scale_N * scale_log2
             number_N, log2_N, inverse_N = split_scales(v_scale_N)
-            k_ND = decode(k_ND, ENTRY, WIDE, ASM, HOIST=False)
-            v_ND = decode(v_ND, ENTRY, WIDE, ASM, HOIST=False)
+            k_ND = decode(k_ND, ENTRY, WIDE, ASM)
+            v_ND = decode(v_ND, ENTRY, WIDE, ASM)
         elif WIDEN:
             k_ND = k_ND.to(tl.float32)
             v_ND = v_ND.to(tl.float32)
