@@ -20,11 +20,11 @@ from benchmarks.kernels.case import Case
 from benchmarks.kernels.matvec import COLD_BYTES, MODELS
 from benchmarks.kernels.matvec_sweep import compilers, time_s
 from services.compute.kernels.integer_matvec import (
+    IntegerRowConfig,
     integer_matvec,
     integer_row_config,
 )
 from services.compute.kernels.matvec_config import NUM_SMS, SHARED_BYTES
-from services.compute.kernels.packed_matvec import PackedRowConfig
 from services.compute.kernels.quantized_matmul import quantized_matmul
 from services.compute.kernels.quantized_matmul_config import (
     QuantizedConfig,
@@ -103,14 +103,17 @@ def products() -> list[Product]:
     ]
 
 
-def row_cuts(weight: Packed) -> list[PackedRowConfig]:
+def row_cuts(weight: Packed) -> list[IntegerRowConfig]:
     """The default, and others."""
+    num_words = weight.codes_OB.shape[1] // 4
     found = [
-        PackedRowConfig(rows, step_inputs, num_warps)
-        for rows, step_inputs, num_warps in itertools.product(
-            (1, 2, 4, 8), (2048, 4096, 16384), (2, 4, 8)
+        IntegerRowConfig(rows, words, num_warps, num_stages)
+        for rows, words, num_warps, num_stages in itertools.product(
+            (2, 4, 8), (256, 512, 1024), (1, 2, 4), (1, 2, 3)
         )
-        if 8 <= rows * step_inputs // (8 if weight.has_halves else 4) // (32 * num_warps) <= 64
+        if 16 <= rows * words // (32 * num_warps) <= 128
+        and num_words % min(words, num_words) == 0
+        and (num_stages == 1 or words < num_words)
     ]
     return list(dict.fromkeys([integer_row_config(weight), *found]))
 
@@ -157,16 +160,16 @@ def _rows_of(product: Product) -> tuple[QuantizedRows, Tensor]:
     return rows, torch.empty(len(x), product.num_out, device="cuda", dtype=torch.bfloat16)
 
 
-def call(product: Product, config: QuantizedConfig | PackedRowConfig, weight: Packed) -> None:
+def call(product: Product, config: QuantizedConfig | IntegerRowConfig, weight: Packed) -> None:
     """Launch it."""
     rows, out = _rows_of(product)
-    if isinstance(config, PackedRowConfig):
+    if isinstance(config, IntegerRowConfig):
         integer_matvec(rows, weight, None, out, config)
     else:
         quantized_matmul(rows, weight, None, out, _work(), config)
 
 
-def all_cuts(product: Product, weight: Packed) -> list[QuantizedConfig | PackedRowConfig]:
+def all_cuts(product: Product, weight: Packed) -> list[QuantizedConfig | IntegerRowConfig]:
     if product.num_tokens == 1:
         return [*row_cuts(weight)]
     return [*cuts(product, weight)]
@@ -186,7 +189,7 @@ def compile_all(product: Product) -> int:
 
 def report(product: Product, weights: list[Packed]) -> None:
     """The best few cuts, what is chosen now, and bf16 by the library."""
-    times: dict[QuantizedConfig | PackedRowConfig, float] = {}
+    times: dict[QuantizedConfig | IntegerRowConfig, float] = {}
     for config in all_cuts(product, weights[0]):
         try:
             times[config] = time_s(partial(call, product, config), weights)

@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (8_570, 56),
     "services/router": (13_760, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (23_990, 156),
+    "services/compute": (24_050, 156),
     "services/detokenizer": (2_480, 16),
     "services/launcher": (1_330, 8),
     "services/commands": (1_610, 9),
     "services/bench": (630, 4),
-    "services": (47_310, 291),
+    "services": (47_370, 291),
 }
 MIN_MEDIAN_LINES = 90
 

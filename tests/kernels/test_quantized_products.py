@@ -12,10 +12,10 @@ from torch import Tensor
 from services.compute.kernels.activations import act_mul
 from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.integer_matvec import (
+    IntegerRowConfig,
     integer_matvec,
     integer_row_config,
 )
-from services.compute.kernels.packed_matvec import PackedRowConfig
 from services.compute.kernels.quantized_matmul import quantized_matmul
 from services.compute.kernels.quantized_matmul_config import (
     QuantizedConfig,
@@ -215,16 +215,16 @@ def assert_near(out: Tensor, expected: Tensor, x_TI: Tensor, weight_OI: Tensor) 
 @pytest.mark.parametrize(
     ("num_out", "num_in", "config"),
     [
-        (48, 768, PackedRowConfig(4, 256, 4)),
-        (33, 512, PackedRowConfig(8, 512, 4)),
-        (16, 1280, PackedRowConfig(1, 1024, 4)),
+        (48, 768, IntegerRowConfig(4, 64, 4)),
+        (33, 512, IntegerRowConfig(8, 128, 2)),
+        (16, 1280, IntegerRowConfig(1, 256, 1, 2)),
     ],
 )
 def test_a_row_times_integers_is_that_times_the_numbers(
     form: tuple[Kind, int, bool, bool],
     num_out: int,
     num_in: int,
-    config: PackedRowConfig,
+    config: IntegerRowConfig,
     device: torch.device,
 ) -> None:
     weight = weight_of(form, num_out, num_in, device)

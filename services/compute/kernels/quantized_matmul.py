@@ -108,7 +108,7 @@ def _less_zeros(
 ):  # fmt: skip
     """The sums of these steps less what zeros take off: a product of its own, of scales times zeros
     with sums of inputs. In the loop of steps it took more registers than there are."""
-    CHUNK: tl.constexpr = 16
+    CHUNK: tl.constexpr = 16 if STEPS < 32 else 32
     PRECISION: tl.constexpr = "ieee" if WIDEN else "tf32x3"
     for first in range(begin, end, CHUNK):
         k = first + tl.arange(0, CHUNK)
@@ -193,7 +193,9 @@ def _quantized_matmul_kernel(
     o = first_o + tl.arange(0, BLOCK_O)
     t = first_t + tl.arange(0, BLOCK_T)
     t_in = t < num_tokens
-    row_O = tl.minimum(o, NUM_OUT - 1)  # beyond the last: again the last
+    row_O = o
+    if NUM_OUT % BLOCK_O != 0:
+        row_O = tl.minimum(o, NUM_OUT - 1)  # beyond the last: again the last
     if PDL:
         row = row_O.to(tl.int64) * NUM_BYTES
         prefetch_rows(code_ptr, row, begin * BLOCK_B, NUM_BYTES, PREFETCH_LINES)
