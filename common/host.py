@@ -1,9 +1,10 @@
-"""What this host offers, and what it says of processes: memory, number formats, open files."""
+"""What this host offers, and what it says of processes: memory, caches, number formats, files."""
 
 from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 
 FAST_BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
@@ -12,6 +13,12 @@ FAST_BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 GROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 MAX_OPEN_FILES = 65_536  # where the system sets no lower limit
+
+
+def cache_folder(env: Mapping[str, str], name: str) -> Path:
+    """Return where what can be made again is kept from one start to the next."""
+    base = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base, "slipstream", name)
 
 
 def available_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> int:

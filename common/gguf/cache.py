@@ -15,6 +15,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from common import host
+
 FORMAT = 1
 """Raised with every change of what is written: folders of another number are not used."""
 
@@ -27,8 +29,7 @@ _MADE = re.compile(r".+-(?P<fingerprint>[0-9a-f]{16})")
 
 
 def cache_folder(env: Mapping[str, str]) -> Path:
-    base = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "slipstream", "gguf")
+    return host.cache_folder(env, "gguf")
 
 
 def fingerprint(parts: Sequence[Path]) -> str:

@@ -200,10 +200,13 @@ class Progress:
         self,
         task: str,
         num_items: int,
-        num_bytes: int,
+        num_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        items: str = "tensors",
     ) -> None:
+        """Without `num_bytes` only items are counted."""
         self._task = task
+        self._name = items
         self._num_items = num_items
         self._num_bytes = num_bytes
         self._clock = clock
@@ -211,7 +214,7 @@ class Progress:
         self._began_s = clock()
         self._said_s = self._began_s
 
-    def advance(self, num_bytes: int) -> None:
+    def advance(self, num_bytes: int = 0) -> None:
         """Count one more item, and show the progress if it is time to."""
         self._items += 1
         self._bytes += num_bytes
@@ -223,23 +226,20 @@ class Progress:
         self._said_s = now_s
         if is_quick:
             return
-        speed = self._bytes / max(now_s - self._began_s, 1e-3) / GIB
+        gib_per_s = self._bytes / max(now_s - self._began_s, 1e-3) / GIB
         for stream in _people:
-            self._show(stream, speed)
+            self._show(stream, gib_per_s)
         if not _people and self._items < self._num_items:
-            structlog.get_logger().info(
-                self._task,
-                tensors=self._items,
-                of=self._num_items,
-                gib=round(self._bytes / GIB, 2),
-                gib_per_s=round(speed, 2),
-            )
+            fields: dict[str, float] = {self._name: self._items, "of": self._num_items}
+            if self._num_bytes:
+                fields |= {"gib": round(self._bytes / GIB, 2), "gib_per_s": round(gib_per_s, 2)}
+            structlog.get_logger().info(self._task, **fields)
 
     def _show(self, stream: Stream, gib_per_s: float) -> None:
-        text = (
-            f"{self._task}: {self._items} of {self._num_items} tensors, "
-            f"{self._bytes / GIB:.2f} of {self._num_bytes / GIB:.2f} GiB, {gib_per_s:.2f} GiB/s"
-        )
+        text = f"{self._task}: {self._items} of {self._num_items} {self._name}"
+        if self._num_bytes:
+            gib, of_gib = self._bytes / GIB, self._num_bytes / GIB
+            text = f"{text}, {gib:.2f} of {of_gib:.2f} GiB, {gib_per_s:.2f} GiB/s"
         with contextlib.suppress(OSError, ValueError):
             stream.write(f"{STATUS}\x1b[K{text}" if stream.isatty() else f"{STATUS}{text}\n")
             stream.flush()

@@ -154,6 +154,18 @@ def test_machines_get_a_log_line_now_and_then() -> None:
     assert '"tensors": 3, "of": 10, "gib": 3.0, "gib_per_s": 0.25' in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("log_format", "line"),
+    [("console", "\rmeasuring products: 1 of 3 kernels"), ("json", '"kernels": 1, "of": 3}')],
+)
+def test_items_without_bytes_are_counted(log_format: str, line: str) -> None:
+    stream, now = configured(log_format=log_format), [0.0]
+    progress = Progress("measuring products", 3, clock=lambda: now[0], items="kernels")
+    now[0] += 20.0
+    progress.advance()
+    assert stream.getvalue().endswith(f"{line}\n")
+
+
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_nothing_is_said_of_what_is_over_at_once(log_format: str) -> None:
     assert load(log_format, step_s=0.001) == []
