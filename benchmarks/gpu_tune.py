@@ -221,7 +221,9 @@ class Bench:
         row_pdl, takes_norms = variant.row_pdl, variant.takes_norms
         if row_pdl is None:
             row_pdl = variant.pdl and shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
-        product = TunedProduct(self.work, variant.pdl, row_pdl, variant.cuts, takes_norms)
+        product = TunedProduct(
+            self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
+        )
         decoder = KernelDecoder(self.decoder, inputs, {Linear: product}, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(

@@ -11,12 +11,15 @@ Shape legend: T rows, I inputs of a step, O outputs, B bytes of codes of a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.compute.kernels.choices import Key, Options, packed_form, rows_bucket
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.matvec_config import NUM_SMS
 from services.compute.kernels.packed_codes import decode, inputs_of, kernel_kind
@@ -25,6 +28,8 @@ from services.compute.kernels.skinny_matmul_config import (
     MAX_SPLITS,
     MAX_TOKENS,
     SkinnyWork,
+    other_splits,
+    split_outputs,
 )
 from services.compute.kernels.split_tiles import merged_at_once, store_last, store_tile
 from services.compute.quantization.packed import Packed
@@ -66,6 +71,38 @@ def packed_config(num_tokens: int, num_out: int, num_in: int) -> PackedConfig:
     ):
         splits *= 2
     return PackedConfig(block_tokens, block_out, num_warps, 3 if wide else 4, splits)
+
+
+def packed_options(num_tokens: int, weight: Packed, dtype: torch.dtype) -> Options[PackedConfig]:
+    config = packed_config(num_tokens, *weight.shape)
+    form = packed_form(weight, str(dtype).removeprefix("torch."))
+    key = Key("packed_matmul", form, *weight.shape, rows_bucket(num_tokens))
+    return Options(key, config, partial(_neighbours, config, key))
+
+
+def _neighbours(config: PackedConfig, key: Key) -> list[PackedConfig]:
+    """What differed among the fastest of the sweep, one at a time."""
+    more, fewer = other_splits(config.splits)
+    found = [
+        replace(config, splits=more),
+        replace(config, splits=fewer),
+        replace(config, block_out=192 - config.block_out),
+        replace(config, block_out=192 - config.block_out, num_warps=12 - config.num_warps),
+        replace(config, num_warps=12 - config.num_warps),
+        replace(config, num_stages=config.num_stages + 1),
+        replace(config, num_stages=config.num_stages - 1),
+    ]
+    return [each for each in found if _has_room(each, key)]
+
+
+def _has_room(config: PackedConfig, key: Key) -> bool:
+    """For partial sums, and for steps of each split."""
+    outputs = triton.cdiv(key.num_out, config.block_out) * config.block_out
+    return config.splits == 1 or (
+        config.splits <= MAX_SPLITS
+        and config.splits * MIN_STEPS <= triton.cdiv(key.num_in, BLOCK_IN)
+        and config.splits * outputs * config.block_tokens <= split_outputs(key.num_out) * MAX_TOKENS
+    )
 
 
 @triton.jit

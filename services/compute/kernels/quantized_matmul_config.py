@@ -4,10 +4,12 @@ the weight's shape."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
 
+from services.compute.kernels.choices import Key, Options, packed_form, rows_bucket
 from services.compute.kernels.matvec_config import NUM_SMS, SHARED_BYTES
 from services.compute.kernels.quantized_rows import SCALE_GROUP, RowForm
 from services.compute.kernels.skinny_matmul_config import (
@@ -15,10 +17,16 @@ from services.compute.kernels.skinny_matmul_config import (
     MAX_SPLITS,
     MAX_TOKENS,
     RESERVED_BYTES,
+    other_splits,
+    split_outputs,
 )
 from services.compute.quantization.packed import Packed
 
 MAX_BLOCK_TOKENS = 128
+MAX_BLOCK_OUT = 256
+
+THREAD_SUMS = 200
+"""Of a thread's registers, for sums: those of planes, and those of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +102,64 @@ def quantized_config(form: RowForm, weight: Packed, num_tokens: int) -> Quantize
     ):
         splits *= 2
     return replace(config, splits=splits)
+
+
+def quantized_options(form: RowForm, weight: Packed, num_tokens: int) -> Options[QuantizedConfig]:
+    config = quantized_config(form, weight, num_tokens)
+    rows = rows_bucket(num_tokens)
+    key = Key("quantized_matmul", packed_form(weight, form.kind), *weight.shape, rows)
+    return Options(key, config, partial(_neighbours, config, key, form, weight))
+
+
+def _neighbours(
+    config: QuantizedConfig, key: Key, form: RowForm, weight: Packed
+) -> list[QuantizedConfig]:
+    """What differed among the fastest of the sweep, one at a time, with as many stages as fit."""
+    more, fewer = other_splits(config.splits)
+    wider = replace(config, block_out=2 * config.block_out)
+    found = [
+        replace(config, splits=more),
+        replace(config, splits=fewer),
+        replace(wider, splits=fewer),
+        replace(wider, num_warps=8),
+        replace(config, block_out=config.block_out // 2),
+        replace(config, block_in=384 - config.block_in),
+        replace(config, num_warps=12 - config.num_warps),
+    ]
+    staged = [_staged(each, key, form, weight) for each in found]
+    few_stages = replace(config, num_stages=max(2, config.num_stages // 2))
+    return [each for each in (*staged, few_stages) if _is_valid(each, key, form, weight)]
+
+
+def _stage_bytes(config: QuantizedConfig, form: RowForm, weight: Packed) -> int:
+    code_bytes = config.block_out * config.block_in // (2 if weight.has_halves else 1)
+    return code_bytes + config.block_tokens * form.planes * config.block_in
+
+
+def _staged(config: QuantizedConfig, key: Key, form: RowForm, weight: Packed) -> QuantizedConfig:
+    per_sm = 2 if triton.cdiv(key.num_out, config.block_out) * config.splits > NUM_SMS else 1
+    room = SHARED_BYTES // per_sm - RESERVED_BYTES
+    stages = max(2, min(8, room // _stage_bytes(config, form, weight)))
+    return replace(config, num_stages=stages)
+
+
+def _is_valid(config: QuantizedConfig, key: Key, form: RowForm, weight: Packed) -> bool:
+    sums = config.block_out * config.block_tokens * (form.planes + 1)
+    staged = config.num_stages * _stage_bytes(config, form, weight)
+    takes_long_steps = weight.scales_OG.shape[1] == 1 and not weight.has_halves
+    if (
+        not 64 <= config.block_out <= MAX_BLOCK_OUT
+        or (config.block_out == 64 and config.num_warps > 4)
+        or sums > THREAD_SUMS * 32 * config.num_warps
+        or staged > SHARED_BYTES - RESERVED_BYTES
+        or key.num_in % config.block_in
+        or (config.block_in > 128 and not takes_long_steps)
+    ):
+        return False
+    outputs = triton.cdiv(key.num_out, config.block_out) * config.block_out
+    return config.splits == 1 or (
+        config.splits <= MAX_SPLITS
+        and 4 * config.splits <= key.num_in // config.block_in
+        and key.num_tokens <= config.block_tokens
+        and config.splits * outputs * config.block_tokens <= split_outputs(key.num_out) * MAX_TOKENS
+    )

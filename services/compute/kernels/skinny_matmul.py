@@ -139,8 +139,8 @@ def skinny_matmul(
     bias_O: Tensor | None,
     out_TO: Tensor,
     work: SkinnyWork,
-    *,
     config: SkinnyConfig | None = None,
+    *,
     pdl: bool = False,
 ) -> None:
     """x W^T + b for up to 64 rows; sums in float32 are rounded once, to `out_TO`'s dtype.
@@ -158,8 +158,8 @@ def skinny_gate_up(
     weight_2F_I: Tensor,
     out_TF: Tensor,
     activation: Activation,
-    *,
     config: SkinnyConfig | None = None,
+    *,
     pdl: bool = False,
 ) -> None:
     """act(gate) * up for up to 64 rows, else as `skinny_matmul`; a config has no splits.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from services.compute.kernels.choices import Key, Options
 from services.compute.kernels.matvec_config import NUM_SMS, SHARED_BYTES
 
 MAX_TOKENS = 64
@@ -23,6 +25,10 @@ RESERVED_BYTES = 2 << 10
 """Of SHARED_BYTES, for each program beside its loads."""
 
 MAX_STAGES = 10
+MIN_BLOCK_OUT = 16
+
+THREAD_SUMS = 128
+"""Of a thread's registers, for sums."""
 
 LARGE_TILES = 4 * NUM_SMS
 """Blocks of 64 outputs from which on several programs share a multiprocessor anyway (a head)."""
@@ -74,6 +80,22 @@ def skinny_gate_up_config(
     return replace(config, num_stages=fitting_stages(config, per_sm, itemsize, tiles=2))
 
 
+def skinny_options(
+    num_tokens: int, num_out: int, num_in: int, dtype: torch.dtype
+) -> Options[SkinnyConfig]:
+    config = skinny_config(num_tokens, num_out, num_in, dtype.itemsize)
+    key = Key("skinny_matmul", _name(dtype), num_out, num_in, config.block_tokens)
+    return Options(key, config, partial(_neighbours, config, key, dtype.itemsize))
+
+
+def skinny_gate_up_options(
+    num_tokens: int, num_gates: int, num_in: int, dtype: torch.dtype
+) -> Options[SkinnyConfig]:
+    config = skinny_gate_up_config(num_tokens, num_gates, num_in, dtype.itemsize)
+    key = Key("skinny_gate_up", _name(dtype), num_gates, num_in, config.block_tokens)
+    return Options(key, config, partial(_neighbours, config, key, dtype.itemsize, tiles=2))
+
+
 def fits_device(capability: tuple[int, int]) -> bool:
     """Whether a multiprocessor has the shared memory that all configs count on.
 
@@ -91,6 +113,66 @@ def fitting_stages(config: SkinnyConfig, per_sm: int, itemsize: int, tiles: int 
     """As many as leave room for `per_sm` programs on a multiprocessor."""
     one = replace(config, num_stages=1).staged_bytes(itemsize, tiles)
     return max(2, min(MAX_STAGES, (SHARED_BYTES // per_sm - RESERVED_BYTES) // one))
+
+
+def split_outputs(max_out: int) -> int:
+    """Of all splits together, for as many as there is room for products of up to `max_out`."""
+    return min(MAX_SPLIT_OUTPUTS, MAX_SPLITS * -(-max_out // 128) * 128)
+
+
+def other_splits(splits: int) -> tuple[int, int]:
+    """The next powers of two above and below."""
+    return 1 << splits.bit_length(), 1 << max(0, (splits - 1).bit_length() - 1)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _neighbours(
+    config: SkinnyConfig, key: Key, itemsize: int, tiles: int = 1
+) -> list[SkinnyConfig]:
+    """What differed among the fastest of the sweeps, one at a time; with as many stages as leave
+    room for the programs."""
+    more, fewer = other_splits(config.splits)
+    wider = replace(config, block_out=2 * config.block_out)
+    found = [
+        replace(config, splits=more),
+        replace(config, splits=fewer),
+        replace(wider, splits=fewer if tiles == 1 else 1),
+        replace(config, block_out=config.block_out // 2),
+        replace(config, block_in=192 - config.block_in),
+        replace(config, num_warps=12 - config.num_warps),
+        replace(config, weight_first=not config.weight_first),
+    ]
+    staged = [_staged(each, key, itemsize, tiles) for each in found]
+    few_stages = replace(config, num_stages=max(2, config.num_stages // 2))
+    return [each for each in (*staged, few_stages) if _is_valid(each, key, itemsize, tiles)]
+
+
+def _staged(config: SkinnyConfig, key: Key, itemsize: int, tiles: int) -> SkinnyConfig:
+    programs = -(-key.num_out // config.block_out) * config.splits
+    stages = fitting_stages(config, min(4, -(-programs // NUM_SMS)), itemsize, tiles)
+    steps = -(-key.num_in // (config.splits * config.block_in))
+    return replace(config, num_stages=max(2, min(steps + 1, stages)))
+
+
+def _is_valid(config: SkinnyConfig, key: Key, itemsize: int, tiles: int) -> bool:
+    blocks = -(-key.num_out // config.block_out)
+    sums = config.block_out * config.block_tokens * tiles
+    if config.block_out < MIN_BLOCK_OUT or sums > THREAD_SUMS * 32 * config.num_warps:
+        return False
+    if config.staged_bytes(itemsize, tiles) > SHARED_BYTES - RESERVED_BYTES:
+        return False
+    if config.num_warps > 4 and config.block_out * config.block_tokens < 64 * 32:
+        return False
+    return config.splits == 1 or (
+        tiles == 1
+        and config.splits <= MAX_SPLITS
+        and 2 * config.splits * config.block_in <= key.num_in
+        and (config.splits == 3 or key.num_in % (config.splits * config.block_in) == 0)
+        and config.splits * blocks * config.block_out <= split_outputs(key.num_out)
+    )
 
 
 def _large(config: SkinnyConfig, num_in: int, itemsize: int) -> SkinnyConfig:
@@ -120,9 +202,6 @@ def _split(config: SkinnyConfig, num_out: int, num_in: int, itemsize: int) -> Sk
     return replace(config, splits=splits, num_stages=stages, pdl=config.pdl or splits > 1)
 
 
-MIN_BLOCK_OUT = 16
-
-
 @dataclass(frozen=True, slots=True)
 class SkinnyWork:
     """Partial sums, float32, and how many programs of each tile have written theirs.
@@ -135,7 +214,7 @@ class SkinnyWork:
 
     @classmethod
     def make(cls, max_out: int, device: torch.device) -> SkinnyWork:
-        outputs = min(MAX_SPLIT_OUTPUTS, MAX_SPLITS * -(-max_out // 128) * 128)
+        outputs = split_outputs(max_out)
         return cls(
             partial=torch.zeros(outputs * MAX_TOKENS, dtype=torch.float32, device=device),
             arrivals=torch.zeros(outputs // MIN_BLOCK_OUT, dtype=torch.int32, device=device),

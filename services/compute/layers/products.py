@@ -8,12 +8,14 @@ Shape legend: T tokens, I inputs, O outputs, F inner width of the MLP.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from services.compute.kernels.choices import Choices
 from services.compute.kernels.matmul import matmul
 from services.compute.kernels.matvec import (
     NormedInput,
@@ -24,7 +26,12 @@ from services.compute.kernels.matvec import (
 )
 from services.compute.kernels.quantized_rows import RowForm
 from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
-from services.compute.kernels.skinny_matmul_config import MAX_TOKENS, SkinnyWork
+from services.compute.kernels.skinny_matmul_config import (
+    MAX_TOKENS,
+    SkinnyWork,
+    skinny_gate_up_options,
+    skinny_options,
+)
 from services.compute.layers.parts import Activation
 from services.compute.layers.weighted_layers import AnyLinear, Linear
 
@@ -123,6 +130,7 @@ class ProductByRows:
     work: SkinnyWork | None  # None: the device cannot run skinny_matmul
     pdl: bool = False
     row_pdl: bool = False
+    choices: Choices = field(default_factory=Choices)
 
     @property
     def fused(self) -> FusedProduct[Linear]:
@@ -136,7 +144,10 @@ class ProductByRows:
         if x_TI.shape[0] == 1:
             matvec(x_TI, weight_OI, bias_O, out_TO, pdl=self.row_pdl)
         elif self.work is not None and self._suits(x_TI.shape[0], weight_OI):
-            skinny_matmul(x_TI, weight_OI, bias_O, out_TO, self.work, pdl=self.pdl)
+            self.choices.launch(
+                skinny_options(len(x_TI), linear.num_out, linear.num_in, weight_OI.dtype),
+                partial(skinny_matmul, x_TI, weight_OI, bias_O, out_TO, self.work, pdl=self.pdl),
+            )
         else:
             cublas(x_TI, linear, out_TO)
 
@@ -148,7 +159,11 @@ class ProductByRows:
         if x_TI.shape[0] == 1:
             gate_up(x_TI, linear.weight_OI, out_TF, activation, pdl=self.row_pdl)
         else:
-            skinny_gate_up(x_TI, linear.weight_OI, out_TF, activation, pdl=self.pdl)
+            weight_OI, num_gates = linear.weight_OI, out_TF.shape[1]
+            self.choices.launch(
+                skinny_gate_up_options(len(x_TI), num_gates, linear.num_in, x_TI.dtype),
+                partial(skinny_gate_up, x_TI, weight_OI, out_TF, activation, pdl=self.pdl),
+            )
 
     def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
         # Every program of the product would do both norms: at Gemma 3's 2,560 inputs that is as

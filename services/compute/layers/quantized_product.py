@@ -5,18 +5,19 @@ Shape legend: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
+from services.compute.kernels.choices import Choices
 from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
-from services.compute.kernels.packed_matmul import PackedConfig, packed_config, packed_matmul
+from services.compute.kernels.packed_matmul import PackedConfig, packed_matmul, packed_options
 from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
 from services.compute.kernels.quantized_matmul import quantized_matmul
 from services.compute.kernels.quantized_matmul_config import (
     fits_device,
-    quantized_config,
+    quantized_options,
     row_form,
 )
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
@@ -64,6 +65,7 @@ class QuantizedProduct:
         *,
         invariant: bool,
         pdl: bool,
+        choices: Choices | None = None,
     ) -> None:
         """With many rows weights are unpacked into `scratch`, which has room for the largest, for
         the `plain` product."""
@@ -72,6 +74,7 @@ class QuantizedProduct:
         self._scratch = scratch
         self._invariant = invariant
         self._pdl = pdl
+        self._choices = choices or Choices()
         self._takes_quantized = not invariant and fits_device(scratch.device)
 
     def row_form(self, num_tokens: int, linear: QuantizedLinear) -> RowForm | None:
@@ -99,8 +102,10 @@ class QuantizedProduct:
         elif _suits_library(rows, weight.shape[0], out_TO.dtype):
             _scaled_mm(rows, linear, out_TO)
         else:
-            config = quantized_config(rows.form, weight, num_tokens)
-            quantized_matmul(rows, weight, bias_O, out_TO, self._work, config, pdl=self._pdl)
+            self._choices.launch(
+                quantized_options(rows.form, weight, num_tokens),
+                partial(quantized_matmul, rows, weight, bias_O, out_TO, self._work, pdl=self._pdl),
+            )
 
     def _of_numbers(self, x_TI: Tensor, linear: QuantizedLinear, out_TO: Tensor) -> None:
         weight, num_tokens = linear.weight, len(x_TI)
@@ -112,8 +117,13 @@ class QuantizedProduct:
         if num_tokens == 1 and not self._invariant:
             packed_matvec(x_TI, weight, linear.bias_O, out_TO, PackedRowConfig(), pdl=self._pdl)
         elif num_tokens <= MAX_PACKED_ROWS or self._invariant:
-            config = INVARIANT if self._invariant else packed_config(num_tokens, *weight.shape)
-            packed_matmul(x_TI, weight, linear.bias_O, out_TO, self._work, config, pdl=self._pdl)
+            launch = partial(
+                packed_matmul, x_TI, weight, linear.bias_O, out_TO, self._work, pdl=self._pdl
+            )
+            if self._invariant:
+                launch(INVARIANT)
+            else:
+                self._choices.launch(packed_options(num_tokens, weight, x_TI.dtype), launch)
         else:
             num_out, num_in = weight.shape
             weight_OI = self._scratch[: num_out * num_in].view(num_out, num_in)
