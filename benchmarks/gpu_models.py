@@ -71,6 +71,7 @@ MISTRAL = {"hidden_act": "silu", "rope_theta": 10000.0, "sliding_window": 4096}
 SHAPES = {
     "llama-1b": Shape(2048, 8192, 16, 32, 8, 64, tied=True, fields=_llama3(32.0)),
     "llama-8b": Shape(4096, 14336, 32, 32, 8, 128, tied=False, fields=_llama3(8.0)),
+    "llama-70b": Shape(8192, 28672, 80, 64, 8, 128, tied=False, fields=_llama3(8.0)),
     "qwen2.5-7b": Shape(
         3584, 18944, 28, 28, 4, 128, False, 152064, 32768, ("Qwen2ForCausalLM", "qwen2"), QWEN25
     ),

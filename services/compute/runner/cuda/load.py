@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -9,9 +10,14 @@ import structlog
 import torch
 
 from common.errors import ConfigError
+from common.host import cache_folder
 from services.compute.config import ComputeSettings
+from services.compute.kernels.choice_files import SHIPPED, file_in, keep, read, read_own
+from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.weighted_layers import KernelLinears
+from services.compute.runner.cuda.choosing import Measuring
 from services.compute.runner.cuda.executor import CudaExecutor
+from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
 from services.compute.runner.cuda.stream import DeviceStream, GraphStream
 from services.compute.runner.model_loader import Limits, ModelLoader
@@ -70,7 +76,24 @@ def _load(
 ) -> CudaExecutor:
     log = StartLog(device)
     loader = ModelLoader.read(path, settings, device)
-    sizes = MachineSizes(
+    sizes = machine_sizes(loader)
+    decoder = loader.decoder(KernelLinears(loader.dtype, _keeps_dense(loader)))
+    log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
+    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling)
+    limits = _measure(loader, machine, log)
+    cache = loader.cache(limits.num_pages, limits.num_host_pages)
+    if device.type == "cuda" and not settings.batch_invariant:
+        _choose(machine, cache, GraphMeter(stream, device), log)
+    for number in machine.record(cache):
+        if number == machine.num_launches or number % 32 == 0:
+            log.say("graphs recorded", done=number, of=machine.num_launches)
+    spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
+    return CudaExecutor(machine, cache, spec, stream)
+
+
+def machine_sizes(loader: ModelLoader) -> MachineSizes:
+    settings = loader.settings
+    return MachineSizes(
         max_tokens=loader.max_step_tokens,
         max_rows=settings.max_num_seqs,
         max_positions=loader.max_positions,
@@ -78,16 +101,6 @@ def _load(
         layout=loader.layout,
         num_buffers=settings.in_flight_steps + 2,
     )
-    decoder = loader.decoder(KernelLinears(loader.dtype, _keeps_dense(loader)))
-    log.say("weights loaded", dtype=str(loader.dtype).removeprefix("torch."))
-    machine = StepMachine(decoder, sizes, stream, settings.batch_invariant, loader.pooling)
-    limits = _measure(loader, machine, log)
-    cache = loader.cache(limits.num_pages, limits.num_host_pages)
-    for number in machine.record(cache):
-        if number == machine.num_launches or number % 32 == 0:
-            log.say("graphs recorded", done=number, of=machine.num_launches)
-    spec = loader.spec(limits, decoder.has_head, STALL_AFTER_S, overlaps=True)
-    return CudaExecutor(machine, cache, spec, stream)
 
 
 def _keeps_dense(loader: ModelLoader) -> bool:
@@ -123,6 +136,23 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
         max_model_len=limits.max_model_len,
     )
     return limits
+
+
+def _choose(machine: StepMachine, cache: PagedCache, meter: GraphMeter, log: StartLog) -> None:
+    """Choose what products are launched with: as shipped for this device, or as measured here, now
+    or at a start before."""
+    device = torch.cuda.get_device_name(cache.device_pages.device)
+    own = file_in(cache_folder(os.environ, "choices"), device)
+    known = read_own(own, device) | read(file_in(SHIPPED, device), device)
+    machine.choices.add(known)
+    asked = machine.asked(cache)
+    if not asked:
+        return
+    log.say("passes looked at", products=len(asked))
+    found = dict(Measuring(meter).choices(asked))
+    machine.choices.add(found)
+    keep(own, device, found)
+    log.say("products measured", products=len(found), left=len(asked) - len(found))
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -13,12 +13,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from common.model_folder import Pooling
+from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import DecodeWork
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
@@ -121,6 +122,7 @@ class StepMachine:
     ) -> None:
         shape, device = decoder.shape, decoder.device
         self.sizes = sizes
+        self.choices = Choices()
         self._stream = stream
         self._row_buckets = row_buckets(sizes.max_rows)
         self._token_buckets = token_buckets(sizes.max_tokens)
@@ -144,9 +146,16 @@ class StepMachine:
         if not batch_invariant:
             suits = SKINNY_PRODUCTS and (capability is None or skinny_fits(capability))
             is_small = shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
-            plain = ProductByRows(work if suits else None, pdl, row_pdl=pdl and is_small)
+            plain = ProductByRows(
+                work if suits else None, pdl, row_pdl=pdl and is_small, choices=self.choices
+            )
         quantized = QuantizedProduct(
-            plain, work, _unpacking_room(decoder), invariant=batch_invariant, pdl=pdl
+            plain,
+            work,
+            _unpacking_room(decoder),
+            invariant=batch_invariant,
+            pdl=pdl,
+            choices=self.choices,
         )
         products: Products = {Linear: plain, QuantizedLinear: quantized}
         self._decoder = KernelDecoder(decoder, self.inputs, products, sizes.max_positions, pdl)
@@ -187,6 +196,19 @@ class StepMachine:
                 self._stream.rehearse(launch)
                 self._stream.record(name, launch)
 
+    def asked(self, cache: PagedCache) -> list[Asked[Any]]:
+        """What products of several rows would be launched with that nothing is chosen for, fewest
+        rows first. Runs all else of the passes, on whatever is in memory."""
+        caches, num_tokens = self._layer_caches(cache), MIN_ROWS
+        with self.choices.asking() as asked:
+            while num_tokens <= min(MAX_ROWS, self.sizes.max_tokens):
+                kind: Kind = "decode" if num_tokens <= self.sizes.max_rows else "mixed"
+                self._forward(kind, num_tokens, caches)
+                self._logits(min(num_tokens, self.sizes.max_rows))
+                num_tokens *= 2
+        self._stream.synchronize()
+        return list(asked.values())
+
     def forward(self, num_tokens: int, only_decodes: bool) -> None:
         """Launch the forward pass of the step whose upload is in `packed`."""
         kind: Kind = "decode" if only_decodes else "mixed"
@@ -206,12 +228,15 @@ class StepMachine:
         self._stream.replay(("sample", variant, bucket))
         return self.sampler.result(variant)[:num_samples]
 
-    def _launches(self, cache: PagedCache) -> Iterator[Launch]:
+    def _layer_caches(self, cache: PagedCache) -> list[LayerCache]:
         tables_GNL, kv_slots_GT = self.resident.page_table, self.inputs.kv_slots_GT
-        caches = [
+        return [
             LayerCache(cache.layer_pages(layer), tables_GNL[place.group], kv_slots_GT[place.group])
             for layer, place in enumerate(cache.layout.places)
         ]
+
+    def _launches(self, cache: PagedCache) -> Iterator[Launch]:
+        caches = self._layer_caches(cache)
         yield APPLY, partial(apply_deltas, self.packed, self.resident)
         yield ENTER, partial(self.sampler.enter, self.entries)
         yield self.scorer.name, self.scorer.launch
@@ -232,9 +257,12 @@ class StepMachine:
         self._decoder.forward(num_tokens, caches, self._attention[kind])
 
     @torch.inference_mode()
+    def _logits(self, num_samples: int) -> Tensor:
+        return self._decoder.logits_at(self.inputs.sample_token_S[:num_samples])
+
+    @torch.inference_mode()
     def _sample(self, variant: Variant, num_samples: int) -> None:
-        logits_SV = self._decoder.logits_at(self.inputs.sample_token_S[:num_samples])
-        self.sampler.launch(variant, logits_SV, num_samples)
+        self.sampler.launch(variant, self._logits(num_samples), num_samples)
 
     def _attentions(
         self, decoder: Decoder[AnyLinear], batch_invariant: bool, pdl: bool

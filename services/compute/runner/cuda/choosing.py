@@ -1,0 +1,94 @@
+"""Which constants are fastest, of those that a model's products ask for: measured at a start.
+
+Nobody waits for it twice: what has been measured is kept, and what the time did not suffice for
+keeps its heuristic's constants until the next start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+from common.telemetry.log import Progress
+from services.compute.kernels.choices import Asked, C, Choice, Key
+
+BUDGET_S = 60.0
+COMPILE_SHARE = 0.85
+"""Of the budget: nothing is compiled later, so that what is compiled can be timed."""
+
+MIN_GAIN = 0.02
+"""By which another must be faster than the default: two runs of one kernel differ by half of it."""
+
+ROUNDS = 2
+"""Of all configs of a key: a device that was idle is slow at first."""
+
+Launch: TypeAlias = Callable[[], object]
+
+
+class Meter(Protocol):
+    """What compiles and times launches on a device."""
+
+    def compile(
+        self, launches: Sequence[Launch], may_begin: Callable[[], bool], done: Launch
+    ) -> list[bool]:
+        """Compile what they launch, several at a time, as long as one may begin; calls `done` after
+        each. Returns which were begun."""
+        ...
+
+    def seconds(self, launches: Sequence[Launch]) -> float:
+        """Of one of these launches, taken in turn; infinite for what cannot be launched."""
+        ...
+
+
+class Measuring:
+    """Measures until the time is over, and shows how far it is."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        budget_s: float = BUDGET_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._meter = meter
+        self._budget_s = budget_s
+        self._clock = clock
+
+    def choices(self, asked: Sequence[Asked[Any]]) -> Iterator[tuple[Key, Choice[Any]]]:
+        """Measure for each key in turn, those of one number of rows together."""
+        began_s = self._clock()
+        num_kernels = sum(len(each.options.all) for each in asked)
+        progress = Progress("measuring products", num_kernels, clock=self._clock, items="kernels")
+
+        def is_before(share: float) -> bool:
+            return self._clock() - began_s < share * self._budget_s
+
+        for _, group in itertools.groupby(asked, lambda each: each.options.key.num_tokens):
+            together = list(group)
+            launches = [
+                partial(each.launches[0], config)
+                for each in together
+                for config in each.options.all
+            ]
+            may_begin = partial(is_before, COMPILE_SHARE)
+            begun = iter(self._meter.compile(launches, may_begin, progress.advance))
+            for each in together:
+                is_whole = all(list(itertools.islice(begun, len(each.options.all))))
+                if is_whole and is_before(1.0):
+                    yield each.options.key, fastest(each, self._meter)
+
+
+def fastest(asked: Asked[C], meter: Meter) -> Choice[C]:
+    """The default, unless another is clearly faster."""
+    default = asked.options.default
+    times_s = dict.fromkeys(asked.options.all, float("inf"))
+    for _ in range(ROUNDS):
+        for config in times_s:
+            launches = [partial(run, config) for run in asked.launches]
+            times_s[config] = min(times_s[config], meter.seconds(launches))
+    best = min(times_s, key=times_s.__getitem__)
+    if times_s[best] >= times_s[default] * (1 - MIN_GAIN):
+        best = default
+    return Choice(best, times_s[best] * 1e6, times_s[default] * 1e6)

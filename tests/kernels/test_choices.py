@@ -1,0 +1,239 @@
+"""Whatever is chosen for a product is valid, and the product is the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from services.compute.config import ComputeSettings
+from services.compute.kernels.choices import Asked, Choice, Choices, Options
+from services.compute.kernels.matvec_config import SHARED_BYTES
+from services.compute.kernels.packed_matmul import packed_matmul, packed_options
+from services.compute.kernels.quantized_matmul import quantized_matmul
+from services.compute.kernels.quantized_matmul_config import quantized_options, row_form
+from services.compute.kernels.quantized_rows import quantize_rows_reference
+from services.compute.kernels.skinny_matmul import skinny_gate_up, skinny_matmul
+from services.compute.kernels.skinny_matmul_config import (
+    MAX_SPLITS,
+    MAX_TOKENS,
+    SkinnyWork,
+    skinny_gate_up_options,
+    skinny_options,
+)
+from services.compute.layers.products import ProductByRows
+from services.compute.layers.weighted_layers import KernelLinears, Linear
+from services.compute.quantization.packed import Kind, Packed
+from services.compute.runner.cuda.choosing import Measuring
+from services.compute.runner.cuda.load import machine_sizes
+from services.compute.runner.cuda.meter import GraphMeter
+from services.compute.runner.cuda.step_machine import StepMachine
+from services.compute.runner.cuda.stream import GraphStream
+from services.compute.runner.model_loader import ModelLoader
+from tests.kernels.host_stream import HostStream
+from tests.kernels.packed_weights import random_packed
+
+WIDTHS = st.sampled_from([64, 576, 896, 1536, 2048, 2560, 4096, 5120, 8192, 14336, 28672])
+OUTPUTS = st.integers(16, 300_000)
+FORMS: list[tuple[Kind, int, bool, bool]] = [
+    ("fp8", 0, False, True),
+    ("fp8", 128, False, True),
+    ("int8", 0, False, False),
+    ("int4", 128, True, False),
+]
+MOST = 9
+
+
+def weight_of(form: tuple[Kind, int, bool, bool], num_out: int, num_in: int) -> Packed:
+    """Without numbers."""
+    kind, group_size, zeros, inputs_8bit = form
+    dtype = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(kind, torch.uint8)
+    num_bytes, num_groups = num_in // (2 if kind == "int4" else 1), num_in // (group_size or num_in)
+    scales = torch.empty(num_out, num_groups, device="meta")
+    codes = torch.empty(num_out, num_bytes, dtype=dtype, device="meta")
+    return Packed(kind, codes, scales, scales if zeros else None, inputs_8bit=inputs_8bit)
+
+
+def assert_fit(options: Options[Any], num_tokens: int) -> None:
+    """Few, powers of two, and with room for their partial sums."""
+    key = options.key
+    widest = max(key.num_out, 4096)  # of the model's products: its vocabulary, mostly
+    work = SkinnyWork.make(widest, torch.device("meta"))
+    assert options.all[0] == options.default and len(options.all) <= MOST
+    assert key.num_tokens >= min(num_tokens, 512)
+    for config in options.all:
+        assert config.block_out.bit_count() == config.num_warps.bit_count() == 1
+        assert config.block_out >= 16 and config.num_stages >= 2
+        if config.splits > 1:
+            blocks = -(-key.num_out // config.block_out)
+            size = blocks * config.splits * config.block_out * config.block_tokens
+            assert key.num_tokens <= config.block_tokens and config.splits <= MAX_SPLITS
+            assert size <= work.partial.numel() and blocks <= work.arrivals.numel()
+
+
+@given(num_tokens=st.integers(2, MAX_TOKENS), num_out=OUTPUTS, num_in=WIDTHS)
+def test_options_of_16_bits_fit_the_multiprocessor_and_the_work(
+    num_tokens: int, num_out: int, num_in: int
+) -> None:
+    for make, tiles in ((skinny_options, 1), (skinny_gate_up_options, 2)):
+        options = make(num_tokens, num_out, num_in, torch.bfloat16)
+        assert_fit(options, num_tokens)
+        for config in options.all:
+            assert config.staged_bytes(2, tiles) <= SHARED_BYTES - 1024
+            assert tiles == 1 or config.splits == 1
+
+
+@given(st.sampled_from(FORMS), st.integers(2, 2000), OUTPUTS, WIDTHS)
+def test_options_of_codes_fit_the_multiprocessor_and_the_work(
+    form: tuple[Kind, int, bool, bool], num_tokens: int, num_out: int, num_in: int
+) -> None:
+    weight = weight_of(form, num_out, -(-num_in // 128) * 128)
+    row_kind = row_form(weight, num_tokens)
+    assert row_kind is not None
+    options = quantized_options(row_kind, weight, num_tokens)
+    assert_fit(options, num_tokens)
+    for config in options.all:
+        assert config.block_out <= 256 and weight.num_inputs % config.block_in == 0
+        is_whole = weight.scales_OG.shape[1] == 1 and not weight.has_halves
+        assert config.block_in == 128 or is_whole
+
+
+@given(st.sampled_from(FORMS), st.integers(2, 128), OUTPUTS, WIDTHS)
+def test_options_of_decoded_weights_fit_the_work(
+    form: tuple[Kind, int, bool, bool], num_tokens: int, num_out: int, num_in: int
+) -> None:
+    weight = weight_of(form, num_out, -(-num_in // 128) * 128)
+    assert_fit(packed_options(num_tokens, weight, torch.bfloat16), num_tokens)
+
+
+def assert_alike(outs: list[Tensor], bound: float = 8e-3) -> None:
+    for out in outs[1:]:
+        assert (out.double() - outs[0].double()).norm() / outs[0].double().norm() < bound
+    assert len(outs) > 2
+
+
+def test_every_option_gives_the_same_product(device: torch.device) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20, 512, device=device, dtype=torch.float16)
+    weight = torch.randn(320, 512, device=device, dtype=torch.float16) / 20
+    work, outs = SkinnyWork.make(320, device), []
+    for config in skinny_options(20, 320, 512, x.dtype).all:
+        outs.append(torch.full((20, 320), torch.nan, device=device, dtype=x.dtype))
+        skinny_matmul(x, weight, None, outs[-1], work, config)
+    assert_alike(outs)
+    gated = []
+    for config in skinny_gate_up_options(20, 160, 512, x.dtype).all:
+        gated.append(torch.full((20, 160), torch.nan, device=device, dtype=x.dtype))
+        skinny_gate_up(x, weight, gated[-1], "silu", config)
+    assert_alike(gated)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_every_option_gives_the_same_product_of_packed_weights(
+    form: tuple[Kind, int, bool, bool], device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    kind, group_size, zeros, inputs_8bit = form
+    made = random_packed(kind, 192, 1024, group_size, zeros, device)
+    weight = Packed(kind, made.codes_OB, made.scales_OG, made.zeros_OG, None, inputs_8bit)
+    weight = weight.with_adjacent_rows()
+    row_kind = row_form(weight, 20)
+    assert row_kind is not None
+    x = torch.randn(20, 1024, device=device, dtype=torch.float16)
+    rows, work = quantize_rows_reference(x, row_kind), SkinnyWork.make(192, device)
+    outs, decoded = [], []
+    for config in quantized_options(row_kind, weight, 20).all:
+        outs.append(torch.full((20, 192), torch.nan, device=device, dtype=x.dtype))
+        quantized_matmul(rows, weight, None, outs[-1], work, config)
+    for wide in packed_options(20, weight, x.dtype).all:
+        decoded.append(torch.full((20, 192), torch.nan, device=device, dtype=x.dtype))
+        packed_matmul(x, weight, None, decoded[-1], work, wide)
+    assert_alike(outs)
+    assert_alike(decoded)
+
+
+def test_a_product_is_launched_with_what_is_chosen(device: torch.device) -> None:
+    choices = Choices()
+    product = ProductByRows(SkinnyWork.make(512, device), choices=choices)
+    weight = torch.randn(512, 128, device=device, dtype=torch.float16)
+    x, out = weight[:20] / 10, torch.zeros(20, 512, device=device, dtype=torch.float16)
+    options = skinny_options(20, 512, 128, x.dtype)
+    with choices.asking() as asked:
+        product(x, Linear(weight), out)
+    assert list(asked) == [options.key] and not out.any()
+    choices.add({options.key: Choice("no constants", 1.0, 1.0)})
+    with pytest.raises(AttributeError, match="'str' object"):
+        product(x, Linear(weight), out)
+
+
+@pytest.mark.gpu
+def test_a_meter_finds_what_reads_less_and_passes_over_what_does_not_fit() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    before, stream = torch.cuda.current_stream(), GraphStream(device)
+    work = SkinnyWork.make(4096, device)
+    weights = [torch.ones(4096, 4096, device=device, dtype=torch.bfloat16) for _ in range(4)]
+    x, out = weights[0][:16], torch.empty(16, 4096, device=device, dtype=torch.bfloat16)
+    options = skinny_options(16, 4096, 4096, x.dtype)
+    too_large = replace(options.default, block_in=256, block_out=256, num_stages=9)
+    one_program = replace(options.default, splits=1, num_stages=2, num_warps=1)
+    asked = Asked(
+        replace(options, others=lambda: [too_large, one_program]),
+        [partial(skinny_matmul, x, weight, None, out, work) for weight in weights],
+    )
+    try:
+        (choice,) = dict(Measuring(GraphMeter(stream, device)).choices([asked])).values()
+    finally:
+        torch.cuda.synchronize()
+        torch.cuda.set_stream(before)
+    assert choice.config == options.default
+    assert 5 < choice.us < 500
+    assert not work.arrivals.any() and (out == 4096).all()
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 640,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "eos_token_id": 2,
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the stream is the interpreter's")
+def test_a_model_says_what_its_products_ask_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    settings = ComputeSettings(
+        device="cuda",
+        dtype="float16",
+        load_format="dummy",
+        page_tokens=8,
+        max_num_seqs=16,
+        max_prefill_tokens=20,
+    )
+    loader = ModelLoader.read(tmp_path, settings, torch.device("cpu"))
+    decoder = loader.decoder(KernelLinears(loader.dtype, keeps_dense=False))
+    machine = StepMachine(decoder, machine_sizes(loader), HostStream(), batch_invariant=False)
+    asked = machine.asked(loader.cache(num_pages=1))
+    found = {(*each.options.key[:1], *each.options.key[2:]): len(each.launches) for each in asked}
+    assert found == {  # other maps are too small for a kernel of their own
+        ("skinny_gate_up", 256, 64, 16): 2,
+        ("skinny_gate_up", 256, 64, 32): 2,
+        ("skinny_matmul", 640, 64, 16): 2,  # the head, at 16 samples after 16 rows and after 32
+    }
+    for each in asked:
+        each.launches[0](each.options.default)
+    assert machine.asked(loader.cache(num_pages=1))
+    machine.choices.add({each.options.key: Choice(each.options.default, 1, 1) for each in asked})
+    assert not machine.asked(loader.cache(num_pages=1))
