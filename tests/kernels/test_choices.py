@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,12 @@ from services.compute.kernels.skinny_matmul_config import (
     skinny_gate_up_options,
     skinny_options,
 )
+from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.products import ProductByRows
 from services.compute.layers.weighted_layers import KernelLinears, Linear
 from services.compute.quantization.packed import Kind, Packed
-from services.compute.runner.cuda.choosing import Measuring
-from services.compute.runner.cuda.load import machine_sizes
+from services.compute.runner.cuda.choosing import Launch, Measuring
+from services.compute.runner.cuda.load import StartLog, choose, machine_sizes
 from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import StepMachine
 from services.compute.runner.cuda.stream import GraphStream
@@ -211,9 +213,9 @@ CONFIG = {
 }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the stream is the interpreter's")
-def test_a_model_says_what_its_products_ask_for(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+def machine_of(folder: Path) -> tuple[StepMachine, PagedCache]:
+    """Of a tiny model with maps that are large enough, in the interpreter."""
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     settings = ComputeSettings(
         device="cuda",
         dtype="float16",
@@ -222,10 +224,21 @@ def test_a_model_says_what_its_products_ask_for(tmp_path: Path) -> None:
         max_num_seqs=16,
         max_prefill_tokens=20,
     )
-    loader = ModelLoader.read(tmp_path, settings, torch.device("cpu"))
+    loader = ModelLoader.read(folder, settings, torch.device("cpu"))
     decoder = loader.decoder(KernelLinears(loader.dtype, keeps_dense=False))
     machine = StepMachine(decoder, machine_sizes(loader), HostStream(), batch_invariant=False)
-    asked = machine.asked(loader.cache(num_pages=1))
+    return machine, loader.cache(num_pages=1)
+
+
+in_the_interpreter = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the stream is the interpreter's"
+)
+
+
+@in_the_interpreter
+def test_a_model_says_what_its_products_ask_for(tmp_path: Path) -> None:
+    machine, cache = machine_of(tmp_path)
+    asked = machine.asked(cache)
     found = {(*each.options.key[:1], *each.options.key[2:]): len(each.launches) for each in asked}
     assert found == {  # other maps are too small for a kernel of their own
         ("skinny_gate_up", 256, 64, 16): 2,
@@ -234,6 +247,42 @@ def test_a_model_says_what_its_products_ask_for(tmp_path: Path) -> None:
     }
     for each in asked:
         each.launches[0](each.options.default)
-    assert machine.asked(loader.cache(num_pages=1))
-    machine.choices.add({each.options.key: Choice(each.options.default, 1, 1) for each in asked})
-    assert not machine.asked(loader.cache(num_pages=1))
+
+
+class CountingMeter:
+    """Every launch takes as long as it has warps, and fewer stages make it shorter."""
+
+    num_compiled = 0
+
+    def compile(
+        self, launches: Sequence[Launch], may_begin: Callable[[], bool], done: Launch
+    ) -> list[bool]:
+        self.num_compiled += len(launches)
+        return [may_begin() for _ in launches]
+
+    def seconds(self, launches: Sequence[Launch]) -> float:
+        config = launches[0].args[-1]
+        return config.num_warps + config.num_stages / 10
+
+
+@in_the_interpreter
+def test_the_next_start_finds_what_one_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Interpreter 1")
+    meter, kept = CountingMeter(), tmp_path / "cache/slipstream/choices/interpreter-1.jsonl"
+    machine, cache = machine_of(tmp_path)
+    options = [each.options for each in machine.asked(cache)]
+    choose(machine, cache, meter, StartLog(torch.device("cpu")))
+    assert meter.num_compiled == sum(len(each.all) for each in options)
+    assert len(kept.read_text().splitlines()) == 1 + 3
+    assert any(machine.choices.of(each) != each.default for each in options)
+
+    again, cache = machine_of(tmp_path)
+    choose(again, cache, meter, StartLog(torch.device("cpu")))
+    assert meter.num_compiled == sum(len(each.all) for each in options)  # no more
+    assert not again.asked(cache)
+    assert [again.choices.of(each) for each in options] == [
+        machine.choices.of(each) for each in options
+    ]

@@ -15,7 +15,7 @@ from services.compute.config import ComputeSettings
 from services.compute.kernels.choice_files import SHIPPED, file_in, keep, read, read_own
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.weighted_layers import KernelLinears
-from services.compute.runner.cuda.choosing import Measuring
+from services.compute.runner.cuda.choosing import Measuring, Meter
 from services.compute.runner.cuda.executor import CudaExecutor
 from services.compute.runner.cuda.meter import GraphMeter
 from services.compute.runner.cuda.step_machine import MachineSizes, StepMachine
@@ -83,7 +83,7 @@ def _load(
     limits = _measure(loader, machine, log)
     cache = loader.cache(limits.num_pages, limits.num_host_pages)
     if device.type == "cuda" and not settings.batch_invariant:
-        _choose(machine, cache, GraphMeter(stream, device), log)
+        choose(machine, cache, GraphMeter(stream, device), log)
     for number in machine.record(cache):
         if number == machine.num_launches or number % 32 == 0:
             log.say("graphs recorded", done=number, of=machine.num_launches)
@@ -138,7 +138,7 @@ def _measure(loader: ModelLoader, machine: StepMachine, log: StartLog) -> Limits
     return limits
 
 
-def _choose(machine: StepMachine, cache: PagedCache, meter: GraphMeter, log: StartLog) -> None:
+def choose(machine: StepMachine, cache: PagedCache, meter: Meter, log: StartLog) -> None:
     """Choose what products are launched with: as shipped for this device, or as measured here, now
     or at a start before."""
     device = torch.cuda.get_device_name(cache.device_pages.device)
@@ -148,7 +148,6 @@ def _choose(machine: StepMachine, cache: PagedCache, meter: GraphMeter, log: Sta
     asked = machine.asked(cache)
     if not asked:
         return
-    log.say("passes looked at", products=len(asked))
     found = dict(Measuring(meter).choices(asked))
     machine.choices.add(found)
     keep(own, device, found)

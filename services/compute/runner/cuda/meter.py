@@ -20,7 +20,7 @@ MAX_CALLS = 40
 
 REPLAYS = 4
 MAX_THREADS = 16
-"""Half of a compilation is Python, for which threads wait; the rest, LLVM and ptxas, goes on."""
+"""They wait for one another in Python, and most of a compilation is LLVM and ptxas."""
 
 
 class GraphMeter:
