@@ -15,7 +15,7 @@ MEMINFO = Path("/proc/meminfo")
 MAX_OPEN_FILES = 65_536  # where the system sets no lower limit
 
 
-def cache_folder(env: Mapping[str, str], name: str) -> Path:
+def cache_folder(name: str, env: Mapping[str, str] = os.environ) -> Path:
     """Return where what can be made again is kept from one start to the next."""
     base = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base, "slipstream", name)

@@ -29,7 +29,7 @@ _MADE = re.compile(r".+-(?P<fingerprint>[0-9a-f]{16})")
 
 
 def cache_folder(env: Mapping[str, str]) -> Path:
-    return host.cache_folder(env, "gguf")
+    return host.cache_folder("gguf", env)
 
 
 def fingerprint(parts: Sequence[Path]) -> str:

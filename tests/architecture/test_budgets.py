@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {  # package: lines, files
-    "common": (8_570, 56),
+    "common": (8_580, 56),
     "services/router": (13_760, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (24_050, 156),
+    "services/compute": (24_740, 160),
     "services/detokenizer": (2_480, 16),
     "services/launcher": (1_330, 8),
     "services/commands": (1_610, 9),
     "services/bench": (630, 4),
-    "services": (47_370, 291),
+    "services": (48_060, 295),
 }
 MIN_MEDIAN_LINES = 90
 

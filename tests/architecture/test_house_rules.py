@@ -107,6 +107,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     assert readers <= {
         "common/child_process.py",  # what a child inherits
         "common/gguf/folder.py",  # where caches are
+        "common/host.py",  # where caches are
         "common/run_dir.py",  # where the session's run-time folder is
         "common/service.py",
         "services/cli.py",

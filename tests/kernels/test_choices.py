@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.compute.config import ComputeSettings
-from services.compute.kernels.choices import Asked, Choice, Choices, Options
+from services.compute.kernels.choices import Asked, Choices, Measured, Options
 from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.kernels.packed_matmul import packed_matmul, packed_options
 from services.compute.kernels.quantized_matmul import quantized_matmul
@@ -171,7 +171,7 @@ def test_a_product_is_launched_with_what_is_chosen(device: torch.device) -> None
     with choices.asking() as asked:
         product(x, Linear(weight), out)
     assert list(asked) == [options.key] and not out.any()
-    choices.add({options.key: Choice("no constants", 1.0, 1.0)})
+    choices.add({options.key: Measured("no constants", 1.0, 1.0)})
     with pytest.raises(AttributeError, match="'str' object"):
         product(x, Linear(weight), out)
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, get_type_hints
 
 import structlog
 
-from services.compute.kernels.choices import Choice, Key
+from services.compute.kernels.choices import Key, Measured
 from services.compute.kernels.packed_matmul import PackedConfig
 from services.compute.kernels.quantized_matmul_config import QuantizedConfig
 from services.compute.kernels.skinny_matmul_config import SkinnyConfig
@@ -44,7 +44,7 @@ NAMES = {
     bool: "true or false", dict: "an object",
 }  # fmt: skip
 
-Found: TypeAlias = dict[Key, Choice[Any]]
+Found: TypeAlias = dict[Key, Measured[Any]]
 
 
 class ChoiceFileError(ValueError):
@@ -120,14 +120,14 @@ def _check_head(line: str, device: str) -> None:
     _check(head["device"] == device, f"device is {head['device']!r}, and this one is {device!r}")
 
 
-def _choice(line: str) -> tuple[Key, Choice[Any]]:
+def _choice(line: str) -> tuple[Key, Measured[Any]]:
     values = _values(line, LINE)
     kind = CONFIGS.get(values["kernel"])
     if kind is None:
         raise ValueError(f"kernel is {values['kernel']!r}; known are {', '.join(CONFIGS)}")
     config = kind(**_typed(values.pop("config"), get_type_hints(kind), "config."))
     us, default_us = values.pop("us"), values.pop("default_us")
-    return Key(**values), Choice(config, us, default_us)
+    return Key(**values), Measured(config, us, default_us)
 
 
 def _values(line: str, types: Mapping[str, type[Any]]) -> dict[str, Any]:

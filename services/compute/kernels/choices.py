@@ -45,7 +45,7 @@ class Options(Generic[C]):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[C]):
+class Measured(Generic[C]):
     config: C
     us: float  # that a launch took
     default_us: float  # that it took with the heuristic's
@@ -77,7 +77,7 @@ class Choices:
         self._configs: dict[Key, Any] = {}
         self._asked: dict[Key, Asked[Any]] | None = None
 
-    def add(self, choices: Mapping[Key, Choice[Any]]) -> None:
+    def add(self, choices: Mapping[Key, Measured[Any]]) -> None:
         self._configs.update((key, choice.config) for key, choice in choices.items())
 
     def of(self, options: Options[C]) -> C:

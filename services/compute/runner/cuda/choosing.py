@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from common.telemetry.log import Progress
-from services.compute.kernels.choices import Asked, C, Choice, Key
+from services.compute.kernels.choices import Asked, C, Key, Measured
 
 BUDGET_S = 60.0
 COMPILE_SHARE = 0.85
 """Of the budget: nothing is compiled later, so that what is compiled can be timed."""
 
 MIN_GAIN = 0.02
-"""By which another must be faster than the default: two runs of one kernel differ by half of it."""
+"""By which another must be faster than the default, so that chance does not choose."""
 
 ROUNDS = 2
 """Of all configs of a key: a device that was idle is slow at first."""
@@ -56,7 +56,7 @@ class Measuring:
         self._budget_s = budget_s
         self._clock = clock
 
-    def choices(self, asked: Sequence[Asked[Any]]) -> Iterator[tuple[Key, Choice[Any]]]:
+    def choices(self, asked: Sequence[Asked[Any]]) -> Iterator[tuple[Key, Measured[Any]]]:
         """Measure for each key in turn, those of one number of rows together."""
         began_s = self._clock()
         num_kernels = sum(len(each.options.all) for each in asked)
@@ -80,7 +80,7 @@ class Measuring:
                     yield each.options.key, fastest(each, self._meter)
 
 
-def fastest(asked: Asked[C], meter: Meter) -> Choice[C]:
+def fastest(asked: Asked[C], meter: Meter) -> Measured[C]:
     """The default, unless another is clearly faster."""
     default = asked.options.default
     times_s = dict.fromkeys(asked.options.all, float("inf"))
@@ -91,4 +91,4 @@ def fastest(asked: Asked[C], meter: Meter) -> Choice[C]:
     best = min(times_s, key=times_s.__getitem__)
     if times_s[best] >= times_s[default] * (1 - MIN_GAIN):
         best = default
-    return Choice(best, times_s[best] * 1e6, times_s[default] * 1e6)
+    return Measured(best, times_s[best] * 1e6, times_s[default] * 1e6)

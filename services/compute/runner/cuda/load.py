@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -142,7 +141,7 @@ def choose(machine: StepMachine, cache: PagedCache, meter: Meter, log: StartLog)
     """Choose what products are launched with: as shipped for this device, or as measured here, now
     or at a start before."""
     device = torch.cuda.get_device_name(cache.device_pages.device)
-    own = file_in(cache_folder(os.environ, "choices"), device)
+    own = file_in(cache_folder("choices"), device)
     known = read_own(own, device) | read(file_in(SHIPPED, device), device)
     machine.choices.add(known)
     asked = machine.asked(cache)

@@ -21,7 +21,7 @@ from services.compute.kernels.choice_files import (
     read_own,
     write,
 )
-from services.compute.kernels.choices import Choice, Key
+from services.compute.kernels.choices import Key, Measured
 from services.compute.kernels.packed_matmul import PackedConfig
 from services.compute.kernels.skinny_matmul_config import SkinnyConfig
 
@@ -29,8 +29,8 @@ DEVICE = "NVIDIA H200"
 SKINNY = Key("skinny_matmul", "bfloat16", 6144, 4096, 16)
 PACKED = Key("packed_matmul", "int4 by 128 with zeros times bfloat16", 4096, 4096, 32)
 FOUND: Found = {
-    SKINNY: Choice(SkinnyConfig(16, 64, 128, splits=3, pdl=False), 13.25, 14.0),
-    PACKED: Choice(PackedConfig(32, 64), 9.5, 9.5),
+    SKINNY: Measured(SkinnyConfig(16, 64, 128, splits=3, pdl=False), 13.25, 14.0),
+    PACKED: Measured(PackedConfig(32, 64), 9.5, 9.5),
 }
 
 
@@ -63,7 +63,7 @@ def test_what_is_written_is_read_a_line_for_each_choice(path: Path) -> None:
             *(st.integers(1, 1 << 20) for _ in range(3)),
         ),
         st.builds(
-            Choice,
+            Measured,
             st.builds(SkinnyConfig, *(st.integers(1, 512) for _ in range(6)), st.booleans()),
             st.integers(0, 10**6).map(lambda number: number / 100),
             st.integers(0, 10**6).map(lambda number: number / 100),
@@ -143,7 +143,7 @@ def test_a_machines_own_file_that_cannot_be_read_is_as_none(path: Path, damage: 
 
 
 def test_what_is_measured_later_is_kept_beside_what_was(path: Path) -> None:
-    faster = Choice(SkinnyConfig(16, 32, 64), 12.0, 14.0)
+    faster = Measured(SkinnyConfig(16, 32, 64), 12.0, 14.0)
     for found in (FOUND, {SKINNY: faster}):
         keep(path.parent / "new" / path.name, DEVICE, found)
     assert read(path.parent / "new" / path.name, DEVICE) == FOUND | {SKINNY: faster}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compute.kernels.choices import Choice, Choices, Key, Options, rows_bucket
+from services.compute.kernels.choices import Choices, Key, Measured, Options, rows_bucket
 
 KEY = Key("skinny_matmul", "bfloat16", 4096, 4096, 16)
 
@@ -27,7 +27,7 @@ def test_what_is_not_chosen_is_launched_with_its_default() -> None:
 
 def test_what_is_chosen_is_launched_so_and_other_keys_are_not() -> None:
     choices, launched = Choices(), []
-    choices.add({KEY: Choice(3, 1.0, 2.0)})
+    choices.add({KEY: Measured(3, 1.0, 2.0)})
     choices.launch(options(), launched.append)
     choices.launch(options(KEY._replace(num_tokens=32)), launched.append)
     assert launched == [3, 1]
@@ -36,7 +36,7 @@ def test_what_is_chosen_is_launched_so_and_other_keys_are_not() -> None:
 def test_asked_launches_are_noted_and_not_run() -> None:
     choices, launched = Choices(), []
     known = KEY._replace(num_out=512)
-    choices.add({known: Choice(3, 1.0, 2.0)})
+    choices.add({known: Measured(3, 1.0, 2.0)})
     with choices.asking() as asked:
         for key in (KEY, known, KEY):
             choices.launch(options(key), launched.append)

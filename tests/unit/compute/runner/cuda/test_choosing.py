@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from services.compute.kernels.choices import Asked, Choice, Key, Options
+from services.compute.kernels.choices import Asked, Key, Measured, Options
 from services.compute.runner.cuda.choosing import Launch, Measuring
 
 BUDGET_S = 60.0
@@ -55,7 +55,7 @@ def asked(num_out: int, *us: float, num_tokens: int = 16, layers: int = 3) -> As
     return Asked(Options(key, us[0], lambda: us[1:]), [run] * layers)
 
 
-def choices(meter: FakeMeter, found: Sequence[Asked[float]]) -> dict[int, Choice[float]]:
+def choices(meter: FakeMeter, found: Sequence[Asked[float]]) -> dict[int, Measured[float]]:
     """By the number of outputs."""
     measuring = Measuring(meter, BUDGET_S, lambda: meter.now_s)
     return {key.num_out: choice for key, choice in measuring.choices(found)}
@@ -107,7 +107,7 @@ def test_timing_ends_with_the_budget() -> None:
 
 def test_the_next_start_goes_on_with_what_is_left() -> None:
     found = [asked(512 * n, 2.0, 1.0, num_tokens=16 * n) for n in range(1, 10)]
-    chosen: dict[int, Choice[float]] = {}
+    chosen: dict[int, Measured[float]] = {}
     for _ in range(2):
         left = [each for each in found if each.options.key.num_out not in chosen]
         chosen |= choices(FakeMeter(compile_s=5.0), left)
