@@ -40,6 +40,8 @@ class GraphMeter:
             if not may_begin():
                 return False
             with torch.cuda.device(self._device):
+                # gives the thread a context, which descriptors of tensors ask for
+                torch.cuda.current_stream().synchronize()
                 self._try(launch)
             return True
 
