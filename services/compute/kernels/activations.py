@@ -17,7 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.launch import (
+    NO_PREFETCH,
+    Prefetch,
+    dependent_launch,
+    prefetch_ahead,
+    prefetch_planes,
+)
 from services.compute.kernels.quantized_rows import (
     QuantizedRows,
     RowPointers,
@@ -66,6 +72,8 @@ def _activation_kernel(
     code_scale_ptr,
     code_sum_ptr,
     num_rows,
+    ahead_address,
+    ahead_bytes,
     F: tl.constexpr,
     BLOCK_F: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -73,6 +81,11 @@ def _activation_kernel(
     FORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    NUM_BLOCKS: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
+    if ahead_address is not None:
+        if tl.program_id(1) >= NUM_BLOCKS:
+            prefetch_ahead(ahead_address, ahead_bytes, NUM_BLOCKS, PDL)
+            return
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -102,13 +115,14 @@ def act_mul(
     activation: Activation,
     *,
     pdl: bool = False,
+    ahead: Prefetch | None = None,
 ) -> None:
     """out = act(gate) * up, where gate is the first half of gate_up's columns and up the second.
 
     Both are contiguous and of one dtype, or `out` are rows to be quantized: of what is rounded to
-    that dtype. For pdl see dependent_launch.
+    that dtype. For pdl and `ahead` see launch.py.
     """
-    _launch(gate_up_TF2, out_TF, activation, gated=True, pdl=pdl)
+    _launch(gate_up_TF2, out_TF, activation, gated=True, pdl=pdl, ahead=ahead)
 
 
 def activate(x_TF: Tensor, out_TF: Tensor, activation: Activation, *, pdl: bool = False) -> None:
@@ -123,6 +137,7 @@ def _launch(
     *,
     gated: bool,
     pdl: bool,
+    ahead: Prefetch | None = None,
 ) -> None:
     num_tokens, width = out_TF.shape
     form = out_TF.form if isinstance(out_TF, QuantizedRows) else None
@@ -130,11 +145,13 @@ def _launch(
     if form is not None and not form.by_group:  # a row has one scale
         block = triton.next_power_of_2(width)
         num_warps = row_warps(block)
-    _activation_kernel[(num_tokens, triton.cdiv(width, block))](
+    num_blocks = triton.cdiv(width, block)
+    _activation_kernel[(num_tokens, num_blocks + prefetch_planes(ahead, num_tokens))](
         in_TX,
         out_TF if form is None else None,
         *RowPointers.of(out_TF),
         num_tokens,
+        *(ahead or NO_PREFETCH),
         F=width,
         BLOCK_F=block,
         ACTIVATION=activation,
