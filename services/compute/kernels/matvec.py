@@ -10,6 +10,9 @@ loop over blocks, the compiler's pipeline asks for the first blocks ahead of the
 product alone has as long an input as its rows, and would wait for weights and input one after the
 other: there they are only brought into the L2 cache.
 
+Codes of FP8 stay bytes in registers until the input is there: as numbers they would take four times
+as many. A row's scale multiplies its sum.
+
 Shape legend: T rows, which is 1, I inputs, O outputs, E hidden width, F inner width of the MLP.
 """
 
@@ -36,9 +39,12 @@ from services.compute.kernels.matvec_config import (
     MatvecConfig,
     gate_up_config,
     matvec_config,
+    max_registers,
     padded,
     prefetch_lines,
 )
+from services.compute.kernels.packed_codes import decode, kernel_kind
+from services.compute.quantization.packed import Packed, Weight
 
 if TYPE_CHECKING:
     from services.compute.layers.parts import Activation
@@ -104,9 +110,11 @@ def _input_row(
 
 @triton.jit
 def _load_weights(
-    w_ptr, rows, cols, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, BLOCK_IN: tl.constexpr
-):
-    """Weights [rows, cols] in float32; rows beyond the last repeat it, columns beyond are 0."""
+    w_ptr, rows, cols, NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, BLOCK_IN: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """Weights [rows, cols] in float32, or their codes; rows beyond the last repeat it, columns
+    beyond are 0."""
     safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
     pointers = w_ptr + safe[:, None] * NUM_IN + cols[None, :]
     if NUM_IN == BLOCK_IN:
@@ -114,16 +122,38 @@ def _load_weights(
     else:
         inside = cols[None, :] < NUM_IN
         w = tl.load(pointers, mask=inside, other=0.0, eviction_policy="evict_first")
-    return w.to(tl.float32)
+    if KIND is None:
+        w = w.to(tl.float32)
+    return w
 
 
 @triton.jit
-def _product(w, up_w, x, ACTIVATION: tl.constexpr):
+def _load_scales(scale_ptr, rows, NUM_OUT: tl.constexpr):
+    scales = None
+    if scale_ptr is not None:
+        scales = tl.load(scale_ptr + tl.minimum(rows, NUM_OUT - 1)).to(tl.float32)
+    return scales
+
+
+@triton.jit
+def _sums(w, scales, wide, KIND: tl.constexpr):
+    if KIND is not None:
+        w, _ = decode(w, False, KIND, tl.float32)
+    sums = tl.sum(w * wide, axis=1)
+    if scales is not None:
+        sums *= scales
+    return sums
+
+
+@triton.jit
+def _product(
+    w, scales, up_w, up_scales, x, KIND: tl.constexpr, ACTIVATION: tl.constexpr
+):  # fmt: skip
     """The product, or act(gate) * up, rounded where the separate kernels round."""
     wide = x.to(tl.float32)[None, :]
-    y = tl.sum(w * wide, axis=1)
+    y = _sums(w, scales, wide, KIND)
     if ACTIVATION is not None:
-        y = act_mul_rounded(y, tl.sum(up_w * wide, axis=1), ACTIVATION, x.dtype)
+        y = act_mul_rounded(y, _sums(up_w, up_scales, wide, KIND), ACTIVATION, x.dtype)
     return y
 
 
@@ -136,6 +166,7 @@ def _matvec_kernel(
     bias_ptr,
     out_ptr,
     sum_ptr,
+    w_scale_ptr,
     norm_bias_ptr,
     post_ptr,
     eps,
@@ -147,6 +178,7 @@ def _matvec_kernel(
     BLOCK_IN: tl.constexpr,
     PROGRAMS: tl.constexpr,
     STAGES: tl.constexpr,
+    KIND: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     HAS_SUM: tl.constexpr,
@@ -156,7 +188,10 @@ def _matvec_kernel(
     PREFETCH_LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Blocks program, program + PROGRAMS, … of ROWS outputs: of gates, with an activation."""
+    """Blocks program, program + PROGRAMS, … of ROWS outputs: of gates, with an activation.
+
+    KIND is how codes are decoded; None: weights are numbers.
+    """
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_IN)
     x = tl.zeros([BLOCK_IN], x_ptr.dtype.element_ty)
@@ -164,15 +199,24 @@ def _matvec_kernel(
         rows = program * ROWS + tl.arange(0, ROWS)
         safe = tl.minimum(rows, NUM_OUT - 1).to(tl.int64)
         prefetch_rows(w_ptr, safe * NUM_IN, 0, NUM_IN, PREFETCH_LINES)
+        if w_scale_ptr is not None:
+            prefetch_rows(w_scale_ptr, safe, 0, 1, 1)
         if ACTIVATION is not None:
             prefetch_rows(w_ptr, (safe + NUM_OUT) * NUM_IN, 0, NUM_IN, PREFETCH_LINES)
+            if w_scale_ptr is not None:
+                prefetch_rows(w_scale_ptr, safe + NUM_OUT, 0, 1, 1)
         _wait_for_inputs(PDL)
     for block in tl.range(program, (NUM_OUT + ROWS - 1) // ROWS, PROGRAMS, num_stages=STAGES):
         rows = block * ROWS + tl.arange(0, ROWS)
-        w = _load_weights(w_ptr, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
+        w = _load_weights(w_ptr, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN, KIND)
+        scales = _load_scales(w_scale_ptr, rows, NUM_OUT)
         up = w
+        up_scales = scales
         if ACTIVATION is not None:
-            up = _load_weights(w_ptr + NUM_OUT * NUM_IN, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN)
+            up_ptr = w_ptr + NUM_OUT * NUM_IN
+            up = _load_weights(up_ptr, rows, cols, NUM_OUT, NUM_IN, BLOCK_IN, KIND)
+            if w_scale_ptr is not None:
+                up_scales = _load_scales(w_scale_ptr + NUM_OUT, rows, NUM_OUT)
         if block == program:
             if PREFETCH_LINES == 0:
                 _wait_for_inputs(PDL)
@@ -180,7 +224,7 @@ def _matvec_kernel(
                 x_ptr, delta_ptr, norm_ptr, norm_bias_ptr, post_ptr, sum_ptr, eps, post_eps, scale,
                 NUM_IN, BLOCK_IN, HAS_DELTA, HAS_SUM, NORM, POST,
             )  # fmt: skip
-        y = _product(w, up, x, ACTIVATION)
+        y = _product(w, scales, up, up_scales, x, KIND, ACTIVATION)
         inside = rows < NUM_OUT
         if HAS_BIAS:
             y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
@@ -204,7 +248,7 @@ class NormedInput(NamedTuple):
 
 def matvec(
     x_TI: Tensor,
-    weight_OI: Tensor,
+    weight_OI: Weight,
     bias_O: Tensor | None,
     out_TO: Tensor,
     *,
@@ -218,7 +262,7 @@ def matvec(
 
 def norm_matvec(
     normed: NormedInput,
-    weight_OE: Tensor,
+    weight_OE: Weight,
     bias_O: Tensor | None,
     out_TO: Tensor,
     *,
@@ -231,7 +275,7 @@ def norm_matvec(
 
 def gate_up(
     x_TE: Tensor,
-    weight_2F_E: Tensor,
+    weight_2F_E: Weight,
     out_TF: Tensor,
     activation: Activation,
     *,
@@ -245,7 +289,7 @@ def gate_up(
 
 def norm_gate_up(
     normed: NormedInput,
-    weight_2F_E: Tensor,
+    weight_2F_E: Weight,
     out_TF: Tensor,
     activation: Activation,
     *,
@@ -261,7 +305,7 @@ def norm_gate_up(
 
 def _launch(
     normed: NormedInput,
-    weight_OI: Tensor,
+    weight: Weight,
     bias_O: Tensor | None,
     out_TO: Tensor,
     config: MatvecConfig | None,
@@ -270,6 +314,7 @@ def _launch(
 ) -> None:
     gated = activation is not None
     x_TI, delta_TI, norm, sum_TI, post, scale = normed
+    weight_OI, scales_O, kind = _operands(weight)
     num_in, itemsize = weight_OI.shape[1], weight_OI.element_size()
     num_out = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
     if config is None and gated:
@@ -289,6 +334,7 @@ def _launch(
         x_TI if bias_O is None else bias_O,
         out_TO,
         x_TI if sum_TI is None else sum_TI,
+        scales_O,
         None if norm is None else norm.bias_E,
         None if post is None else post.weight_E,
         0.0 if norm is None else norm.eps,
@@ -300,6 +346,7 @@ def _launch(
         BLOCK_IN=padded(num_in),
         PROGRAMS=num_programs,
         STAGES=config.num_stages,
+        KIND=kind,
         ACTIVATION=activation,
         HAS_DELTA=delta_TI is not None,
         HAS_SUM=sum_TI is not None,
@@ -308,9 +355,24 @@ def _launch(
         POST=norm_form(post),
         PREFETCH_LINES=prefetch_lines(num_in, itemsize) if prefetches else 0,
         num_warps=config.num_warps,
-        maxnreg=min(255, max(128, 128 * 8 // config.num_warps)),  # two programs' share at least
+        maxnreg=max_registers(config, num_in, itemsize, tiles=2 if gated else 1),
         **dependent_launch(pdl, out_TO),
     )
+
+
+def _operands(weight: Weight) -> tuple[Tensor, Tensor | None, str | None]:
+    """Numbers or codes [O, I], the scales of the rows of codes, and how codes are decoded."""
+    if not isinstance(weight, Packed):
+        return weight, None, None
+    assert has_scale_a_row(weight)
+    scales_O = weight.scales_OG[:, 0]
+    assert scales_O.is_contiguous()
+    return weight.loadable_OB, scales_O, kernel_kind(weight)
+
+
+def has_scale_a_row(weight: Packed) -> bool:
+    """Whether it is FP8 that these products read: groups and orders of inputs they do not."""
+    return weight.kind == "fp8" and weight.scales_OG.shape[1] == 1 and weight.order_I is None
 
 
 def norm_matvec_reference(

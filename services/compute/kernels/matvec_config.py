@@ -37,6 +37,24 @@ where programs of one block take 1 to 3 % longer."""
 LONG_TILE_BYTES = 32 << 10
 LONG_ROWS = 4
 
+CODE_TILE_BYTES = 32 << 10
+"""Codes of 8 bits of a block, gates and ups together, where a norm is in the launch."""
+
+PLAIN_CODE_TILE_BYTES = 28 << 10
+"""Without padding, where none is: two rows of 14,336. A program reads its input from the L2 cache:
+of one row of bytes that is twice as much as the row."""
+
+THREAD_COLUMNS = 32
+"""Of codes, where warps suffice: each takes a register for its input, while a norm is computed more
+than one."""
+
+PLAIN_THREAD_COLUMNS = 64
+
+OTHER_REGISTERS = 32
+"""Of a thread, beside codes and inputs."""
+
+WITHOUT_LIMIT = 1 << 30
+
 LINE_BYTES = 128
 LOAD_BYTES = 16
 """Of a thread at once."""
@@ -47,7 +65,7 @@ class MatvecConfig:
     rows: int  # output rows of a block, a power of two
     num_warps: int
     num_stages: int = 1  # 1: weights go to registers, else through shared memory
-    programs: int = 1 << 30  # at most; they walk over the blocks
+    programs: int = WITHOUT_LIMIT  # at most; they walk over the blocks
 
 
 def matvec_config(num_out: int, num_in: int, itemsize: int, normed: bool = False) -> MatvecConfig:
@@ -55,6 +73,11 @@ def matvec_config(num_out: int, num_in: int, itemsize: int, normed: bool = False
     row_bytes = padded(num_in) * itemsize
     if num_out >= LONG_OUTPUTS and row_bytes <= LONG_TILE_BYTES:
         return _long(row_bytes)
+    if itemsize == 1:
+        if normed:
+            return _of_codes(CODE_TILE_BYTES // row_bytes, num_out, num_in, THREAD_COLUMNS)
+        rows = PLAIN_CODE_TILE_BYTES // num_in
+        return _of_codes(rows, num_out, num_in, PLAIN_THREAD_COLUMNS)
     if normed:
         rows = 8 if row_bytes <= SMALL_ROW_BYTES else 2
         return MatvecConfig(_spread(rows, num_out), _few_warps(row_bytes))
@@ -65,8 +88,23 @@ def matvec_config(num_out: int, num_in: int, itemsize: int, normed: bool = False
 def gate_up_config(num_gates: int, num_in: int, itemsize: int) -> MatvecConfig:
     """For `num_gates` pairs of a gate and an up row: a block's tile is two of `rows`."""
     row_bytes = padded(num_in) * itemsize
+    if itemsize == 1:
+        return _of_codes(CODE_TILE_BYTES // (2 * row_bytes), num_gates, num_in, THREAD_COLUMNS)
     rows = 2 if row_bytes <= 2 * WIDE_ROW_BYTES else 1
     return MatvecConfig(_spread(rows, num_gates), _few_warps(row_bytes))
+
+
+def max_registers(config: MatvecConfig, num_in: int, itemsize: int, tiles: int) -> int:
+    """Of a thread. With codes no more than it needs: with more of them the compiler decodes, and so
+    waits for memory, before it asks for the input."""
+    two_programs_share = min(255, max(128, 128 * 8 // config.num_warps))
+    if itemsize > 1 or config.num_stages > 1:
+        return two_programs_share
+    columns = -(-padded(num_in) // (32 * config.num_warps))
+    codes = tiles * config.rows * columns // 4
+    if config.programs < WITHOUT_LIMIT:  # the input is kept from block to block
+        codes += columns
+    return min(two_programs_share, columns + codes + OTHER_REGISTERS)
 
 
 def padded(num_in: int) -> int:
@@ -76,6 +114,14 @@ def padded(num_in: int) -> int:
 def prefetch_lines(num_in: int, itemsize: int) -> int:
     """Cache lines of a row, a power of two."""
     return max(1, padded(num_in) * itemsize // LINE_BYTES)
+
+
+def _of_codes(rows: int, num_out: int, num_in: int, columns: int) -> MatvecConfig:
+    """Four warps, more for wide inputs, and fewer where blocks are small."""
+    rows = _spread(min(MAX_ROWS, _power_of_two(rows)), num_out)
+    width = padded(num_in)
+    fewest = max(1, min(MAX_WARPS // 2, rows * width // (32 * LOAD_BYTES)))
+    return MatvecConfig(rows, max(fewest, min(2 * MAX_WARPS, width // (32 * columns))))
 
 
 def _warps(row_bytes: int) -> int:
