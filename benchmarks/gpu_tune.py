@@ -86,7 +86,7 @@ class TunedProduct(ProductByRows):
         else:
             ProductByRows.__call__(self, x_TI, linear, out_TO)
 
-    def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
+    def can_norm(self, num_tokens: int, linear: Linear, norms_behind: bool) -> bool:
         return num_tokens == 1 and (self.takes_norms or not norms_behind)
 
     def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:

@@ -67,7 +67,7 @@ class Recorder:
     def gated(self, x_TI: Tensor, linear: Linear, activation: Activation, out_TF: Tensor) -> None:
         self.log.append(f"gated {activation}")
 
-    def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
+    def can_norm(self, num_tokens: int, linear: Linear, norms_behind: bool) -> bool:
         self.norms_behind = norms_behind
         return self._takes_norms
 

@@ -10,6 +10,8 @@ import torch
 
 from services.compute.layers.kernel_step import Scratch
 from services.compute.layers.quantized_product import ROW_LIMITS
+from services.compute.layers.weighted_layers import Linear
+from services.compute.models.decoder import Decoder
 from tests.kernels.recorded_step import (
     CPU,
     LAYERS,
@@ -95,7 +97,7 @@ def test_few_rows_take_eight_launches_a_layer_and_many_nine(
         assert recorder.log == ["plan", "norm", *(layer * LAYERS)[1:]]
 
 
-def test_the_stream_of_one_token_swaps_at_each_addition_and_ends_where_it_is_looked_for(
+def test_the_stream_of_one_token_swaps_in_each_launch_and_ends_where_it_is_looked_for(
     patched: pytest.MonkeyPatch,
 ) -> None:
     """A launch writes the sum while other programs of it read the stream."""
@@ -103,12 +105,11 @@ def test_the_stream_of_one_token_swaps_at_each_addition_and_ends_where_it_is_loo
     hidden, stream = run(decoder_of(), 1, recorder, patched)
     first, *others = recorder.normed_inputs
     assert len(others) == 2 * LAYERS - 1
-    assert first.delta_TE is None and first.sum_TE is None
-    at = stream.other_1E.data_ptr()
-    assert first.x_TE.data_ptr() == at
-    for normed in others:
-        assert normed.delta_TE is not None and normed.sum_TE is not None
-        assert normed.delta_TE.data_ptr() == stream.delta_TE.data_ptr()
+    assert first.delta_TE is None
+    at = stream.x_TE.data_ptr()
+    for normed in (first, *others):
+        assert normed.sum_TE is not None
+        assert normed is first or normed.delta_TE.data_ptr() == stream.delta_TE.data_ptr()
         assert normed.x_TE.data_ptr() == at
         at = normed.sum_TE.data_ptr()
         assert at != normed.x_TE.data_ptr()
@@ -117,14 +118,52 @@ def test_the_stream_of_one_token_swaps_at_each_addition_and_ends_where_it_is_loo
     assert hidden.delta_TE is not None and hidden.delta_TE.data_ptr() == stream.delta_TE.data_ptr()
 
 
-def test_a_stream_that_ends_elsewhere_is_copied_to_where_it_is_looked_for(
-    patched: pytest.MonkeyPatch,
-) -> None:
-    """Parts that share a norm have it in a launch of its own, which adds in place."""
+def test_norms_in_launches_of_their_own_are_added_in_place(patched: pytest.MonkeyPatch) -> None:
     recorder = Recorder(takes_norms=True, can_gate=False)
-    hidden, stream = run(decoder_of("CohereForCausalLM"), 1, recorder, patched)
-    assert hidden.x_TE.data_ptr() == stream.other_1E.data_ptr()
-    assert torch.equal(stream.x_TE[:1], stream.other_1E)
+    hidden, stream = run(decoder_of("CohereForCausalLM"), 1, recorder, patched)  # parts share them
+    assert hidden.x_TE.data_ptr() == stream.x_TE.data_ptr()
+
+
+class TakingSome(Recorder):
+    """Takes norms into the products of these linear maps only, by their numbers in the model."""
+
+    def __init__(self, decoder: Decoder[Linear], taking: set[int]) -> None:
+        super().__init__(takes_norms=True, can_gate=False)
+        self._taking = [decoder.linears[number].weight_OI.data_ptr() for number in taking]
+
+    def can_norm(self, num_tokens: int, linear: Linear, norms_behind: bool) -> bool:
+        return linear.weight_OI.data_ptr() in self._taking
+
+
+QKVS, GATES = {0, 4, 8}, {2, 6, 10}
+
+
+@pytest.mark.parametrize("taking", [QKVS, GATES, {0}, {4, 6}, {2, 8, 10}])
+def test_maps_that_take_no_norm_get_it_by_a_launch_beside_those_that_do(
+    taking: set[int], patched: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_of()
+    recorder = TakingSome(decoder, taking)
+    hidden, stream = run(decoder, 1, recorder, patched)
+    expected = ["plan"]
+    for layer in range(LAYERS):
+        mixer = ["product", "rotate", "attend", "product"]
+        expected += [*([] if 4 * layer in taking else ["add norm"]), *mixer]
+        expected += [*([] if 4 * layer + 2 in taking else ["add norm"]), "product", "silu * up"]
+        expected.append("product")
+    if 0 not in taking:
+        expected[1] = "norm"
+    simple = {"normed product": ["product"], "normed gated silu": ["product", "silu * up"]}
+    assert [part for entry in recorder.log for part in simple.get(entry, [entry])] == expected
+    # each sum goes where the stream is not, and the last to where it is looked for, or is copied
+    at = stream.x_TE.data_ptr()
+    for normed in recorder.normed_inputs:
+        assert normed.sum_TE is not None and normed.x_TE.data_ptr() == at
+        at = normed.sum_TE.data_ptr()
+        assert at != normed.x_TE.data_ptr()
+    assert hidden.x_TE.data_ptr() == at
+    assert (at == stream.other_1E.data_ptr()) == bool(len(taking) % 2)
+    assert torch.equal(stream.x_TE[:1], hidden.x_TE)
 
 
 def test_gates_with_biases_take_the_norm_into_their_launch_too(

@@ -77,9 +77,10 @@ def test_gates_and_ups_are_one_launch_with_few_rows_of_short_weights_without_bia
 def test_a_norm_is_in_the_launch_of_one_row_unless_there_are_two_or_all_rows_are_to_be_alike(
     device: torch.device,
 ) -> None:
+    linear = Linear(torch.zeros(512, 64, device=device))
     for product in (ProductByRows(SkinnyWork.make(512, device)), ProductByRows(None)):
-        assert [n for n in range(70) if product.can_norm(n, norms_behind=False)] == [1]
-        assert not any(product.can_norm(n, norms_behind=True) for n in range(70))
+        assert [n for n in range(70) if product.can_norm(n, linear, norms_behind=False)] == [1]
+        assert not any(product.can_norm(n, linear, norms_behind=True) for n in range(70))
     assert InvariantProduct().fused is None
 
 

@@ -146,9 +146,7 @@ def _sums(w, scales, wide, KIND: tl.constexpr):
 
 
 @triton.jit
-def _product(
-    w, scales, up_w, up_scales, x, KIND: tl.constexpr, ACTIVATION: tl.constexpr
-):  # fmt: skip
+def _product(w, scales, up_w, up_scales, x, KIND: tl.constexpr, ACTIVATION: tl.constexpr):
     """The product, or act(gate) * up, rounded where the separate kernels round."""
     wide = x.to(tl.float32)[None, :]
     y = _sums(w, scales, wide, KIND)

@@ -131,18 +131,10 @@ class KernelStep:
         self._caches = caches
         self._attention = attention
         self._asked_for: AnyLinear | None = None  # the last weight of which a launch did so
-        # what takes norms into its launches; of other maps they are launched by themselves
-        self._taking: dict[type[AnyLinear], FusedProduct[Any]] = {}
-        for kind, product in device.products.items():
-            fused = product.fused
-            if fused is not None and fused.can_norm(num_tokens, device.norms_behind):
-                self._taking[kind] = fused
 
     def embed(self, embedding: Embedding) -> Hidden:
         stream, num_tokens = self._device.stream, self._num_tokens
-        # Where launches take the norm in, the stream swaps at each addition. Mostly there is an odd
-        # number of them, so that it ends in x.
-        x_TE = stream.other_1E if self._taking else stream.x_TE[:num_tokens]
+        x_TE = stream.x_TE[:num_tokens]
         tokens_T = self._device.inputs.tokens_T[:num_tokens]
         torch.index_select(embedding.weight_VE, 0, tokens_T, out=x_TE)
         if embedding.scale != 1.0:
@@ -177,7 +169,7 @@ class KernelStep:
 
     def gated(self, x: Input, gate_up: AnyLinear, activation: Activation) -> Input:
         product, width = self._device.products[type(gate_up)], gate_up.num_out // 2
-        row, fused = self._taking.get(type(gate_up)), product.fused
+        row, fused = self._taking(gate_up), product.fused
         if row is not None and gate_up.bias_O is None and _has_norm(x):
             inner_TF = self._take(width)
             row.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
@@ -293,7 +285,7 @@ class KernelStep:
         return ahead
 
     def _multiply(self, x: Input, linear: AnyLinear, out_TO: Tensor | None) -> Tensor:
-        row, product = self._taking.get(type(linear)), self._device.products[type(linear)]
+        row, product = self._taking(linear), self._device.products[type(linear)]
         if row is not None and _has_norm(x):
             out_TO = self._take(linear.num_out) if out_TO is None else out_TO
             row.normed(self._into_launch(x), linear, out_TO)
@@ -305,16 +297,28 @@ class KernelStep:
         product(value, linear, out_TO)
         return out_TO
 
+    def _taking(self, linear: AnyLinear) -> FusedProduct[Any] | None:
+        """What takes the norm of this map's input into its launch; else it is one by itself."""
+        device = self._device
+        fused = device.products[type(linear)].fused
+        if fused is None or not fused.can_norm(self._num_tokens, linear, device.norms_behind):
+            return None
+        return fused
+
     def _into_launch(self, x: Normed) -> NormedInput:
-        """The norm for a product's launch, which leaves the sum in the other buffer."""
+        """The norm for a product's launch, which leaves the sum in the other buffer.
+
+        So does the first, which has nothing to add: mostly there are two in each layer, and then
+        the stream ends where it began.
+        """
         hidden, stream = x.hidden, self._device.stream
-        x_TE, delta_TE, sum_TE = hidden.x_TE, hidden.delta_TE, None
-        if delta_TE is not None:
-            is_other = x_TE.data_ptr() == stream.other_1E.data_ptr()
-            sum_TE = stream.x_TE[:1] if is_other else stream.other_1E
-        normed = NormedInput(x_TE, delta_TE, x.norm, sum_TE, hidden.behind, hidden.scale)
+        is_other = hidden.x_TE.data_ptr() == stream.other_1E.data_ptr()
+        sum_TE = stream.x_TE[:1] if is_other else stream.other_1E
+        normed = NormedInput(
+            hidden.x_TE, hidden.delta_TE, x.norm, sum_TE, hidden.behind, hidden.scale
+        )
         hidden.forget()
-        hidden.x_TE = x_TE if sum_TE is None else sum_TE
+        hidden.x_TE = sum_TE
         return normed
 
 

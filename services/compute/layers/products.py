@@ -66,8 +66,8 @@ class FusedProduct(Protocol[L]):
 
     def gated(self, x_TI: Tensor, linear: L, activation: Activation, out_TF: Tensor, /) -> None: ...
 
-    def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
-        """Whether a product takes the norm of its input into its launch, where parts have norms
+    def can_norm(self, num_tokens: int, linear: L, norms_behind: bool) -> bool:
+        """Whether the product takes the norm of its input into its launch, where parts have norms
         behind them, too, or have none."""
         ...
 
@@ -165,7 +165,7 @@ class ProductByRows:
                 partial(skinny_gate_up, x_TI, weight_OI, out_TF, activation, pdl=self.pdl),
             )
 
-    def can_norm(self, num_tokens: int, norms_behind: bool) -> bool:
+    def can_norm(self, num_tokens: int, linear: Linear, norms_behind: bool) -> bool:
         # Every program of the product would do both norms: at Gemma 3's 2,560 inputs that is as
         # many instructions as the product, and two sums more to wait for while few bytes are asked
         # for. A launch of its own does them once, while the product's programs ask for weights.

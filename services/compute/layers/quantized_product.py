@@ -5,6 +5,7 @@ Shape legend: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -12,6 +13,14 @@ from torch import Tensor
 
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.integer_matvec import integer_matvec, integer_row_config
+from services.compute.kernels.matvec import (
+    NormedInput,
+    gate_up,
+    has_scale_a_row,
+    matvec,
+    norm_gate_up,
+    norm_matvec,
+)
 from services.compute.kernels.packed_matmul import PackedConfig, packed_matmul, packed_options
 from services.compute.kernels.packed_matvec import PackedRowConfig, packed_matvec
 from services.compute.kernels.quantized_matmul import quantized_matmul
@@ -23,7 +32,8 @@ from services.compute.kernels.quantized_matmul_config import (
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.unpack import unpack
-from services.compute.layers.products import Product
+from services.compute.layers.parts import Activation
+from services.compute.layers.products import FusedProduct, Product
 from services.compute.layers.weighted_layers import Linear, QuantizedLinear
 
 MAX_PACKED_ROWS = 128
@@ -49,13 +59,43 @@ ROW_LIMITS = (MAX_PLANES_ROWS, MAX_ROWS_BESIDE_DENSE, 1)
 INVARIANT = PackedConfig(block_tokens=64, block_out=64)
 
 
+@dataclass(frozen=True, slots=True)
+class RowOfNumbers:
+    """One row in 16 bits times FP8 with a scale a row; as a `FusedProduct` with its neighbours."""
+
+    pdl: bool
+
+    def suits(self, num_tokens: int, linear: QuantizedLinear) -> bool:
+        return num_tokens == 1 and has_scale_a_row(linear.weight)
+
+    def __call__(self, x_TI: Tensor, linear: QuantizedLinear, out_TO: Tensor) -> None:
+        matvec(x_TI, linear.weight, linear.bias_O, out_TO, pdl=self.pdl)
+
+    def can_gate(self, num_tokens: int, linear: QuantizedLinear) -> bool:
+        return linear.bias_O is None and self.suits(num_tokens, linear)
+
+    def gated(
+        self, x_TI: Tensor, linear: QuantizedLinear, activation: Activation, out_TF: Tensor
+    ) -> None:
+        gate_up(x_TI, linear.weight, out_TF, activation, pdl=self.pdl)
+
+    def can_norm(self, num_tokens: int, linear: QuantizedLinear, norms_behind: bool) -> bool:
+        return not norms_behind and self.suits(num_tokens, linear)  # as of weights of 16 bits
+
+    def normed(self, normed: NormedInput, linear: QuantizedLinear, out_TO: Tensor) -> None:
+        norm_matvec(normed, linear.weight, linear.bias_O, out_TO, pdl=self.pdl)
+
+    def normed_gated(
+        self, normed: NormedInput, linear: QuantizedLinear, activation: Activation, out_TF: Tensor
+    ) -> None:
+        norm_gate_up(normed, linear.weight, out_TF, activation, pdl=self.pdl)
+
+
 class QuantizedProduct:
     """A `Product` of packed weights.
 
     `invariant`: a row's result does not depend on the number of rows.
     """
-
-    fused = None
 
     def __init__(
         self,
@@ -75,7 +115,12 @@ class QuantizedProduct:
         self._invariant = invariant
         self._pdl = pdl
         self._choices = choices or Choices()
+        self._row = None if invariant else RowOfNumbers(pdl)
         self._takes_quantized = not invariant and fits_device(scratch.device)
+
+    @property
+    def fused(self) -> FusedProduct[QuantizedLinear] | None:
+        return self._row
 
     def row_form(self, num_tokens: int, linear: QuantizedLinear) -> RowForm | None:
         if not self._takes_quantized:
@@ -111,6 +156,9 @@ class QuantizedProduct:
         weight, num_tokens = linear.weight, len(x_TI)
         if linear.dense_OI is not None and num_tokens > 1:
             self._plain(x_TI, Linear(linear.dense_OI, linear.bias_O), out_TO)
+            return
+        if self._row is not None and self._row.suits(num_tokens, linear):
+            self._row(x_TI, linear, out_TO)
             return
         if weight.order_I is not None:
             x_TI = x_TI[:, weight.order_I]
