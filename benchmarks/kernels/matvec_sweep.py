@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,9 @@ LONG_OUTPUTS = 50_000
 NUM_BEST = 6
 BUDGET_S = 60.0
 CALLS, REPLAYS = 20, 6
+
+W = TypeVar("W")
+"""What a call takes in turn: weights, or layers of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ def compile_one(job: Job) -> str:
     return ""
 
 
-def time_s(run: Callable[[Tensor], object], weights: list[Tensor]) -> float:
+def time_s(run: Callable[[W], object], weights: Sequence[W]) -> float:
     """Seconds of one call, the best of a few replays of a graph of 20."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
