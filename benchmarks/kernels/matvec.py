@@ -1,5 +1,7 @@
 """Linear maps of one row, bf16, beside cuBLAS, and the linear maps of a layer in sequence.
 
+Those with FP8 are in packed.py, and layers of them in matvec_fp8_sweep.py.
+
 Predicted on an H200 (4.5 TB/s; about 2 µs of a launch are not covered by reading):
 8B qkv 13, o 9.5, gate/up 54, down 28, head 236 µs; 1B qkv 5, o 4, gate/up 17, down 9.5, head 119.
 With dependent launch the 2 µs shrink to about 1.

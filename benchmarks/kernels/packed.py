@@ -1,8 +1,11 @@
 """Linear maps of packed weights at 1 to 128 rows, for the four weights of a layer of an 8B model.
 
-As a step multiplies: rows are codes already where the product wants them so. Predicted on an H200
-from the bytes at 4.5 TB/s, and 2 us of a launch: 8B gate/up 28 us in 8 bits and 15.5 in 4, where
-bf16 takes 54. At 64 rows of 16 bits tensor cores need 15 us for the two planes.
+As a step multiplies: rows are codes already where the product wants them so. One row times FP8 by
+row is matvec's, which in a step has the norm or the activation in its launch, too.
+
+Predicted on an H200 from the bytes at 4.5 TB/s, and 2 us of a launch: 8B gate/up 28 us in 8 bits
+and 15.5 in 4, where bf16 takes 54. At 64 rows of 16 bits tensor cores need 15 us for the two
+planes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ BUDGETS = {  # package: lines, files
     "services/launcher": (1_330, 8),
     "services/commands": (1_610, 9),
     "services/bench": (630, 4),
-    "services": (48_420, 296),
+    "services": (48_430, 296),
 }
 MIN_MEDIAN_LINES = 90
 

@@ -200,6 +200,31 @@ def test_only_fp8_with_one_scale_a_row_is_read(device: torch.device) -> None:
     )
 
 
+@pytest.mark.skipif(not ON_GPU, reason="dependent launch needs a GPU")
+def test_a_chain_under_dependent_launch_computes_the_same_bits(device: torch.device) -> None:
+    width, inner, dtype = 2048, 8192, torch.bfloat16
+    start, norm = row_of(width, dtype, device), norm_of(width, dtype, device)
+    qkv, out = weight_of(width, width, device), weight_of(width, width, device)
+    gates, down = weight_of(2 * inner, width, device), weight_of(width, inner, device)
+
+    def chain(pdl: bool, turns: int = 8) -> Tensor:
+        x, other = start.clone(), torch.empty_like(start)
+        delta, mixed = torch.zeros_like(start), torch.empty_like(start)
+        gated = torch.empty(1, inner, dtype=dtype, device=device)
+        for _ in range(turns):
+            norm_matvec(NormedInput(x, delta, norm, other), qkv, None, mixed, pdl=pdl)
+            matvec(mixed, out, None, delta, pdl=pdl)
+            norm_gate_up(NormedInput(other, delta, norm, x), gates, gated, "silu", pdl=pdl)
+            matvec(gated, down, None, delta, pdl=pdl)
+        torch.cuda.synchronize()
+        return x + delta
+
+    plain = chain(False)
+    assert plain.isfinite().all()
+    for _ in range(10):
+        assert torch.equal(chain(True), plain)
+
+
 @pytest.mark.parametrize("num_in", [64, 896, 2048, 3584, 4096, 5120, 8192, 14336, 18944, 28672])
 def test_constants_fit_the_registers_and_the_shared_memory(num_in: int) -> None:
     for num_out in (128, 2048, 4096, 28672, 128256):

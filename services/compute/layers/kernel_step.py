@@ -2,10 +2,11 @@
 
 The arithmetic of eager_step.py in eight or nine launches a layer: norms take the residual addition
 with them; head norms, rotation and the cache write are one; so are SiLU and the product with up,
-and with few rows the products before them. One token takes six: norm and qkv, rotation and cache
-write, attention, out, norm with gate, up and SiLU, down. A product takes 3 to 55 us there, and each
-launch that is left out saves 1.6 and a gap (benchmarks/results/gpu_kernels.md). Models with norms
-behind their parts, too, take eight: both norms and the addition are one before each part.
+and with few rows the products before them. One token takes six, with weights of 16 bits and of FP8
+by rows: norm and qkv, rotation and cache write, attention, out, norm with gate, up and SiLU, down.
+A product takes 3 to 55 us there, and each launch that is left out saves 1.6 and a gap
+(benchmarks/results/gpu_kernels.md). Models with norms behind their parts, too, take eight: both
+norms and the addition are one before each part.
 
 Shape legend: T tokens (the bucket), E hidden width, F inner width of the MLP, H query heads,
 K kv heads, D head width, C = (H + 2K) * D, N pages, P positions in a page, J = D / 2.
