@@ -236,7 +236,7 @@ def test_constants_fit_the_registers_and_the_shared_memory(num_in: int) -> None:
             config = make(num_out, num_in, 1)
             for power_of_two in (config.rows, config.num_warps):
                 assert power_of_two & (power_of_two - 1) == 0
-            registers = max_registers(config, num_in, 1, tiles)
+            registers = max_registers(config, num_in, tiles, "fp8")
             programs = 2 if num_in <= 8192 else 1
             assert 32 * config.num_warps * registers * programs <= 65536
             block_bytes = tiles * config.rows * padded(num_in)
@@ -250,4 +250,7 @@ def test_a_block_of_an_8b_model_is_of_32_kib_where_a_norm_is_in_the_launch() -> 
     qkv, gates = matvec_config(6144, 4096, 1, normed=True), gate_up_config(14336, 4096, 1)
     assert (qkv.rows, qkv.num_warps) == (8, 4)
     assert (gates.rows, gates.num_warps) == (4, 4)
-    assert max_registers(qkv, 4096, 1, 1) == max_registers(gates, 4096, 1, 2) == 128
+    assert [
+        max_registers(config, 4096, tiles, "fp8") for config, tiles in ((qkv, 1), (gates, 2))
+    ] == [128, 128]
+    assert max_registers(qkv, 4096, 1, "fp8 by bits") == max_registers(qkv, 4096, 1, None) == 255

@@ -353,7 +353,7 @@ def _launch(
         POST=norm_form(post),
         PREFETCH_LINES=prefetch_lines(num_in, itemsize) if prefetches else 0,
         num_warps=config.num_warps,
-        maxnreg=max_registers(config, num_in, itemsize, tiles=2 if gated else 1),
+        maxnreg=max_registers(config, num_in, 2 if gated else 1, kind),
         **dependent_launch(pdl, out_TO),
     )
 

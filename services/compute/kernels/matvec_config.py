@@ -94,11 +94,11 @@ def gate_up_config(num_gates: int, num_in: int, itemsize: int) -> MatvecConfig:
     return MatvecConfig(_spread(rows, num_gates), _few_warps(row_bytes))
 
 
-def max_registers(config: MatvecConfig, num_in: int, itemsize: int, tiles: int) -> int:
-    """Of a thread. With codes no more than it needs: with more of them the compiler decodes, and so
-    waits for memory, before it asks for the input."""
+def max_registers(config: MatvecConfig, num_in: int, tiles: int, kind: str | None) -> int:
+    """Of a thread. With codes (of a kind) that an instruction decodes no more than it needs: with
+    more of them the compiler decodes, and so waits for memory, before it asks for the input."""
     two_programs_share = min(255, max(128, 128 * 8 // config.num_warps))
-    if itemsize > 1 or config.num_stages > 1:
+    if kind != "fp8" or config.num_stages > 1:
         return two_programs_share
     columns = -(-padded(num_in) // (32 * config.num_warps))
     codes = tiles * config.rows * columns // 4
