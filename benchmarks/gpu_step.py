@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ from benchmarks.gpu_models import SHAPES, make_folder
 from benchmarks.gpu_models import Shape as ModelShape
 from common.messages.sampling import SamplingParams
 from services.compute.config import ComputeSettings
-from services.compute.layers.prefetch import PrefetchLimits
 from services.compute.runner.cuda import step_machine
 from services.compute.runner.cuda.load import load_cuda
 from services.compute.runner.packing_runner import PackingRunner
@@ -166,17 +164,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", default="1,64,256")
     parser.add_argument("--chunk", type=int, default=220, help="prompt tokens of the mixed step")
     parser.add_argument("--without", default="", help="of pdl,skinny: what to turn off")
-    parser.add_argument(
-        "--prefetch-mib", nargs="+", type=limits, default=[PrefetchLimits()], metavar="OUT,NEXT",
-        help="what launches ask for of the next weight, one run after the other; 0,0: nothing",
-    )  # fmt: skip
     parser.add_argument("--top", type=int, default=14, help="kernels to name")
     return parser.parse_args()
-
-
-def limits(text: str) -> PrefetchLimits:
-    out_mib, next_mib = text.split(",")
-    return PrefetchLimits(int(float(out_mib) * 2**20), int(float(next_mib) * 2**20))
 
 
 def main() -> None:
@@ -186,8 +175,7 @@ def main() -> None:
     step_machine.DEPENDENT_LAUNCH = "pdl" not in without
     step_machine.SKINNY_PRODUCTS = "skinny" not in without
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "without", options.without)
-    for name, prefetch in product(options.models.split(","), options.prefetch_mib):
-        step_machine.PREFETCH = prefetch
+    for name in options.models.split(","):
         settings = ComputeSettings(
             device="cuda", dtype="bfloat16", load_format="dummy", max_model_len=4096,
             max_prefill_tokens=1024, max_num_seqs=257, quantization=options.quantization,
@@ -195,7 +183,7 @@ def main() -> None:
         )  # fmt: skip
         runner = load(name, settings)
         kind, kv_dtype = options.quantization, options.kv_cache_dtype
-        print(f"\n== {name}, weights {kind}, KV {kv_dtype}, {prefetch}", end="")
+        print(f"\n== {name}, weights {kind}, KV {kv_dtype}", end="")
         if name in SHAPES and kind == "auto":
             print(f": weights alone take {weight_floor_ms(SHAPES[name]):.3f} ms", end="")
         print()

@@ -50,7 +50,6 @@ from services.compute.layers.kernel_attention import AttentionTables, DecodeAtte
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.parts import Activation
-from services.compute.layers.prefetch import PrefetchLimits
 from services.compute.layers.products import ProductByRows
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
@@ -225,9 +224,7 @@ class Bench:
         product = TunedProduct(
             self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
         )
-        decoder = KernelDecoder(
-            self.decoder, inputs, {Linear: product}, MAX_POSITIONS, variant.pdl, PrefetchLimits()
-        )
+        decoder = KernelDecoder(self.decoder, inputs, {Linear: product}, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(
                 self.cache.layer_pages(layer),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.launch import Prefetch
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
@@ -47,7 +46,6 @@ class Recorder:
 
     def __init__(self, takes_norms: bool, can_gate: bool) -> None:
         self.log: list[str] = []
-        self.ahead: list[tuple[str, Prefetch]] = []
         self.normed_inputs: list[NormedInput] = []
         self._takes_norms, self._can_gate = takes_norms, can_gate
         self.fused = self
@@ -88,27 +86,22 @@ class Recorder:
         self.log.append("attend")
 
     def add_norm(
-        self, x_TE: Tensor, delta_TE: Tensor | None, norm: object, *_: Any, **more: Any
+        self, x_TE: Tensor, delta_TE: Tensor | None, norm: object, *_: Any, **__: Any
     ) -> None:
         parts = ["add"] * (delta_TE is not None) + ["norm"] * (norm is not None)
-        self._launched(" ".join(parts), more)
+        self.log.append(" ".join(parts))
 
-    def rotate_and_store(self, *_: Any, **more: Any) -> None:
-        self._launched("rotate", more)
+    def rotate_and_store(self, *_: Any, **__: Any) -> None:
+        self.log.append("rotate")
 
-    def act_mul(self, wide: Tensor, out: Tensor, activation: str, **more: Any) -> None:
-        self._launched(f"{activation} * up", more)
+    def act_mul(self, wide: Tensor, out: Tensor, activation: str, **__: Any) -> None:
+        self.log.append(f"{activation} * up")
 
-    def quantize_rows(self, x: Tensor, rows: QuantizedRows, **more: Any) -> None:
-        self._launched("quantize", more)
+    def quantize_rows(self, x: Tensor, rows: QuantizedRows, **__: Any) -> None:
+        self.log.append("quantize")
 
     def activate(self, x: Tensor, out: Tensor, activation: str, **_: Any) -> None:
         self.log.append(activation)
-
-    def _launched(self, name: str, more: dict[str, Any]) -> None:
-        self.log.append(name)
-        if more["ahead"] is not None:
-            self.ahead.append((name, more["ahead"]))
 
 
 class Quantizing(Recorder):

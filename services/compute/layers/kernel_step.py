@@ -24,7 +24,6 @@ from torch import Tensor
 from services.compute.kernels.activations import act_mul, activate
 from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.kv_format import LayerPages
-from services.compute.kernels.launch import Prefetch
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
@@ -38,7 +37,6 @@ from services.compute.layers.parts import (
     Input,
     Normed,
 )
-from services.compute.layers.prefetch import PrefetchLimits
 from services.compute.layers.products import FusedProduct, Products
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.weighted_layers import AnyLinear, Embedding, Norm
@@ -114,7 +112,6 @@ class KernelDevice:
     ropes: Mapping[RopeSpec, RotaryTables]
     pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
     norms_behind: bool = False  # of parts, beside those before them
-    prefetch: PrefetchLimits = PrefetchLimits()
 
 
 class KernelStep:
@@ -131,7 +128,6 @@ class KernelStep:
         self._num_tokens = num_tokens
         self._caches = caches
         self._attention = attention
-        self._asked_for: AnyLinear | None = None  # the last weight of which a launch did so
 
     def embed(self, embedding: Embedding) -> Hidden:
         stream, num_tokens = self._device.stream, self._num_tokens
@@ -147,12 +143,11 @@ class KernelStep:
         self._device.scratch.rewind()
         return Normed(hidden, norm)
 
-    def computed(self, normed: Normed, linear: AnyLinear | None = None) -> Tensor:
-        """The value; `linear` is the map that reads it next, where that is known."""
+    def computed(self, normed: Normed) -> Tensor:
         if normed.value_TE is None:
             x_TE, norm = normed.hidden.x_TE, normed.norm
             normed.value_TE = x_TE if norm is None else self._take(x_TE.shape[1])
-            self._compute(normed, None if norm is None else normed.value_TE, linear)
+            self._compute(normed, None if norm is None else normed.value_TE)
         return normed.value_TE
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
@@ -175,7 +170,7 @@ class KernelStep:
             inner_TF = self._take(width)
             row.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
         elif fused is not None and fused.can_gate(self._num_tokens, gate_up):
-            value_TI, inner_TF = self._value(x, gate_up), self._take(width)
+            value_TI, inner_TF = self._value(x), self._take(width)
             fused.gated(value_TI, gate_up, activation, inner_TF)
         else:
             return Activated(self._multiply(x, gate_up, None), activation)
@@ -190,7 +185,6 @@ class KernelStep:
         device, cache = self._device, self._caches[attention.layer]
         heads = (-1, attention.num_heads, attention.head_dim)
         mixed_TC = self._take(attention.num_heads * attention.head_dim)
-        out_bytes = device.prefetch.before_attention(self._num_tokens)
         rotate_and_store(
             qkv_TC,
             device.inputs.positions_T,
@@ -206,7 +200,6 @@ class KernelStep:
             attention.num_heads,
             kv_scales=cache.pages.scales,
             pdl=device.pdl,
-            ahead=self._ahead(attention.out, out_bytes),
         )
         call = AttentionCall(
             qkv_TC[:, : mixed_TC.shape[1]].view(heads),
@@ -230,9 +223,7 @@ class KernelStep:
     def _take(self, width: int) -> Tensor:
         return self._device.scratch.take(self._num_tokens, width)
 
-    def _compute(
-        self, normed: Normed, out_TE: Tensor | QuantizedRows | None, linear: AnyLinear | None
-    ) -> None:
+    def _compute(self, normed: Normed, out_TE: Tensor | QuantizedRows | None) -> None:
         """Do the sum that the stream waits for, and write the norm."""
         hidden, norm = normed.hidden, normed.norm
         if norm is not None or hidden.delta_TE is not None:
@@ -244,46 +235,28 @@ class KernelStep:
                 post=hidden.behind,
                 scale=hidden.scale,
                 pdl=self._device.pdl,
-                ahead=None if linear is None else self._ahead_of_next(linear),
             )
         hidden.forget()
 
-    def _value(self, x: Input, linear: AnyLinear) -> Tensor:
+    def _value(self, x: Input) -> Tensor:
         if isinstance(x, Activated):
             inner_TF = self._take(x.gate_up_TF2.shape[1] // 2)
-            ahead = self._ahead_of_next(linear)
-            act_mul(x.gate_up_TF2, inner_TF, x.activation, pdl=self._device.pdl, ahead=ahead)
+            act_mul(x.gate_up_TF2, inner_TF, x.activation, pdl=self._device.pdl)
             return inner_TF
-        return self.computed(x, linear) if isinstance(x, Normed) else x
+        return self.computed(x) if isinstance(x, Normed) else x
 
-    def _quantized(self, x: Input, form: RowForm, linear: AnyLinear) -> QuantizedRows:
+    def _quantized(self, x: Input, form: RowForm, num_in: int) -> QuantizedRows:
         """The value as codes, by the launch that computes it or, if there was one, by another."""
-        num_tokens, num_in, pdl = self._num_tokens, linear.num_in, self._device.pdl
-        num_bytes = QuantizedRows.num_bytes(form, num_tokens, num_in)
+        num_bytes = QuantizedRows.num_bytes(form, self._num_tokens, num_in)
         memory = self._device.scratch.take_bytes(num_bytes)
-        rows = QuantizedRows.within(memory, form, num_tokens, num_in)
+        rows = QuantizedRows.within(memory, form, self._num_tokens, num_in)
         if isinstance(x, Activated):
-            ahead = self._ahead_of_next(linear)
-            act_mul(x.gate_up_TF2, rows, x.activation, pdl=pdl, ahead=ahead)
+            act_mul(x.gate_up_TF2, rows, x.activation, pdl=self._device.pdl)
         elif _has_norm(x) and x.value_TE is None:
-            self._compute(x, rows, linear)
+            self._compute(x, rows)
         else:
-            value_TI = self._value(x, linear)
-            quantize_rows(value_TI, rows, pdl=pdl, ahead=self._ahead_of_next(linear))
+            quantize_rows(self._value(x), rows, pdl=self._device.pdl)
         return rows
-
-    def _ahead_of_next(self, linear: AnyLinear) -> Prefetch | None:
-        return self._ahead(linear, self._device.prefetch.before_product(self._num_tokens))
-
-    def _ahead(self, linear: AnyLinear, max_bytes: int) -> Prefetch | None:
-        """What a launch before this product asks for, if none has asked yet."""
-        if linear is self._asked_for:
-            return None
-        form = self._device.products[type(linear)].row_form(self._num_tokens, linear)
-        packed = form is not None or self._num_tokens == 1
-        ahead = Prefetch.of(linear.streamed(packed=packed), max_bytes)
-        self._asked_for = self._asked_for if ahead is None else linear
-        return ahead
 
     def _multiply(self, x: Input, linear: AnyLinear, out_TO: Tensor | None) -> Tensor:
         row, product = self._taking(linear), self._device.products[type(linear)]
@@ -293,7 +266,7 @@ class KernelStep:
             return out_TO
         form = product.row_form(self._num_tokens, linear)
         # before the output is taken: scratch comes in order
-        value = self._value(x, linear) if form is None else self._quantized(x, form, linear)
+        value = self._value(x) if form is None else self._quantized(x, form, linear.num_in)
         out_TO = self._take(linear.num_out) if out_TO is None else out_TO
         product(value, linear, out_TO)
         return out_TO

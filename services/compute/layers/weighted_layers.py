@@ -73,10 +73,6 @@ class Linear:
     def num_in(self) -> int:
         return self.weight_OI.shape[1]
 
-    def streamed(self, *, packed: bool) -> Tensor:
-        """What a product mostly reads, whether it takes packed weights as they are or not."""
-        return self.weight_OI
-
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.weight_OI, self.bias_O)
 
@@ -97,9 +93,6 @@ class QuantizedLinear:
     @property
     def num_in(self) -> int:
         return self.weight.num_inputs
-
-    def streamed(self, *, packed: bool) -> Tensor:
-        return self.weight.codes_OB if packed or self.dense_OI is None else self.dense_OI
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.weight.dense(x_TI.dtype), self.bias_O)

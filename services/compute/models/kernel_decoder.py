@@ -23,7 +23,6 @@ from services.compute.layers.kernel_step import (
     Scratch,
     StreamBuffers,
 )
-from services.compute.layers.prefetch import PrefetchLimits
 from services.compute.layers.products import Products
 from services.compute.layers.weighted_layers import AnyLinear
 from services.compute.models.decoder import Decoder
@@ -39,7 +38,6 @@ class KernelDecoder:
         products: Products,
         max_positions: int,
         pdl: bool,
-        prefetch: PrefetchLimits,
     ) -> None:
         """With `pdl` kernels of ours begin while the one before them ends (dependent launch)."""
         shape, device, dtype = decoder.shape, decoder.device, decoder.dtype
@@ -54,7 +52,6 @@ class KernelDecoder:
             ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},
             pdl=pdl,
             norms_behind=decoder.layers[-1].last[0] is not None,
-            prefetch=prefetch,
         )
         self._sampled_SE = torch.zeros(max_samples, shape.hidden_size, dtype=dtype, device=device)
         self.logits_SV = torch.zeros(max_samples, shape.vocab_size, device=device)

@@ -38,7 +38,6 @@ from services.compute.layers.kernel_attention import (
 )
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
-from services.compute.layers.prefetch import PrefetchLimits
 from services.compute.layers.products import InvariantProduct, Product, ProductByRows, Products
 from services.compute.layers.quantized_product import ROW_LIMITS, QuantizedProduct
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
@@ -97,8 +96,7 @@ way: a step of the 1B model took 0.824 ms with it and 0.850 without, one of the 
 
 DEPENDENT_LAUNCH = True
 SKINNY_PRODUCTS = True
-PREFETCH = PrefetchLimits()
-"""Changed by benchmarks alone, to see what they are worth."""
+"""Turned off by benchmarks alone, to see what they are worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +158,7 @@ class StepMachine:
             choices=self.choices,
         )
         products: Products = {Linear: plain, QuantizedLinear: quantized}
-        self._decoder = KernelDecoder(
-            decoder, self.inputs, products, sizes.max_positions, pdl, PREFETCH
-        )
+        self._decoder = KernelDecoder(decoder, self.inputs, products, sizes.max_positions, pdl)
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
         self.pooler: Pooler | None = None
         if pooling is not None:
