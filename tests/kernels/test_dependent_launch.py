@@ -17,8 +17,7 @@ from services.compute.kernels.add_norm import add_norm
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.kv_format import FP8, INT8
-from services.compute.kernels.launch import PREFETCH_CHUNK, Prefetch, dependent_launch
-from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quantize_rows
+from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.rotate_and_store import RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
@@ -56,9 +55,7 @@ class Chain:
     bucket: int
     entry: torch.dtype | None
 
-    def run(
-        self, between: Callable[[], None] = lambda: None, ahead: Prefetch | None = None
-    ) -> list[Tensor]:
+    def run(self, between: Callable[[], None] = lambda: None) -> list[Tensor]:
         """All that the layers wrote, from the same beginning; `between` comes after each launch."""
         bucket, width = self.bucket, HEADS * self.head_dim
         y_TE = self.x_TE[:, :width].clone(memory_format=torch.contiguous_format)
@@ -66,7 +63,6 @@ class Chain:
         mixed_TE = torch.zeros_like(y_TE)
         gate_up_TF2, sampled_SE = torch.empty_like(y_TE), torch.empty_like(self.x_TE)
         inner_TF = delta_TE.view(-1)[: bucket * width // 2].view(bucket, width // 2)
-        rows = QuantizedRows.empty(RowForm("int8"), *inner_TF.shape, inner_TF.device)
         q_THD = qkv_TC[:, :width].view(bucket, HEADS, self.head_dim)
         pages = [layer_of(layer, self.entry) for layer in self.pages]
         norm = Norm(self.weight_E, EPS)
@@ -76,12 +72,11 @@ class Chain:
             between()
         for number, (entries, scales) in enumerate(pages):
             work = self.works[number % 2]
-            add_norm(x_TE, delta_TE, norm, qkv_TC, pdl=True, ahead=ahead)
+            add_norm(x_TE, delta_TE, norm, qkv_TC, pdl=True)
             between()
             rotate_and_store(
                 qkv_TC, self.inputs.positions_T, self.inputs.kv_slots_GT[0],
                 self.tables, None, entries, HEADS, kv_scales=scales, pdl=True,
-                ahead=ahead,
             )  # fmt: skip
             between()
             mixed_THD = mixed_TE.view(bucket, HEADS, self.head_dim)
@@ -92,18 +87,15 @@ class Chain:
             decode_attention(call, work, bucket, pdl=True)
             between()
             weight_E = self.weight_E[:width]
-            add_norm(y_TE, mixed_TE, Norm(weight_E, EPS), gate_up_TF2, pdl=True, ahead=ahead)
+            add_norm(y_TE, mixed_TE, Norm(weight_E, EPS), gate_up_TF2, pdl=True)
             between()
-            act_mul(gate_up_TF2, inner_TF, "silu", pdl=True, ahead=ahead)
-            between()
-            quantize_rows(inner_TF, rows, pdl=True, ahead=ahead)
+            act_mul(gate_up_TF2, inner_TF, "silu", pdl=True)
             between()
         index_S = self.inputs.sample_token_S[:bucket]
         add_norm(x_TE, delta_TE, norm, sampled_SE, index_S=index_S, pdl=True)
         between()
         stored = [part for layer in pages for part in layer if part is not None]
-        codes = rows.codes_TPI
-        return [x_TE, y_TE, delta_TE, mixed_TE, qkv_TC, sampled_SE, codes, *stored]
+        return [x_TE, y_TE, delta_TE, mixed_TE, qkv_TC, sampled_SE, *stored]
 
 
 def make_chain(
@@ -156,31 +148,9 @@ def test_launches_that_overlap_do_what_they_do_one_after_the_other(
     chain = make_chain(device, rows, bucket, head_dim, entry)
     # the same kernels: compiled without dependent launch they may round elsewhere
     expected = chain.run(between=torch.cuda.synchronize)
-    replay(chain, expected, None)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="there is no prefetching in the interpreter")
-@pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (40, 64)])
-@pytest.mark.parametrize("num_bytes", [16, PREFETCH_CHUNK.value, 24 << 20])
-def test_what_launches_ask_the_cache_for_changes_no_result(
-    device: torch.device, rows: int, bucket: int, num_bytes: int
-) -> None:
-    weight = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    ahead = Prefetch.of(weight, num_bytes)
-    assert ahead is not None
-    chain = make_chain(device, rows, bucket, 128, None)
-    replay(chain, chain.run(between=torch.cuda.synchronize), ahead)
-    replay(chain, chain.run(between=torch.cuda.synchronize, ahead=ahead), None)
-
-
-def replay(chain: Chain, expected: list[Tensor], ahead: Prefetch | None) -> None:
-    """Launches of a graph give this again and again."""
-    chain.run(ahead=ahead)  # compiles
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = chain.run(ahead=ahead)
+        found = chain.run()
     for _ in range(REPEATS):
         for work in chain.works:
             work.items.fill_(1 << 20)  # of an earlier step

@@ -17,13 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.launch import (
-    NO_PREFETCH,
-    Prefetch,
-    dependent_launch,
-    prefetch_ahead,
-    prefetch_planes,
-)
+from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.quantized_rows import (
     QuantizedRows,
     RowPointers,
@@ -72,8 +66,6 @@ def _activation_kernel(
     code_scale_ptr,
     code_sum_ptr,
     num_rows,
-    ahead_address,
-    ahead_bytes,
     F: tl.constexpr,
     BLOCK_F: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -81,11 +73,6 @@ def _activation_kernel(
     FORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    NUM_BLOCKS: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
-    if ahead_address is not None:
-        if tl.program_id(1) >= NUM_BLOCKS:
-            prefetch_ahead(ahead_address, ahead_bytes, NUM_BLOCKS, PDL)
-            return
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -115,14 +102,13 @@ def act_mul(
     activation: Activation,
     *,
     pdl: bool = False,
-    ahead: Prefetch | None = None,
 ) -> None:
     """out = act(gate) * up, where gate is the first half of gate_up's columns and up the second.
 
     Both are contiguous and of one dtype, or `out` are rows to be quantized: of what is rounded to
-    that dtype. For pdl and `ahead` see launch.py.
+    that dtype. For pdl see dependent_launch.
     """
-    _launch(gate_up_TF2, out_TF, activation, gated=True, pdl=pdl, ahead=ahead)
+    _launch(gate_up_TF2, out_TF, activation, gated=True, pdl=pdl)
 
 
 def activate(x_TF: Tensor, out_TF: Tensor, activation: Activation, *, pdl: bool = False) -> None:
@@ -137,7 +123,6 @@ def _launch(
     *,
     gated: bool,
     pdl: bool,
-    ahead: Prefetch | None = None,
 ) -> None:
     num_tokens, width = out_TF.shape
     form = out_TF.form if isinstance(out_TF, QuantizedRows) else None
@@ -145,13 +130,11 @@ def _launch(
     if form is not None and not form.by_group:  # a row has one scale
         block = triton.next_power_of_2(width)
         num_warps = row_warps(block)
-    num_blocks = triton.cdiv(width, block)
-    _activation_kernel[(num_tokens, num_blocks + prefetch_planes(ahead, num_tokens))](
+    _activation_kernel[(num_tokens, triton.cdiv(width, block))](
         in_TX,
         out_TF if form is None else None,
         *RowPointers.of(out_TF),
         num_tokens,
-        *(ahead or NO_PREFETCH),
         F=width,
         BLOCK_F=block,
         ACTIVATION=activation,

@@ -23,13 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.compute.kernels.launch import (
-    NO_PREFETCH,
-    Prefetch,
-    dependent_launch,
-    prefetch_ahead,
-    prefetch_planes,
-)
+from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.quantized_rows import QuantizedRows, RowPointers, store_codes
 
 if TYPE_CHECKING:
@@ -98,8 +92,6 @@ def _add_norm_kernel(
     eps,
     post_eps,
     scale,
-    ahead_address,
-    ahead_bytes,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     NORM: tl.constexpr,
@@ -108,10 +100,6 @@ def _add_norm_kernel(
     PDL: tl.constexpr,
 ):
     """What is not there is None, and its code with it."""
-    if ahead_address is not None:
-        if tl.program_id(1) >= 1:
-            prefetch_ahead(ahead_address, ahead_bytes, 1, PDL)
-            return
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
@@ -162,7 +150,6 @@ def add_norm(
     scale: float = 1.0,
     index_S: Tensor | None = None,
     pdl: bool = False,
-    ahead: Prefetch | None = None,
 ) -> None:
     """x += scale * post(delta) in place, out = norm(x); without delta x stays as it is.
 
@@ -173,8 +160,8 @@ def add_norm(
     padding, too (0 is).
 
     All tensors are contiguous, of one dtype but for the norms' (theirs or float32), and at most
-    MAX_WIDTH wide; `post` has no bias. For pdl and `ahead` see launch.py; indices are read above
-    the wait.
+    MAX_WIDTH wide; `post` has no bias. For pdl see dependent_launch; indices are read above the
+    wait.
     """
     num_rows, width = x_TE.shape if out_TE is None else out_TE.shape
     if width > MAX_WIDTH:
@@ -183,7 +170,7 @@ def add_norm(
     assert delta_TE is not None or (norm is not None and post is None and scale == 1.0)
     assert post is None or post.bias_E is None
     block = triton.next_power_of_2(width)
-    _add_norm_kernel[(num_rows, 1 + prefetch_planes(ahead, num_rows))](
+    _add_norm_kernel[(num_rows,)](
         x_TE,
         delta_TE,
         index_S,
@@ -196,7 +183,6 @@ def add_norm(
         None if norm is None else norm.eps,
         None if post is None else post.eps,
         None if scale == 1.0 else scale,
-        *(ahead or NO_PREFETCH),
         E=width,
         BLOCK_E=block,
         NORM=norm_form(norm),

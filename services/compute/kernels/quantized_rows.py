@@ -20,13 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.compute.kernels.kv_entries import INFINITY, WHOLE, WHOLE_BITS, encode
-from services.compute.kernels.launch import (
-    NO_PREFETCH,
-    Prefetch,
-    dependent_launch,
-    prefetch_ahead,
-    prefetch_planes,
-)
+from services.compute.kernels.launch import dependent_launch
 
 RowKind: TypeAlias = Literal["fp8", "int8", "int16"]
 
@@ -182,13 +176,9 @@ def store_codes(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _quantize_kernel(
-    x_ptr, code_ptr, scale_ptr, sum_ptr, num_rows, ahead_address, ahead_bytes,
+    x_ptr, code_ptr, scale_ptr, sum_ptr, num_rows,
     E: tl.constexpr, BLOCK_E: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if ahead_address is not None:
-        if tl.program_id(1) >= 1:
-            prefetch_ahead(ahead_address, ahead_bytes, 1, PDL)
-            return
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -201,19 +191,15 @@ def _quantize_kernel(
     )  # fmt: skip
 
 
-def quantize_rows(
-    x_TI: Tensor, rows: QuantizedRows, *, pdl: bool = False, ahead: Prefetch | None = None
-) -> None:
-    """The codes of rows that no launch of ours could quantize while it made them. For pdl and
-    `ahead` see launch.py."""
+def quantize_rows(x_TI: Tensor, rows: QuantizedRows, *, pdl: bool = False) -> None:
+    """The codes of rows that no launch of ours could quantize while it made them."""
     num_rows, width = x_TI.shape
     assert x_TI.is_contiguous() and rows.shape == x_TI.shape
     block = triton.next_power_of_2(width)
-    _quantize_kernel[(num_rows, 1 + prefetch_planes(ahead, num_rows))](
+    _quantize_kernel[(num_rows,)](
         x_TI,
         *RowPointers.of(rows),
         num_rows,
-        *(ahead or NO_PREFETCH),
         E=width,
         BLOCK_E=block,
         FORM=rows.form,

@@ -22,13 +22,7 @@ from torch import Tensor
 from services.compute.kernels.add_norm import norm_form, norm_reference
 from services.compute.kernels.kv_entries import Codes, encode, head_scales, scale_values
 from services.compute.kernels.kv_format import LayerPages, quantize
-from services.compute.kernels.launch import (
-    NO_PREFETCH,
-    Prefetch,
-    dependent_launch,
-    prefetch_ahead,
-    prefetch_planes,
-)
+from services.compute.kernels.launch import dependent_launch
 
 if TYPE_CHECKING:
     from services.compute.layers.weighted_layers import Norm
@@ -135,8 +129,6 @@ def _rotate_and_store_kernel(
     pages_ptr,
     scales_ptr,
     eps,
-    ahead_address,
-    ahead_bytes,
     FIRST_HEAD: tl.constexpr,
     H: tl.constexpr,
     K: tl.constexpr,
@@ -154,11 +146,6 @@ def _rotate_and_store_kernel(
     OVER_ALL: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    NUM_TILES: tl.constexpr = (H + 2 * K - FIRST_HEAD + BLOCK_N - 1) // BLOCK_N
-    if ahead_address is not None:
-        if tl.program_id(1) >= NUM_TILES:
-            prefetch_ahead(ahead_address, ahead_bytes, NUM_TILES, PDL)
-            return
     J: tl.constexpr = D // 2
     token = tl.program_id(0).to(tl.int64)
     head = FIRST_HEAD + tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -257,7 +244,6 @@ def rotate_and_store(
     *,
     kv_scales: Tensor | None = None,
     pdl: bool = False,
-    ahead: Prefetch | None = None,
 ) -> None:
     """Norm and rotate (where given) q in place; store k, normed and rotated, and v in the cache.
 
@@ -267,8 +253,7 @@ def rotate_and_store(
     positions_T[t] and is stored at kv_slots_T[t], which are those of the layer's cache group; a
     slot of -1 stores nothing, but needs a position within the tables. Queries are not scaled.
     The keys in qkv stay as they were. With pdl positions and slots are read above the wait (see
-    launch.py), and the next kernel may start when those before this one have ended. What is asked
-    for `ahead` comes while attention runs.
+    dependent_launch), and the next kernel may start when those before this one have ended.
     """
     _, _, kv_heads, page_tokens, width = kv_pages.shape
     q_norm, k_norm, after_rotation, over_all_heads = norms or HeadNorms(None, None)
@@ -282,8 +267,7 @@ def rotate_and_store(
     if over_all_heads:
         block_n = triton.next_power_of_2(num_all)
         num_warps = min(16, max(4, block_n * block_j // (32 * THREAD_PAIRS)))
-    num_tokens, num_tiles = len(qkv_TC), triton.cdiv(num_all, block_n)
-    _rotate_and_store_kernel[(num_tokens, num_tiles + prefetch_planes(ahead, num_tokens))](
+    _rotate_and_store_kernel[(qkv_TC.shape[0], triton.cdiv(num_all, block_n))](
         qkv_TC,
         positions_T,
         kv_slots_T,
@@ -294,7 +278,6 @@ def rotate_and_store(
         codes.pages,
         codes.scales,
         None if one is None else one.eps,
-        *(ahead or NO_PREFETCH),
         FIRST_HEAD=first_head,
         H=num_heads,
         K=kv_heads,
