@@ -45,7 +45,7 @@ class ReorderedLinear:
     def __call__(self, x_TI: Tensor) -> Tensor:
         num_rows = len(x_TI)
         padding = padded_rows(num_rows) - num_rows
-        out_TO: Tensor = torch.ops.mkldnn._linear_pointwise(
+        out_TO: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             F.pad(x_TI, (0, 0, 0, padding)) if padding else x_TI,
             *(self._packed, self._bias_O, "none", [], ""),
         )
@@ -79,7 +79,7 @@ class Int8Linear:
                 return self._dense(x_TI)
             weight_OI = self._codes_OI.to(x_TI.dtype).mul_(self._scales_O[:, None])
             return F.linear(x_TI, weight_OI, self._bias_O)
-        out_TO: Tensor = torch.ops.aten._weight_int8pack_mm(x_TI, self._codes_OI, self._scales_O)
+        out_TO = torch._weight_int8pack_mm(x_TI, self._codes_OI, self._scales_O)
         return out_TO if self._bias_O is None else out_TO.add_(self._bias_O)
 
 
@@ -130,7 +130,7 @@ class Int4Linear:
             return self._many_rows(x_TI)
         if self._order_I is not None:
             x_TI = x_TI.index_select(1, self._order_I)
-        out_TO: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+        out_TO = torch._weight_int4pack_mm_for_cpu(
             x_TI, self._codes, self._group_size, self._scales_GO2
         )
         return out_TO if self._bias_O is None else out_TO.add_(self._bias_O)

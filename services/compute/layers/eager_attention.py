@@ -217,33 +217,36 @@ class EagerAttention:
         if len(work.decode) == 1 and not work.prefill:  # so that a single token is copied no more
             rows = work.decode[0]
             gathered = work.layers.gather(number, rows.index, len(q_THD))
-            return self._attend_decode(gathered, rows, softcap, q_THD).flatten(1)
+            return self._attend_decode(gathered, rows, softcap, q_THD)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        out_TC = out_THD.flatten(1)
         for rows in work.decode:
             gathered = work.layers.gather(number, rows.index, len(rows.mask_B11L))
-            out_THD[rows.rows] = self._attend_decode(gathered, rows, softcap, q_THD[rows.rows])
+            out_TC[rows.rows] = self._attend_decode(gathered, rows, softcap, q_THD[rows.rows])
         for row in work.prefill:
             gathered = work.layers.gather(number, row.index, 1)
             self._attend_prefill(gathered, row.blocks, softcap, q_THD, out_THD)
-        return out_THD.flatten(1)
+        return out_TC
 
     def _attend_decode(
         self, gathered: Gathered, group: _Decode, softcap: float, q_BHD: Tensor
     ) -> Tensor:
-        heads, width = self._form.kv_heads, self._form.head_dim
-        rows, _, _, length = group.mask_B11L.shape
-        q = q_BHD.reshape(rows * heads, -1, width)
-        if rows * heads * length <= FUSED_POSITIONS and gathered.key_scales is None and not softcap:
-            keys, values = (x.view(rows, heads, length, width) for x in gathered[:2])
-            q_BKGD = q.view(rows, heads, -1, width)
-            mixed = F.scaled_dot_product_attention(q_BKGD, keys, values, group.mask_B11L, scale=1.0)
-            return mixed.reshape(rows, -1, width)
-        scores = torch.bmm(q, gathered.keys.transpose(1, 2)).view(rows, heads, -1, length)
-        scores = _capped(_times(scores, gathered.key_scales), softcap)
+        """[B, H * D]"""
+        keys_BKLD, values_BKLD, key_scales, _ = gathered
+        rows, heads, length, width = keys_BKLD.shape
+        q_BKGD = q_BHD.view(rows, heads, -1, width)
+        if rows * heads * length <= FUSED_POSITIONS and key_scales is None and not softcap:
+            mixed = F.scaled_dot_product_attention(
+                q_BKGD, keys_BKLD, values_BKLD, group.mask_B11L, scale=1.0
+            )
+            return mixed.reshape(rows, -1)
+        q, keys = q_BKGD.flatten(0, 1), keys_BKLD.flatten(0, 1)
+        scores = torch.bmm(q, keys.transpose(1, 2)).view(rows, heads, -1, length)
+        scores = _capped(_times(scores, key_scales), softcap)
         scores += group.mask_B11L
         weights = _times(torch.softmax(scores, dim=-1), gathered.value_scales).to(q.dtype)
-        mixed = torch.bmm(weights.view(rows * heads, -1, length), gathered.values)
-        return mixed.view(rows, -1, width)
+        mixed = torch.bmm(weights.view(rows * heads, -1, length), values_BKLD.flatten(0, 1))
+        return mixed.view(rows, -1)
 
     def _attend_prefill(
         self,
@@ -259,12 +262,12 @@ class EagerAttention:
             q_THD_block = q_THD[block.start : block.end]
             q = q_THD_block.transpose(0, 1).reshape(heads, -1, width)  # [K, G * Q, D]
             keys, values, key_scales, value_scales = gathered.up_to(seen)
-            scores = torch.bmm(q, keys.transpose(1, 2)).view(1, heads, -1, seen)
+            scores = torch.bmm(q, keys[0].transpose(1, 2)).view(1, heads, -1, seen)
             scores = _capped(_times(scores, key_scales), softcap)
             by_query = scores.view(-1, queries, seen)
             by_query[:, :, block.first_masked :] += block.mask_QL
             weights = _times(torch.softmax(scores, dim=-1), value_scales).to(q.dtype)
-            mixed = torch.bmm(weights.view(heads, -1, seen), values).view(-1, queries, width)
+            mixed = torch.bmm(weights.view(heads, -1, seen), values[0]).view(-1, queries, width)
             out_THD[block.start : block.end] = mixed.transpose(0, 1)
 
     def _decode_group(self, group: DecodeGroup, index: Tensor, window: int) -> _Decode:

@@ -126,12 +126,13 @@ class EagerStep:
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         qkv = qkv_TC.view(-1, heads + 2 * kv_heads, attention.head_dim)
         q_THD, kv = qkv[:, :heads], qkv[:, heads:]
-        if not attention.norms_rotated:
+        has_norms = attention.q_norm is not None or attention.k_norm is not None
+        if has_norms and not attention.norms_rotated:
             _norm_heads(attention, q_THD, kv[:, :kv_heads])
         ropes = self._ropes_of_layer[attention.layer]
         if ropes is not None:
             rotate(qkv[:, : heads + kv_heads], self._rope_rows[ropes])
-        if attention.norms_rotated:
+        if has_norms and attention.norms_rotated:
             _norm_heads(attention, q_THD, kv[:, :kv_heads])
         if attention.norms_rotated or ropes is None:
             q_THD.mul_(attention.scale)

@@ -23,7 +23,7 @@ DECODED_AT_ONCE = 1 << 17
 
 
 class Gathered(NamedTuple):
-    """Keys and values of some rows, [B * K, L, D], and scales [B, K, 1, L] if they have any.
+    """Keys and values of some rows, [B, K, L, D], and scales [B, K, 1, L] if they have any.
 
     A score is to be multiplied by its key's scale, a probability by its value's.
     """
@@ -37,8 +37,8 @@ class Gathered(NamedTuple):
         """The first of the positions."""
         keys, values, key_scales, value_scales = self
         return Gathered(
-            keys[:, :num_positions],
-            values[:, :num_positions],
+            keys[:, :, :num_positions],
+            values[:, :, :num_positions],
             None if key_scales is None else key_scales[..., :num_positions],
             None if value_scales is None else value_scales[..., :num_positions],
         )
@@ -85,6 +85,12 @@ class PlainLayers:
             form.page_tokens * form.head_dim * form.dtype.itemsize
         )
         self._workspace = Workspace(form.dtype)
+        self._size = (
+            0,
+            0,
+        )  # entries and rows of what was gathered last, where it lies, and its views
+        self._space = self._workspace.take(0, 0)
+        self._gathered = Gathered(self._space, self._space)
         values = pages.view(form.dtype)
         by_head = values.view(-1, form.page_tokens * form.head_dim)
         by_position = values.view(-1, form.head_dim)
@@ -112,11 +118,14 @@ class PlainLayers:
         return torch.from_numpy(index.reshape(-1))
 
     def gather(self, number: int, index: Tensor, num_rows: int) -> Gathered:
-        form = self._form
-        space = self._workspace.take(len(index), form.page_tokens * form.head_dim)
-        torch.index_select(self._by_head[number], 0, index, out=space)
-        keys, values = space.view(2, num_rows * form.kv_heads, -1, form.head_dim)
-        return Gathered(keys, values)
+        size = len(index), num_rows
+        if size != self._size:  # else the layer before had the same
+            form = self._form
+            self._space = self._workspace.take(len(index), form.page_tokens * form.head_dim)
+            both = self._space.view(2, num_rows, form.kv_heads, -1, form.head_dim)
+            self._size, self._gathered = size, Gathered(*both.unbind())
+        torch.index_select(self._by_head[number], 0, index, out=self._space)
+        return self._gathered
 
 
 class QuantizedLayers:
@@ -153,7 +162,7 @@ class QuantizedLayers:
         entries = copied.view(form.entry).view(*sizes, form.head_dim).permute(2, 0, 3, 1, 4, 5)
         space = self._workspace.take(len(index), form.num_entries)
         decode(entries, space.view(entries.shape))
-        keys, values = space.view(2, num_rows * form.kv_heads, -1, form.head_dim)
+        keys, values = space.view(2, num_rows, form.kv_heads, -1, form.head_dim).unbind()
         scales = torch.index_select(self._scale_rows[number], 0, index).float()
         scales.mul_(1.0 / self._unit)
         scales = scales.view(num_rows, -1, form.kv_heads, form.page_tokens, 2).permute(

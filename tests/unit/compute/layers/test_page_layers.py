@@ -58,12 +58,12 @@ def test_what_is_written_is_in_the_pages_of_its_layer_alone_and_is_gathered_from
         layers = groups[place.group]
         gathered = layers.gather(place.number, layers.index(some), 2)
         values = dequantize(cache.layer_pages(layer), torch.float64)
-        by_row = values[some].permute(2, 0, 3, 1, 4, 5).reshape(2, 2 * KV_HEADS, -1, WIDTH)
+        by_row = values[some].permute(2, 0, 3, 1, 4, 5).reshape(2, 2, KV_HEADS, -1, WIDTH)
         for kind, found in enumerate((gathered.keys, gathered.values)):
             scales = (gathered.key_scales, gathered.value_scales)[kind]
             exact = found.double()
             if scales is not None:
-                exact = exact * scales.double().view(2 * KV_HEADS, -1, 1)
+                exact = exact * scales.double().view(2, KV_HEADS, -1, 1)
             assert torch.equal(exact, by_row[kind])
 
 
