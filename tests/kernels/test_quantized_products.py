@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.compute.kernels.activations import act_mul
 from services.compute.kernels.add_norm import add_norm
+from services.compute.kernels.choices import Choices
 from services.compute.kernels.integer_matvec import (
     IntegerRowConfig,
     integer_matvec,
@@ -268,6 +269,27 @@ def test_every_number_of_rows_is_served(
     expected = F.linear(x.double(), weight.dense(torch.float64), bias.double())
     rounds_inputs = row_kind is not None and row_kind.planes == 1
     assert (out.double() - expected).norm() / expected.norm() < (0.04 if rounds_inputs else 8e-3)
+
+
+def test_a_launch_that_is_noted_has_no_copy_of_rows_in_the_order_of_the_weight(
+    device: torch.device,
+) -> None:
+    order_I = torch.randperm(256, device=device)
+    weight = replace(random_packed("int4", 160, 256, 128, True, device), order_I=order_I)
+    linear = KernelLinears(torch.float16, keeps_dense=False)(weight, None)
+    choices, work = Choices(), SkinnyWork.make(160, device)
+    room = torch.zeros(160 * 256, device=device, dtype=torch.float16)
+    product = QuantizedProduct(
+        InvariantProduct(), work, room, invariant=False, pdl=False, choices=choices
+    )
+    x = torch.zeros(5, 256, device=device, dtype=torch.float16)
+    out = torch.empty(5, 160, device=device, dtype=torch.float16)
+    with choices.asking() as asked:
+        product(x, linear, out)
+    x.normal_()
+    (noted,) = asked.values()
+    noted.launches[0](noted.options.default)
+    assert_rounded_once(out, x, weight.dense(torch.float64), None)
 
 
 def test_what_has_no_such_product_says_so(device: torch.device) -> None:

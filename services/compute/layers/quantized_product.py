@@ -35,6 +35,7 @@ from services.compute.kernels.unpack import unpack
 from services.compute.layers.parts import Activation
 from services.compute.layers.products import FusedProduct, Product
 from services.compute.layers.weighted_layers import Linear, QuantizedLinear
+from services.compute.quantization.packed import Packed
 
 MAX_PACKED_ROWS = 128
 """More rows that are not quantized are multiplied with the weight unpacked into memory: it is
@@ -160,14 +161,11 @@ class QuantizedProduct:
         if self._row is not None and self._row.suits(num_tokens, linear):
             self._row(x_TI, linear, out_TO)
             return
-        if weight.order_I is not None:
-            x_TI = x_TI[:, weight.order_I]
         if num_tokens == 1 and not self._invariant:
-            packed_matvec(x_TI, weight, linear.bias_O, out_TO, PackedRowConfig(), pdl=self._pdl)
+            x_TI, row_config = _ordered(x_TI, weight), PackedRowConfig()
+            packed_matvec(x_TI, weight, linear.bias_O, out_TO, row_config, pdl=self._pdl)
         elif num_tokens <= MAX_PACKED_ROWS or self._invariant:
-            launch = partial(
-                packed_matmul, x_TI, weight, linear.bias_O, out_TO, self._work, pdl=self._pdl
-            )
+            launch = partial(self._decoded, x_TI, linear, out_TO)
             if self._invariant:
                 launch(INVARIANT)
             else:
@@ -176,7 +174,19 @@ class QuantizedProduct:
             num_out, num_in = weight.shape
             weight_OI = self._scratch[: num_out * num_in].view(num_out, num_in)
             unpack(weight, weight_OI)
-            self._plain(x_TI, Linear(weight_OI, linear.bias_O), out_TO)
+            self._plain(_ordered(x_TI, weight), Linear(weight_OI, linear.bias_O), out_TO)
+
+    def _decoded(
+        self, x_TI: Tensor, linear: QuantizedLinear, out_TO: Tensor, config: PackedConfig
+    ) -> None:
+        # ordered here, so that launches that are noted keep no copies of their rows
+        weight, x_TI = linear.weight, _ordered(x_TI, linear.weight)
+        packed_matmul(x_TI, weight, linear.bias_O, out_TO, self._work, config, pdl=self._pdl)
+
+
+def _ordered(x_TI: Tensor, weight: Packed) -> Tensor:
+    """Inputs as the weight's columns are."""
+    return x_TI if weight.order_I is None else x_TI[:, weight.order_I]
 
 
 def _suits_library(rows: QuantizedRows, num_out: int, dtype: torch.dtype) -> bool:
