@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from services.compute.config import ComputeSettings
@@ -265,13 +266,17 @@ class CountingMeter:
         return config.num_warps + config.num_stages / 10
 
 
-@in_the_interpreter
-def test_the_next_start_finds_what_one_has_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of this device's choices."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Interpreter 1")
-    meter, kept = CountingMeter(), tmp_path / "cache/slipstream/choices/interpreter-1.jsonl"
+    return tmp_path / "cache/slipstream/choices/interpreter-1.jsonl"
+
+
+@in_the_interpreter
+def test_the_next_start_finds_what_one_has_measured(tmp_path: Path, kept: Path) -> None:
+    meter = CountingMeter()
     machine, cache = machine_of(tmp_path)
     options = [each.options for each in machine.asked(cache)]
     choose(machine, cache, meter, StartLog(torch.device("cpu")))
@@ -286,3 +291,31 @@ def test_the_next_start_finds_what_one_has_measured(
     assert [again.choices.of(each) for each in options] == [
         machine.choices.of(each) for each in options
     ]
+
+
+class EndedMeter(CountingMeter):
+    """The start is ended while it measures products of more than 16 rows."""
+
+    def seconds(self, launches: Sequence[Launch]) -> float:
+        if launches[0].args[-1].block_tokens > 16:
+            raise KeyboardInterrupt
+        return super().seconds(launches)
+
+
+@in_the_interpreter
+def test_a_start_that_is_ended_keeps_what_it_has_measured(tmp_path: Path, kept: Path) -> None:
+    machine, cache = machine_of(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        choose(machine, cache, EndedMeter(), StartLog(torch.device("cpu")))
+    assert {json.loads(line)["num_tokens"] for line in kept.read_text().splitlines()[1:]} == {16}
+
+
+@in_the_interpreter
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, kept: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    machine, cache = machine_of(tmp_path)
+    with capture_logs() as logs:
+        choose(machine, cache, CountingMeter(), StartLog(torch.device("cpu")))
+    events = [line["event"] for line in logs]
+    assert events.count("measured choices are not kept") == 1
+    assert not machine.asked(cache)

@@ -7,8 +7,8 @@ took with it and with the heuristic's, and the constants. The first line says fo
 from __future__ import annotations
 
 import json
-import os
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -86,13 +86,15 @@ def read_own(path: Path, device: str) -> Found:
         return {}
 
 
-def keep(path: Path, device: str, choices: Found) -> None:
+def keep(path: Path, device: str, choices: Found) -> bool:
     """Add these to this machine's own file; where that cannot be, the next start measures again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, device, read_own(path, device) | choices)
     except OSError as error:
         structlog.get_logger().warning("measured choices are not kept", error=str(error))
+        return False
+    return True
 
 
 def write(path: Path, device: str, choices: Found) -> None:
@@ -101,7 +103,7 @@ def write(path: Path, device: str, choices: Found) -> None:
     for key, choice in sorted(choices.items(), key=lambda item: item[0]):
         times = {"us": round(choice.us, 2), "default_us": round(choice.default_us, 2)}
         lines.append(json.dumps({**key._asdict(), **times, "config": asdict(choice.config)}))
-    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}")  # containers share process ids
     try:
         part.write_text("\n".join(lines) + "\n", encoding="utf-8")
         part.replace(path)

@@ -11,7 +11,14 @@ import torch
 from common.errors import ConfigError
 from common.host import cache_folder
 from services.compute.config import ComputeSettings
-from services.compute.kernels.choice_files import SHIPPED, file_in, keep, read, read_own
+from services.compute.kernels.choice_files import (
+    SHIPPED,
+    Found,
+    file_in,
+    keep,
+    read,
+    read_own,
+)
 from services.compute.layers.paged_cache import PagedCache
 from services.compute.layers.weighted_layers import KernelLinears
 from services.compute.runner.cuda.choosing import Measuring, Meter
@@ -147,9 +154,13 @@ def choose(machine: StepMachine, cache: PagedCache, meter: Meter, log: StartLog)
     asked = machine.asked(cache)
     if not asked:
         return
-    found = dict(Measuring(meter).choices(asked))
+    found: Found = {}
+    is_kept = True
+    for key, choice in Measuring(meter).choices(asked):
+        found[key] = choice
+        # at once: who waits for a start may end it
+        is_kept = is_kept and keep(own, device, found)
     machine.choices.add(found)
-    keep(own, device, found)
     log.say("products measured", products=len(found), left=len(asked) - len(found))
 
 

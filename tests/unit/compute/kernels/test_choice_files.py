@@ -149,10 +149,26 @@ def test_what_is_measured_later_is_kept_beside_what_was(path: Path) -> None:
     assert read(path.parent / "new" / path.name, DEVICE) == FOUND | {SKINNY: faster}
 
 
+def test_a_replica_of_the_same_process_id_may_write_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def late(part: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        assert keep(path, DEVICE, {PACKED: FOUND[PACKED]})
+        return part.replace(target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    assert keep(path, DEVICE, {SKINNY: FOUND[SKINNY]})
+    assert SKINNY in read(path, DEVICE)
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_where_nothing_can_be_written_the_start_goes_on(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with capture_logs() as logs:
-        keep(tmp_path / "cache" / "nvidia-h200.jsonl", DEVICE, FOUND)
+        assert not keep(tmp_path / "cache" / "nvidia-h200.jsonl", DEVICE, FOUND)
     assert [line["event"] for line in logs] == ["measured choices are not kept"]
 
 
