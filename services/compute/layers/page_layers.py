@@ -85,10 +85,8 @@ class PlainLayers:
             form.page_tokens * form.head_dim * form.dtype.itemsize
         )
         self._workspace = Workspace(form.dtype)
-        self._size = (
-            0,
-            0,
-        )  # entries and rows of what was gathered last, where it lies, and its views
+        # Entries and rows of what was gathered last, where it lies, and its views.
+        self._size = 0, 0
         self._space = self._workspace.take(0, 0)
         self._gathered = Gathered(self._space, self._space)
         values = pages.view(form.dtype)
