@@ -16,12 +16,12 @@ BUDGETS = {  # package: lines, files
     "common": (8_580, 56),
     "services/router": (13_760, 78),
     "services/tokenizer": (3_300, 17),
-    "services/compute": (24_920, 160),
+    "services/compute": (24_940, 160),
     "services/detokenizer": (2_480, 16),
     "services/launcher": (1_330, 8),
     "services/commands": (1_610, 9),
     "services/bench": (630, 4),
-    "services": (48_240, 295),
+    "services": (48_260, 295),
 }
 MIN_MEDIAN_LINES = 90
 
