@@ -17,6 +17,7 @@ from tests.kernels.host_stream import HostStream
 def meter(monkeypatch: pytest.MonkeyPatch) -> GraphMeter:
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", HostStream)
     return GraphMeter(HostStream(), torch.device("cpu"))
 
 
