@@ -32,18 +32,13 @@ from services.compute.models.families import read_config
 from services.compute.models.weights import DummyWeights
 from services.compute.quantization.packed import Packed, Weight
 from tests.kernels.packed_weights import random_packed
+from tests.kernels.recorded_step import RAW as SMALL
 
-LAYERS, WIDTH, INNER = 3, 256, 384
-RAW: dict[str, Any] = {
+WIDTH, INNER = 256, 384
+RAW: dict[str, Any] = SMALL | {
     "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 40,
     "hidden_size": WIDTH,
     "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rope_theta": 1e4,
     "head_dim": 64,
 }
 DTYPE, BOUND = (torch.bfloat16, 3e-2) if torch.cuda.is_available() else (torch.float32, 1e-3)

@@ -30,16 +30,10 @@ from services.compute.kernels.matvec_config import (
 )
 from services.compute.layers.parts import Activation
 from services.compute.layers.weighted_layers import Norm
+from tests.kernels.one_row import BOUNDS, EPS, ON_GPU, SMALL_SHAPES
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-ON_GPU = torch.cuda.is_available()
-EPS = 1e-5
-
-# the interpreter cuts bf16 off where the GPU rounds to nearest, six times on the longest way
-BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2 if ON_GPU else 3e-2, torch.float16: 2e-3}
-
-# outputs, inputs: one block and less, tails of both, more blocks than programs below
-SHAPES = [(8, 64), (5, 96), (37, 40), (19, 896)]
+SHAPES = [*SMALL_SHAPES]
 if ON_GPU:
     SHAPES += [(3072, 2048), (2048, 8192), (6144, 4096), (4096, 14336), (1003, 3072)]
 

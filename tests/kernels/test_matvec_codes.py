@@ -31,16 +31,14 @@ from services.compute.kernels.matvec_config import (
 )
 from services.compute.layers.weighted_layers import Norm
 from services.compute.quantization.packed import Packed
+from tests.kernels.one_row import BOUNDS, EPS, ON_GPU, SMALL_SHAPES
 from tests.kernels.packed_weights import assert_rounded_once, random_packed
 
-EPS = 1e-5
-ON_GPU = torch.cuda.is_available()
-SHAPES = [(8, 64), (5, 96), (37, 40), (19, 896)]  # outputs, inputs: a block and less, tails
+SHAPES = [*SMALL_SHAPES]
 if ON_GPU:
     SHAPES += [(6144, 4096), (4096, 14336), (1003, 3072), (4608, 3584)]
 WALKING = MatvecConfig(rows=2, num_warps=4, num_stages=2, programs=3)
 TURNING = MatvecConfig(rows=2, num_warps=4, programs=3)
-BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2 if ON_GPU else 3e-2, torch.float16: 2e-3}
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,7 @@ from services.compute.kernels.step_buffers import (
 MAX_MERGE_CHUNKS = 64
 
 MIN_ENTRIES = 32
+"""Of a padded head: half of them are words, of which tensor cores take 16 at least."""
 
 EARLY_WIDTH = 129
 """From heads of this width on, the attention of one row lets the next kernel start with it: it
@@ -273,7 +274,6 @@ def decode_attention(
     element_bytes = q_THD.element_size() if is_wide else kv_pages.element_size()
     tiling = work.tiling or DecodeTiling.of(head_dim, element_bytes, group)
     scale_log2, cap_log2 = score_scale(scale, softcap)
-    # half of it are words, of which tensor cores take 16 at least
     block_dim = padded(head_dim) if codes.entry is None else padded(max(head_dim, MIN_ENTRIES))
     merge_group = triton.next_power_of_2(group)
     early = num_rows == 1 and head_dim >= EARLY_WIDTH

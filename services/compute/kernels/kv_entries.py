@@ -39,19 +39,6 @@ cvt.rn.f16x2.e4m3x2 $0, low;
 cvt.rn.f16x2.e4m3x2 $1, high;
 }
 """)
-# With the sign bit turned an integer is x + 128; as the last byte of a float16 from 1024 on it is
-# x + 1152.
-_INT8_PAIRS = tl.constexpr("""
-{
-.reg .b32 x, y, less;
-xor.b32 x, $2, 0x80808080;
-mov.b32 less, 0xe480e480;
-prmt.b32 y, x, 0x64646464, 0x4140;
-add.f16x2 $0, y, less;
-prmt.b32 y, x, 0x64646464, 0x4342;
-add.f16x2 $1, y, less;
-}
-""")
 # Of two words in a register the lower entries go to one pair, the upper ones to the other.
 _FP8_WORDS = tl.constexpr("""
 {
@@ -63,17 +50,29 @@ cvt.rn.f16x2.e4m3x2 $0, low;
 cvt.rn.f16x2.e4m3x2 $1, high;
 }
 """)
-_INT8_WORDS = tl.constexpr("""
-{
+
+
+def _int8_halves(first: int, second: int) -> str:
+    """Entries as float16, which bytes go where by these selectors.
+
+    With the sign bit turned an integer is x + 128; as the last byte of a float16 from 1024 on it is
+    x + 1152.
+    """
+    return f"""
+{{
 .reg .b32 x, y, less;
 xor.b32 x, $2, 0x80808080;
 mov.b32 less, 0xe480e480;
-prmt.b32 y, x, 0x64646464, 0x4240;
+prmt.b32 y, x, 0x64646464, {first:#06x};
 add.f16x2 $0, y, less;
-prmt.b32 y, x, 0x64646464, 0x4341;
+prmt.b32 y, x, 0x64646464, {second:#06x};
 add.f16x2 $1, y, less;
-}
-""")
+}}
+"""
+
+
+_INT8_PAIRS = tl.constexpr(_int8_halves(0x4140, 0x4342))
+_INT8_WORDS = tl.constexpr(_int8_halves(0x4240, 0x4341))
 
 
 class Codes(NamedTuple):
