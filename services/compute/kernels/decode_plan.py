@@ -211,12 +211,12 @@ def _plan_kernel(
     while _num_chunks(last_R, from_R, size) > item_limit:
         size *= 2
     # The smallest of these that is enough, then what lies between it and its half, which is not.
-    step = size // 2
+    cut = size // 2
     finest = tl.maximum(size // FINENESS, MIN_SIZE)
-    while step > finest:
-        step = step // 2
-        if _num_chunks(last_R, from_R, size - step) <= item_limit:
-            size -= step
+    while cut > finest:
+        cut = cut // 2
+        if _num_chunks(last_R, from_R, size - cut) <= item_limit:
+            size -= cut
 
     # All chunks of a row but its last are full (and its first, of a window). They come first in the
     # list and the last chunks follow by size: what starts late is short.
