@@ -58,7 +58,7 @@ def route(
 
 def _in_top_groups(choice_TX: Tensor, routing: Routing) -> Tensor:
     """-inf for experts of other groups."""
-    choice_TGX = choice_TX.unflatten(1, (routing.num_groups, -1))
+    choice_TGX: Tensor = choice_TX.unflatten(1, (routing.num_groups, -1))
     num_best = 1 if routing.group_by == "max" else 2
     groups_TG = choice_TGX.topk(num_best, dim=-1).values.sum(-1)
     is_out_TG = torch.ones_like(groups_TG, dtype=torch.bool)
@@ -68,4 +68,5 @@ def _in_top_groups(choice_TX: Tensor, routing: Routing) -> Tensor:
 
 def _first(scores_TN: Tensor, count: int) -> Tensor:
     """The numbers of the highest scores: of a stable sort, as topk takes any of equal ones."""
-    return scores_TN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    order_TN: Tensor = scores_TN.sort(dim=-1, descending=True, stable=True).indices
+    return order_TN[:, :count]
