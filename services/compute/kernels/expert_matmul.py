@@ -228,9 +228,7 @@ def _expert_kernel(
             x_TI = tl.load(x_ptrs + (start + i)[None, :], mask=inside, other=0.0)
             upper_TI = x_TI
             if HALVES:
-                upper_TI = tl.load(
-                    x_ptrs + (start + i + 16)[None, :], mask=upper_inside, other=0.0
-                )
+                upper_TI = tl.load(x_ptrs + (start + i + 16)[None, :], mask=upper_inside, other=0.0)
             if BY_GROUP:
                 scale_OG = _load_groups(
                     scale_ptr, row_O, step, STEP_GROUPS, GROUP_STEPS, G, SCALE_O, SCALE_G

@@ -77,9 +77,10 @@ def _route_kernel(
     g, s, k = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_K)
     x_GS = g[:, None] * S + s[None, :]
     inside_GS = (g < G)[:, None] & (s < S)[None, :]
-    logit_GS = tl.load(logit_ptr + row * X + x_GS, mask=inside_GS, other=_FAR_BELOW)
+    OUTSIDE: tl.constexpr = _FAR_BELOW if SOFTMAX else 0.0
+    logit_GS = tl.load(logit_ptr + row * X + x_GS, mask=inside_GS, other=OUTSIDE)
     if SOFTMAX:
-        exp_GS = tl.exp(logit_GS - tl.max(logit_GS))
+        exp_GS = tl.exp(logit_GS - _float_of(tl.max(_order_of(logit_GS))))
         score_GS = exp_GS / tl.sum(exp_GS)
     else:
         score_GS = 1.0 / (1.0 + tl.exp(-logit_GS))
