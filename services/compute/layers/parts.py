@@ -182,6 +182,7 @@ class Experts(Generic[L]):
     down: tuple[L, ...]
     gating: Gating = "silu"
     choice_bias_X: Tensor | None = None  # float32: of the choice alone
+    tokens_X: Tensor | None = None  # int64: how many each was given, if they are counted
     shared: GatedMLP[L] | None = None  # sees all rows
     shared_gate: L | None = None  # makes the logit of the shared one's share, in float32
 
@@ -211,6 +212,11 @@ class Layer(Protocol[L]):
         """The norm behind what the layer adds last, and its scale."""
         ...
 
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        """The mixer and the feed-forward."""
+        ...
+
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None: ...
 
 
@@ -224,6 +230,10 @@ class SerialLayer(Generic[L]):
     @property
     def last(self) -> tuple[Norm | None, float]:
         return self.feed_forward.behind, self.feed_forward.scale
+
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        return self.mixer.part, self.feed_forward.part
 
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
         self.mixer(hidden, step)
@@ -241,6 +251,10 @@ class ParallelLayer(Generic[L]):
     @property
     def last(self) -> tuple[Norm | None, float]:
         return None, 1.0
+
+    @property
+    def parts(self) -> tuple[LayerPart[L], LayerPart[L]]:
+        return self.mixer, self.feed_forward
 
     def __call__(self, hidden: Hidden, step: StepContext[L]) -> None:
         x_TE = step.computed(step.normed(hidden, self.norm))

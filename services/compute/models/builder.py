@@ -261,6 +261,7 @@ class Builder(Generic[L]):
             routing=routing,
             gate_up=make.experts(gate_up, count, tensors.gate_up_biases(count)),
             down=make.experts(down, count, tensors.down_biases(count)),
+            tokens_X=torch.zeros(count, dtype=torch.int64, device=self._weights.device),
             **more,
         )
 

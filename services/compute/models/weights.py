@@ -21,6 +21,9 @@ class WeightSource(Protocol):
         """Of what is not quantized."""
         ...
 
+    @property
+    def device(self) -> torch.device: ...
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor of this name, in another dtype if one is given; raises ModelError if it is
         missing or of another shape."""
@@ -67,13 +70,13 @@ class DummyWeights:
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of this shape; the order of calls decides its values."""
         # drawn where they are used: 8 billion of them take a minute on a CPU
-        values = torch.randn(shape, generator=self._generator, device=self._device).mul_(SCALE)
+        values = torch.randn(shape, generator=self._generator, device=self.device).mul_(SCALE)
         if name.endswith("norm.weight"):
             values.add_(1.0)
         return values.to(dtype or self.dtype)
@@ -118,6 +121,10 @@ class QuantizedAtLoad:
     @property
     def dtype(self) -> torch.dtype:
         return self._source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._source.device
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self._source.take(name, shape, dtype)
@@ -186,7 +193,7 @@ class CheckpointWeights:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self._checkpoint = checkpoint
-        self._device = device
+        self.device = device
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self._stack([name], shape[:1], shape, dtype)
@@ -230,7 +237,7 @@ class CheckpointWeights:
         shape: tuple[int, ...],
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        target = torch.empty(shape, dtype=dtype or self.dtype, device=self._device)
+        target = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         first = 0
         for name, count in zip(names, rows, strict=True):
             self._checkpoint.copy(name, target[first : first + count])

@@ -154,7 +154,9 @@ class StepMachine:
         room = _unpacking_room(decoder)
         quantized = QuantizedProduct(plain, work, room, row, pdl=pdl, choices=self.choices)
         products: Products = {Linear: plain, QuantizedLinear: quantized}
-        experts = ExpertProduct(plain, self.choices, invariant=batch_invariant, pdl=pdl)
+        experts = ExpertProduct(
+            plain, self.choices, self.inputs.counts, invariant=batch_invariant, pdl=pdl
+        )
         self._decoder = KernelDecoder(
             decoder, self.inputs, products, experts, sizes.max_positions, pdl
         )
