@@ -12,6 +12,7 @@ from torch import Tensor
 from common.errors import ModelError
 from common.model_folder import read_json
 from common.telemetry.log import Progress
+from services.compute.models.stacked_experts import OfExpert, is_stacked, of_experts
 from services.compute.quantization.format import WeightFormat
 from services.compute.quantization.packed import Packed
 
@@ -45,6 +46,7 @@ class SafetensorsFiles:
         self._is_bare = "embed_tokens.weight" in self._path_of
         if self._is_bare:
             self._path_of = {_with_prefix(name): path for name, path in self._path_of.items()}
+        self._of_expert = self._split_experts()
         self._modules = {name.rpartition(".")[0] for name in self._path_of}
         self._left = {name for name in self._path_of if not name.endswith(NOT_NEEDED)}
         paths = set(self._path_of.values())
@@ -109,9 +111,24 @@ class SafetensorsFiles:
         return source
 
     def _tensor(self, name: str) -> Tensor:
-        in_file = name.removeprefix(PREFIX) if self._is_bare else name
-        source: Tensor = self._open(self._path_of[name]).get_tensor(in_file)
-        return source
+        part, path = self._of_expert.get(name), self._path_of[name]
+        whole = name if part is None else part.stacked
+        source: Tensor = self._open(path).get_tensor(self._in_file(whole))
+        return source if part is None else part.within(source)
+
+    def _in_file(self, name: str) -> str:
+        return name.removeprefix(PREFIX) if self._is_bare else name
+
+    def _split_experts(self) -> dict[str, OfExpert]:
+        """Name the parts of tensors that hold all experts of a layer in the tensors' place."""
+        found: dict[str, OfExpert] = {}
+        for name in [name for name in self._path_of if is_stacked(name)]:
+            path = self._path_of.pop(name)
+            shape = self._open(path).get_slice(self._in_file(name)).get_shape()
+            parts = dict(of_experts(name, shape[0] if shape else 0))
+            self._path_of |= dict.fromkeys(parts, path)
+            found |= parts
+        return found
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:
