@@ -32,7 +32,7 @@ DUMMY_KINDS = {
     "compressed int8 of rows": "int8",
     "awq": "int4",
     "gptq of 8 bits": "int8",
-    "compressed nvfp4": "int4",
+    "compressed nvfp4": "fp4",
     "compressed int8 and inputs": "int8",
     "modelopt FP8_PB_WO": "fp8",
 }
