@@ -21,7 +21,7 @@ from services.compute.config import ComputeSettings
 from services.compute.kernels.kv_format import FP8, INT8, LayerFormat
 from services.compute.kv.memory import KVGroup, KVMemory
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
-from services.compute.models.builder import MakeLinear
+from services.compute.layers.weighted_layers import LinearMaker
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import ModelConfig, read_config
 from services.compute.models.gguf_weights import GgufFiles
@@ -153,7 +153,7 @@ class ModelLoader:
             return None if wanted == "auto" else wanted
         return self.quantization.kind if self.settings.load_format == "dummy" else None
 
-    def decoder(self, make_linear: MakeLinear[L]) -> Decoder[L]:
+    def decoder(self, make_linear: LinearMaker[L]) -> Decoder[L]:
         weights: WeightSource
         if self.settings.load_format == "dummy":
             weights = DummyWeights(self.dtype, self.device)
@@ -252,7 +252,7 @@ def choose_threads(settings: ComputeSettings, shape: DecoderShape, dtype: torch.
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    weight_bytes = shape.num_step_weights * dtype.itemsize
+    weight_bytes = shape.num_row_weights * dtype.itemsize
     most = min(cores - 1, settings.max_threads or cores)
     return max(1, min(most, weight_bytes // BYTES_PER_THREAD))
 
