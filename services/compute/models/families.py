@@ -19,6 +19,7 @@ from services.compute.models.gemma import GEMMA
 from services.compute.models.gemma2 import GEMMA2
 from services.compute.models.gemma3 import GEMMA3, GEMMA3_IMAGES
 from services.compute.models.glm import GLM, GLM4
+from services.compute.models.gpt_oss import GPT_OSS
 from services.compute.models.granite import GRANITE
 from services.compute.models.hunyuan import HUNYUAN
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
@@ -47,6 +48,7 @@ FAMILIES: Mapping[str, Family] = {
     "GemmaForCausalLM": GEMMA,
     "Glm4ForCausalLM": GLM4,
     "GlmForCausalLM": GLM,
+    "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
     "InternLM2ForCausalLM": INTERNLM2,

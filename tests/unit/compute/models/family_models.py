@@ -300,6 +300,19 @@ ALL_FAMILIES: dict[str, Family] = {
         },
         {"norm_topk_prob": False},
     ),
+    "gpt-oss": Family(
+        "GptOss",
+        {
+            "head_dim": 32, "num_local_experts": 6, "intermediate_size": 64, "rms_norm_eps": EPS,
+            "rope_parameters": _yarn(truncate=False), **_WINDOWS_BY_FOUR,
+        },
+        {
+            "num_experts_per_tok": 3, "rms_norm_eps": 1e-5, "rope_parameters": _yarn(),
+            "layer_types": [FULL, SLIDING] * 2, **NO_WINDOW,
+        },
+        window=WINDOW,
+        seed=8,
+    ),
     "starcoder2": Family(
         "Starcoder2",
         {"sliding_window": WINDOW, "norm_epsilon": EPS, "tie_word_embeddings": True},
@@ -373,11 +386,14 @@ FAMILIES = {  # older transformers do not have all of them
 }
 
 
+ONES_OR_ZEROS = ("bias", "norm.weight", "norm1.weight", "norm2.weight", "sinks")
+
+
 def make_random(model: PreTrainedModel) -> PreTrainedModel:
     """Make its norms and biases random too."""
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith(("bias", "norm.weight", "norm1.weight", "norm2.weight")):
+            if parameter_name.endswith(ONES_OR_ZEROS):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
 
