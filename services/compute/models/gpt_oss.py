@@ -18,8 +18,19 @@ from services.compute.models.decoder import Decoder
 from services.compute.models.expert_tensors import QWEN_EXPERTS
 from services.compute.models.family import Family, WindowedConfig
 from services.compute.models.pre_norm import build_pre_norm
+from services.compute.models.safetensors_files import Stack
 
 EXPERTS = replace(QWEN_EXPERTS, router="mlp.router", have_bias=True, interleaved=True)
+STACKS = tuple(
+    Stack(f".experts.{name}{ending}", f".experts.{{}}.{name}.{each}", transposed=each == "weight")
+    for name in ("gate_up_proj", "down_proj")
+    for ending, each in (
+        ("", "weight"),
+        ("_bias", "bias"),
+        ("_blocks", "blocks"),  # of MXFP4, not transposed
+        ("_scales", "scales"),
+    )
+)
 
 
 class GptOssConfig(WindowedConfig):
@@ -50,4 +61,4 @@ def build(config: GptOssConfig, make: Builder[Any]) -> Decoder[Any]:
     return build_pre_norm(make, norm, attention, experts)
 
 
-GPT_OSS = Family(GptOssConfig, build)
+GPT_OSS = Family(GptOssConfig, build, STACKS)

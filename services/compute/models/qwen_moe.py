@@ -8,6 +8,7 @@ from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import LayerPart
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
+from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.pre_norm import build_pre_norm
 
@@ -38,4 +39,4 @@ def _build3(config: Qwen3MoeConfig, make: Builder[Any]) -> Decoder[Any]:
     )
 
 
-QWEN3_MOE = Family(Qwen3MoeConfig, _build3)
+QWEN3_MOE = Family(Qwen3MoeConfig, _build3, QWEN_STACKS)
