@@ -82,6 +82,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense", "Hunyuan, dense"),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ERNIE 4.5, dense", head_dim=128, tied=True),
     "MixtralForCausalLM": Architecture("mixtral", "Mixtral 8x7B, 8x22B", has_experts=True),
+    "Qwen2MoeForCausalLM": Architecture(
+        "qwen2_moe", "Qwen1.5-MoE, Qwen2 57B-A14B", has_experts=True
+    ),
     "Qwen3MoeForCausalLM": Architecture(
         "qwen3_moe", "Qwen3, mixtures of experts", has_experts=True
     ),
@@ -91,6 +94,36 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         head_dim=64,
         has_experts=True,
         defaults=_GPT_OSS_DEFAULTS,
+    ),
+    "OlmoeForCausalLM": Architecture("olmoe", "OLMoE", has_experts=True),
+    "GraniteMoeForCausalLM": Architecture("granitemoe", "Granite 3, 1B and 3B", has_experts=True),
+    "GraniteMoeSharedForCausalLM": Architecture(
+        "granitemoeshared", "Granite 3, with a shared expert", has_experts=True
+    ),
+    "PhimoeForCausalLM": Architecture(
+        "phimoe", "Phi-3.5-MoE", has_experts=True, defaults={"num_experts_per_tok": 2}
+    ),
+    "Ernie4_5_MoeForCausalLM": Architecture(
+        "ernie4_5_moe",
+        "ERNIE 4.5, mixtures of experts",
+        tied=True,
+        has_experts=True,
+        defaults={"moe_num_shared_experts": 2, "moe_layer_start_index": 1},
+    ),
+    "HunYuanMoEV1ForCausalLM": Architecture(
+        "hunyuan_v1_moe",
+        "Hunyuan-A13B",
+        has_experts=True,
+        defaults={"num_shared_expert": 1},
+    ),
+    "Glm4MoeForCausalLM": Architecture(
+        "glm4_moe",
+        "GLM-4.5, GLM-4.5-Air",
+        has_experts=True,
+        defaults={"n_shared_experts": 1, "first_k_dense_replace": 1},
+    ),
+    "MiniMaxM2ForCausalLM": Architecture(
+        "minimax_m2", "MiniMax-M2", head_dim=128, has_experts=True
     ),
     "SeedOssForCausalLM": Architecture("seed_oss", "Seed-OSS", head_dim=128),
     "InternLM2ForCausalLM": Architecture("internlm2", "InternLM 2, 2.5"),
