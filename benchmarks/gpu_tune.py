@@ -56,7 +56,7 @@ from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
 from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.models.weights import DummyWeights
-from services.compute.runner.cuda.step_machine import SMALL_WEIGHT
+from services.compute.runner.cuda.step_machine import SMALL_WEIGHT_BYTES
 
 NEEDS_GPU = True
 
@@ -220,7 +220,8 @@ class Bench:
         attention = DecodeAttention(tables)
         row_pdl, takes_norms = variant.row_pdl, variant.takes_norms
         if row_pdl is None:
-            row_pdl = variant.pdl and shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
+            num_bytes = 2 * shape.hidden_size * shape.intermediate_size
+            row_pdl = variant.pdl and num_bytes <= SMALL_WEIGHT_BYTES
         product = TunedProduct(
             self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
         )

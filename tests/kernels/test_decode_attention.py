@@ -17,7 +17,7 @@ from services.compute.kernels.decode_plan import (
     CHUNK,
     EXTRA_PROGRAMS,
     MIN_CHUNK,
-    SHIFT,
+    SIZE,
     DecodeWork,
     plan_decode,
 )
@@ -246,7 +246,7 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
     step = make_step(device, [33, 300, 90, 1, 64], shape)
     work = step.work(min_chunk=32)
     plan_decode(step.inputs, work, shape.page_tokens, step.bucket)
-    assert chunk_shifts(work) == {5}
+    assert chunk_sizes(work) == {32}
     together = step.attend(work)
     step.check(together)
     for row in range(len(step.lengths)):
@@ -264,7 +264,7 @@ def test_with_chunks_of_one_length_a_row_is_bitwise_the_same_in_any_batch(
         )
         work_alone = alone.work(min_chunk=32)
         plan_decode(inputs, work_alone, shape.page_tokens, 1)
-        assert chunk_shifts(work_alone) == {5}
+        assert chunk_sizes(work_alone) == {32}
         out_THD = torch.full_like(alone.q_THD, torch.nan).contiguous()
         call = alone.call(alone.q_THD, alone.layer, out_THD, 0)
         decode_attention(call, work_alone, 1)
@@ -311,8 +311,8 @@ def test_a_value_or_key_that_is_no_number_spoils_the_rows_that_see_it_alone(
     assert out_THD[1].isfinite().all()
 
 
-def chunk_shifts(work: DecodeWork) -> set[int]:
-    return set(work.items[: int(work.num_items), SHIFT.value].tolist())
+def chunk_sizes(work: DecodeWork) -> set[int]:
+    return set(work.items[: int(work.num_items), SIZE.value].tolist())
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ from services.compute.kernels.decode_plan import (
     ITEM_WORDS,
     LENGTH,
     ROW,
-    SHIFT,
+    SIZE,
     SLOT,
     DecodeTiling,
     DecodeWork,
@@ -151,15 +151,15 @@ def _decode_kernel(
     row = tl.load(at + ROW, volatile=True)
     slot = tl.load(at + SLOT, volatile=True)
     chunk = tl.load(at + CHUNK, volatile=True)
-    shift = tl.load(at + SHIFT, volatile=True)
+    size = tl.maximum(tl.load(at + SIZE, volatile=True), 1)  # 0 in what was never an item
     length = tl.load(at + LENGTH, volatile=True)
     first = tl.load(at + FIRST, volatile=True)
     seen_from = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    first_chunk = seen_from >> shift  # those before are out of the window
+    first_chunk = seen_from // size  # those before are out of the window
     is_real = (item < count) & (chunk >= first_chunk)
-    num_chunks = ((length - 1) >> shift) - first_chunk + 1
-    start = tl.maximum(chunk << shift, seen_from)
-    end = tl.where(is_real, tl.minimum((chunk + 1) << shift, length), 0)
+    num_chunks = (length - 1) // size - first_chunk + 1
+    start = tl.maximum(chunk * size, seen_from)
+    end = tl.where(is_real, tl.minimum((chunk + 1) * size, length), 0)
 
     g_G = tl.arange(0, BLOCK_G)
     d_D = tl.arange(0, BLOCK_D)

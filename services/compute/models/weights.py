@@ -36,7 +36,11 @@ class WeightSource(Protocol):
         ...
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight of the module that makes logits, quantized only as the checkpoint has it."""
+        """The weight of the module that makes logits."""
+        ...
+
+    def tied_head(self, embedding_VE: Tensor) -> Weight:
+        """The same where it is the embedding's table."""
         ...
 
     def has(self, name: str) -> bool:
@@ -84,6 +88,9 @@ class DummyWeights:
     def head(self, name: str, shape: tuple[int, int]) -> Tensor:
         return self.take(name, shape)
 
+    def tied_head(self, embedding_VE: Tensor) -> Tensor:
+        return embedding_VE
+
     def has(self, name: str) -> bool:
         return True
 
@@ -95,7 +102,11 @@ class DummyWeights:
 
 
 class QuantizedAtLoad:
-    """A source whose linear maps are quantized, one after the other, but for the head."""
+    """A source whose linear maps are quantized, one after the other.
+
+    The head gets 8 bits, whatever the others get, and none where the weights stand for those of a
+    checkpoint: it takes as much of a step as two layers, and its error goes into every logit.
+    """
 
     def __init__(
         self,
@@ -130,7 +141,10 @@ class QuantizedAtLoad:
         return replace(made, inputs_8bit=said.kind in said.inputs_8bit)
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
-        return self._source.head(name, shape)
+        return self._in_8_bits(self._source.head(name, shape))
+
+    def tied_head(self, embedding_VE: Tensor) -> Weight:
+        return self._in_8_bits(self._source.tied_head(embedding_VE))
 
     def has(self, name: str) -> bool:
         return self._source.has(name)
@@ -140,6 +154,11 @@ class QuantizedAtLoad:
 
     def finish(self) -> None:
         self._source.finish()
+
+    def _in_8_bits(self, weight: Weight) -> Weight:
+        if self._stands_for is not None or isinstance(weight, Packed):
+            return weight
+        return quantized(weight, "int8")
 
 
 class Checkpoint(Protocol):
@@ -197,6 +216,9 @@ class CheckpointWeights:
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self.linear([name], shape[:1], shape[1])
+
+    def tied_head(self, embedding_VE: Tensor) -> Tensor:
+        return embedding_VE
 
     def has(self, name: str) -> bool:
         return self._checkpoint.has_module(name)

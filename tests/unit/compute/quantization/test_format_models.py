@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from common.errors import ConfigError
@@ -119,6 +119,9 @@ def test_a_model_quantized_at_load_says_what_its_numbers_say(
             found = quantized(parameter.detach(), kind)
             assert isinstance(found, Packed)
             parameter.data = found.dense(torch.float32)
+    head = quantized(model.lm_head.weight.detach(), "int8")  # whatever the others get
+    assert isinstance(head, Packed)
+    model.lm_head.weight = nn.Parameter(head.dense(torch.float32))  # tied no more
     settings = SETTINGS.model_copy(update={"quantization": kind})
     assert served(folder, settings) == said(model) != said(model_of(variant))
 
