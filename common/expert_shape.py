@@ -66,7 +66,7 @@ def _size(raw: Mapping[str, Any], names: tuple[str, ...], default: int | None = 
         value = value[0]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 20:
         raise ModelError(
-            f"config.json: {name or names[0]} must be a number of the same for all layers, not "
-            f"{str(value)[:40]!r}."
+            f"config.json: {name or names[0]} {str(value)[:60]} is not supported; it must be a "
+            "number, the same for all layers."
         )
     return value

@@ -312,13 +312,15 @@ class Builder(Generic[L]):
         final_norm = self.norm(names.norm, norm)
         tied = shape.tie_word_embeddings
         has_head = self.needs_head or tied or weights.has(names.head)
+        bias_V = None
+        if head_bias and has_head:
+            bias_V = weights.stack([f"{names.head}.bias"], size[:1])
         if not has_head:
             head = self._add(embedding.weight_VE, None)
         elif tied:
             weights.skip(f"{names.head}.")
-            head = self._add(weights.tied_head(embedding.weight_VE), None)
+            head = self._add(weights.tied_head(embedding.weight_VE), bias_V)
         else:
-            bias_V = weights.stack([f"{names.head}.bias"], size[:1]) if head_bias else None
             head = self._add(weights.head(names.head, size), bias_V)
         weights.finish()
         return Decoder(

@@ -354,7 +354,7 @@ ALL_FAMILIES: dict[str, Family] = {
     "arcee": Family("Arcee", {"rope_parameters": _yarn()}, {"hidden_act": "silu", **PLAIN}),
     "mixtral": Family(
         "Mixtral",
-        {"intermediate_size": 48, "sliding_window": WINDOW, **_EXPERTS},
+        {"head_dim": 32, "intermediate_size": 48, "sliding_window": WINDOW, **_EXPERTS},
         {"num_experts_per_tok": 2, **NO_WINDOW},
         window=WINDOW,
     ),
