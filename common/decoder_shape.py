@@ -36,6 +36,17 @@ _GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131_072,
 }
 
+_GPT_OSS_DEFAULTS = {
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         "llama", "Llama 2, 3, 3.1, 3.2, 3.3; Yi; Falcon 3; DeepSeek-R1 distills"
@@ -76,6 +87,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "Qwen3MoeForCausalLM": Architecture(
         "qwen3_moe", "Qwen3, mixtures of experts", has_experts=True
+    ),
+    "GptOssForCausalLM": Architecture(
+        "gpt_oss",
+        "gpt-oss 20B, 120B",
+        head_dim=64,
+        has_experts=True,
+        defaults=_GPT_OSS_DEFAULTS,
     ),
     "OlmoeForCausalLM": Architecture("olmoe", "OLMoE", has_experts=True),
     "GraniteMoeForCausalLM": Architecture("granitemoe", "Granite 3, 1B and 3B", has_experts=True),

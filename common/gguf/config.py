@@ -35,6 +35,12 @@ _GEMMA2_NAMES = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _SPLIT = "self_attn.{q,k,v}_proj"  # one tensor there, three here
 _MERGED_MLP = {"ffn_up": "mlp.gate_up_proj"}
+_EXPERTS = {  # one tensor there, one for each expert here
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_WITHOUT_KIND = ("attn_sinks",)  # names that end without "weight" here
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class GgufArchitecture:
 
     `pairs`: its converter reorders the rows of queries and keys, as llama.cpp turns columns 2i and
     2i + 1 where Hugging Face's code turns i and i + half. `plus_one`: it adds 1 to norms' weights.
+    `yarn_truncates`: YaRN's ramp is between whole pairs, which a file does not say.
     """
 
     family: str
@@ -50,6 +57,7 @@ class GgufArchitecture:
     pairs: bool = False
     plus_one: bool = False
     num_layers_of_27b: int = 0  # Gemma's largest divides scores by another number
+    yarn_truncates: bool = True
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
@@ -88,6 +96,16 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "seed_oss": GgufArchitecture(
         "SeedOssForCausalLM", {"post_attention_norm": "post_attention_layernorm"}
     ),
+    "gpt-oss": GgufArchitecture(
+        "GptOssForCausalLM",
+        {
+            **_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        yarn_truncates=False,
+    ),
     "internlm2": GgufArchitecture("LlamaForCausalLM", pairs=True),  # split as Llama's by then
 }
 
@@ -100,6 +118,9 @@ _FIELDS = {
     "attention.head_count_kv": ("num_key_value_heads",),
     "attention.key_length": ("head_dim",),
     "context_length": ("max_position_embeddings",),
+    "expert_count": ("num_experts",),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
     "attention.causal": ("is_causal",),
@@ -132,6 +153,8 @@ class GgufConfig:
             )
         self._architecture = ARCHITECTURES[self._name]
         for key, what in _REFUSED.items():
+            if key == "expert_count" and "ffn_gate_exps" in self._architecture.names:
+                continue
             value = model.metadata.get(f"{self._name}.{key}")
             if any(value) if isinstance(value, list) else value:
                 raise ModelError(f"{self._path}: {what} ({self._name}.{key}) is not supported")
@@ -193,8 +216,17 @@ class GgufConfig:
             entry["head_dim_of_pairs"] = self._head_dim
         if self._architecture.plus_one and module.endswith("norm") and match["kind"] == "weight":
             entry["plus_one"] = True
+        if "{}" in names[module]:
+            num_experts = tensor.shape[0]
+            each = {**entry, "shape": list(tensor.shape[1:])}
+            for number in range(num_experts):
+                offset = tensor.offset + number * (tensor.num_bytes // num_experts)
+                name = f"{at}{names[module].format(number)}.{match['kind']}"
+                yield name, {**each, "offset": offset}
+            return
         if names[module] != _SPLIT:
-            yield f"{at}{names[module]}.{match['kind']}", entry
+            ending = "" if module in _WITHOUT_KIND else f".{match['kind']}"
+            yield f"{at}{names[module]}{ending}", entry
             return
         heads, row_bytes = self._needed("attention.head_count"), tensor.num_bytes // tensor.shape[0]
         kv_heads = self._value("attention.head_count_kv", heads)
@@ -308,6 +340,7 @@ class GgufConfig:
                 "beta_slow": self._value("rope.scaling.yarn_beta_slow"),
             }
             given = {name: value for name, value in yarn.items() if value is not None}
+            given["truncate"] = self._architecture.yarn_truncates
             return {"rope_type": "yarn", "factor": factor, **of_type, **given}
         if kind in ("none", "linear"):
             return {"rope_type": "linear", "factor": factor} if (factor or 1.0) != 1.0 else {}

@@ -148,7 +148,9 @@ class EagerStep:
         if attention.norms_rotated or ropes is None:
             q_THD.mul_(attention.scale)
         kv_T2KD = kv.view(-1, 2, kv_heads, attention.head_dim)
-        return self._attention.attend(attention.layer, q_THD, kv_T2KD, attention.softcap)
+        return self._attention.attend(
+            attention.layer, q_THD, kv_T2KD, attention.softcap, attention.sinks_H
+        )
 
     def experts(
         self, x_TE: Tensor, experts: Experts[LinearMap], shared_TE: Tensor | None

@@ -141,6 +141,7 @@ class Attention(Generic[L]):
     norms_all_heads: bool = False  # one norm of all heads together
     window: int = 0  # positions that a query sees, its own included; 0: all before it
     softcap: float = 0.0  # softcap * tanh(score / softcap); 0: as they are
+    sinks_H: Tensor | None = None  # float32, a logit in every softmax that has no value
 
     def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
         return step.linear_out(step.attend(step.linear(x, self.qkv), self), self.out)

@@ -196,6 +196,10 @@ class Builder(Generic[L]):
             more["k_norm"] = self.head_norm(f"{at}.k_norm", head_norm, rope)
         return self.mixer(qkv, self.out(f"{at}.o_proj", out_bias), rope, **more)
 
+    def sinks(self, name: str) -> Tensor:
+        """Logits of each head [H] that take part in every softmax."""
+        return self._weights.take(name, (self.shape.num_heads,), torch.float32)
+
     def out(self, name: str, bias: bool = False) -> L:
         q_width = self.shape.num_heads * self.shape.head_dim
         return self.linear([name], (self.shape.hidden_size,), q_width, bias)

@@ -21,6 +21,7 @@ from services.compute.models.gemma2 import GEMMA2
 from services.compute.models.gemma3 import GEMMA3, GEMMA3_IMAGES
 from services.compute.models.glm import GLM, GLM4
 from services.compute.models.glm_moe import GLM_MOE
+from services.compute.models.gpt_oss import GPT_OSS
 from services.compute.models.granite import GRANITE, GRANITE_MOE
 from services.compute.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
@@ -54,6 +55,7 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM_MOE,
     "GlmForCausalLM": GLM,
+    "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,

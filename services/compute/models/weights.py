@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.quantization import QuantizationConfig
 from services.compute.quantization.at_load import Quantization, quantized
 from services.compute.quantization.packed import Packed, Weight, stacked
 
@@ -111,12 +112,15 @@ class QuantizedAtLoad:
     """
 
     def __init__(
-        self, source: WeightSource, quantization: Quantization, inputs_8bit: bool | None = None
+        self,
+        source: WeightSource,
+        quantization: Quantization,
+        stands_for: QuantizationConfig | None = None,
     ) -> None:
-        """`inputs_8bit`, as `Packed` has it, is of a checkpoint that the weights stand for."""
+        """`stands_for`: what a checkpoint says in whose place random weights are."""
         self._source = source
         self._quantization = quantization
-        self._inputs_8bit = inputs_8bit
+        self._stands_for = stands_for
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,12 +138,14 @@ class QuantizedAtLoad:
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
         weight = self._source.linear(names, rows, columns)
-        if isinstance(weight, Packed):
+        said = self._stands_for
+        stays = said is not None and said.of_experts and ".experts." not in names[0]
+        if isinstance(weight, Packed) or stays:
             return weight
         made = quantized(weight, self._quantization)
-        if self._inputs_8bit is None or not isinstance(made, Packed):
+        if said is None or not isinstance(made, Packed):
             return made
-        return replace(made, inputs_8bit=self._inputs_8bit)
+        return replace(made, inputs_8bit=said.kind in said.inputs_8bit)
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self._in_8_bits(self._source.head(name, shape))
@@ -157,7 +163,7 @@ class QuantizedAtLoad:
         self._source.finish()
 
     def _in_8_bits(self, weight: Weight) -> Weight:
-        if self._inputs_8bit is not None or isinstance(weight, Packed):
+        if self._stands_for is not None or isinstance(weight, Packed):
             return weight
         return quantized(weight, "int8")
 

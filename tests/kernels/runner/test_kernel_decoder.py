@@ -30,6 +30,7 @@ NAMES = [
     "glm 4 0414",  # half of a head rotates, in neighbouring pairs
     "granite",  # multipliers
     "nemotron",  # biases of layer norms, no gates
+    "gpt-oss",  # sinks beside a window, experts with biases
     "qwen2 moe",  # experts, and a gated one that sees all tokens
     "glm 4.5",  # experts chosen in groups, with a bias; a layer without them
 ]

@@ -374,6 +374,19 @@ ALL_FAMILIES: dict[str, Family] = {
         },
         {"norm_topk_prob": False},
     ),
+    "gpt-oss": Family(
+        "GptOss",
+        {
+            "head_dim": 32, "intermediate_size": 64, "rms_norm_eps": EPS,
+            "rope_parameters": _yarn(truncate=False), "sliding_window": WINDOW, **_EXPERTS,
+        },
+        {
+            "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_parameters": _yarn(),
+            "layer_types": [FULL, SLIDING], "swiglu_limit": 3.0, "swiglu_alpha": 1.0, **NO_WINDOW,
+        },
+        window=WINDOW,
+        seed=8,
+    ),
     "olmoe": Family(
         "Olmoe",
         {"intermediate_size": 48, "num_experts": 6, "rms_norm_eps": EPS, **_EXPERTS},
@@ -443,11 +456,14 @@ FAMILIES = {  # older transformers do not have all of them
 }
 
 
+ONES_OR_ZEROS = ("bias", "norm.weight", "norm1.weight", "norm2.weight", "sinks")
+
+
 def make_random(model: PreTrainedModel) -> PreTrainedModel:
     """Make its norms and biases random too."""
     with torch.no_grad():
         for name, values in chain(model.named_parameters(), model.named_buffers()):
-            if name.endswith(("bias", "norm.weight", "norm1.weight", "norm2.weight")):
+            if name.endswith(ONES_OR_ZEROS):
                 values.add_(torch.randn_like(values) * 0.2)
     return model
 

@@ -61,7 +61,7 @@ def test_every_norm_and_bias_is_heard(name: str) -> None:
     kinds = {}
     for parameter_name, parameter in model.named_parameters():
         kind = re.sub(r"\.\d+\.", ".N.", parameter_name)
-        if kind.endswith(("bias", "norm.weight")) and not SEES.search(kind):
+        if kind.endswith(("bias", "norm.weight", "sinks")) and not SEES.search(kind):
             kinds.setdefault(kind, parameter)
     for kind, parameter in kinds.items():
         kept = parameter.detach().clone()
