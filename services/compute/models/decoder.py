@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import torch
 
 from common.decoder_shape import DecoderShape
-from services.compute.layers.parts import Attention, Hidden, Layer, StepContext
+from services.compute.layers.parts import Hidden, Layer, Mixer, StepContext
 from services.compute.layers.weighted_layers import Embedding, Norm
 
 L = TypeVar("L")
@@ -21,7 +21,7 @@ class Decoder(Generic[L]):
     shape: DecoderShape
     embedding: Embedding
     layers: tuple[Layer[L], ...]
-    mixers: tuple[Attention[L], ...]  # of the layers, in their order
+    mixers: tuple[Mixer[L], ...]  # of the layers, in their order
     linears: tuple[L, ...]  # all of them, as they were made
     norm: Norm
     head: L

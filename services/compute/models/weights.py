@@ -34,7 +34,8 @@ class WeightSource(Protocol):
         ...
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight of the module that makes logits, quantized only as the checkpoint has it."""
+        """The weight of one module, quantized only as the checkpoint has it: that which makes logits,
+        or one that is not multiplied by as it stands."""
         ...
 
     def has(self, name: str) -> bool:
