@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import ModelError
+from common.expert_shape import ExpertShape, read_experts
 from common.latent_shape import LatentShape, read_latent
 from common.quantization import read_quantization
 
@@ -24,6 +25,7 @@ class Architecture:
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
     tied: bool = False  # the head is the embedding
     gated: bool = True  # False: an MLP has two maps, not three
+    has_experts: bool = False
     has_latents: bool = False  # keys and values of all heads are made of one latent
     has_images: bool = False  # the language model is what `text_config` says
     defaults: Mapping[str, Any] = field(default_factory=dict)  # that files of the family leave out
@@ -34,6 +36,15 @@ _GEMMA3_DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
+}
+
+_DEEPSEEK_V3_DEFAULTS = {
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "max_position_embeddings": 4096,
 }
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -71,10 +82,22 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense", "Hunyuan, dense"),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ERNIE 4.5, dense", head_dim=128, tied=True),
     "DeepseekV2ForCausalLM": Architecture(
-        "deepseek_v2", "DeepSeek V2, V2-Lite, V2.5", has_latents=True
+        "deepseek_v2",
+        "DeepSeek V2, V2-Lite, V2.5",
+        has_experts=True,
+        has_latents=True,
+        defaults={"n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407},
     ),
     "DeepseekV3ForCausalLM": Architecture(
-        "deepseek_v3", "DeepSeek V3, V3.1, R1; Kimi K2", has_latents=True
+        "deepseek_v3",
+        "DeepSeek V3, V3.1, R1; Kimi K2",
+        has_experts=True,
+        has_latents=True,
+        defaults=_DEEPSEEK_V3_DEFAULTS,
+    ),
+    "MixtralForCausalLM": Architecture("mixtral", "Mixtral 8x7B, 8x22B", has_experts=True),
+    "Qwen3MoeForCausalLM": Architecture(
+        "qwen3_moe", "Qwen3, mixtures of experts", has_experts=True
     ),
     "SeedOssForCausalLM": Architecture("seed_oss", "Seed-OSS", head_dim=128),
     "InternLM2ForCausalLM": Architecture("internlm2", "InternLM 2, 2.5"),
@@ -110,21 +133,23 @@ class DecoderShape:
     max_position_embeddings: int
     tie_word_embeddings: bool
     gated: bool = True
+    experts: ExpertShape | None = None
     latent: LatentShape | None = None
 
     @property
     def num_layer_weights(self) -> int:
         """The weights of the linear maps of all layers, which quantization makes smaller."""
-        if self.latent is None:
-            attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
-        else:
-            attention = self.latent.num_weights(self.hidden_size, self.num_heads)
-        mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
-        return self.num_layers * (attention + mlp)
+        return self._layer_weights(0 if self.experts is None else self.experts.num_experts)
+
+    @property
+    def num_row_weights(self) -> int:
+        """The weights that a step of one row reads: of experts those that see it."""
+        num_layer_weights = self._layer_weights(0 if self.experts is None else self.experts.top_k)
+        return num_layer_weights + self.vocab_size * self.hidden_size
 
     @property
     def num_step_weights(self) -> int:
-        """The weights that every step reads: all but the embedding's."""
+        """The weights that steps read: all but the embedding's."""
         return self.num_layer_weights + self.vocab_size * self.hidden_size
 
     @property
@@ -132,6 +157,20 @@ class DecoderShape:
         """All weights except norms and biases."""
         embedding = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.num_step_weights + embedding
+
+    def _layer_weights(self, num_routed: int) -> int:
+        """Of all layers, where so many experts count."""
+        if self.latent is None:
+            attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        else:
+            attention = self.latent.num_weights(self.hidden_size, self.num_heads)
+        mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
+        if self.experts is None:
+            return self.num_layers * (attention + mlp)
+        num_dense = sum(self.experts.is_dense)
+        mixture = self.experts.num_weights(self.hidden_size, num_routed)
+        mixtures = (self.num_layers - num_dense) * mixture
+        return self.num_layers * attention + num_dense * mlp + mixtures
 
     def cache_bytes(self, num_tokens: int, itemsize: int) -> int:
         """Return the size of the keys and values of this many tokens."""
@@ -200,17 +239,19 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
             f"config.json: num_attention_heads {num_heads} is not a multiple of "
             f"num_key_value_heads {num_kv_heads}."
         )
+    num_layers = _count(raw, "num_hidden_layers")
     return DecoderShape(
         vocab_size=_count(raw, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_count(raw, "intermediate_size"),
-        num_layers=_count(raw, "num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=_num_positions(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tied)),
         gated=family.gated,
+        experts=read_experts(raw, num_layers) if family.has_experts else None,
         latent=latent,
     )
 

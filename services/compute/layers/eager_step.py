@@ -1,25 +1,29 @@
 """A step on the CPU: the operations of the parts in plain torch, one after the other.
 
-Shape legend: T tokens, E hidden width, H query heads, K kv heads, D head width, C = (H + 2K) * D.
+Shape legend: T tokens, E hidden width, F inner width of the MLP, H query heads, K kv heads,
+D head width, C = (H + 2K) * D.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from math import sqrt
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from services.compute.layers.eager_activations import ACTIVATIONS
 from services.compute.layers.eager_attention import EagerAttention
+from services.compute.layers.eager_experts import run_experts
 from services.compute.layers.eager_latent import attend_latent
 from services.compute.layers.parts import (
+    Activated,
     Activation,
     Attention,
+    Experts,
     Hidden,
     Input,
     LatentAttention,
@@ -94,10 +98,11 @@ class EagerStep:
     def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
         return Normed(hidden, norm, hidden.x_TE if norm is None else normalised(norm, hidden.x_TE))
 
-    def computed(self, normed: Normed) -> Tensor:
-        if normed.value_TE is None:
-            raise RuntimeError("a norm on the CPU has its value from the beginning")
-        return normed.value_TE
+    def computed(self, x: Input) -> Tensor:
+        value = x.value_TE if isinstance(x, Normed) else x
+        if value is None or isinstance(value, Activated):
+            raise RuntimeError("an input on the CPU has its value from the beginning")
+        return value
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
         delta_TE = delta_TE if behind is None else behind(delta_TE)
@@ -146,6 +151,11 @@ class EagerStep:
             raise RuntimeError("a part of every latent's key rotates")
         return attend_latent(down_TC, attention, self._attention, self._rope_rows[ropes])
 
+    def experts(
+        self, x_TE: Tensor, experts: Experts[LinearMap], shared_TE: Tensor | None
+    ) -> Tensor:
+        return run_experts(x_TE, experts, shared_TE)
+
 
 def normalised(norm: Norm, x_TE: Tensor) -> Tensor:
     """The same as the norm by itself.
@@ -180,11 +190,3 @@ def _head_norm(x_TND: Tensor, norm: Norm, together: bool) -> Tensor:
         return norm(x_TND)
     one = replace(norm, weight_E=torch.ones_like(norm.weight_E[:width]))
     return one(x_TND) * norm.weight_E.view(-1, width)
-
-
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
-    "relu2": lambda x_TF: F.relu(x_TF).square_(),
-}

@@ -33,6 +33,7 @@ from services.compute.layers.parts import (
     Activated,
     Activation,
     Attention,
+    Experts,
     Hidden,
     Input,
     Normed,
@@ -143,12 +144,18 @@ class KernelStep:
         self._device.scratch.rewind()
         return Normed(hidden, norm)
 
-    def computed(self, normed: Normed) -> Tensor:
-        if normed.value_TE is None:
-            x_TE, norm = normed.hidden.x_TE, normed.norm
-            normed.value_TE = x_TE if norm is None else self._take(x_TE.shape[1])
-            self._compute(normed, None if norm is None else normed.value_TE)
-        return normed.value_TE
+    def computed(self, x: Input) -> Tensor:
+        if isinstance(x, Activated):
+            inner_TF = self._take(x.gate_up_TF2.shape[1] // 2)
+            act_mul(x.gate_up_TF2, inner_TF, x.activation, pdl=self._device.pdl)
+            return inner_TF
+        if isinstance(x, Tensor):
+            return x
+        if x.value_TE is None:
+            x_TE, norm = x.hidden.x_TE, x.norm
+            x.value_TE = x_TE if norm is None else self._take(x_TE.shape[1])
+            self._compute(x, None if norm is None else x.value_TE)
+        return x.value_TE
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
         """Leave the sum to the launch of the next norm."""
@@ -170,7 +177,7 @@ class KernelStep:
             inner_TF = self._take(width)
             row.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
         elif fused is not None and fused.can_gate(self._num_tokens, gate_up):
-            value_TI, inner_TF = self._value(x), self._take(width)
+            value_TI, inner_TF = self.computed(x), self._take(width)
             fused.gated(value_TI, gate_up, activation, inner_TF)
         else:
             return Activated(self._multiply(x, gate_up, None), activation)
@@ -214,6 +221,11 @@ class KernelStep:
         self._attention.attend(call)
         return mixed_TC
 
+    def experts(
+        self, x_TE: Tensor, experts: Experts[AnyLinear], shared_TE: Tensor | None
+    ) -> Tensor:
+        raise NotImplementedError("experts on a GPU")
+
     def finish(self, hidden: Hidden) -> None:
         """Leave the stream where the next graph finds it."""
         x_TE = self._device.stream.x_TE[: self._num_tokens]
@@ -238,13 +250,6 @@ class KernelStep:
             )
         hidden.forget()
 
-    def _value(self, x: Input) -> Tensor:
-        if isinstance(x, Activated):
-            inner_TF = self._take(x.gate_up_TF2.shape[1] // 2)
-            act_mul(x.gate_up_TF2, inner_TF, x.activation, pdl=self._device.pdl)
-            return inner_TF
-        return self.computed(x) if isinstance(x, Normed) else x
-
     def _quantized(self, x: Input, form: RowForm, num_in: int) -> QuantizedRows:
         """The value as codes, by the launch that computes it or, if there was one, by another."""
         num_bytes = QuantizedRows.num_bytes(form, self._num_tokens, num_in)
@@ -255,7 +260,7 @@ class KernelStep:
         elif _has_norm(x) and x.value_TE is None:
             self._compute(x, rows)
         else:
-            quantize_rows(self._value(x), rows, pdl=self._device.pdl)
+            quantize_rows(self.computed(x), rows, pdl=self._device.pdl)
         return rows
 
     def _multiply(self, x: Input, linear: AnyLinear, out_TO: Tensor | None) -> Tensor:
@@ -266,7 +271,7 @@ class KernelStep:
             return out_TO
         form = product.row_form(self._num_tokens, linear)
         # before the output is taken: scratch comes in order
-        value = self._value(x) if form is None else self._quantized(x, form, linear.num_in)
+        value = self.computed(x) if form is None else self._quantized(x, form, linear.num_in)
         out_TO = self._take(linear.num_out) if out_TO is None else out_TO
         product(value, linear, out_TO)
         return out_TO

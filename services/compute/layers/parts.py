@@ -5,7 +5,7 @@ The parts are written once. A `StepContext` carries out their operations: in pla
 
 Shape legend: T tokens, E hidden width, F inner width of the MLP, H query heads, K kv heads,
 D head width, C = (H + 2K) * D, N width of what does not rotate of a head, V of its value, R of the
-latent.
+latent, X experts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from services.compute.kernels.routing import Routing
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.weighted_layers import Embedding, Norm
 
@@ -23,6 +24,10 @@ L = TypeVar("L")
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu", "relu2"]
 """gelu by the error function, gelu_tanh its approximation, relu2 the square of relu (Nemotron)."""
+
+Gating: TypeAlias = 'Activation | Literal["swiglu_oai"]'
+"""What experts make of gate and up: activation(gate) * up; swiglu_oai is gpt-oss's, which limits
+both: g * sigmoid(1.702 g) * (u + 1) of g = min(gate, 7) and u = up from -7 to 7."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,8 +79,8 @@ class StepContext(Protocol[L]):
         """Begin a sublayer."""
         ...
 
-    def computed(self, normed: Normed) -> Tensor:
-        """The value, for a norm that several parts read."""
+    def computed(self, x: Input) -> Tensor:
+        """The value, for what several parts read."""
         ...
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
@@ -104,6 +109,11 @@ class StepContext(Protocol[L]):
 
     def attend_latent(self, down_TC: Tensor, attention: LatentAttention[L]) -> Tensor:
         """Norm, rotate and store latents, make queries, and mix; returns [T, H * V]."""
+        ...
+
+    def experts(self, x_TE: Tensor, experts: Experts[L], shared_TE: Tensor | None) -> Tensor:
+        """The weighted sum of what each row's experts make of it, added in float32 in the order in
+        which they were chosen, and of what the shared one has made; lasts until it is added."""
         ...
 
 
@@ -209,6 +219,29 @@ class MLP(Generic[L]):
 
     def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
         return step.linear_out(step.activated(x, self.up, self.activation), self.down)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts(Generic[L]):
+    """A mixture of experts (Shazeer et al., 2017): of many gated MLPs, each row goes to a few.
+
+    The maps of experts are as many as there are, or one with the rows of all, one expert's below
+    the other's, as the device wants them.
+    """
+
+    router: L  # makes the experts' logits, in float32
+    routing: Routing
+    gate_up: tuple[L, ...]
+    down: tuple[L, ...]
+    gating: Gating = "silu"
+    choice_bias_X: Tensor | None = None  # float32: of the choice alone
+    shared: GatedMLP[L] | None = None  # sees all rows
+    shared_gate: L | None = None  # makes the logit of the shared one's share, in float32
+
+    def __call__(self, x: Input, step: StepContext[L]) -> Tensor:
+        x_TE = step.computed(x)
+        shared_TE = None if self.shared is None else self.shared(x_TE, step)
+        return step.experts(x_TE, self, shared_TE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

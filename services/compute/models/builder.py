@@ -1,38 +1,38 @@
 """Builds decoders of a checkpoint's tensors: what the files of the families are written with.
 
-Shape legend: E hidden width, F inner width of the MLP, V vocabulary.
+Shape legend: E hidden width, F inner width of the MLP, V vocabulary, X experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from common.decoder_shape import DecoderShape
+from common.expert_shape import ExpertShape
+from services.compute.kernels.routing import Routing
 from services.compute.layers.parts import (
     MLP,
     Activation,
     Attention,
+    Experts,
     GatedMLP,
+    Gating,
     Layer,
     Mixer,
 )
 from services.compute.layers.rope import RopeDefaults, RopeSpec, read_rope
-from services.compute.layers.weighted_layers import Embedding, Norm
+from services.compute.layers.weighted_layers import Embedding, LinearMaker, Norm
 from services.compute.models.decoder import Decoder
+from services.compute.models.expert_tensors import QWEN_EXPERTS, ExpertModules, ExpertTensors
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Packed, Weight
 
 L = TypeVar("L")
-MakeLinear: TypeAlias = "Callable[[Weight, Tensor | None], L]"
-"""Makes of a weight [out, in], which may be quantized, and perhaps a bias what a device multiplies
-by."""
-
-
 PLAIN_ROPE = RopeDefaults()
 
 
@@ -72,7 +72,7 @@ class Builder(Generic[L]):
         raw: Mapping[str, Any],
         windows: tuple[int, ...],
         weights: WeightSource,
-        make_linear: MakeLinear[L],
+        make_linear: LinearMaker[L],
     ) -> None:
         self.shape = shape
         self.raw = raw
@@ -87,6 +87,13 @@ class Builder(Generic[L]):
     def layer_number(self) -> int:
         """Of the layer that is being made."""
         return len(self._mixers)
+
+    @property
+    def mixture(self) -> ExpertShape:
+        """The sizes of mixtures of experts, which config.json has said."""
+        if self.shape.experts is None:
+            raise ValueError("a family without experts has no mixture")
+        return self.shape.experts
 
     @property
     def window(self) -> int:
@@ -219,9 +226,11 @@ class Builder(Generic[L]):
         bias: bool = False,
         activation: Activation = "silu",
         merged: bool = False,
+        width: int = 0,
     ) -> GatedMLP[L]:
-        """Named as Llama's; `merged` where the checkpoint has gate and up in one tensor."""
-        hidden, inner = self.shape.hidden_size, self.shape.intermediate_size
+        """Named as Llama's; `merged` where the checkpoint has gate and up in one tensor. `width`:
+        the inner one, if another than that of config.json."""
+        hidden, inner = self.shape.hidden_size, width or self.shape.intermediate_size
         if merged:
             gate_up = self.linear([f"{at}.gate_up_proj"], (2 * inner,), hidden, bias)
         else:
@@ -229,6 +238,39 @@ class Builder(Generic[L]):
             gate_up = self.linear(names, (inner, inner), hidden, bias)
         down = self.linear([f"{at}.down_proj"], (hidden,), inner, bias)
         return GatedMLP(gate_up, down, activation)
+
+    def router(self, name: str, num_out: int, bias: bool = False) -> L:
+        """A map whose results are logits in float32."""
+        weight_XE = self._weights.take(
+            f"{name}.weight", (num_out, self.shape.hidden_size), torch.float32
+        )
+        bias_X = self._weights.stack([f"{name}.bias"], [num_out]) if bias else None
+        return self._make_linear.router(weight_XE, bias_X)
+
+    def experts(
+        self,
+        at: str,
+        routing: Routing,
+        modules: ExpertModules = QWEN_EXPERTS,
+        *,
+        choice_bias: str = "",
+        **more: Any,
+    ) -> Experts[L]:
+        """The mixture of the layer whose name is `at`; `choice_bias` is the whole name of a tensor,
+        `more` is `Experts`'."""
+        count, make = routing.num_experts, self._make_linear
+        hidden, inner = self.shape.hidden_size, self.mixture.width
+        tensors = ExpertTensors(self._weights, at, modules, hidden, inner)
+        if choice_bias:
+            more["choice_bias_X"] = self._weights.take(choice_bias, (count,), torch.float32)
+        gate_up, down = map(tensors.gate_up, range(count)), map(tensors.down, range(count))
+        return Experts(
+            router=self.router(f"{at}.{modules.router}", count, modules.have_bias),
+            routing=routing,
+            gate_up=make.experts(gate_up, count, tensors.gate_up_biases(count)),
+            down=make.experts(down, count, tensors.down_biases(count)),
+            **more,
+        )
 
     def mlp(self, up: str, down: str, bias: bool, activation: Activation) -> MLP[L]:
         hidden, inner = self.shape.hidden_size, self.shape.intermediate_size

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from common.decoder_shape import DecoderShape, family_of, language_fields, read_shape
 from common.errors import ModelError
 from services.compute.layers.rope import read_rope
-from services.compute.models.builder import Builder, MakeLinear
+from services.compute.layers.weighted_layers import LinearMaker
+from services.compute.models.builder import Builder
 from services.compute.models.cohere import COHERE, COHERE2
 from services.compute.models.decoder import Decoder
+from services.compute.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from services.compute.models.exaone4 import EXAONE4
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.gemma import GEMMA
@@ -22,10 +24,12 @@ from services.compute.models.granite import GRANITE
 from services.compute.models.hunyuan import HUNYUAN
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
 from services.compute.models.llama import ERNIE, LLAMA, MISTRAL, SEED_OSS
+from services.compute.models.mixtral import MIXTRAL
 from services.compute.models.nemotron import ARCEE, NEMOTRON
 from services.compute.models.olmo import OLMO2, OLMO3
 from services.compute.models.phi3 import PHI3
 from services.compute.models.qwen import QWEN2, QWEN3
+from services.compute.models.qwen_moe import QWEN3_MOE
 from services.compute.models.smollm3 import SMOLLM3
 from services.compute.models.starcoder2 import STARCODER2
 from services.compute.models.weights import WeightSource
@@ -36,6 +40,8 @@ FAMILIES: Mapping[str, Family] = {
     "ArceeForCausalLM": ARCEE,
     "Cohere2ForCausalLM": COHERE2,
     "CohereForCausalLM": COHERE,
+    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5ForCausalLM": ERNIE,
     "Exaone4ForCausalLM": EXAONE4,
     "Gemma2ForCausalLM": GEMMA2,
@@ -51,12 +57,14 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,
     "MinistralForCausalLM": MISTRAL,
     "MistralForCausalLM": MISTRAL,
+    "MixtralForCausalLM": MIXTRAL,
     "NemotronForCausalLM": NEMOTRON,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,
     "Phi3ForCausalLM": PHI3,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
     "SeedOssForCausalLM": SEED_OSS,
     "SmolLM3ForCausalLM": SMOLLM3,
     "Starcoder2ForCausalLM": STARCODER2,
@@ -74,7 +82,7 @@ class ModelConfig:
     windows: tuple[int, ...]  # of each layer, in tokens; 0: it attends to everything before
 
     def build(
-        self, weights: WeightSource, make_linear: MakeLinear[L], needs_head: bool = True
+        self, weights: WeightSource, make_linear: LinearMaker[L], needs_head: bool = True
     ) -> Decoder[L]:
         """Take all tensors of a checkpoint; raises ModelError for what is missing or left over."""
         make = Builder(self.shape, self.raw, self.windows, weights, make_linear)

@@ -21,8 +21,9 @@ class WeightSource(Protocol):
         """Of what is not quantized."""
         ...
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of this name; raises ModelError if it is missing or of another shape."""
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor of this name, in another dtype if one is given; raises ModelError if it is
+        missing or of another shape."""
         ...
 
     def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
@@ -66,13 +67,13 @@ class DummyWeights:
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of this shape; the order of calls decides its values."""
         # drawn where they are used: 8 billion of them take a minute on a CPU
         values = torch.randn(shape, generator=self._generator, device=self._device).mul_(SCALE)
         if name.endswith("norm.weight"):
             values.add_(1.0)
-        return values.to(dtype=self.dtype)
+        return values.to(dtype or self.dtype)
 
     def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
         return self.take(names[0], (sum(rows),))
@@ -108,8 +109,8 @@ class QuantizedAtLoad:
     def dtype(self) -> torch.dtype:
         return self._source.dtype
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._source.take(name, shape)
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self._source.take(name, shape, dtype)
 
     def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
         return self._source.stack(names, rows)
@@ -169,8 +170,8 @@ class CheckpointWeights:
         self._checkpoint = checkpoint
         self._device = device
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._stack([name], shape[:1], shape)
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self._stack([name], shape[:1], shape, dtype)
 
     def stack(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
         return self._stack(names, rows, (sum(rows),))
@@ -201,8 +202,14 @@ class CheckpointWeights:
     def finish(self) -> None:
         self._checkpoint.finish()
 
-    def _stack(self, names: Sequence[str], rows: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-        target = torch.empty(shape, dtype=self.dtype, device=self._device)
+    def _stack(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        target = torch.empty(shape, dtype=dtype or self.dtype, device=self._device)
         first = 0
         for name, count in zip(names, rows, strict=True):
             self._checkpoint.copy(name, target[first : first + count])

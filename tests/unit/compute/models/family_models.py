@@ -283,6 +283,23 @@ ALL_FAMILIES: dict[str, Family] = {
         },
         seed=9,
     ),
+    "mixtral": Family(
+        "Mixtral",
+        {
+            "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": WINDOW,
+            "num_hidden_layers": 2, "intermediate_size": 48,
+        },
+        {"num_experts_per_tok": 2, **NO_WINDOW},
+        window=WINDOW,
+    ),
+    "qwen3 moe": Family(
+        "Qwen3Moe",
+        {
+            "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32, "norm_topk_prob": True, "mlp_only_layers": [0],
+        },
+        {"norm_topk_prob": False},
+    ),
     "starcoder2": Family(
         "Starcoder2",
         {"sliding_window": WINDOW, "norm_epsilon": EPS, "tie_word_embeddings": True},
