@@ -38,6 +38,12 @@ _GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131_072,
 }
 
+_DEEPSEEK_V2_DEFAULTS = {
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,  # transformers has none
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1407,
+}
 _DEEPSEEK_V3_DEFAULTS = {
     "n_routed_experts": 256,
     "num_experts_per_tok": 8,
@@ -86,7 +92,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "DeepSeek V2, V2-Lite, V2.5",
         has_experts=True,
         has_latents=True,
-        defaults={"n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407},
+        defaults=_DEEPSEEK_V2_DEFAULTS,
     ),
     "DeepseekV3ForCausalLM": Architecture(
         "deepseek_v3",

@@ -55,11 +55,10 @@ def read_latent(raw: Mapping[str, Any]) -> LatentShape:
     """Read the sizes of a model with latent attention; ModelError names the one that cannot be."""
     sizes = {name: _size(name, raw.get(name) or usual) for name, usual in DEFAULTS.items()}
     rank = raw.get("q_lora_rank", QUERY_RANK)
-    num_heads = raw.get("num_attention_heads")
-    if raw.get("num_key_value_heads", num_heads) not in (None, num_heads):
+    if raw.get("head_dim") not in (None, sizes["qk_rope_head_dim"]):
         raise ModelError(
-            "config.json: num_key_value_heads must be num_attention_heads where heads share a "
-            f"latent, not {str(raw['num_key_value_heads'])[:40]!r}."
+            f"config.json: head_dim is {str(raw['head_dim'])[:40]!r}, and with latents it can only "
+            "be qk_rope_head_dim."
         )
     return LatentShape(
         latent_dim=sizes["kv_lora_rank"],
