@@ -226,6 +226,21 @@ class KernelStep:
     ) -> Tensor:
         raise NotImplementedError("experts on a GPU")
 
+    def attend_latent(self, down_TC: Tensor, attention: LatentAttention[AnyLinear]) -> Tensor:
+        device, cache = self._device, self._caches[attention.layer]
+        step = LatentStep(
+            positions_T=device.inputs.positions_T,
+            kv_slots_T=cache.kv_slots_T,
+            page_table_NL=cache.page_table_NL,
+            pages=cache.pages.entries,
+            tables=device.ropes[attention.rope],
+            attention=self._attention,
+            take=self._take,
+            multiply=self.linear,
+            pdl=device.pdl,
+        )
+        return attend_latent(down_TC, attention, step)
+
     def finish(self, hidden: Hidden) -> None:
         """Leave the stream where the next graph finds it."""
         x_TE = self._device.stream.x_TE[: self._num_tokens]
