@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from services.compute.kernels.decode_plan import (
     CHUNK,
@@ -472,5 +471,3 @@ def latent_attention_reference(
         scores = (scores * scale).masked_fill(hidden_QL[:, None].to(scores.device), -torch.inf)
         mixed = torch.einsum("qhl,lr->qhr", scores.softmax(-1), entries_LW[:, :rank])
         out_THR[first : first + num_q] = mixed.to(out_THR.dtype)
-
-

@@ -62,8 +62,8 @@ def _head_product_kernel(
     OUT_HEAD: tl.constexpr,
     W_IN: tl.constexpr,
     W_OUT: tl.constexpr,
-    I: tl.constexpr,
-    O: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    NUM_OUT: tl.constexpr,
     P: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -81,7 +81,7 @@ def _head_product_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    NUM_TILES: tl.constexpr = (O + BLOCK_O - 1) // BLOCK_O
+    NUM_TILES: tl.constexpr = (NUM_OUT + BLOCK_O - 1) // BLOCK_O
     if tl.program_id(0) == NUM_TILES:
         if cos_ptr is not None:
             J: tl.constexpr = P // 2
@@ -91,30 +91,37 @@ def _head_product_kernel(
             angle_TJ = position_T[:, None] * J + j_J[None, :]
             cos_TJ = tl.load(cos_ptr + angle_TJ, mask=mask_TJ, other=0.0)
             sin_TJ = tl.load(sin_ptr + angle_TJ, mask=mask_TJ, other=0.0)
-            first_TJ = tl.load(x_T + I + j_J[None, :], mask=mask_TJ, other=0.0).to(tl.float32)
-            second_TJ = tl.load(x_T + I + J + j_J[None, :], mask=mask_TJ, other=0.0).to(tl.float32)
+            first_TJ = tl.load(x_T + NUM_IN + j_J[None, :], mask=mask_TJ, other=0.0).to(tl.float32)
+            second_TJ = tl.load(x_T + NUM_IN + J + j_J[None, :], mask=mask_TJ, other=0.0).to(
+                tl.float32
+            )
             turned_TJ = (first_TJ * cos_TJ - second_TJ * sin_TJ).to(dtype)
-            tl.store(out_T + O + j_J[None, :], turned_TJ, mask=mask_TJ)
+            tl.store(out_T + NUM_OUT + j_J[None, :], turned_TJ, mask=mask_TJ)
             turned_TJ = (second_TJ * cos_TJ + first_TJ * sin_TJ).to(dtype)
-            tl.store(out_T + O + J + j_J[None, :], turned_TJ, mask=mask_TJ)
+            tl.store(out_T + NUM_OUT + J + j_J[None, :], turned_TJ, mask=mask_TJ)
     else:
         o_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
         i_I = tl.arange(0, BLOCK_I)
-        w_IO = w_ptr + head.to(tl.int64) * (I * O) + i_I[:, None] * W_IN + o_O[None, :] * W_OUT
+        w_IO = (
+            w_ptr
+            + head.to(tl.int64) * (NUM_IN * NUM_OUT)
+            + i_I[:, None] * W_IN
+            + o_O[None, :] * W_OUT
+        )
         sum_TO = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
-        for begin in range(0, I, BLOCK_I):
-            inside_I = begin + i_I < I
+        for begin in range(0, NUM_IN, BLOCK_I):
+            inside_I = begin + i_I < NUM_IN
             x_TI = tl.load(
                 x_T + begin + i_I[None, :], mask=real_T[:, None] & inside_I[None, :], other=0.0
             )
             weight_IO = tl.load(
-                w_IO + begin * W_IN, mask=inside_I[:, None] & (o_O[None, :] < O), other=0.0
+                w_IO + begin * W_IN, mask=inside_I[:, None] & (o_O[None, :] < NUM_OUT), other=0.0
             )
             if WIDEN:
                 x_TI = x_TI.to(tl.float32)
                 weight_IO = weight_IO.to(tl.float32)
             sum_TO = tl.dot(x_TI, weight_IO, acc=sum_TO, input_precision="ieee")
-        mask_TO = real_T[:, None] & (o_O[None, :] < O)
+        mask_TO = real_T[:, None] & (o_O[None, :] < NUM_OUT)
         tl.store(out_T + o_O[None, :], sum_TO.to(dtype), mask=mask_TO)
 
 
@@ -141,7 +148,11 @@ def absorb_queries(
     tiling = tiling or HeadTiling.of(
         LARGEST_TILE if invariant else num_tokens, rank, num_still, q_THD.dtype
     )
-    grid = (triton.cdiv(rank, tiling.block_o) + 1, num_heads, triton.cdiv(num_tokens, tiling.block_t))
+    grid = (
+        triton.cdiv(rank, tiling.block_o) + 1,
+        num_heads,
+        triton.cdiv(num_tokens, tiling.block_t),
+    )
     _head_product_kernel[grid](
         q_THD,
         key_up_HNR,
@@ -153,8 +164,8 @@ def absorb_queries(
         **_strides(q_THD, out_THW),
         W_IN=rank,
         W_OUT=1,
-        I=num_still,
-        O=rank,
+        NUM_IN=num_still,
+        NUM_OUT=rank,
         P=rotated,
         BLOCK_J=triton.next_power_of_2(rotated // 2),
         **_constants(tiling, q_THD),
@@ -177,7 +188,8 @@ def expand_values(
     tiling = tiling or HeadTiling.of(
         LARGEST_TILE if invariant else num_tokens, width, rank, mixed_THR.dtype
     )
-    grid = (triton.cdiv(width, tiling.block_o), num_heads, triton.cdiv(num_tokens, tiling.block_t))
+    token_tiles = triton.cdiv(num_tokens, tiling.block_t)
+    grid = (triton.cdiv(width, tiling.block_o), num_heads, token_tiles)
     _head_product_kernel[grid](
         mixed_THR,
         value_up_HVR,
@@ -189,8 +201,8 @@ def expand_values(
         **_strides(mixed_THR, out_THV),
         W_IN=1,
         W_OUT=rank,
-        I=rank,
-        O=width,
+        NUM_IN=rank,
+        NUM_OUT=width,
         P=0,
         BLOCK_J=1,
         **_constants(tiling, mixed_THR),

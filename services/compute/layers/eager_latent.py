@@ -25,7 +25,7 @@ def attend_latent(
     queries, then of the key."""
     heads, width = attention.num_heads, attention.entry_dim
     num_tokens, rank = len(down_TC), attention.latent_dim
-    q_TQ, entry_TW = down_TC.split((down_TC.shape[1] - width, width), dim=1)
+    q_TQ, entry_TW = torch.split(down_TC, [down_TC.shape[1] - width, width], dim=1)
     if attention.query_up is not None:
         if attention.query_norm is not None:
             q_TQ = attention.query_norm(q_TQ)

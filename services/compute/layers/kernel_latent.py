@@ -60,7 +60,7 @@ def attend_latent(
     invariant = step.attention.is_invariant
     absorbed_THW = step.take(heads * width).view(num_tokens, heads, width)
     absorb_queries(
-        q.unflatten(1, (heads, -1)),
+        q.view(num_tokens, heads, -1),
         attention.key_up_HNR,
         step.positions_T,
         step.tables,

@@ -29,6 +29,7 @@ from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quan
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.kernel_latent import LatentStep, attend_latent
 from services.compute.layers.parts import (
     Activated,
     Activation,
@@ -36,6 +37,7 @@ from services.compute.layers.parts import (
     Experts,
     Hidden,
     Input,
+    LatentAttention,
     Normed,
 )
 from services.compute.layers.products import FusedProduct, Products

@@ -21,7 +21,6 @@ from services.compute.layers.parts import (
     Attention,
     Experts,
     GatedMLP,
-    Gating,
     Layer,
     Mixer,
 )

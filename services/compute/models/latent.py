@@ -48,8 +48,10 @@ def latent_attention(
         torch.cat((down_order, num_down + entry)),
     )
     num_up = heads * (latent.nope_dim + latent.value_dim)
-    up_HXR = make.plain(f"{at}.kv_b_proj", num_up, latent.latent_dim).unflatten(0, (heads, -1))
-    key_up, value_up = up_HXR.split((latent.nope_dim, latent.value_dim), dim=1)
+    up_HXR = make.plain(f"{at}.kv_b_proj", num_up, latent.latent_dim).view(
+        heads, -1, latent.latent_dim
+    )
+    key_up, value_up = torch.split(up_HXR, [latent.nope_dim, latent.value_dim], dim=1)
     mixer = LatentAttention(
         layer=make.layer_number,
         num_heads=heads,

@@ -35,8 +35,8 @@ class WeightSource(Protocol):
         ...
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight of one module, quantized only as the checkpoint has it: that which makes logits,
-        or one that is not multiplied by as it stands."""
+        """The weight of a module that makes logits, or that is not multiplied by as it stands:
+        quantized only as the checkpoint has it."""
         ...
 
     def has(self, name: str) -> bool:

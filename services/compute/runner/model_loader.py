@@ -126,8 +126,8 @@ class ModelLoader:
     def _latent_format(self, latent: LatentShape) -> LayerFormat:
         if self.settings.kv_cache_dtype in KV_CACHE_DTYPES:
             raise ConfigError(
-                f"compute.kv_cache_dtype is {self.settings.kv_cache_dtype}, and latents, which this "
-                "model keeps instead of keys and values, are not kept in 8 bits; set it to auto."
+                f"compute.kv_cache_dtype is {self.settings.kv_cache_dtype}, and this model keeps "
+                "latents instead of keys and values, which stay as they are; set it to auto."
             )
         sizes = (1, self.settings.page_tokens, latent.entry_dim, self.dtype, self.dtype)
         return LayerFormat(*sizes, latent_dim=latent.latent_dim)
