@@ -38,21 +38,6 @@ _GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131_072,
 }
 
-_DEEPSEEK_V2_DEFAULTS = {
-    "n_routed_experts": 64,
-    "num_experts_per_tok": 6,  # transformers has none
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 1407,
-}
-_DEEPSEEK_V3_DEFAULTS = {
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3,
-    "max_position_embeddings": 4096,
-}
-
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         "llama", "Llama 2, 3, 3.1, 3.2, 3.3; Yi; Falcon 3; DeepSeek-R1 distills"
@@ -92,18 +77,55 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "DeepSeek V2, V2-Lite, V2.5",
         has_experts=True,
         has_latents=True,
-        defaults=_DEEPSEEK_V2_DEFAULTS,
+        defaults={"n_shared_experts": 2},
     ),
     "DeepseekV3ForCausalLM": Architecture(
         "deepseek_v3",
         "DeepSeek V3, V3.1, R1; Kimi K2",
         has_experts=True,
         has_latents=True,
-        defaults=_DEEPSEEK_V3_DEFAULTS,
+        defaults={
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 3,
+            "max_position_embeddings": 4096,
+        },
     ),
     "MixtralForCausalLM": Architecture("mixtral", "Mixtral 8x7B, 8x22B", has_experts=True),
+    "Qwen2MoeForCausalLM": Architecture(
+        "qwen2_moe", "Qwen1.5-MoE, Qwen2 57B-A14B", has_experts=True
+    ),
     "Qwen3MoeForCausalLM": Architecture(
         "qwen3_moe", "Qwen3, mixtures of experts", has_experts=True
+    ),
+    "OlmoeForCausalLM": Architecture("olmoe", "OLMoE", has_experts=True),
+    "GraniteMoeForCausalLM": Architecture("granitemoe", "Granite 3, 1B and 3B", has_experts=True),
+    "GraniteMoeSharedForCausalLM": Architecture(
+        "granitemoeshared", "Granite 3, with a shared expert", has_experts=True
+    ),
+    "PhimoeForCausalLM": Architecture(
+        "phimoe", "Phi-3.5-MoE", has_experts=True, defaults={"num_experts_per_tok": 2}
+    ),
+    "Ernie4_5_MoeForCausalLM": Architecture(
+        "ernie4_5_moe",
+        "ERNIE 4.5, mixtures of experts",
+        tied=True,
+        has_experts=True,
+        defaults={"moe_num_shared_experts": 2, "moe_layer_start_index": 1},
+    ),
+    "HunYuanMoEV1ForCausalLM": Architecture(
+        "hunyuan_v1_moe",
+        "Hunyuan-A13B",
+        has_experts=True,
+        defaults={"num_shared_expert": 1},
+    ),
+    "Glm4MoeForCausalLM": Architecture(
+        "glm4_moe",
+        "GLM-4.5, GLM-4.5-Air",
+        has_experts=True,
+        defaults={"n_shared_experts": 1, "first_k_dense_replace": 1},
+    ),
+    "MiniMaxM2ForCausalLM": Architecture(
+        "minimax_m2", "MiniMax-M2", head_dim=128, has_experts=True
     ),
     "SeedOssForCausalLM": Architecture("seed_oss", "Seed-OSS", head_dim=128),
     "InternLM2ForCausalLM": Architecture("internlm2", "InternLM 2, 2.5"),

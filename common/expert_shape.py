@@ -49,12 +49,14 @@ def read_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertShape:
 
 
 def _is_dense(raw: Mapping[str, Any], layer: int) -> bool:
-    """In the words of Qwen (a step, and exceptions) and of DeepSeek (the first layers)."""
-    if layer < _size(raw, ("first_k_dense_replace",), 0):
+    first = _size(raw, ("first_k_dense_replace", "moe_layer_start_index"), 0)
+    last = raw.get("moe_layer_end_index")
+    if layer < first or isinstance(last, int) and 0 <= last < layer:
         return True
     if layer in (raw.get("mlp_only_layers") or ()):
         return True
-    return (layer + 1) % max(1, _size(raw, ("decoder_sparse_step",), 1)) != 0
+    step = _size(raw, ("decoder_sparse_step", "moe_layer_interval"), 1)
+    return (layer + 1) % max(1, step) != 0
 
 
 def _size(raw: Mapping[str, Any], names: tuple[str, ...], default: int | None = None) -> int:
@@ -64,7 +66,7 @@ def _size(raw: Mapping[str, Any], names: tuple[str, ...], default: int | None = 
         value = value[0]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 20:
         raise ModelError(
-            f"config.json: {name or names[0]} must be a number of the same for all layers, not "
-            f"{str(value)[:40]!r}."
+            f"config.json: {name or names[0]} {str(value)[:60]} is not supported; it must be a "
+            "number, the same for all layers."
         )
     return value

@@ -24,16 +24,20 @@ class Routing:
     The scores are the softmax of all experts' logits, or the sigmoid of each. A row goes to the
     `top_k` experts with the highest scores, in `top_groups` groups of adjacent experts where there
     are several: those whose best expert, or best two together, score highest.
+
+    With sparsemixer (Liu et al., 2024), each in turn has its share of the softmax of those that are
+    left and whose logits are near its own: by no more than `tolerance` of the larger magnitude.
     """
 
     num_experts: int
     top_k: int
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     renormalised: bool = True  # the weights of a row add up to the scale
     scale: float = 1.0  # of the weights
     num_groups: int = 1
     top_groups: int = 1
     group_by: Literal["max", "top2"] = "max"
+    tolerance: float = 0.0  # sparsemixer's
 
 
 def route(
@@ -44,6 +48,8 @@ def route(
     The bias is added for the choice alone, not to the weights. Of equal scores the lower number
     goes first. The numbers are experts' whatever the logits are, also if they are not finite.
     """
+    if routing.scores == "sparsemixer":
+        return _mix_sparsely(logits_TX, routing)
     softmax = routing.scores == "softmax"
     scores_TX = torch.softmax(logits_TX, dim=-1) if softmax else torch.sigmoid(logits_TX)
     choice_TX = scores_TX if bias_X is None else scores_TX + bias_X
@@ -54,6 +60,19 @@ def route(
     if routing.renormalised:
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True).clamp(min=SMALLEST_SUM)
     return weights_TK * routing.scale, experts_TK.int()
+
+
+def _mix_sparsely(logits_TX: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    experts_TK = _first(logits_TX, routing.top_k)
+    left_TX, weights = logits_TX, []
+    for expert_T1 in experts_TK.split_with_sizes([1] * routing.top_k, 1):
+        best_T1 = logits_TX.gather(1, expert_T1)
+        size_TX = torch.maximum(logits_TX.abs(), best_T1)
+        is_far_TX = (best_T1 - logits_TX) / size_TX > routing.tolerance
+        near_TX = left_TX.masked_fill(is_far_TX, -torch.inf)
+        weights.append(torch.softmax(near_TX, dim=-1).gather(1, expert_T1))
+        left_TX = left_TX.scatter(1, expert_T1, -torch.inf)
+    return torch.cat(weights, 1) * routing.scale, experts_TK.int()
 
 
 def _in_top_groups(choice_TX: Tensor, routing: Routing) -> Tensor:

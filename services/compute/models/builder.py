@@ -218,6 +218,19 @@ class Builder(Generic[L]):
         norm = self.norm(name, form, *(shape or (self.shape.head_dim,)))
         return norm if rope is None else replace(norm, weight_E=rope.in_order(norm.weight_E))
 
+    def norms_of_all_heads(self, at: str, form: NormForm, rope: RopeSpec | None) -> dict[str, Any]:
+        """What `mixer` takes for norms whose weights are of all heads, one after the other."""
+        num_heads = {"q_norm": self.shape.num_heads, "k_norm": self.shape.num_kv_heads}
+        norms: dict[str, Any] = {
+            name: self.head_norm(f"{at}.{name}", form, rope, count * self.shape.head_dim)
+            for name, count in num_heads.items()
+        }
+        return {**norms, "norms_all_heads": True}
+
+    def float32(self, name: str, *shape: int) -> Tensor:
+        """A tensor that has to stay exact."""
+        return self._weights.take(name, shape, torch.float32)
+
     def gated_mlp(
         self,
         at: str,
@@ -240,9 +253,7 @@ class Builder(Generic[L]):
 
     def router(self, name: str, num_out: int, bias: bool = False) -> L:
         """A map whose results are logits in float32."""
-        weight_XE = self._weights.take(
-            f"{name}.weight", (num_out, self.shape.hidden_size), torch.float32
-        )
+        weight_XE = self.float32(f"{name}.weight", num_out, self.shape.hidden_size)
         bias_X = self._weights.stack([f"{name}.bias"], [num_out]) if bias else None
         return self._make_linear.router(weight_XE, bias_X)
 
@@ -251,17 +262,12 @@ class Builder(Generic[L]):
         at: str,
         routing: Routing,
         modules: ExpertModules = QWEN_EXPERTS,
-        *,
-        choice_bias: str = "",
         **more: Any,
     ) -> Experts[L]:
-        """The mixture of the layer whose name is `at`; `choice_bias` is the whole name of a tensor,
-        `more` is `Experts`'."""
+        """The mixture of the layer whose name is `at`; `more` is `Experts`'."""
         count, make = routing.num_experts, self._make_linear
         hidden, inner = self.shape.hidden_size, self.mixture.width
         tensors = ExpertTensors(self._weights, at, modules, hidden, inner)
-        if choice_bias:
-            more["choice_bias_X"] = self._weights.take(choice_bias, (count,), torch.float32)
         gate_up, down = map(tensors.gate_up, range(count)), map(tensors.down, range(count))
         return Experts(
             router=self.router(f"{at}.{modules.router}", count, modules.have_bias),
@@ -301,6 +307,7 @@ class Builder(Generic[L]):
         names: TopNames = LLAMA_NAMES,
         *,
         embedding_scale: float = 1.0,
+        head_bias: bool = False,
         **more: Any,
     ) -> Decoder[L]:
         """The whole model; layers are made of where their names begin, `more` is `Decoder`'s.
@@ -314,11 +321,14 @@ class Builder(Generic[L]):
         final_norm = self.norm(names.norm, norm)
         tied = shape.tie_word_embeddings
         has_head = self.needs_head or tied or weights.has(names.head)
+        bias_V = None
+        if head_bias and has_head:
+            bias_V = weights.stack([f"{names.head}.bias"], size[:1])
         if tied or not has_head:
             weights.skip(f"{names.head}.")
-            head = self._add(embedding.weight_VE, None)
+            head = self._add(embedding.weight_VE, bias_V)
         else:
-            head = self._add(weights.head(names.head, size), None)
+            head = self._add(weights.head(names.head, size), bias_V)
         weights.finish()
         return Decoder(
             shape,

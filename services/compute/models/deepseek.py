@@ -16,6 +16,7 @@ from services.compute.layers.parts import LayerPart
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
+from services.compute.models.expert_tensors import QWEN_STACKS
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.latent import latent_attention
 from services.compute.models.pre_norm import build_pre_norm
@@ -54,7 +55,7 @@ def _build(
     make: Builder[Any],
     routing: Routing,
     interleaved: bool = True,
-    choice_bias: str = "",
+    has_bias: bool = False,
 ) -> Decoder[Any]:
     mixture, latent = make.mixture, make.shape.latent
     if latent is None:
@@ -70,8 +71,11 @@ def _build(
         shared = None
         if mixture.shared_width:
             shared = make.gated_mlp(f"{at}.mlp.shared_experts", width=mixture.shared_width)
-        bias = f"{at}.{choice_bias}" if choice_bias else ""
-        return make.experts(at, routing, choice_bias=bias, shared=shared)
+        bias_X = None
+        if has_bias:
+            name = f"{at}.mlp.gate.e_score_correction_bias"
+            bias_X = make.float32(name, mixture.num_experts)
+        return make.experts(at, routing, choice_bias_X=bias_X, shared=shared)
 
     return build_pre_norm(
         make,
@@ -131,9 +135,8 @@ def _build_v3(config: DeepseekV3Config, make: Builder[Any]) -> Decoder[Any]:
         top_groups=num_top,
         group_by="top2",
     )
-    bias = "mlp.gate.e_score_correction_bias"
-    return _build(config, make, routing, config.rope_interleave, bias)
+    return _build(config, make, routing, config.rope_interleave, has_bias=True)
 
 
-DEEPSEEK_V2 = Family(DeepseekV2Config, _build_v2)
-DEEPSEEK_V3 = Family(DeepseekV3Config, _build_v3)
+DEEPSEEK_V2 = Family(DeepseekV2Config, _build_v2, QWEN_STACKS)
+DEEPSEEK_V3 = Family(DeepseekV3Config, _build_v3, QWEN_STACKS)

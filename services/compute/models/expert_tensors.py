@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.compute.models.safetensors_files import Stack
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Packed, Weight
 
@@ -31,6 +32,12 @@ class ExpertModules:
 
 
 QWEN_EXPERTS = ExpertModules()
+QWEN_STACKS = (
+    Stack(".experts.gate_up_proj", ".experts.{}.gate_up_proj.weight"),
+    Stack(".experts.down_proj", ".experts.{}.down_proj.weight"),
+)
+"""As transformers 5 has them in memory, and writes them if it is told to."""
+
 MIXTRAL_EXPERTS = ExpertModules(
     router="block_sparse_moe.gate",
     gate="block_sparse_moe.experts.{}.w1",

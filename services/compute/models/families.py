@@ -14,22 +14,27 @@ from services.compute.models.builder import Builder
 from services.compute.models.cohere import COHERE, COHERE2
 from services.compute.models.decoder import Decoder
 from services.compute.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from services.compute.models.ernie_moe import ERNIE_MOE
 from services.compute.models.exaone4 import EXAONE4
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.gemma import GEMMA
 from services.compute.models.gemma2 import GEMMA2
 from services.compute.models.gemma3 import GEMMA3, GEMMA3_IMAGES
 from services.compute.models.glm import GLM, GLM4
-from services.compute.models.granite import GRANITE
-from services.compute.models.hunyuan import HUNYUAN
+from services.compute.models.glm_moe import GLM_MOE
+from services.compute.models.granite import GRANITE, GRANITE_MOE
+from services.compute.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
 from services.compute.models.llama import ERNIE, LLAMA, MISTRAL, SEED_OSS
+from services.compute.models.minimax import MINIMAX
 from services.compute.models.mixtral import MIXTRAL
 from services.compute.models.nemotron import ARCEE, NEMOTRON
 from services.compute.models.olmo import OLMO2, OLMO3
+from services.compute.models.olmoe import OLMOE
 from services.compute.models.phi3 import PHI3
+from services.compute.models.phi_moe import PHI_MOE
 from services.compute.models.qwen import QWEN2, QWEN3
-from services.compute.models.qwen_moe import QWEN3_MOE
+from services.compute.models.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from services.compute.models.smollm3 import SMOLLM3
 from services.compute.models.starcoder2 import STARCODER2
 from services.compute.models.weights import WeightSource
@@ -43,26 +48,35 @@ FAMILIES: Mapping[str, Family] = {
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5ForCausalLM": ERNIE,
+    "Ernie4_5_MoeForCausalLM": ERNIE_MOE,
     "Exaone4ForCausalLM": EXAONE4,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3_IMAGES,
     "GemmaForCausalLM": GEMMA,
     "Glm4ForCausalLM": GLM4,
+    "Glm4MoeForCausalLM": GLM_MOE,
     "GlmForCausalLM": GLM,
     "GraniteForCausalLM": GRANITE,
+    "GraniteMoeForCausalLM": GRANITE_MOE,
+    "GraniteMoeSharedForCausalLM": GRANITE_MOE,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
+    "HunYuanMoEV1ForCausalLM": HUNYUAN_MOE,
     "InternLM2ForCausalLM": INTERNLM2,
     "InternLM3ForCausalLM": INTERNLM3,
     "LlamaForCausalLM": LLAMA,
+    "MiniMaxM2ForCausalLM": MINIMAX,
     "MinistralForCausalLM": MISTRAL,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,
     "NemotronForCausalLM": NEMOTRON,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,
+    "OlmoeForCausalLM": OLMOE,
     "Phi3ForCausalLM": PHI3,
+    "PhimoeForCausalLM": PHI_MOE,
     "Qwen2ForCausalLM": QWEN2,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "SeedOssForCausalLM": SEED_OSS,

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import ModelError
 from services.compute.models.builder import Builder
 from services.compute.models.decoder import Decoder
+from services.compute.models.safetensors_files import Stack
 
 Build: TypeAlias = Callable[[Any, Builder[Any]], Decoder[Any]]
 
@@ -82,3 +83,4 @@ class WindowedConfig(FamilyConfig):
 class Family:
     config: type[FamilyConfig]
     build: Build
+    stacks: tuple[Stack, ...] = ()  # that its checkpoints have, or may have

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from services.compute.kernels.routing import Routing
-from services.compute.layers.parts import Experts
 from services.compute.layers.rope import RopeDefaults
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
@@ -22,12 +21,11 @@ class MixtralConfig(WindowedConfig):
 def build(config: MixtralConfig, make: Builder[Any]) -> Decoder[Any]:
     rope = make.rope(defaults=RopeDefaults(theta=1_000_000.0))
     routing = Routing(make.mixture.num_experts, make.mixture.top_k)
-
-    def experts(at: str, number: int) -> Experts[Any]:
-        return make.experts(at, routing, MIXTRAL_EXPERTS)
-
     return build_pre_norm(
-        make, NormForm(config.rms_norm_eps), lambda at: make.attention(at, rope), experts
+        make,
+        NormForm(config.rms_norm_eps),
+        lambda at: make.attention(at, rope),
+        lambda at, number: make.experts(at, routing, MIXTRAL_EXPERTS),
     )
 
 

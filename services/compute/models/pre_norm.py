@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from services.compute.layers.parts import Layer, LayerPart, Mixer, SerialLayer, Sublayer
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
+
+FeedForward: TypeAlias = Callable[[str, int], LayerPart[Any]]
+"""Makes one of its layer's name and number."""
 
 
 def build_pre_norm(
     make: Builder[Any],
     norm: NormForm,
     attention: Callable[[str], Mixer[Any]],
-    feed_forward: Callable[[str, int], LayerPart[Any]],
+    feed_forward: FeedForward,
     scale: float = 1.0,
     **more: Any,
 ) -> Decoder[Any]:
-    """Attention is made of its name, a feed-forward of its layer's name and number; `scale`: of
-    what both add; `more` is `Builder.decoder`'s."""
+    """Attention is made of its name; `scale`: of what both parts of a layer add; `more` is
+    `Builder.decoder`'s."""
 
     def layer(at: str) -> Layer[Any]:
         number = make.layer_number

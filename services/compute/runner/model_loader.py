@@ -175,7 +175,8 @@ class ModelLoader:
             gguf = GgufFiles(self.folder, self.device)
             weights = CheckpointWeights(gguf, self.dtype, self.device)
         else:
-            files = SafetensorsFiles(self.folder, self.device, format_of(self.quantization))
+            stacks = self.config.family.stacks
+            files = SafetensorsFiles(self.folder, self.device, format_of(self.quantization), stacks)
             weights = CheckpointWeights(files, self.dtype, self.device)
         if self.at_load is not None:
             said = self.quantization  # by a model without weights

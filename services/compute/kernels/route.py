@@ -1,0 +1,147 @@
+"""Which experts rows go to, in one launch; routing.py has the rule, and its plain reference.
+
+A program has a row. A score and its expert's number are one integer, of which the largest is the
+choice: the highest score and, of equal ones, the lowest number.
+
+Shape legend: T rows, X experts, G groups of them, S experts of a group, K experts of a row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.routing import SMALLEST_SUM, Routing
+
+_LOWEST = tl.constexpr(-(1 << 63))  # below all scores
+_FAR_BELOW = tl.constexpr(-3e38)  # of logits: those of no expert have no share
+_NOT_A_NUMBER = tl.constexpr(0x7FFFFFFF)  # above all, as a sort has it
+
+
+@triton.jit
+def _order_of(x):
+    """Integers in the order of float32s; what is no number is above all."""
+    bits = x.to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return tl.where(x == x, ordered, _NOT_A_NUMBER)
+
+
+@triton.jit
+def _float_of(ordered):
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _keys(scores, numbers, inside):
+    """One integer for a score and its number; lower numbers are larger."""
+    key = (_order_of(scores).to(tl.int64) << 32) | (0x7FFFFFFF - numbers).to(tl.int64)
+    return tl.where(inside, key, _LOWEST)
+
+
+@triton.jit
+def _number(key):
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _score(key):
+    return _float_of((key >> 32).to(tl.int32))
+
+
+@triton.jit
+def _group_scores(key_GS, TOP2: tl.constexpr):
+    """The best of a group, or the sum of the best two."""
+    best_G = tl.max(key_GS, axis=1)
+    score_G = _score(best_G)
+    if TOP2:
+        others_GS = tl.where(key_GS == best_G[:, None], _LOWEST, key_GS)
+        score_G += _score(tl.max(others_GS, axis=1))
+    return score_G
+
+
+@triton.jit
+def _route_kernel(
+    logit_ptr, bias_ptr, weight_ptr, expert_ptr,
+    X: tl.constexpr, G: tl.constexpr, K: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
+    SOFTMAX: tl.constexpr, TOP2: tl.constexpr, RENORMALISED: tl.constexpr,
+    SMALLEST: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    S: tl.constexpr = X // G
+    row = tl.program_id(0)
+    g, s, k = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_K)
+    x_GS = g[:, None] * S + s[None, :]
+    inside_GS = (g < G)[:, None] & (s < S)[None, :]
+    OUTSIDE: tl.constexpr = _FAR_BELOW if SOFTMAX else 0.0
+    logit_GS = tl.load(logit_ptr + row * X + x_GS, mask=inside_GS, other=OUTSIDE)
+    if SOFTMAX:
+        exp_GS = tl.exp(logit_GS - _float_of(tl.max(_order_of(logit_GS))))
+        score_GS = exp_GS / tl.sum(exp_GS)
+    else:
+        score_GS = 1.0 / (1.0 + tl.exp(-logit_GS))
+    choice_GS = score_GS
+    if bias_ptr is not None:
+        choice_GS += tl.load(bias_ptr + x_GS, mask=inside_GS, other=0.0)
+    key_GS = _keys(choice_GS, x_GS, inside_GS)
+    if G > 1:
+        group_G = _keys(_group_scores(key_GS, TOP2), g, g < G)
+        is_top_G = g < 0
+        for _ in tl.static_range(TOP_GROUPS):
+            is_best_G = group_G == tl.max(group_G)
+            is_top_G |= is_best_G
+            group_G = tl.where(is_best_G, _LOWEST, group_G)
+        key_GS = _keys(tl.where(is_top_G[:, None], choice_GS, float("-inf")), x_GS, inside_GS)
+
+    weight_K = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    expert_K = tl.zeros((BLOCK_K,), dtype=tl.int32)
+    for rank in tl.static_range(K):
+        best = tl.max(key_GS)
+        is_best_GS = key_GS == best
+        weight_K = tl.where(k == rank, tl.sum(tl.where(is_best_GS, score_GS, 0.0)), weight_K)
+        expert_K = tl.where(k == rank, _number(best), expert_K)
+        key_GS = tl.where(is_best_GS, _LOWEST, key_GS)
+    if RENORMALISED:
+        weight_K /= tl.maximum(tl.sum(weight_K), SMALLEST)
+    tl.store(weight_ptr + row * K + k, weight_K * SCALE, mask=k < K)
+    tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
+
+
+def route_rows(
+    logits_TX: Tensor,
+    routing: Routing,
+    bias_X: Tensor | None,
+    weights_TK: Tensor,
+    experts_TK: Tensor,
+    *,
+    pdl: bool = False,
+) -> None:
+    """As `route`, into `weights_TK` (float32) and `experts_TK` (int32); all are contiguous."""
+    num_rows, num_experts = logits_TX.shape
+    assert num_experts == routing.num_experts and num_experts % routing.num_groups == 0
+    assert weights_TK.shape == experts_TK.shape == (num_rows, routing.top_k)
+    assert logits_TX.is_contiguous()
+    _route_kernel[(num_rows,)](
+        logits_TX,
+        bias_X,
+        weights_TK,
+        experts_TK,
+        X=num_experts,
+        G=routing.num_groups,
+        K=routing.top_k,
+        TOP_GROUPS=routing.top_groups,
+        BLOCK_G=triton.next_power_of_2(routing.num_groups),
+        BLOCK_S=triton.next_power_of_2(num_experts // routing.num_groups),
+        BLOCK_K=triton.next_power_of_2(routing.top_k),
+        SOFTMAX=routing.scores == "softmax",
+        TOP2=routing.group_by == "top2",
+        RENORMALISED=routing.renormalised,
+        SMALLEST=SMALLEST_SUM,
+        SCALE=routing.scale,
+        num_warps=1,  # a choice is a reduction: within a warp it needs no barrier
+        **dependent_launch(pdl, logits_TX),
+    )

@@ -1,0 +1,40 @@
+"""Rows are routed as the plain rule says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from services.compute.kernels.route import route_rows
+from services.compute.kernels.routing import Routing, route
+
+ROUTINGS = {
+    "softmax": Routing(12, 3),
+    "softmax, not renormalised": Routing(64, 6, renormalised=False, scale=2.5),
+    "sigmoid": Routing(8, 2, "sigmoid", scale=1.5),
+    "best groups": Routing(20, 3, num_groups=4, top_groups=2),
+    "groups of which two are best": Routing(
+        96, 8, "sigmoid", num_groups=8, top_groups=3, group_by="top2"
+    ),
+    "all experts": Routing(5, 5),
+}
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+def test_rows_go_where_the_rule_says(
+    routing: Routing, has_bias: bool, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(6, routing.num_experts, device=device) * 2
+    logits[1] = logits[1].round()  # with ties
+    logits[2] = 0.5
+    logits[3, ::2] = -torch.inf
+    logits[4] = torch.nan
+    bias = torch.randn(routing.num_experts, device=device).round() / 4 if has_bias else None
+    weights = torch.full((6, routing.top_k), torch.nan, device=device)
+    experts = torch.full((6, routing.top_k), -1, device=device, dtype=torch.int32)
+    route_rows(logits, routing, bias, weights, experts)
+    expected_weights, expected = route(logits, routing, bias)
+    assert torch.equal(experts, expected)
+    torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-7, equal_nan=True)
