@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.decoder_shape import DecoderShape
-from services.compute.layers.parts import Attention, Experts, Hidden, Layer, StepContext
+from services.compute.layers.parts import Experts, Hidden, Layer, Mixer, StepContext
 from services.compute.layers.weighted_layers import Embedding, Norm
 
 L = TypeVar("L")
@@ -22,7 +22,7 @@ class Decoder(Generic[L]):
     shape: DecoderShape
     embedding: Embedding
     layers: tuple[Layer[L], ...]
-    mixers: tuple[Attention[L], ...]  # of the layers, in their order
+    mixers: tuple[Mixer[L], ...]  # of the layers, in their order
     linears: tuple[L, ...]  # all of them, as they were made
     norm: Norm
     head: L

@@ -38,6 +38,10 @@ class WeightSource(Protocol):
         """The weights [rows, columns] of several modules on top of one another."""
         ...
 
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """The weight of a module that is not multiplied by as it stands, quantized or not."""
+        ...
+
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         """The weight of the module that makes logits."""
         ...
@@ -87,6 +91,9 @@ class DummyWeights:
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
         return self.take(names[0], (sum(rows), columns))
+
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        return self.take(name, shape)
 
     def head(self, name: str, shape: tuple[int, int]) -> Tensor:
         return self.take(name, shape)
@@ -146,6 +153,9 @@ class QuantizedAtLoad:
         if said is None or not isinstance(made, Packed):
             return made
         return replace(made, inputs_8bit=said.kind in said.inputs_8bit)
+
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        return self._source.numbers(name, shape)
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self._in_8_bits(self._source.head(name, shape))
@@ -220,6 +230,10 @@ class CheckpointWeights:
             for name, count, part in zip(weights, rows, parts, strict=True)
         ]
         return stacked(plain, self.dtype)
+
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        weight = self.linear([name], shape[:1], shape[1])
+        return weight.dense(self.dtype) if isinstance(weight, Packed) else weight
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self.linear([name], shape[:1], shape[1])

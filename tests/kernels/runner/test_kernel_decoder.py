@@ -1,4 +1,4 @@
-"""The decoder of the GPU's kernels has the logits of the CPU's, step by step, and its counts of experts."""
+"""The decoder of the kernels has the logits of the CPU's, step by step, and its counts of experts."""
 
 from __future__ import annotations
 
