@@ -1,4 +1,4 @@
-"""The decoder of the kernels has the logits of the CPU's, step by step, and its counts of experts."""
+"""The decoder of the kernels has the logits of the CPU's, step by step, and counts its experts."""
 
 from __future__ import annotations
 
