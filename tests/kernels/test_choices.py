@@ -253,6 +253,7 @@ def test_a_model_says_what_its_products_ask_for(tmp_path: Path) -> None:
 
 
 @in_the_interpreter
+@torch.inference_mode()
 def test_what_experts_are_launched_with_is_measured_on_any_memory(tmp_path: Path) -> None:
     mixtral = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
     sizes = {"num_experts_per_tok": 2, "intermediate_size": 32}
