@@ -1,4 +1,4 @@
-"""The decoder of the GPU's kernels has the logits of the CPU's, step by step, and its counts of experts."""
+"""The decoder of the GPU's kernels has the CPU's logits and counts of experts, step by step."""
 
 from __future__ import annotations
 
