@@ -11,7 +11,7 @@ R = T * K pairs of a token and an expert.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -167,15 +167,18 @@ class ExpertProduct:
     def _ordered(self, routes: Routes, num_experts: int, scratch: Scratch) -> ExpertOrder:
         num_pairs = routes.experts_TK.numel()
         rows = block_rows(num_pairs, num_experts, invariant=self._invariant)
+        if self._choices.is_asking:
+            # launches that are noted run when memory holds something else, on random rows at best
+            expert_R = torch.arange(num_pairs, dtype=torch.int32, device=routes.experts_TK.device)
+            order = ExpertOrder.empty(num_pairs, num_experts, rows, expert_R.device)
+            sort_experts(expert_R % num_experts, order)
+            return order
         # of the smallest tiles, so that no smaller number of pairs takes more
         num_bytes = ExpertOrder.num_bytes(num_pairs, num_experts, MIN_BLOCK_ROWS)
         memory = scratch.take_bytes(num_bytes)
         order = ExpertOrder.within(memory, num_pairs, num_experts, rows)
         sort_experts(routes.experts_TK, order, pdl=self._pdl)
-        if not self._choices.is_asking:
-            return order
-        # it says where to read and write, and the memory will hold something else
-        return replace(order, order_R=order.order_R.clone(), tiles_3N=order.tiles_3N.clone())
+        return order
 
     def _launch(
         self,
