@@ -236,8 +236,8 @@ class Registration(Heartbeats):
         return expired
 
     def _experts_for(self, to: Address, state: WorkerState, now_s: float) -> ExpertLoad | None:
-        told_s = self._told_s
-        told_s = {at: s for at, s in told_s.items() if now_s - s < EXPERTS_INTERVAL_S}
+        """Return what a known router is told now; another reads the version before, without it."""
+        told_s = {at: s for at, s in self._told_s.items() if now_s - s < EXPERTS_INTERVAL_S}
         is_due = bool(to.instance_id) and to.endpoint not in told_s
         self._told_s = {**told_s, to.endpoint: now_s} if is_due else told_s
         return state.experts if is_due else None

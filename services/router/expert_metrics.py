@@ -13,7 +13,7 @@ from common.messages.experts import ExpertLoad
 from services.router.fleet import RegisteredWorker
 
 
-class Family(NamedTuple):
+class ExpertMetric(NamedTuple):
     name: str
     kind: str
     about: str
@@ -24,7 +24,7 @@ def expert_lines(workers: Sequence[RegisteredWorker]) -> Iterator[str]:
     """Yield lines in Prometheus' text format, at most those of one compute at a time; none where
     no model has experts."""
     loads = [(_quoted(worker.name), worker.experts) for worker in workers if worker.experts]
-    for name, kind, about, samples in FAMILIES if loads else ():
+    for name, kind, about, samples in METRICS if loads else ():
         yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
         for replica, load in loads:
             yield "".join(samples(name, replica, load))
@@ -47,14 +47,14 @@ def _quoted(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-FAMILIES = (
-    Family(
+METRICS = (
+    ExpertMetric(
         "slipstream_compute_expert_tokens_total",
         "counter",
         "Tokens that this expert was given since the start.",
         _tokens,
     ),
-    Family(
+    ExpertMetric(
         "slipstream_compute_expert_imbalance_ratio",
         "gauge",
         "Tokens of the layer's busiest expert over the mean of all, since the start.",

@@ -1,4 +1,4 @@
-"""The decoder of the kernels has the logits of the CPU's, step by step, and counts its experts."""
+"""The decoder of the GPU's kernels has the CPU's logits and counts of experts, step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ NAMES = [
     "glm 4 0414",  # half of a head rotates, in neighbouring pairs
     "granite",  # multipliers
     "nemotron",  # biases of layer norms, no gates
-    "gpt-oss",  # sinks beside a window, experts with biases
     "qwen2 moe",  # experts, and a gated one that sees all tokens
     "glm 4.5",  # experts chosen in groups, with a bias; a layer without them
 ]
