@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from services.compute.layers.scratch import Scratch
 from services.compute.layers.quantized_product import ROW_LIMITS
+from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from tests.kernels.recorded_step import (

@@ -1,4 +1,4 @@
-"""Products of rows with the maps of their experts: tiles of rows of one expert, by the map of tiles.
+"""Products of rows with the maps of their experts: a tile of rows is of one expert.
 
 The first of an expert's two products takes rows of tokens and writes those of pairs in the order of
 experts, its gating in the launch; the second writes pairs where `combine` finds a token's together.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -318,6 +317,11 @@ def expert_down(
     _launch(inner_RF, stack, order, out_RE, 0, None, config, pdl)
 
 
+_PLAIN: dict[str, object] = {
+    "G": 1, "SCALE_O": 0, "SCALE_G": 0, "KIND": None, "HALVES": False, "HAS_ZEROS": False
+}  # fmt: skip
+
+
 class _Operands(NamedTuple):
     """What a kernel takes of a weight."""
 
@@ -329,17 +333,16 @@ class _Operands(NamedTuple):
     @staticmethod
     def of(weight: Tensor | Packed) -> _Operands:
         if not isinstance(weight, Packed):
-            plain = dict(G=1, SCALE_O=0, SCALE_G=0, KIND=None, HALVES=False, HAS_ZEROS=False)
-            return _Operands(weight, weight, weight, plain)
+            return _Operands(weight, weight, weight, _PLAIN)
         scales, zeros = weight.scales_OG, weight.zeros_OG
-        constants = dict(
-            G=scales.shape[1],
-            SCALE_O=scales.stride(0),
-            SCALE_G=scales.stride(1),
-            KIND=kernel_kind(weight),
-            HALVES=weight.has_halves,
-            HAS_ZEROS=zeros is not None,
-        )
+        constants = {
+            "G": scales.shape[1],
+            "SCALE_O": scales.stride(0),
+            "SCALE_G": scales.stride(1),
+            "KIND": kernel_kind(weight),
+            "HALVES": weight.has_halves,
+            "HAS_ZEROS": zeros is not None,
+        }
         return _Operands(weight.loadable_OB, scales, scales if zeros is None else zeros, constants)
 
 
