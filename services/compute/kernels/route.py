@@ -8,6 +8,8 @@ Shape legend: T rows, X experts, G groups of them, S experts of a group, K exper
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +20,13 @@ from services.compute.kernels.routing import SMALLEST_SUM, Routing
 _LOWEST = tl.constexpr(-(1 << 63))  # below all scores
 _FAR_BELOW = tl.constexpr(-3e38)  # of logits: those of no expert have no share
 _NOT_A_NUMBER = tl.constexpr(0x7FFFFFFF)  # above all, as a sort has it
+
+
+class Counting(NamedTuple):
+    """Where to add how many rows each expert gets, and how many rows are no padding."""
+
+    tokens_X: Tensor  # int64
+    num_real: Tensor  # int32, of one number
 
 
 @triton.jit
@@ -70,7 +79,7 @@ def _share(best, logit_GS, is_left_GS, TOLERANCE: tl.constexpr):
 
 @triton.jit
 def _route_kernel(
-    logit_ptr, bias_ptr, weight_ptr, expert_ptr,
+    logit_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr, num_real_ptr,
     X: tl.constexpr, G: tl.constexpr, K: tl.constexpr, TOP_GROUPS: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
     SCORES: tl.constexpr, TOP2: tl.constexpr, RENORMALISED: tl.constexpr,
@@ -123,6 +132,9 @@ def _route_kernel(
         weight_K /= tl.maximum(tl.sum(weight_K), SMALLEST)
     tl.store(weight_ptr + row * K + k, weight_K * SCALE, mask=k < K)
     tl.store(expert_ptr + row * K + k, expert_K, mask=k < K)
+    if token_ptr is not None:
+        is_real = row < tl.load(num_real_ptr)
+        tl.atomic_add(token_ptr + expert_K, 1, mask=(k < K) & is_real, sem="relaxed")
 
 
 def route_rows(
@@ -132,6 +144,7 @@ def route_rows(
     weights_TK: Tensor,
     experts_TK: Tensor,
     *,
+    counting: Counting | None = None,
     pdl: bool = False,
 ) -> None:
     """As `route`, into `weights_TK` (float32) and `experts_TK` (int32); all are contiguous."""
@@ -144,6 +157,8 @@ def route_rows(
         bias_X,
         weights_TK,
         experts_TK,
+        None if counting is None else counting.tokens_X,
+        None if counting is None else counting.num_real,
         X=num_experts,
         G=routing.num_groups,
         K=routing.top_k,

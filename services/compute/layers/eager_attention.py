@@ -242,7 +242,11 @@ class EagerAttention:
         softcap: float,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Store the step's keys and values, and return [T, H * D]; q comes already scaled."""
+        """Store the step's keys and values, and return [T, H * D]; q comes already scaled.
+
+        Latents [T, 1, 1, D] are multiplied as they are, by queries that have been absorbed; what is
+        returned of each head is as wide as they are without their rotated part.
+        """
         softmax = _Softmax(softcap, sinks_H)
         group, number = self._places[layer]
         work = self._works[group]
@@ -251,7 +255,7 @@ class EagerAttention:
             rows = work.decode[0]
             gathered = work.layers.gather(number, rows.index, len(q_THD))
             return self._attend_decode(gathered, rows, softmax, q_THD)
-        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        out_THD = q_THD.new_empty(*q_THD.shape[:2], self._form.value_dim)
         out_TC = out_THD.flatten(1)
         for rows in work.decode:
             gathered = work.layers.gather(number, rows.index, len(rows.mask_B11L))
@@ -303,7 +307,8 @@ class EagerAttention:
             by_query[:, :, block.first_masked :] += block.mask_QL
             weights = softmax.weights(by_query).view(scores.shape)
             weights = _times(weights, value_scales).to(q.dtype)
-            mixed = torch.bmm(weights.view(heads, -1, seen), values[0]).view(-1, queries, width)
+            mixed = torch.bmm(weights.view(heads, -1, seen), values[0])
+            mixed = mixed.view(-1, queries, self._form.value_dim)
             out_THD[block.start : block.end] = mixed.transpose(0, 1)
 
     def _decode_group(self, group: DecodeGroup, index: Tensor, window: int) -> _Decode:

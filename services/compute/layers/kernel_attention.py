@@ -4,13 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from services.compute.kernels.decode_attention import decode_attention
 from services.compute.kernels.decode_plan import DecodeWork, plan_decode
+from services.compute.kernels.latent_attention import (
+    latent_chunk_attention,
+    latent_decode_attention,
+)
 from services.compute.kernels.prefill_attention import prefill_attention
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
+
+
+class Decode(Protocol):
+    def __call__(
+        self, call: AttentionCall, work: DecodeWork, num_rows: int, *, pdl: bool
+    ) -> None: ...
+
+
+class Prefill(Protocol):
+    def __call__(
+        self, call: AttentionCall, inputs: StepInputs, work: PrefillWork, num_tokens: int, /
+    ) -> None: ...
+
+
+class AttentionKernels(NamedTuple):
+    """Over one kind of cache entries."""
+
+    decode: Decode
+    prefill: Prefill
+
+
+OVER_KEYS_AND_VALUES = AttentionKernels(decode_attention, prefill_attention)
+OVER_LATENTS = AttentionKernels(latent_decode_attention, latent_chunk_attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +49,16 @@ class AttentionTables:
     prefill: PrefillWork
     page_tokens: int
     pdl: bool  # dependent launch: begin while the kernel before ends
+    kernels: AttentionKernels = OVER_KEYS_AND_VALUES
 
 
 class KernelAttention(Protocol):
     """`plan` once a step, `attend` once a layer, when the layer's keys are in their pages."""
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether one arithmetic serves decode rows and chunks."""
+        ...
 
     def plan(self, num_tokens: int) -> None:
         """Divide the step's work, on the device."""
@@ -41,6 +74,7 @@ class DecodeAttention:
     """Steps of decode rows alone."""
 
     tables: AttentionTables
+    is_invariant: ClassVar[bool] = False
 
     def plan(self, num_tokens: int) -> None:
         tables = self.tables
@@ -51,7 +85,7 @@ class DecodeAttention:
     def attend(self, call: AttentionCall) -> None:
         tables = self.tables
         num_rows = min(len(call.q_THD), len(tables.inputs.row_slot_R))
-        decode_attention(call, tables.decode[call.window], num_rows, pdl=tables.pdl)
+        tables.kernels.decode(call, tables.decode[call.window], num_rows, pdl=tables.pdl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +95,17 @@ class PrefillAttention:
     tables: AttentionTables
     all_rows: bool
 
+    @property
+    def is_invariant(self) -> bool:
+        return self.all_rows
+
     def plan(self, num_tokens: int) -> None:
         tables = self.tables
         plan_prefill(tables.inputs, tables.prefill, num_tokens, self.all_rows)
 
     def attend(self, call: AttentionCall) -> None:
-        prefill_attention(call, self.tables.inputs, self.tables.prefill, len(call.q_THD))
+        tables = self.tables
+        tables.kernels.prefill(call, tables.inputs, tables.prefill, len(call.q_THD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +113,7 @@ class MixedAttention:
     """Decode rows and prompt chunks in one step."""
 
     parts: tuple[KernelAttention, ...]
+    is_invariant: ClassVar[bool] = False
 
     def plan(self, num_tokens: int) -> None:
         for part in self.parts:

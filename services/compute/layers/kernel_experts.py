@@ -34,8 +34,9 @@ from services.compute.kernels.expert_matvec import (
     expert_down_rows,
     expert_gate_up_rows,
 )
-from services.compute.kernels.route import route_rows
+from services.compute.kernels.route import Counting, route_rows
 from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
+from services.compute.kernels.step_buffers import NUM_TOKENS
 from services.compute.layers.parts import Experts
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch
@@ -54,12 +55,19 @@ class ExpertProduct:
     """How a device runs mixtures; one object for all layers."""
 
     def __init__(
-        self, plain: Product[Linear], choices: Choices, *, invariant: bool, pdl: bool
+        self,
+        plain: Product[Linear],
+        choices: Choices,
+        step_counts: Tensor,
+        *,
+        invariant: bool,
+        pdl: bool,
     ) -> None:
-        """`plain` makes the logits of routers; `invariant`: a row's result does not depend on the
-        number of rows."""
+        """`plain` makes the logits of routers; `step_counts` are `StepInputs`'; `invariant`: a
+        row's result does not depend on the number of rows."""
         self._plain = plain
         self._choices = choices
+        self._num_real = step_counts[NUM_TOKENS : NUM_TOKENS + 1]
         self._invariant = invariant
         self._pdl = pdl
 
@@ -84,8 +92,11 @@ class ExpertProduct:
         logits_TX = self._logits(x_TE, experts.router, scratch)
         weights_TK = scratch.take_as(torch.float32, num_tokens, routing.top_k)
         experts_TK = scratch.take_as(torch.int32, num_tokens, routing.top_k)
-        bias_X = experts.choice_bias_X
-        route_rows(logits_TX, routing, bias_X, weights_TK, experts_TK, pdl=self._pdl)
+        bias_X, tokens_X = experts.choice_bias_X, experts.tokens_X
+        counting = None if tokens_X is None else Counting(tokens_X, self._num_real)
+        route_rows(
+            *(logits_TX, routing, bias_X, weights_TK, experts_TK), counting=counting, pdl=self._pdl
+        )
         return Routes(experts_TK, weights_TK)
 
     def _shared(

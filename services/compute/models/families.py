@@ -13,6 +13,7 @@ from services.compute.layers.weighted_layers import LinearMaker
 from services.compute.models.builder import Builder
 from services.compute.models.cohere import COHERE, COHERE2
 from services.compute.models.decoder import Decoder
+from services.compute.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from services.compute.models.ernie_moe import ERNIE_MOE
 from services.compute.models.exaone4 import EXAONE4
 from services.compute.models.family import Family, FamilyConfig
@@ -45,6 +46,8 @@ FAMILIES: Mapping[str, Family] = {
     "ArceeForCausalLM": ARCEE,
     "Cohere2ForCausalLM": COHERE2,
     "CohereForCausalLM": COHERE,
+    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5ForCausalLM": ERNIE,
     "Ernie4_5_MoeForCausalLM": ERNIE_MOE,
     "Exaone4ForCausalLM": EXAONE4,

@@ -22,6 +22,9 @@ class WeightSource(Protocol):
         """Of what is not quantized."""
         ...
 
+    @property
+    def device(self) -> torch.device: ...
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor of this name, in another dtype if one is given; raises ModelError if it is
         missing or of another shape."""
@@ -33,6 +36,10 @@ class WeightSource(Protocol):
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Weight:
         """The weights [rows, columns] of several modules on top of one another."""
+        ...
+
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """The weight of a module that is not multiplied by as it stands, quantized or not."""
         ...
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
@@ -68,13 +75,13 @@ class DummyWeights:
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of this shape; the order of calls decides its values."""
         # drawn where they are used: 8 billion of them take a minute on a CPU
-        values = torch.randn(shape, generator=self._generator, device=self._device).mul_(SCALE)
+        values = torch.randn(shape, generator=self._generator, device=self.device).mul_(SCALE)
         if name.endswith("norm.weight"):
             values.add_(1.0)
         return values.to(dtype or self.dtype)
@@ -84,6 +91,9 @@ class DummyWeights:
 
     def linear(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
         return self.take(names[0], (sum(rows), columns))
+
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        return self.take(name, shape)
 
     def head(self, name: str, shape: tuple[int, int]) -> Tensor:
         return self.take(name, shape)
@@ -123,6 +133,10 @@ class QuantizedAtLoad:
     def dtype(self) -> torch.dtype:
         return self._source.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self._source.device
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self._source.take(name, shape, dtype)
 
@@ -139,6 +153,9 @@ class QuantizedAtLoad:
         if said is None or not isinstance(made, Packed):
             return made
         return replace(made, inputs_8bit=said.kind in said.inputs_8bit)
+
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        return self._source.numbers(name, shape)
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self._in_8_bits(self._source.head(name, shape))
@@ -192,7 +209,7 @@ class CheckpointWeights:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self._checkpoint = checkpoint
-        self._device = device
+        self.device = device
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self._stack([name], shape[:1], shape, dtype)
@@ -213,6 +230,10 @@ class CheckpointWeights:
             for name, count, part in zip(weights, rows, parts, strict=True)
         ]
         return stacked(plain, self.dtype)
+
+    def numbers(self, name: str, shape: tuple[int, int]) -> Tensor:
+        weight = self.linear([name], shape[:1], shape[1])
+        return weight.dense(self.dtype) if isinstance(weight, Packed) else weight
 
     def head(self, name: str, shape: tuple[int, int]) -> Weight:
         return self.linear([name], shape[:1], shape[1])
@@ -236,7 +257,7 @@ class CheckpointWeights:
         shape: tuple[int, ...],
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        target = torch.empty(shape, dtype=dtype or self.dtype, device=self._device)
+        target = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         first = 0
         for name, count in zip(names, rows, strict=True):
             self._checkpoint.copy(name, target[first : first + count])

@@ -21,6 +21,7 @@ from torch import Tensor
 from common.model_folder import Pooling
 from services.compute.kernels.choices import MAX_ROWS, MIN_ROWS, Asked, Choices
 from services.compute.kernels.decode_plan import DecodeWork
+from services.compute.kernels.latent_attention import head_tiles
 from services.compute.kernels.prefill_plan import PrefillWork
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.skinny_matmul_config import fits_device as skinny_fits
@@ -30,6 +31,8 @@ from services.compute.kernels.step_buffers import Resident, StepInputs
 from services.compute.kernels.step_deltas import apply_deltas
 from services.compute.kernels.step_input import unpack_step
 from services.compute.layers.kernel_attention import (
+    OVER_KEYS_AND_VALUES,
+    OVER_LATENTS,
     AttentionTables,
     DecodeAttention,
     KernelAttention,
@@ -154,7 +157,9 @@ class StepMachine:
         room = _unpacking_room(decoder)
         quantized = QuantizedProduct(plain, work, room, row, pdl=pdl, choices=self.choices)
         products: Products = {Linear: plain, QuantizedLinear: quantized}
-        experts = ExpertProduct(plain, self.choices, invariant=batch_invariant, pdl=pdl)
+        experts = ExpertProduct(
+            plain, self.choices, self.inputs.counts, invariant=batch_invariant, pdl=pdl
+        )
         self._decoder = KernelDecoder(
             decoder, self.inputs, products, experts, sizes.max_positions, pdl
         )
@@ -267,10 +272,12 @@ class StepMachine:
         self, decoder: Decoder[AnyLinear], batch_invariant: bool, pdl: bool
     ) -> dict[Kind, KernelAttention]:
         shape, sizes, device = decoder.shape, self.sizes, decoder.device
-        group = shape.num_heads // shape.num_kv_heads
-        decode = DecodeWork.make(
-            sizes.max_rows, shape.num_kv_heads, group, shape.head_dim, device=device
-        )
+        kernels, tiles, width = OVER_KEYS_AND_VALUES, shape.num_kv_heads, shape.head_dim
+        if shape.latent is not None:
+            kernels, width = OVER_LATENTS, shape.latent.latent_dim
+            tiles = head_tiles(shape.num_heads)
+        group = shape.num_heads // tiles
+        decode = DecodeWork.make(sizes.max_rows, tiles, group, width, device=device)
         windows = sorted(set(sizes.layout.windows))
         tables = AttentionTables(
             inputs=self.inputs,
@@ -278,6 +285,7 @@ class StepMachine:
             prefill=PrefillWork.make(sizes.max_tokens, sizes.max_rows, group, device),
             page_tokens=sizes.page_tokens,
             pdl=pdl,
+            kernels=kernels,
         )
         if batch_invariant:  # one arithmetic for every row, whether it is decoded or recomputed
             uniform = PrefillAttention(tables, all_rows=True)
@@ -290,9 +298,7 @@ class StepMachine:
 
 
 def _widest_output(decoder: Decoder[AnyLinear]) -> int:
-    shape = decoder.shape
-    qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return max(qkv, shape.hidden_size, 2 * shape.intermediate_size, shape.vocab_size)
+    return max(linear.num_out for linear in decoder.linears)
 
 
 def _unpacking_room(decoder: Decoder[AnyLinear]) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +161,14 @@ def _older_words(raw: Mapping[str, Any]) -> dict[str, Any]:
     return older
 
 
+LATENT = {
+    "num_key_value_heads": 6, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}  # fmt: skip
+MIXTURE = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+}  # fmt: skip
 _WINDOWS_BY_FOUR = {"num_hidden_layers": 4, "sliding_window": WINDOW}
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 3, "num_hidden_layers": 2}
 ALL_FAMILIES: dict[str, Family] = {
@@ -311,6 +318,30 @@ ALL_FAMILIES: dict[str, Family] = {
         "Glm", {"head_dim": 32}, {"rope_parameters": _rope(partial_rotary_factor=1.0)}, seed=8
     ),
     "glm 4 0414": Family("Glm4", {"head_dim": 32, "attention_bias": False}),
+    "deepseek v2 lite": Family(
+        "DeepseekV2",
+        {
+            **LATENT, **MIXTURE, "q_lora_rank": None, "first_k_dense_replace": 1,
+            "rms_norm_eps": EPS, "rope_parameters": _yarn(mscale=0.7, mscale_all_dim=0.9),
+        },
+        {"rms_norm_eps": 1e-6, "rope_parameters": _yarn(mscale=0.7, mscale_all_dim=0.7)},
+    ),
+    "deepseek v2": Family(
+        "DeepseekV2",
+        {
+            **LATENT, **MIXTURE, "q_lora_rank": 24, "first_k_dense_replace": 1, "n_group": 4,
+            "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0,
+        },
+        {"topk_method": "greedy", "routed_scaling_factor": 1.0},
+    ),
+    "deepseek v3": Family(
+        "DeepseekV3",
+        {
+            **LATENT, **MIXTURE, "q_lora_rank": 24, "first_k_dense_replace": 1, "n_group": 4,
+            "topk_group": 2, "rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0),
+        },
+        {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "rope_interleave": False, **PLAIN},
+    ),
     "exaone 4 32b": Family(
         "Exaone4",
         {"sliding_window_pattern": 2, "rope_parameters": LLAMA3, **_WINDOWS_BY_FOUR},
@@ -459,10 +490,15 @@ FAMILIES = {  # older transformers do not have all of them
 ONES_OR_ZEROS = ("bias", "norm.weight", "norm1.weight", "norm2.weight", "sinks")
 
 
+def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+    """Parameters, and what transformers keeps beside them: the biases of DeepSeek's routers."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
 def make_random(model: PreTrainedModel) -> PreTrainedModel:
     """Make its norms and biases random too."""
     with torch.no_grad():
-        for name, values in chain(model.named_parameters(), model.named_buffers()):
+        for name, values in weights_of(model):
             if name.endswith(ONES_OR_ZEROS):
                 values.add_(torch.randn_like(values) * 0.2)
     return model
