@@ -235,9 +235,7 @@ def _add_tensors(
     names = gguf.get_tensor_name_map(known[writer.arch], raw["num_hidden_layers"])
     if options.merged_qkv:
         tensors = _merged(tensors)
-    if writer.arch == "gpt-oss":
-        tensors = dict(_gpt_oss(tensors))
-    tensors = _stacked(tensors)
+    tensors = dict(_gpt_oss(tensors)) if writer.arch == "gpt-oss" else _stacked(tensors)
     for name, tensor in tensors.items():
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if own is None:
@@ -264,6 +262,19 @@ def _add_tensor(
     writer.add_tensor(own, gguf.quants.quantize(tensor, chosen), raw_dtype=chosen)
 
 
+def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Those of a layer's experts as one, and the one row of a shared expert's gate as a vector."""
+    stacked, of_experts = {}, defaultdict[str, dict[int, Array]](dict)
+    for name, tensor in tensors.items():
+        if match := EXPERT.fullmatch(name):
+            of_experts[f"{match[1]}.{match[3]}"][int(match[2])] = tensor
+        else:
+            stacked[name] = tensor[0] if "shared_expert_gate" in name else tensor
+    for name, by_number in of_experts.items():
+        stacked[name] = np.stack([by_number[number] for number in range(len(by_number))])
+    return stacked
+
+
 def _gpt_oss(tensors: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """Outputs are rows, and gates and ups apart."""
     for name, tensor in tensors.items():
@@ -278,19 +289,6 @@ def _gpt_oss(tensors: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
             continue
         for first, part in enumerate(("gate", "up")):
             yield f"{module.replace('gate_up', part)}.{kind}", rows[:, first::2]
-
-
-def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Those of a layer's experts as one, and the one row of a shared expert's gate as a vector."""
-    stacked, of_experts = {}, defaultdict[str, dict[int, Array]](dict)
-    for name, tensor in tensors.items():
-        if match := EXPERT.fullmatch(name):
-            of_experts[f"{match[1]}.{match[3]}"][int(match[2])] = tensor
-        else:
-            stacked[name] = tensor[0] if "shared_expert_gate" in name else tensor
-    for name, by_number in of_experts.items():
-        stacked[name] = np.stack([by_number[number] for number in range(len(by_number))])
-    return stacked
 
 
 def _merged(tensors: Mapping[str, Array]) -> dict[str, Array]:

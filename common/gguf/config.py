@@ -53,7 +53,7 @@ _MIXTRAL_EXPERTS = {
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
 _MERGED_MLP = {"ffn_up": "mlp.gate_up_proj"}
-_WITHOUT_KIND = ("attn_sinks",)  # names that end without "weight" here
+_WITHOUT_KIND = ("attn_sinks",)  # whose names end without "weight" here
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class GgufArchitecture:
     pairs: bool = False
     plus_one: bool = False
     num_layers_of_27b: int = 0  # Gemma's largest divides scores by another number
-    yarn_truncates: bool = True
     has_experts: bool = False
+    yarn_truncates: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)  # that llama.cpp has in its code
 
 
@@ -126,8 +126,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
             "attn_sinks": "self_attn.sinks",
             "ffn_gate_inp": "mlp.router",
         },
-        yarn_truncates=False,
         has_experts=True,
+        yarn_truncates=False,
     ),
     "internlm2": GgufArchitecture("LlamaForCausalLM", pairs=True),  # split as Llama's by then
 }

@@ -58,8 +58,8 @@ CASES = {
             "mistral without a window", "qwen2", "qwen2.5 with yarn", "qwen3", "qwen3 with biases",
             "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
             "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
-            "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "gpt-oss", "qwen2 moe",
-            "olmoe",
+            "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "qwen2 moe", "olmoe",
+            "gpt-oss",
         )
     },
     "gemma 2": Case("gemma 2", {"query_pre_attn_scalar": 32}),
@@ -106,9 +106,9 @@ class DenseLinears:
         return Linear(weight, bias)
 
     def experts(
-        self, weights: Iterable[Weight], num_experts: int, bias: Tensor | None
+        self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None
     ) -> tuple[Linear, ...]:
-        return tuple(map(self, weights, [None] * num_experts if bias is None else bias))
+        return tuple(map(self, weights, [None] * num_experts if bias_XO is None else bias_XO))
 
 
 def decoder(
