@@ -60,15 +60,15 @@ class LatentTiling:
     block_n: int
     num_warps: int
     num_stages: int
-    block_m: int = 16  # rows of a tile of a chunk at least
 
     @staticmethod
     def of(dtype: torch.dtype, num_rows: int) -> LatentTiling:
-        """Of tiles of so many rows; a block of 64 entries in 16 bits takes 72 KiB."""
+        """Of tiles of so many rows; a block of 32 entries in 16 bits takes 36 KiB, and there is one
+        less than stages. Of few rows two programs fit a multiprocessor."""
         if dtype == torch.float32:
             return LatentTiling(16, num_warps=8, num_stages=2)
         if num_rows <= 16:
-            return LatentTiling(64, num_warps=8, num_stages=2)
+            return LatentTiling(32, num_warps=4, num_stages=3)
         return LatentTiling(32, num_warps=8, num_stages=3)
 
 
