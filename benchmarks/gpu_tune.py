@@ -27,6 +27,7 @@ from benchmarks.kernels import matvec_sweep, skinny_matmul_sweep
 from benchmarks.kernels.case import READ_BYTES_PER_S, replay_s
 from benchmarks.kernels.matvec import Model
 from services.compute.kernels import decode_attention
+from services.compute.kernels.choices import Choices
 from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork
 from services.compute.kernels.kv_format import LayerFormat
 from services.compute.kernels.matvec import (
@@ -47,6 +48,7 @@ from services.compute.kernels.step_buffers import (
     StepInputs,
 )
 from services.compute.layers.kernel_attention import AttentionTables, DecodeAttention
+from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.parts import Activation
@@ -224,7 +226,9 @@ class Bench:
         product = TunedProduct(
             self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
         )
-        decoder = KernelDecoder(self.decoder, inputs, {Linear: product}, MAX_POSITIONS, variant.pdl)
+        experts = ExpertProduct(product, Choices(), invariant=False, pdl=variant.pdl)
+        products = {Linear: product}
+        decoder = KernelDecoder(self.decoder, inputs, products, experts, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(
                 self.cache.layer_pages(layer),

@@ -132,6 +132,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "InternLM3ForCausalLM": Architecture("internlm3", "InternLM 3", head_dim=128),
 }
 
+OLDER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+"""Of architectures, in files that came before transformers' own code."""
+
 # Several times what any model has: beyond it a file is damaged, or made to exhaust a machine.
 _LARGEST = {
     "vocab_size": 1 << 23,
@@ -218,7 +221,7 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
     """Return the architecture in config.json, or its model_type if there is none."""
     names = raw.get("architectures")
     first = names[0] if isinstance(names, list) and names else raw.get("model_type", "unknown")
-    return str(first)
+    return OLDER_NAMES.get(str(first), str(first))
 
 
 def is_headless(raw: Mapping[str, Any]) -> bool:

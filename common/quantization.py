@@ -81,7 +81,7 @@ def quant_method(raw: Mapping[str, Any]) -> str:
 
 
 def _fp8(config: Mapping[str, Any]) -> QuantizationConfig:
-    if config.get("fmt", "e4m3") != "e4m3":
+    if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ModelError(f"config.json: FP8 of {config['fmt']!r} is not supported; e4m3 is.")
     rounds_inputs = config.get("activation_scheme", "dynamic") in ("dynamic", "static")
     inputs_8bit: frozenset[Kind] = frozenset({"fp8"}) if rounds_inputs else frozenset()

@@ -12,20 +12,22 @@ import torch
 from torch import Tensor
 
 from services.compute.kernels import matvec_config
+from services.compute.kernels.choices import Choices
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.rotate_and_store import RotaryTables
 from services.compute.kernels.skinny_matmul_config import SkinnyWork
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers import kernel_step
+from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import (
     KernelDevice,
     KernelStep,
     LayerCache,
-    Scratch,
     StreamBuffers,
 )
 from services.compute.layers.products import ProductByRows
 from services.compute.layers.quantized_product import QuantizedProduct
+from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import AnyLinear, Linear, QuantizedLinear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
@@ -120,6 +122,7 @@ def stream_of(decoder: Decoder[AnyLinear], num_tokens: int, device: torch.device
         stream=stream,
         scratch=Scratch(DTYPE, device),
         products={Linear: plain, QuantizedLinear: quantized},
+        experts=ExpertProduct(plain, Choices(), invariant=False, pdl=False),
         ropes=ropes,
         pdl=False,
     )

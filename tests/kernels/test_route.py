@@ -17,6 +17,7 @@ ROUTINGS = {
         96, 8, "sigmoid", num_groups=8, top_groups=3, group_by="top2"
     ),
     "all experts": Routing(5, 5),
+    "sparsely mixed": Routing(12, 3, "sparsemixer", renormalised=False, tolerance=0.5),
 }
 
 
@@ -31,7 +32,9 @@ def test_rows_go_where_the_rule_says(
     logits[2] = 0.5
     logits[3, ::2] = -torch.inf
     logits[4] = torch.nan
-    bias = torch.randn(routing.num_experts, device=device).round() / 4 if has_bias else None
+    bias = None
+    if has_bias and routing.scores != "sparsemixer":
+        bias = torch.randn(routing.num_experts, device=device).round() / 4
     weights = torch.full((6, routing.top_k), torch.nan, device=device)
     experts = torch.full((6, routing.top_k), -1, device=device, dtype=torch.int32)
     route_rows(logits, routing, bias, weights, experts)

@@ -1,4 +1,4 @@
-"""Products of rows with the maps of their experts: tiles of rows of one expert, by the map of tiles.
+"""Products of rows with the maps of their experts: a tile of rows is of one expert.
 
 The first of an expert's two products takes rows of tokens and writes those of pairs in the order of
 experts, its gating in the launch; the second writes pairs where `combine` finds a token's together.
@@ -25,7 +25,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from services.compute.kernels.activations import gated_rounded
 from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack
 from services.compute.kernels.launch import dependent_launch
-from services.compute.kernels.packed_codes import decode, inputs_of, kernel_kind
+from services.compute.kernels.packed_codes import (
+    FP4_EXPONENT,
+    decode,
+    decode_bf16,
+    decode_scaled_fp4,
+    inputs_of,
+    kernel_kind,
+)
 from services.compute.kernels.quantized_matmul_config import fits_device
 from services.compute.kernels.sort_experts import ExpertOrder
 from services.compute.quantization.packed import Packed
@@ -101,20 +108,23 @@ def _dot(w_OI, x_TI, sums, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _add_step(
-    total, codes, x_TI, upper_TI, x_sum_T, scale_OG, zero_OG,
-    KIND: tl.constexpr, HALVES: tl.constexpr, G: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    WIDEN: tl.constexpr,
+def _decoded(
+    codes, scale_OG, zero_OG, dtype: tl.constexpr, KIND: tl.constexpr, HALVES: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """The sums of outputs, with a step's inputs."""
-    if KIND is None:
-        total = _dot(codes, x_TI, total, WIDEN)
+    """The weights of lower and upper halves, with their scales if a step has several of a row."""
+    GROUPS: tl.constexpr = scale_OG.shape[1]
+    if WAY == "scaled fp4":
+        BLOCK_O: tl.constexpr = codes.shape[0]
+        scale = (scale_OG * 2.0**FP4_EXPONENT).to(tl.bfloat16)[:, :, None]
+        scale = tl.broadcast_to(scale, (BLOCK_O, GROUPS, codes.shape[1] // GROUPS))
+        low, high = decode_scaled_fp4(codes, tl.reshape(scale, codes.shape))
+    elif WAY == "bf16":
+        low, high = decode_bf16(codes, KIND)
     else:
-        GROUPS: tl.constexpr = scale_OG.shape[1]
-        SPREAD: tl.constexpr = GROUPS > 1
-        DTYPE: tl.constexpr = tl.float32 if SPREAD or WIDEN else x_TI.dtype
+        DTYPE: tl.constexpr = tl.float32 if GROUPS > 1 or WAY == "wide" else dtype
         low, high = decode(codes, HALVES, KIND, DTYPE)
-        if SPREAD:
+        if GROUPS > 1:
             upper_OG = scale_OG
             upper_zero_OG = zero_OG
             if HALVES and GROUPS * 16 == codes.shape[1] * 2:
@@ -123,13 +133,29 @@ def _add_step(
             low = _spread(low, scale_OG, zero_OG, HAS_ZEROS)
             if HALVES:
                 high = _spread(high, upper_OG, upper_zero_OG, HAS_ZEROS)
+    return low, high
+
+
+@triton.jit
+def _add_step(
+    total, codes, x_TI, upper_TI, x_sum_T, scale_OG, zero_OG,
+    KIND: tl.constexpr, HALVES: tl.constexpr, G: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    WAY: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The sums of outputs, with a step's inputs."""
+    GROUPS: tl.constexpr = scale_OG.shape[1]
+    BY_STEP: tl.constexpr = G > 1 and GROUPS == 1
+    if KIND is None:
+        total = _dot(codes, x_TI, total, WIDEN)
+    else:
+        low, high = _decoded(codes, scale_OG, zero_OG, x_TI.dtype, KIND, HALVES, HAS_ZEROS, WAY)
         sums = total
-        if G > 1 and not SPREAD:
+        if BY_STEP:
             sums = tl.zeros(total.shape, dtype=tl.float32)
         sums = _dot(low, x_TI, sums, WIDEN)
         if HALVES:
             sums = _dot(high, upper_TI, sums, WIDEN)
-        if G > 1 and not SPREAD:
+        if BY_STEP:
             if HAS_ZEROS:
                 sums -= zero_OG * x_sum_T[None, :]
             sums = total + sums * scale_OG
@@ -140,9 +166,11 @@ def _add_step(
 @triton.jit
 def _of_rows(
     total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, row_O, G: tl.constexpr, SCALE_O: tl.constexpr,
-    KIND: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    KIND: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Sums with the scales that all inputs of an output have in common, and with biases."""
+    if WAY == "scaled fp4":
+        total *= 2.0**FP4_EXPONENT
     if KIND is not None and G == 1:
         if HAS_ZEROS:
             zero_O = tl.load(zero_ptr + row_O.to(tl.int64) * SCALE_O).to(tl.float32)
@@ -167,6 +195,7 @@ def _expert_kernel(
     HALVES: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    WAY: tl.constexpr,  # of decoding
     GATING: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -247,7 +276,7 @@ def _expert_kernel(
             )  # fmt: skip
             total = _add_step(
                 total, codes, x_TI, upper_TI, x_sum_T, scale_OG, zero_OG,
-                KIND, HALVES, G, HAS_ZEROS, WIDEN,
+                KIND, HALVES, G, HAS_ZEROS, WAY, WIDEN,
             )  # fmt: skip
             if GATED:
                 if BY_GROUP:
@@ -266,16 +295,16 @@ def _expert_kernel(
                 )  # fmt: skip
                 up_total = _add_step(
                     up_total, up_codes, x_TI, upper_TI, x_sum_T, up_scale_OG, up_zero_OG,
-                    KIND, HALVES, G, HAS_ZEROS, WIDEN,
+                    KIND, HALVES, G, HAS_ZEROS, WAY, WIDEN,
                 )  # fmt: skip
         total = _of_rows(
             total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, row_O, G, SCALE_O, KIND, HAS_ZEROS,
-            HAS_BIAS,
+            HAS_BIAS, WAY,
         )  # fmt: skip
         if GATED:
             up_total = _of_rows(
                 up_total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, row_O + NUM_OUT, G, SCALE_O,
-                KIND, HAS_ZEROS, HAS_BIAS,
+                KIND, HAS_ZEROS, HAS_BIAS, WAY,
             )  # fmt: skip
             total = gated_rounded(total, up_total, GATING, x_ptr.dtype.element_ty)
         pointers = out_ptr + out_row_T.to(tl.int64)[:, None] * NUM_OUT + o[None, :]
@@ -317,6 +346,11 @@ def expert_down(
     _launch(inner_RF, stack, order, out_RE, 0, None, config, pdl)
 
 
+_PLAIN: dict[str, object] = {
+    "G": 1, "SCALE_O": 0, "SCALE_G": 0, "KIND": None, "HALVES": False, "HAS_ZEROS": False
+}  # fmt: skip
+
+
 class _Operands(NamedTuple):
     """What a kernel takes of a weight."""
 
@@ -328,18 +362,31 @@ class _Operands(NamedTuple):
     @staticmethod
     def of(weight: Tensor | Packed) -> _Operands:
         if not isinstance(weight, Packed):
-            plain = dict(G=1, SCALE_O=0, SCALE_G=0, KIND=None, HALVES=False, HAS_ZEROS=False)
-            return _Operands(weight, weight, weight, plain)
+            return _Operands(weight, weight, weight, _PLAIN)
         scales, zeros = weight.scales_OG, weight.zeros_OG
-        constants = dict(
-            G=scales.shape[1],
-            SCALE_O=scales.stride(0),
-            SCALE_G=scales.stride(1),
-            KIND=kernel_kind(weight),
-            HALVES=weight.has_halves,
-            HAS_ZEROS=zeros is not None,
-        )
+        constants = {
+            "G": scales.shape[1],
+            "SCALE_O": scales.stride(0),
+            "SCALE_G": scales.stride(1),
+            "KIND": kernel_kind(weight),
+            "HALVES": weight.has_halves,
+            "HAS_ZEROS": zeros is not None,
+        }
         return _Operands(weight.loadable_OB, scales, scales if zeros is None else zeros, constants)
+
+
+def _way(weight: Tensor | Packed, x: Tensor) -> str | None:
+    """Of decoding: with fewer instructions, where there are such for a weight."""
+    if not x.is_cuda:
+        return "wide"
+    if not isinstance(weight, Packed) or x.dtype != torch.bfloat16:
+        return None
+    num_groups, size = weight.scales_OG.shape[1], weight.group_size
+    if weight.kind == "fp4" and num_groups > 1 and size in (32, 64):
+        is_exact = weight.scales_OG.dtype == torch.bfloat16 and weight.zeros_OG is None
+        return "scaled fp4" if is_exact else None
+    by_sums = num_groups == 1 or size % STEP_INPUTS == 0
+    return "bf16" if by_sums and weight.kind in ("fp8", "int4") else None
 
 
 def can_multiply(weight: Tensor | Packed) -> bool:
@@ -389,6 +436,7 @@ def _launch(
         K=top_k,
         **constants,
         HAS_BIAS=stack.bias_XO is not None,
+        WAY=_way(stack.weight, x),
         GATING=gating,
         BLOCK_T=config.block_rows,
         BLOCK_O=config.block_out,

@@ -62,12 +62,19 @@ def _group_scores(key_GS, TOP2: tl.constexpr):
 
 
 @triton.jit
+def _share(best, logit_GS, is_left_GS, TOLERANCE: tl.constexpr):
+    """The best logit's share of the softmax of those that are left and near it."""
+    is_far_GS = best - logit_GS > TOLERANCE * tl.maximum(tl.abs(logit_GS), best)
+    return 1.0 / tl.sum(tl.where(is_left_GS & (is_far_GS == 0), tl.exp(logit_GS - best), 0.0))
+
+
+@triton.jit
 def _route_kernel(
     logit_ptr, bias_ptr, weight_ptr, expert_ptr,
     X: tl.constexpr, G: tl.constexpr, K: tl.constexpr, TOP_GROUPS: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
-    SOFTMAX: tl.constexpr, TOP2: tl.constexpr, RENORMALISED: tl.constexpr,
-    SMALLEST: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
+    SCORES: tl.constexpr, TOP2: tl.constexpr, RENORMALISED: tl.constexpr,
+    SMALLEST: tl.constexpr, SCALE: tl.constexpr, TOLERANCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -77,13 +84,16 @@ def _route_kernel(
     g, s, k = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_K)
     x_GS = g[:, None] * S + s[None, :]
     inside_GS = (g < G)[:, None] & (s < S)[None, :]
-    OUTSIDE: tl.constexpr = _FAR_BELOW if SOFTMAX else 0.0
+    OUTSIDE: tl.constexpr = _FAR_BELOW if SCORES == "softmax" else 0.0
     logit_GS = tl.load(logit_ptr + row * X + x_GS, mask=inside_GS, other=OUTSIDE)
-    if SOFTMAX:
+    if SCORES == "softmax":
         exp_GS = tl.exp(logit_GS - _float_of(tl.max(_order_of(logit_GS))))
         score_GS = exp_GS / tl.sum(exp_GS)
-    else:
+    elif SCORES == "sigmoid":
         score_GS = 1.0 / (1.0 + tl.exp(-logit_GS))
+    else:
+        tl.static_assert(SCORES == "sparsemixer")
+        score_GS = logit_GS
     choice_GS = score_GS
     if bias_ptr is not None:
         choice_GS += tl.load(bias_ptr + x_GS, mask=inside_GS, other=0.0)
@@ -102,7 +112,11 @@ def _route_kernel(
     for rank in tl.static_range(K):
         best = tl.max(key_GS)
         is_best_GS = key_GS == best
-        weight_K = tl.where(k == rank, tl.sum(tl.where(is_best_GS, score_GS, 0.0)), weight_K)
+        if SCORES == "sparsemixer":
+            weight = _share(_score(best), logit_GS, key_GS != _LOWEST, TOLERANCE)
+        else:
+            weight = tl.sum(tl.where(is_best_GS, score_GS, 0.0))
+        weight_K = tl.where(k == rank, weight, weight_K)
         expert_K = tl.where(k == rank, _number(best), expert_K)
         key_GS = tl.where(is_best_GS, _LOWEST, key_GS)
     if RENORMALISED:
@@ -137,11 +151,12 @@ def route_rows(
         BLOCK_G=triton.next_power_of_2(routing.num_groups),
         BLOCK_S=triton.next_power_of_2(num_experts // routing.num_groups),
         BLOCK_K=triton.next_power_of_2(routing.top_k),
-        SOFTMAX=routing.scores == "softmax",
+        SCORES=routing.scores,
         TOP2=routing.group_by == "top2",
         RENORMALISED=routing.renormalised,
         SMALLEST=SMALLEST_SUM,
         SCALE=routing.scale,
+        TOLERANCE=routing.tolerance,
         num_warps=1,  # a choice is a reduction: within a warp it needs no barrier
         **dependent_launch(pdl, logits_TX),
     )

@@ -26,7 +26,8 @@ class Routing:
     are several: those whose best expert, or best two together, score highest.
 
     With sparsemixer (Liu et al., 2024), each in turn has its share of the softmax of those that are
-    left and whose logits are near its own: by no more than `tolerance` of the larger magnitude.
+    left and whose logits are near its own: by no more than `tolerance` of the larger magnitude. It
+    has neither groups nor a bias.
     """
 
     num_experts: int
@@ -68,7 +69,7 @@ def _mix_sparsely(logits_TX: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     for expert_T1 in experts_TK.split_with_sizes([1] * routing.top_k, 1):
         best_T1 = logits_TX.gather(1, expert_T1)
         size_TX = torch.maximum(logits_TX.abs(), best_T1)
-        is_far_TX = (best_T1 - logits_TX) / size_TX > routing.tolerance
+        is_far_TX = best_T1 - logits_TX > routing.tolerance * size_TX
         near_TX = left_TX.masked_fill(is_far_TX, -torch.inf)
         weights.append(torch.softmax(near_TX, dim=-1).gather(1, expert_T1))
         left_TX = left_TX.scatter(1, expert_T1, -torch.inf)

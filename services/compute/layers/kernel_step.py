@@ -29,6 +29,7 @@ from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quan
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_latent import LatentStep, attend_latent
 from services.compute.layers.parts import (
     Activated,
@@ -42,43 +43,8 @@ from services.compute.layers.parts import (
 )
 from services.compute.layers.products import FusedProduct, Products
 from services.compute.layers.rope import RopeSpec
+from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import AnyLinear, Embedding, Norm
-
-ALIGNMENT = 256
-"""Of a result, in bytes: what allocators of GPUs give."""
-
-
-class Scratch:
-    """Memory for the results of a sublayer's launches, one behind the other.
-
-    The first and largest step makes it, piece by piece, before anything is captured. What a
-    captured graph has seen is never freed.
-    """
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._pieces: list[Tensor] = []
-        self._piece = self._used = 0  # where the next result may lie
-        self._like = torch.empty(0, dtype=dtype, device=device)
-
-    def rewind(self) -> None:
-        self._piece = self._used = 0
-
-    def take(self, num_rows: int, width: int) -> Tensor:
-        """[num_rows, width], with whatever was there."""
-        num_bytes = num_rows * width * self._like.itemsize
-        return self.take_bytes(num_bytes).view(self._like.dtype).view(num_rows, width)
-
-    def take_bytes(self, num_bytes: int) -> Tensor:
-        while self._piece < len(self._pieces):
-            piece, begin = self._pieces[self._piece], self._used
-            if begin + num_bytes <= len(piece):
-                self._used = -(-(begin + num_bytes) // ALIGNMENT) * ALIGNMENT
-                return piece[begin : begin + num_bytes]
-            self._piece, self._used = self._piece + 1, 0
-        if self._like.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("scratch memory must not grow while a graph is captured")
-        self._pieces.append(self._like.new_zeros(num_bytes, dtype=torch.uint8))
-        return self.take_bytes(num_bytes)
 
 
 class StreamBuffers(NamedTuple):
@@ -112,6 +78,7 @@ class KernelDevice:
     stream: StreamBuffers
     scratch: Scratch
     products: Products
+    experts: ExpertProduct
     ropes: Mapping[RopeSpec, RotaryTables]
     pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
     norms_behind: bool = False  # of parts, beside those before them
@@ -226,7 +193,9 @@ class KernelStep:
     def experts(
         self, x_TE: Tensor, experts: Experts[AnyLinear], shared_TE: Tensor | None
     ) -> Tensor:
-        raise NotImplementedError("experts on a GPU")
+        device, out_TE = self._device, self._device.stream.delta_TE[: self._num_tokens]
+        device.experts(x_TE, experts, shared_TE, out_TE, device.scratch)
+        return out_TE
 
     def attend_latent(self, down_TC: Tensor, attention: LatentAttention[AnyLinear]) -> Tensor:
         device, cache = self._device, self._caches[attention.layer]

@@ -26,6 +26,7 @@ class HunyuanMoeConfig(HunyuanConfig):
     use_qk_norm: Literal[True] = True
     use_mixed_mlp_moe: Literal[True] = True
     moe_layer_num_skipped: Literal[0] = 0
+    group_limited_greedy: Literal[False] = False
 
 
 def _build(config: HunyuanConfig, make: Builder[Any], feed_forward: FeedForward) -> Decoder[Any]:

@@ -16,14 +16,15 @@ from services.compute.kernels.rotate_and_store import RotaryTables
 from services.compute.kernels.scale_logits import scale_logits
 from services.compute.kernels.step_buffers import StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import (
     KernelDevice,
     KernelStep,
     LayerCache,
-    Scratch,
     StreamBuffers,
 )
 from services.compute.layers.products import Products
+from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import AnyLinear
 from services.compute.models.decoder import Decoder
 
@@ -36,6 +37,7 @@ class KernelDecoder:
         decoder: Decoder[AnyLinear],
         inputs: StepInputs,
         products: Products,
+        experts: ExpertProduct,
         max_positions: int,
         pdl: bool,
     ) -> None:
@@ -49,6 +51,7 @@ class KernelDecoder:
             stream=StreamBuffers.make(max_tokens, shape.hidden_size, dtype, device),
             scratch=Scratch(dtype, device),
             products=products,
+            experts=experts,
             ropes={rope: _on(device, rope.tables(max_positions)) for rope in ropes},
             pdl=pdl,
             norms_behind=decoder.layers[-1].last[0] is not None,

@@ -35,7 +35,7 @@ def read(config: dict[str, Any]) -> QuantizationConfig | None:
         ({}, None),
         ({"quant_method": "fp8"}, QuantizationConfig("fp8", "fp8", inputs_8bit=FP8_INPUTS)),
         (
-            {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
+            {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "float8_e4m3fn"},
             QuantizationConfig("fp8", "fp8", (128, 128), inputs_8bit=FP8_INPUTS),
         ),
         ({"quant_method": "fbgemm_fp8"}, QuantizationConfig("fp8", "fp8", inputs_8bit=FP8_INPUTS)),

@@ -41,6 +41,7 @@ from services.compute.layers.kernel_attention import (
     OwnChunks,
     PrefillAttention,
 )
+from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.products import InvariantProduct, Product, ProductByRows, Products
@@ -163,7 +164,10 @@ class StepMachine:
             choices=self.choices,
         )
         products: Products = {Linear: plain, QuantizedLinear: quantized}
-        self._decoder = KernelDecoder(decoder, self.inputs, products, sizes.max_positions, pdl)
+        experts = ExpertProduct(plain, self.choices, invariant=batch_invariant, pdl=pdl)
+        self._decoder = KernelDecoder(
+            decoder, self.inputs, products, experts, sizes.max_positions, pdl
+        )
         self.scorer = PromptScorer(self._decoder, sizes.num_buffers, stream)
         self.pooler: Pooler | None = None
         if pooling is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.errors import ModelError
-from common.gguf.config import ARCHITECTURES
+from common.gguf.config import ARCHITECTURES, MIXTURES
 from common.gguf.folder import INDEX_NAME, folder_of
 from common.model_folder import eos_token_ids
 from services.compute.layers.rope import RopeSpec
@@ -58,7 +58,7 @@ CASES = {
             "mistral without a window", "qwen2", "qwen2.5 with yarn", "qwen3", "qwen3 with biases",
             "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
             "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
-            "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee",
+            "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "qwen2 moe", "olmoe",
         )
     },
     "gemma 2": Case("gemma 2", {"query_pre_attn_scalar": 32}),
@@ -67,13 +67,16 @@ CASES = {
     "smollm 3": Case("smollm 3", {"no_rope_layer_interval": 4}),
     "starcoder2": Case("starcoder2", NO_WINDOW),
     "internlm 2": Case("llama", options=GgufOptions(architecture="internlm2")),
+    "mixtral": Case("mixtral", NO_WINDOW),
+    "qwen3 moe": Case("qwen3 moe", {"mlp_only_layers": []}),
     "glm 4, merged": Case("glm 4", options=GgufOptions(merged_qkv=True)),
 }  # fmt: skip
 
 
 def test_every_architecture_is_tested() -> None:
     seen = {case.options.architecture or ALL_FAMILIES[case.family].name for case in CASES.values()}
-    families = {architecture.family for architecture in ARCHITECTURES.values()}
+    known = (*ARCHITECTURES.values(), *MIXTURES.values())
+    families = {architecture.family for architecture in known}
     assert families <= seen and "internlm2" in seen
 
 
@@ -89,15 +92,30 @@ def save(case: Case, folder: Path) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class DenseLinears:
+    """Makes maps of the numbers that weights stand for."""
+
+    dtype: torch.dtype
+
+    def __call__(self, weight: Weight, bias: Tensor | None) -> Linear:
+        return Linear(weight.dense(self.dtype) if isinstance(weight, Packed) else weight, bias)
+
+    def router(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return Linear(weight, bias)
+
+    def experts(
+        self, weights: Iterable[Weight], num_experts: int, bias: Tensor | None
+    ) -> tuple[Linear, ...]:
+        return tuple(self(weight, None) for weight in weights)
+
+
 def decoder(
     folder: Path, source: Callable[..., WeightSource], dtype: torch.dtype = torch.float32
 ) -> Decoder[Linear]:
     config = read_config(json.loads((folder / "config.json").read_text()))
 
-    def linear(weight: Weight, bias: Tensor | None) -> Linear:
-        return Linear(weight.dense(dtype) if isinstance(weight, Packed) else weight, bias)
-
-    return config.build(source(folder, dtype), linear)
+    return config.build(source(folder, dtype), DenseLinears(dtype))
 
 
 def of_gguf(folder: Path, dtype: torch.dtype) -> CheckpointWeights:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from common.errors import ConfigError
+from common.errors import ConfigError, ModelError
 from services.compute.config import ComputeSettings
 from services.compute.layers.weighted_layers import KernelLinears, QuantizedLinear
 from services.compute.quantization.at_load import Quantization, quantized
@@ -78,6 +79,33 @@ def test_a_model_quantized_at_load_says_what_its_numbers_say(
             parameter.data = found.dense(torch.float32)
     settings = SETTINGS.model_copy(update={"quantization": kind})
     assert served(folder, settings) == said(model) != said(model_of(variant))
+
+
+ROUTERS = re.compile(r"embed|norm|lm_head|mlp\.gate\.")
+EXPERTS = {"moe_intermediate_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+IN_OWN_ORDERS = "gptq in several act orders"
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != IN_OWN_ORDERS])
+def test_experts_of_a_quantized_folder_are_stacked_as_they_are(name: str, tmp_path: Path) -> None:
+    folder = save_model(make_model("qwen3_moe", **EXPERTS), tmp_path / "dense")
+    dense = quantize_folder(folder, tmp_path, FORMS[name], ROUTERS)
+    decoder = ModelLoader.read(tmp_path, SETTINGS, CPU).decoder(KernelLinears(torch.float32, False))
+    part, at = decoder.layers[0].feed_forward.part, "model.layers.0.mlp.experts"
+    for (stack,), modules in ((part.gate_up, ("gate", "up")), (part.down, ("down",))):
+        parts = [dense[f"{at}.{x}.{name}_proj.weight"] for x in range(6) for name in modules]
+        assert isinstance(stack, QuantizedLinear)
+        found = stack.weight.dense(torch.float32)
+        torch.testing.assert_close(found, torch.cat(parts), rtol=1e-3, atol=1e-4)
+
+
+def test_experts_with_inputs_in_orders_of_their_own_are_for_the_cpu(tmp_path: Path) -> None:
+    folder = save_model(make_model("qwen3_moe", **EXPERTS), tmp_path / "dense")
+    dense = quantize_folder(folder, tmp_path, FORMS[IN_OWN_ORDERS], ROUTERS)
+    with pytest.raises(ModelError, match="desc_act"):
+        ModelLoader.read(tmp_path, SETTINGS, CPU).decoder(KernelLinears(torch.float32, False))
+    save_file(dense, folder / "model.safetensors", metadata={"format": "pt"})
+    assert served(tmp_path) == served(folder)
 
 
 @pytest.mark.parametrize("name", DUMMY_KINDS)
