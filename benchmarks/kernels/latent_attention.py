@@ -21,11 +21,16 @@ from services.compute.kernels.decode_plan import DecodeWork, plan_decode
 from services.compute.kernels.latent_attention import (
     LatentTiling,
     head_tiles,
-    latent_chunk_attention,
     latent_decode_attention,
 )
+from services.compute.kernels.latent_chunks import latent_chunk_attention
 from services.compute.kernels.latent_entries import LatentNorms, store_latents
 from services.compute.kernels.latent_heads import absorb_queries, expand_values
+from services.compute.kernels.latent_prefill import (
+    ChunkTiling,
+    ExpandedChunks,
+    own_chunk_attention,
+)
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.rotate_and_store import RotaryTables
 from services.compute.kernels.step_buffers import AttentionCall
@@ -39,11 +44,14 @@ SCALE = (STILL + ROTATED) ** -0.5
 MAX_RUNS = 20
 
 DECODE_TILINGS = {
-    "V2 Lite": ((32, 4, 3), (32, 8, 3), (32, 4, 4), (32, 8, 4), (64, 4, 2), (64, 8, 2)),
-    "V3": ((32, 4, 2), (32, 8, 2), (32, 8, 3), (64, 8, 2)),
+    "V2 Lite": ((32, 4, 4), (32, 8, 3), (32, 8, 4), (32, 4, 6), (64, 8, 2), (64, 8, 3), (16, 4, 5)),
+    "V3": ((32, 8, 2), (32, 8, 4), (16, 8, 4)),
 }
 CHUNK_TILINGS = ((32, 8, 2), (32, 8, 3), (64, 8, 2))
 """(positions of a block, warps, stages)"""
+
+OWN_TILINGS = ((64, 64, 4, 3, 1), (128, 64, 8, 2, 1), (128, 32, 8, 3, 1), (128, 128, 8, 2, 1))
+"""(queries, positions, warps, stages, programs of a multiprocessor)"""
 
 
 def cases() -> Iterator[Case]:
@@ -55,6 +63,9 @@ def cases() -> Iterator[Case]:
         yield from _chunk_case(model, "4096")
         for tiling in CHUNK_TILINGS:
             yield from _chunk_case(model, "4096", LatentTiling(*tiling))
+        yield from _own_case(model, "4096")
+        for own in OWN_TILINGS:
+            yield from _own_case(model, "4096", ChunkTiling(*own))
         for num_tokens in (1, 64, 4096):
             yield from _around(model, num_tokens)
 
@@ -128,6 +139,38 @@ def _chunk_case(model: str, name: str, tiling: LatentTiling | None = None) -> It
             [partial(latent_chunk_attention, call, inputs, work, bucket, tiling)],
             num_bytes=2.0 * bucket * heads * (WIDTH + RANK),
             flops=2.0 * pairs * heads * (WIDTH + RANK),
+        )
+    )
+
+
+def _own_case(model: str, name: str, tiling: ChunkTiling | None = None) -> Iterator[Case]:
+    heads, rows = HEADS[model], [(0, int(name))]
+    inputs, _, _ = prefill_attention.step_of(rows)
+    bucket = inputs.tokens_T.numel()
+    work = PrefillWork.make(bucket, prefill_attention.MAX_ROWS, 1, inputs.counts.device)
+    plan_prefill(inputs, work, bucket)
+    q, absorbed = _random(bucket, heads, STILL + ROTATED), _random(bucket, heads, WIDTH)
+    chunks = ExpandedChunks(
+        q[:, :, :STILL],
+        absorbed[:, :, RANK:],
+        _random(bucket, heads, STILL),
+        _random(bucket, WIDTH)[:, RANK:],
+        _random(bucket, heads, VALUE),
+        _random(bucket, heads, VALUE),
+        torch.zeros(bucket, heads, device="cuda"),
+        SCALE,
+    )
+    pairs = sum(count * (count + 1) / 2 for _, count in rows)
+    said = ""
+    if tiling is not None:
+        said = f" {tiling.block_m}x{tiling.block_n} warps {tiling.num_warps}"
+        said += f" stages {tiling.num_stages} per SM {tiling.programs_per_sm}"
+    yield from _fitting(
+        Case(
+            f"own_chunk {model} {name}{said}",
+            [partial(own_chunk_attention, chunks, inputs, work, bucket, tiling)],
+            num_bytes=2.0 * bucket * heads * (2 * STILL + ROTATED + 2 * VALUE),
+            flops=2.0 * pairs * heads * (STILL + ROTATED + VALUE),
         )
     )
 

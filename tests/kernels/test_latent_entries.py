@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,16 +39,16 @@ def test_what_is_stored(
     query = Norm((1 + torch.rand(queries)).to(device, dtype), 1e-2) if has_query_norm else None
     norms = LatentNorms(Norm((1 + torch.rand(rank)).to(device, dtype), 1e-3), query)
 
-    def run(store: object) -> tuple[Tensor, Tensor | None]:
-        # two layers in a page, of which this is the second
+    def run(store: Callable[..., None]) -> tuple[Tensor, ...]:
         pages = torch.full((NUM_PAGES, 2, 1, PAGE_TOKENS, rank + rotated), 7.0)
         pages = pages.to(device, dtype)
-        q = torch.zeros(NUM_TOKENS, queries).to(down) if has_query_norm else None
-        store(down, positions, slots, tables, norms, pages[:, 1:], q)  # type: ignore[operator]
-        return pages, q
+        q = torch.zeros(NUM_TOKENS, queries).to(down)
+        entries = torch.zeros(NUM_TOKENS, rank + rotated).to(down)
+        # two layers in a page, of which this is the second; whatever is asked for
+        more: tuple[Tensor | None, ...] = (q, entries) if has_query_norm else (None, None)
+        store(down, positions, slots, tables, norms, pages[:, 1:], more[0], entries_TW=more[1])
+        return pages, q, entries
 
-    (found, found_q), (expected, expected_q) = run(store_latents), run(store_latents_reference)
     bound = BOUNDS[dtype]
-    torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
-    if found_q is not None:
-        torch.testing.assert_close(found_q, expected_q, rtol=bound, atol=bound)
+    for found, expected in zip(run(store_latents), run(store_latents_reference), strict=True):
+        torch.testing.assert_close(found, expected, rtol=bound, atol=bound)

@@ -1,14 +1,11 @@
 """Paged attention over latents: all heads of a token meet the same entries, which are keys by all
 of their columns and values by those of the latent.
 
-A tile is the heads of one query (or of some queries of a chunk), so that an entry is read once for
-all of them; of more than MAX_GROUP heads there are several tiles. Decode rows are split over the
-context as decode_plan's list says; a second launch merges rows that were cut, a head at a time, as
-the mix of a latent is wide. Chunks go through their tiles as in prefill_attention, whose plan they
-share. Queries come absorbed, and results are mixes of latents (latent_heads.py).
-
-A query's result in a chunk depends on itself and its sequence alone, bit for bit: blocks begin at
-multiples of BLOCK_N, and one in which a query sees nothing changes none of its sums.
+A tile is the heads of one query, or of some queries of a chunk (latent_chunks.py), so that an entry
+is read once for all of them; of more than MAX_GROUP heads there are several tiles. Decode rows are
+split over the context as decode_plan's list says; a second launch merges rows that were cut, a head
+at a time, as the mix of a latent is wide. Queries come absorbed, and results are mixes of latents
+(latent_heads.py).
 
 Shape legend: T tokens, H heads, M rows of a tile, N positions of a block, R width of a latent, P of
 the rotated part, W = R + P, I items, S chunks merged at once.
@@ -35,7 +32,6 @@ from services.compute.kernels.decode_plan import (
 )
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.prefill_attention import LOG2_E
-from services.compute.kernels.prefill_plan import PrefillWork, num_items_bound
 from services.compute.kernels.step_buffers import (
     NUM_DECODE_ROWS,
     AttentionCall,
@@ -64,24 +60,20 @@ class LatentTiling:
     block_n: int
     num_warps: int
     num_stages: int
-    block_m: int = 16  # rows of a tile of a chunk at least
 
     @staticmethod
     def of(dtype: torch.dtype, num_rows: int) -> LatentTiling:
-        """Of tiles of so many rows; a block of 64 entries in 16 bits takes 72 KiB."""
+        """Of tiles of so many rows; a block of 32 entries in 16 bits takes 36 KiB, and there is one
+        less than stages. Of few rows two programs fit a multiprocessor."""
         if dtype == torch.float32:
             return LatentTiling(16, num_warps=8, num_stages=2)
         if num_rows <= 16:
-            return LatentTiling(64, num_warps=8, num_stages=2)
+            return LatentTiling(32, num_warps=4, num_stages=3)
         return LatentTiling(32, num_warps=8, num_stages=3)
 
 
-CHUNK_ROWS = 64
-"""Rows of a tile of a chunk, queries times heads."""
-
-
 @triton.jit
-def _load_columns(pointers, real_N, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def load_columns(pointers, real_N, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Columns of entries; what is masked reads as 0, whatever lies there."""
     if BLOCK == WIDTH:
         return tl.load(pointers, mask=real_N[:, None], other=0.0)
@@ -90,13 +82,13 @@ def _load_columns(pointers, real_N, column, WIDTH: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def _load_queries(q_M, valid_M, R: tl.constexpr, P: tl.constexpr, BLOCK_R: tl.constexpr,
+def load_queries(q_M, valid_M, R: tl.constexpr, P: tl.constexpr, BLOCK_R: tl.constexpr,
                   BLOCK_P: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
     """The two parts of the queries whose addresses are [M, 1]."""
     r_R = tl.arange(0, BLOCK_R)
     p_P = tl.arange(0, BLOCK_P)
-    q_MR = _load_columns(q_M + r_R[None, :], valid_M, r_R, R, BLOCK_R)
-    q_MP = _load_columns(q_M + R + p_P[None, :], valid_M, p_P, P, BLOCK_P)
+    q_MR = load_columns(q_M + r_R[None, :], valid_M, r_R, R, BLOCK_R)
+    q_MP = load_columns(q_M + R + p_P[None, :], valid_M, p_P, P, BLOCK_P)
     if WIDEN:
         q_MR = q_MR.to(tl.float32)
         q_MP = q_MP.to(tl.float32)
@@ -104,7 +96,7 @@ def _load_queries(q_M, valid_M, R: tl.constexpr, P: tl.constexpr, BLOCK_R: tl.co
 
 
 @triton.jit
-def _attend(
+def attend_latents(
     q_MR, q_MP, position_M, entries, pages, start, end, scale_log2, dtype: tl.constexpr,
     R: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -128,8 +120,8 @@ def _attend(
         real_N = position_N < end
         offset_N = page_N.to(tl.int64) * PAGE_STRIDE + (position_N % PAGE) * (R + P)
         entry_N = entries + offset_N[:, None]
-        c_NR = _load_columns(entry_N + r_R[None, :], real_N, r_R, R, BLOCK_R)
-        k_NP = _load_columns(entry_N + R + p_P[None, :], real_N, p_P, P, BLOCK_P)
+        c_NR = load_columns(entry_N + r_R[None, :], real_N, r_R, R, BLOCK_R)
+        k_NP = load_columns(entry_N + R + p_P[None, :], real_N, p_P, P, BLOCK_P)
         if WIDEN:
             c_NR = c_NR.to(tl.float32)
             k_NP = k_NP.to(tl.float32)
@@ -201,11 +193,11 @@ def _decode_kernel(
     r_R = tl.arange(0, BLOCK_R)
     head_G = tile * G + g_G
     q_G = q_THW + row.to(tl.int64) * Q_ROW + head_G[:, None] * (R + P)
-    q_GR, q_GP = _load_queries(q_G, g_G < G, R, P, BLOCK_R, BLOCK_P, WIDEN)
+    q_GR, q_GP = load_queries(q_G, g_G < G, R, P, BLOCK_R, BLOCK_P, WIDEN)
     pages = page_table + slot.to(tl.int64) * TABLE_ROW
     start = chunk * size
     end = tl.minimum(start + size, length)
-    top_G, sum_GN, mix_GR = _attend(
+    top_G, sum_GN, mix_GR = attend_latents(
         q_GR, q_GP, None, latent_pages, pages, start, end, scale_log2, q_THW.dtype.element_ty,
         R, P, PAGE, PAGE_STRIDE, BLOCK_G, BLOCK_R, BLOCK_P, BLOCK_N, False, WIDEN,
     )  # fmt: skip
@@ -340,117 +332,6 @@ def latent_decode_attention(
         BLOCK_S=MERGE_CHUNKS,
         num_warps=4,
         **launch,
-    )
-
-
-@triton.jit
-def _chunk_kernel(
-    q_THW,
-    latent_pages,
-    page_table,
-    row_slot_R,
-    q_start_R,
-    q_len_R,
-    token_start_R,
-    items_I2,
-    num_items_ptr,
-    out_THR,
-    scale_log2,
-    Q_ROW: tl.constexpr,
-    OUT_ROW: tl.constexpr,
-    TABLE_ROW: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    TILES: tl.constexpr,
-    G: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    PAGE: tl.constexpr,
-    ITEM_Q: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WIDEN: tl.constexpr,
-):
-    """Tiles in turn, those of the longest contexts first."""
-    BLOCK_Q: tl.constexpr = BLOCK_M // G
-    SPLITS: tl.constexpr = (ITEM_Q + BLOCK_Q - 1) // BLOCK_Q
-    m_M = tl.arange(0, BLOCK_M)
-    r_R = tl.arange(0, BLOCK_R)
-    num_tiles = tl.load(num_items_ptr) * (TILES * SPLITS)
-    for place in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-        item = place // (TILES * SPLITS)
-        row = tl.load(items_I2 + item * 2)
-        item_first = tl.load(items_I2 + item * 2 + 1)
-        first = item_first + place % (TILES * SPLITS) // TILES * BLOCK_Q
-        num_q = tl.minimum(tl.load(q_len_R + row), item_first + ITEM_Q) - first
-        num_q = tl.maximum(tl.minimum(num_q, BLOCK_Q), 0)
-        position = tl.load(q_start_R + row) + first
-        pages = page_table + tl.load(row_slot_R + row).to(tl.int64) * TABLE_ROW
-        query_M = m_M // G
-        valid_M = query_M < num_q
-        token_M = (tl.load(token_start_R + row) + first + query_M).to(tl.int64)
-        head_M = place % TILES * G + m_M % G
-        q_M = q_THW + token_M[:, None] * Q_ROW + head_M[:, None] * (R + P)
-        q_MR, q_MP = _load_queries(q_M, valid_M, R, P, BLOCK_R, BLOCK_P, WIDEN)
-        end = tl.where(num_q > 0, position + num_q, 0)  # no block for a tile without queries
-        _, sum_MN, mix_MR = _attend(
-            q_MR, q_MP, position + query_M, latent_pages, pages, 0, end, scale_log2,
-            q_THW.dtype.element_ty, R, P, PAGE, PAGE_STRIDE, BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N,
-            True, WIDEN,
-        )  # fmt: skip
-        sum_M = tl.where(valid_M, tl.sum(sum_MN, axis=1), 1.0)
-        result_MR = (mix_MR / sum_M[:, None]).to(out_THR.dtype.element_ty)
-        out_M = out_THR + token_M[:, None] * OUT_ROW + head_M[:, None] * R
-        tl.store(out_M + r_R[None, :], result_MR, mask=valid_M[:, None] & (r_R[None, :] < R))
-
-
-def latent_chunk_attention(
-    call: AttentionCall,
-    inputs: StepInputs,
-    work: PrefillWork,
-    num_tokens: int,
-    tiling: LatentTiling | None = None,
-) -> None:
-    """Attention of every query that `plan_prefill` has put into `work`, over latents; `call` is as
-    in latent_decode_attention. `num_tokens` is the bucket."""
-    q_THW, pages, page_table_NL, out_THR, scale = call[:5]
-    num_heads, width = q_THW.shape[1:]
-    rank = out_THR.shape[2]
-    tiles = num_heads // work.group
-    block_m = max(CHUNK_ROWS, padded(work.group))
-    tiling = tiling or LatentTiling.of(q_THW.dtype, block_m)
-    splits = triton.cdiv(work.block_q, block_m // work.group)
-    num_items = num_items_bound(num_tokens, work.max_rows, work.block_q)
-    _chunk_kernel[(min(num_items * splits * tiles, work.num_sms),)](
-        q_THW,
-        pages,
-        page_table_NL,
-        inputs.row_slot_R,
-        inputs.q_start_R,
-        inputs.q_len_R,
-        inputs.token_start_R,
-        work.items_I2,
-        work.num_items,
-        out_THR,
-        scale * LOG2_E,
-        Q_ROW=q_THW.stride(0),
-        OUT_ROW=out_THR.stride(0),
-        TABLE_ROW=page_table_NL.stride(0),
-        PAGE_STRIDE=page_stride(pages),
-        TILES=tiles,
-        G=work.group,
-        R=rank,
-        P=width - rank,
-        PAGE=pages.shape[3],
-        ITEM_Q=work.block_q,
-        BLOCK_M=block_m,
-        BLOCK_R=padded(rank),
-        BLOCK_P=padded(width - rank),
-        BLOCK_N=tiling.block_n,
-        WIDEN=q_THW.device.type == "cpu",  # the interpreter multiplies bf16 by its bits
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
     )
 
 

@@ -41,6 +41,7 @@ class LatentNorms(NamedTuple):
 def _store_latents_kernel(
     down_ptr,
     q_ptr,  # or None
+    entries_ptr,  # or None
     positions_ptr,
     slots_ptr,
     cos_ptr,
@@ -96,11 +97,17 @@ def _store_latents_kernel(
         normal = normalize(x, r < R, eps, R, FORM)
         entry = pages_ptr + (slot // PAGE) * PAGE_STRIDE + (slot % PAGE) * (R + P)
         stored = slot >= 0
-        tl.store(entry + r, apply_weight(normal, weight, None, FORM, dtype), mask=stored & (r < R))
+        latent = apply_weight(normal, weight, None, FORM, dtype)
         turned = (first * cos - second * sin).to(dtype)
+        other = (second * cos + first * sin).to(dtype)
+        tl.store(entry + r, latent, mask=stored & (r < R))
         tl.store(entry + R + j, turned, mask=stored & (j < J))
-        turned = (second * cos + first * sin).to(dtype)
-        tl.store(entry + R + J + j, turned, mask=stored & (j < J))
+        tl.store(entry + R + J + j, other, mask=stored & (j < J))
+        if entries_ptr is not None:
+            entry = entries_ptr + token * (R + P)
+            tl.store(entry + r, latent, mask=r < R)
+            tl.store(entry + R + j, turned, mask=j < J)
+            tl.store(entry + R + J + j, other, mask=j < J)
 
 
 def store_latents(
@@ -112,10 +119,11 @@ def store_latents(
     pages: Tensor,
     q_TQ: Tensor | None,
     *,
+    entries_TW: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Store normalised latents and rotated parts in the cache; `q_TQ` gets the queries' latents
-    after their norm, where there is one.
+    after their norm, where there is one, and `entries_TW`, where it is given, the entries, too.
 
     `pages` are one layer's part [N, 1, 1, page, W] of pages. As in rotate_and_store, token t turns
     by positions_T[t] and goes to kv_slots_T[t]; a slot of -1 stores nothing, but needs a position
@@ -131,6 +139,7 @@ def store_latents(
     _store_latents_kernel[(num_tokens, 1 if q_TQ is None else 2)](
         down_TC,
         q_TQ,
+        entries_TW,
         positions_T,
         kv_slots_T,
         tables.cos_PJ,
@@ -163,6 +172,7 @@ def store_latents_reference(
     norms: LatentNorms,
     pages: Tensor,
     q_TQ: Tensor | None,
+    entries_TW: Tensor | None = None,
 ) -> None:
     num_tokens, num_columns = down_TC.shape
     page_tokens, width = pages.shape[3:]
@@ -177,7 +187,10 @@ def store_latents_reference(
     )
     stored = (kv_slots_T[:num_tokens] >= 0).nonzero().flatten()
     slots = kv_slots_T[:num_tokens][stored]
-    pages[slots // page_tokens, 0, 0, slots % page_tokens] = torch.cat(kept, dim=1)[stored]
+    entries = torch.cat(kept, dim=1)
+    pages[slots // page_tokens, 0, 0, slots % page_tokens] = entries[stored]
+    if entries_TW is not None:
+        entries_TW.copy_(entries)
 
 
 def turned(x: Tensor, positions_T: Tensor, tables: RotaryTables) -> Tensor:

@@ -1,8 +1,8 @@
 """The products of latent attention that each head makes with a map of its own.
 
 Before attention a query meets the map of its head's keys, so that it can meet latents, and its
-rotated part turns; behind it a mix of latents becomes the head's result. Both are one kernel: for
-each head [T, I] times [I, O].
+rotated part turns; behind it a mix of latents becomes the head's result, and one with what a chunk
+sees of itself (latent_prefill.py). Both are one kernel: for each head [T, I] times [I, O].
 
 Shape legend: T tokens, H heads, I inputs, O outputs of a head's map, N width of what does not
 rotate of a head, P of what does, J = P / 2 pairs, R of the latent, W = R + P, V of a head's value.
@@ -11,6 +11,7 @@ rotate of a head, P of what does, J = P / 2 pairs, R of the latent, W = R + P, V
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,6 +21,7 @@ from torch import Tensor
 from services.compute.kernels.latent_entries import turned
 from services.compute.kernels.launch import dependent_launch
 from services.compute.kernels.rotate_and_store import RotaryTables
+from services.compute.kernels.step_buffers import NUM_DECODE_ROWS
 
 LARGEST_TILE = 128
 """Tokens of a tile at most."""
@@ -47,6 +49,18 @@ class HeadTiling:
         return HeadTiling(LARGEST_TILE, min(128, padded_out), min(64, padded_in), num_warps=8)
 
 
+_NUM_DECODE_ROWS = tl.constexpr(NUM_DECODE_ROWS)
+
+
+class OwnResults(NamedTuple):
+    """What is to become one with results over contexts (float32 [T, H]): the logarithms to base 2
+    of the sums of both; and the step's counts, which say which tokens are of chunks."""
+
+    own_sums_TH: Tensor
+    context_sums_TH: Tensor
+    counts: Tensor
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _head_product_kernel(
     x_ptr,
@@ -55,6 +69,9 @@ def _head_product_kernel(
     positions_ptr,
     cos_ptr,  # or None
     sin_ptr,
+    own_sums_ptr,  # or None
+    context_sums_ptr,
+    counts_ptr,
     num_tokens,
     X_ROW: tl.constexpr,
     X_HEAD: tl.constexpr,
@@ -82,9 +99,9 @@ def _head_product_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     NUM_TILES: tl.constexpr = (NUM_OUT + BLOCK_O - 1) // BLOCK_O
+    J: tl.constexpr = P // 2
     if tl.program_id(0) == NUM_TILES:
         if cos_ptr is not None:
-            J: tl.constexpr = P // 2
             j_J = tl.arange(0, BLOCK_J)
             mask_TJ = real_T[:, None] & (j_J[None, :] < J)
             position_T = tl.load(positions_ptr + token_T, mask=real_T, other=0).to(tl.int64)
@@ -109,7 +126,15 @@ def _head_product_kernel(
             + o_O[None, :] * W_OUT
         )
         sum_TO = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
-        for begin in range(0, NUM_IN, BLOCK_I):
+        mask_TO = real_T[:, None] & (o_O[None, :] < NUM_OUT)
+        num_in = NUM_IN
+        if own_sums_ptr is not None:
+            chunk_T = real_T & (token_T >= tl.load(counts_ptr + _NUM_DECODE_ROWS))
+            sums_T = token_T.to(tl.int64) * tl.num_programs(1) + head
+            own_T = tl.load(own_sums_ptr + sums_T, mask=chunk_T, other=float("-inf"))
+            context_T = tl.load(context_sums_ptr + sums_T, mask=chunk_T, other=0.0)
+            num_in = tl.where(tl.max(context_T, axis=0) > float("-inf"), NUM_IN, 0)
+        for begin in range(0, num_in, BLOCK_I):
             inside_I = begin + i_I < NUM_IN
             x_TI = tl.load(
                 x_T + begin + i_I[None, :], mask=real_T[:, None] & inside_I[None, :], other=0.0
@@ -121,7 +146,14 @@ def _head_product_kernel(
                 x_TI = x_TI.to(tl.float32)
                 weight_IO = weight_IO.to(tl.float32)
             sum_TO = tl.dot(x_TI, weight_IO, acc=sum_TO, input_precision="ieee")
-        mask_TO = real_T[:, None] & (o_O[None, :] < NUM_OUT)
+        if own_sums_ptr is not None:
+            top_T = tl.maximum(own_T, context_T)
+            own_T = tl.exp2(own_T - top_T)
+            share_T = own_T / (own_T + tl.exp2(context_T - top_T))
+            own_TO = tl.load(out_T + o_O[None, :], mask=mask_TO & chunk_T[:, None], other=0.0)
+            # without a context there is no mix, and whatever there is instead may be NaN
+            sum_TO = tl.where(share_T[:, None] < 1.0, sum_TO, 0.0)
+            sum_TO = own_TO.to(tl.float32) * share_T[:, None] + sum_TO * (1.0 - share_T)[:, None]
         tl.store(out_T + o_O[None, :], sum_TO.to(dtype), mask=mask_TO)
 
 
@@ -160,6 +192,7 @@ def absorb_queries(
         positions_T,
         tables.cos_PJ,
         tables.sin_PJ,
+        *(None, None, None),
         num_tokens,
         **_strides(q_THD, out_THW),
         W_IN=rank,
@@ -178,11 +211,16 @@ def expand_values(
     value_up_HVR: Tensor,
     out_THV: Tensor,
     *,
+    beside: OwnResults | None = None,
     invariant: bool = False,
     tiling: HeadTiling | None = None,
     pdl: bool = False,
 ) -> None:
-    """Mixes of latents times the map of the head's values."""
+    """Mixes of latents times the map of the head's values.
+
+    With `beside`, `out_THV` already has what chunks see of themselves, and gets the whole: the
+    mixes of their tokens are of what lies before, if anything does.
+    """
     num_tokens, num_heads, rank = mixed_THR.shape
     width = value_up_HVR.shape[1]
     tiling = tiling or HeadTiling.of(
@@ -194,9 +232,8 @@ def expand_values(
         mixed_THR,
         value_up_HVR,
         out_THV,
-        None,
-        None,
-        None,
+        *(None, None, None),
+        *(beside or (None, None, None)),
         num_tokens,
         **_strides(mixed_THR, out_THV),
         W_IN=1,

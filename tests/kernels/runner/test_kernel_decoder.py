@@ -32,10 +32,11 @@ NAMES = [
     "nemotron",  # biases of layer norms, no gates
     "qwen2 moe",  # experts, and a gated one that sees all tokens
     "glm 4.5",  # experts chosen in groups, with a bias; a layer without them
+    "deepseek v3",  # latents, of queries, too
 ]
 """Of each kind that there is: all families take the interpreter three minutes."""
 
-INVARIANT_NAMES = ["qwen3", "gemma 2", "qwen2 moe"]
+INVARIANT_NAMES = ["qwen3", "gemma 2", "qwen2 moe", "deepseek v3"]
 
 CASES = [
     pytest.param(name, is_invariant, id=f"{name}{' batch_invariant' * is_invariant}")

@@ -34,9 +34,11 @@ from services.compute.layers.kernel_attention import (
     OVER_KEYS_AND_VALUES,
     OVER_LATENTS,
     AttentionTables,
+    ContextAttention,
     DecodeAttention,
     KernelAttention,
     MixedAttention,
+    OwnChunks,
     PrefillAttention,
 )
 from services.compute.layers.kernel_experts import ExpertProduct
@@ -291,10 +293,12 @@ class StepMachine:
             uniform = PrefillAttention(tables, all_rows=True)
             return {"decode": uniform, "mixed": uniform}
         rows = DecodeAttention(tables)
-        return {
-            "decode": rows,
-            "mixed": MixedAttention((rows, PrefillAttention(tables, all_rows=False))),
-        }
+        if shape.latent is None:
+            chunks = PrefillAttention(tables, all_rows=False)
+            return {"decode": rows, "mixed": MixedAttention((rows, chunks))}
+        own_chunks = OwnChunks.make(self.inputs, sizes.max_rows, shape.num_heads)
+        contexts = ContextAttention(tables, own_chunks)
+        return {"decode": rows, "mixed": MixedAttention((rows, contexts), own_chunks)}
 
 
 def _widest_output(decoder: Decoder[AnyLinear]) -> int:

@@ -338,6 +338,7 @@ ALL_FAMILIES: dict[str, Family] = {
         "DeepseekV3",
         {
             **LATENT, **MIXTURE, "q_lora_rank": 24, "first_k_dense_replace": 1, "n_group": 4,
+            "num_hidden_layers": 2,
             "topk_group": 2, "rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0),
         },
         {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "rope_interleave": False, **PLAIN},
