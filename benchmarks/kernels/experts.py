@@ -137,14 +137,24 @@ class Rows:
     def sort(self, *, pdl: bool = False) -> None:
         sort_experts(self.experts_TK, self.order, pdl=pdl)
 
-    def gate_up(self, config: ExpertConfig, *, pdl: bool = False) -> None:
-        mixture, order = self.mixture, self.order
+    @property
+    def pairs(self) -> ExpertOrder:
+        """As they come."""
+        return ExpertOrder.of_pairs(self.experts_TK, self.mixture.num_experts)
+
+    def gate_up(
+        self, config: ExpertConfig, order: ExpertOrder | None = None, *, pdl: bool = False
+    ) -> None:
+        mixture, order = self.mixture, order or self.order
         expert_gate_up(
             self.x_TE, mixture.gate_up, order, self.inner_RF, mixture.gating, config, pdl=pdl
         )
 
-    def down(self, config: ExpertConfig, *, pdl: bool = False) -> None:
-        expert_down(self.inner_RF, self.mixture.down, self.order, self.rows_RE, config, pdl=pdl)
+    def down(
+        self, config: ExpertConfig, order: ExpertOrder | None = None, *, pdl: bool = False
+    ) -> None:
+        order = order or self.order
+        expert_down(self.inner_RF, self.mixture.down, order, self.rows_RE, config, pdl=pdl)
 
     def combine(self, *, pdl: bool = False) -> None:
         combine_experts(self.rows_RE, self.weights_TK, None, self.out_TE, pdl=pdl)
@@ -169,15 +179,28 @@ class Rows:
         self.down(down, pdl=pdl)
         self.combine(pdl=pdl)
 
+    def layer_of_pairs(self, gate_up: ExpertConfig, down: ExpertConfig, *, pdl: bool) -> None:
+        """The same without sorting."""
+        self.route(pdl=pdl)
+        self.gate_up(gate_up, self.pairs, pdl=pdl)
+        self.down(down, self.pairs, pdl=pdl)
+        self.combine(pdl=pdl)
+
     def layer_by_row(self, *, pdl: bool) -> None:
         """All launches of a layer of very few rows."""
         self.route(pdl=pdl)
         self.gate_up_rows(pdl=pdl)
         self.down_rows(pdl=pdl)
 
+    @property
+    def compared_R(self) -> Tensor:
+        """The first pairs in order."""
+        assert self.order.order_R is not None
+        return self.order.order_R[:COMPARED].long()
+
     def gate_up_error(self) -> float:
         """Of `gate_up` in units of the outputs' root mean square, which rounding makes 0.01 of."""
-        pair_R = self.order.order_R[:COMPARED].long()
+        pair_R = self.compared_R
         rows_RI = self.x_TE[pair_R // self.mixture.top_k]
         both = _products(rows_RI, self.mixture.gate_up, self.experts_TK.flatten()[pair_R])
         expected = both.new_empty(len(both), self.mixture.inner)
@@ -186,7 +209,7 @@ class Rows:
 
     def down_error(self) -> float:
         """The same of `down`."""
-        pair_R = self.order.order_R[:COMPARED].long()
+        pair_R = self.compared_R
         rows_RI, expert_R = self.inner_RF[:COMPARED], self.experts_TK.flatten()[pair_R]
         return _error(self.rows_RE[pair_R], _products(rows_RI, self.mixture.down, expert_R))
 
@@ -281,5 +304,7 @@ def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
         yield case(f"{at} gate/up by row", [r.gate_up_rows for r in drawn], first, [gate_up])
         yield case(f"{at} down by row", [r.down_rows for r in drawn], first, [down])
         for pdl in (False, True):
+            runs = [partial(r.layer_of_pairs, gate_config, down_config, pdl=pdl) for r in drawn]
+            yield case(f"{at} layer of pairs{', pdl' * pdl}", runs, first, both)
             runs = [partial(r.layer_by_row, pdl=pdl) for r in drawn]
             yield case(f"{at} layer by row{', pdl' * pdl}", runs, first, both)

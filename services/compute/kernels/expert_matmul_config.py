@@ -12,9 +12,10 @@ from torch import Tensor
 from services.compute.kernels.choices import Key, Options, packed_form
 from services.compute.kernels.matvec_config import SHARED_BYTES
 from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
+from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
 from services.compute.quantization.packed import Packed, Weight
 
-MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 16, 128
+MAX_BLOCK_ROWS = 128
 INVARIANT_BLOCK_ROWS = 64
 """Of all tiles where a row's result may not follow from how many there are."""
 
