@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-import triton
 from torch import Tensor
 
 from services.compute.kernels.choices import Key, Options, packed_form
@@ -55,7 +54,7 @@ def block_rows(num_pairs: int, num_experts: int, *, invariant: bool = False) -> 
     """Rows of a tile: about as many as an expert has, so that few weights are read again."""
     if invariant:
         return INVARIANT_BLOCK_ROWS
-    rows = triton.next_power_of_2(triton.cdiv(num_pairs, num_experts))
+    rows = 1 << (-(-num_pairs // num_experts) - 1).bit_length()
     return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows))
 
 

@@ -20,9 +20,8 @@ from torch import Tensor
 from common.errors import ModelError
 from services.compute.kernels.choices import Choices
 from services.compute.kernels.combine_experts import SharedRows, combine_experts
-from services.compute.kernels.expert_matmul import can_multiply, expert_down, expert_gate_up
+from services.compute.kernels.expert_matmul import expert_down, expert_gate_up
 from services.compute.kernels.expert_matmul_config import (
-    MIN_BLOCK_ROWS,
     ExpertConfig,
     ExpertStack,
     block_rows,
@@ -35,8 +34,9 @@ from services.compute.kernels.expert_matvec import (
     expert_gate_up_rows,
 )
 from services.compute.kernels.route import Counting, route_rows
-from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
+from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS, ExpertOrder, sort_experts
 from services.compute.kernels.step_buffers import NUM_TOKENS
+from services.compute.kernels.weight_tiles import can_multiply
 from services.compute.layers.parts import Experts
 from services.compute.layers.products import Product
 from services.compute.layers.scratch import Scratch
