@@ -261,6 +261,9 @@ def answer(subject: PromptEncoder, job: Job) -> ExpectedAnswer:
             ExpectedAnswer(None, "deepseek", "think", True),
         ),
         ("mistral_v3_tools", {}, ExpectedAnswer(None, "mistral", "", False)),
+        ("glm_xml_tools", {}, ExpectedAnswer(None, "glm", "think", False)),
+        ("minimax_m2_thinking", {}, ExpectedAnswer(None, "minimax", "think", True)),
+        ("harmony_macros", {}, ExpectedAnswer(None, "harmony", "harmony", False)),
     ],
 )
 def test_the_formats_of_an_answer_are_read_off_the_template_and_the_prompt(
