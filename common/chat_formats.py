@@ -88,7 +88,7 @@ class ReasoningMarkers:
 
     Between the reasoning and the answer stands `next`, in formats where that is more than
     whitespace; there `answer` begins the answer's text, and `calls` what comes before or in place
-    of it. `others` are special tokens besides.
+    of it. `special` are the special tokens in them all.
     """
 
     begin: str
@@ -97,12 +97,12 @@ class ReasoningMarkers:
     next: str = ""
     answer: str = ""
     calls: str = ""
-    others: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
         """Every marker that can be a special token."""
-        return (self.begin, self.end, *self.others)
+        return self.special or (self.begin, self.end)
 
 
 # Harmony: an answer is messages, each with a header and a body, and the last ends it.
@@ -215,7 +215,7 @@ REASONING_FORMATS: Final[Mapping[str, ReasoningMarkers]] = {
         next=f"{START}assistant",
         answer=f"{CHANNEL}final{MESSAGE}",
         calls=f"{CHANNEL}commentary",
-        others=_HARMONY,
+        special=_HARMONY,
     ),
 }
 

@@ -106,7 +106,7 @@ def value_of(schema: Any, root: Any) -> Value:
 def _read_as(text: str) -> str:
     """Return the kind of the JSON that a text is, if it is any."""
     try:
-        return kind_of(json.loads(PYTHON_WORDS.get(text.strip(), text)))
+        return kind_of(json.loads(PYTHON_WORDS.get(text, text)))
     except (ValueError, RecursionError):
         return ""
 

@@ -79,7 +79,7 @@ def probe_capabilities(template: ChatTemplate) -> TemplateCapabilities:
             parts,
             *shape,
             nine_character_ids=nine,
-            several_calls=call.shows([call_id, call_id[::-1]]),
+            several_calls=call.shows_second([call_id, call_id[::-1]]),
             late_system=late_system,
             named_ids=named_ids,
             thoughts_beside_content=call.takes(content=_PROBE, thinking=_PROBE)
@@ -123,6 +123,11 @@ class _CallProbe:
             return False  # an object as Python writes it
         return all(rendered.count(name) > without.count(name) for name in (_FUNCTION, _ARGUMENT))
 
+    def shows_second(self, call_ids: list[str]) -> bool:
+        """Whether the template shows the second of two calls, too."""
+        both, first = self._rendered(call_ids), self._rendered(call_ids[:1])
+        return both.count(_ARGUMENT) > first.count(_ARGUMENT)
+
     def takes(self, **fields: str) -> bool:
         """Whether the template renders a call in a message that has these fields, too."""
         return bool(self._rendered([_NINE], **fields))
@@ -160,6 +165,8 @@ def adapt_messages(messages: list[Any], capabilities: TemplateCapabilities) -> l
     """Return the messages in the template's shapes; Refused for media parts."""
     if not capabilities.late_system:
         messages = _without_late_system(messages)
+    if not capabilities.several_calls:
+        messages = _with_one_call_each(messages)
     ids = _call_ids(messages, capabilities)
     return [_message(message, capabilities, number, ids) for number, message in enumerate(messages)]
 
@@ -178,6 +185,29 @@ def _without_late_system(messages: list[Any]) -> list[Any]:
         else:
             adapted.append(message)
         was_late = is_late
+    return adapted
+
+
+def _with_one_call_each(messages: list[Any]) -> list[Any]:
+    """Make one message of each call, with its results behind it."""
+    adapted: list[Any] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if not isinstance(calls, list) or len(calls) < 2:
+            adapted.append(message)
+            continue
+        results = []
+        while rest and _role(rest[0]) == "tool":
+            results.append(rest.pop(0))
+        for call in calls:
+            adapted.append({**message, "tool_calls": [call]})
+            message = {"role": "assistant"}  # what else it says is said once
+            call_id = call.get("id") if isinstance(call, dict) else None
+            adapted += [result for result in results if result.get("tool_call_id") == call_id]
+            results = [result for result in results if result.get("tool_call_id") != call_id]
+        adapted += results
     return adapted
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.chat_formats import ParameterMarkers
-from common.parameter_kinds import TEXT
+from common.parameter_kinds import ARRAY, BOOLEAN, INTEGER, NULL, OBJECT, TEXT
 from services.tokenizer.functions import Function
 from services.tokenizer.lark import (
     Fragment,
@@ -29,8 +29,10 @@ from services.tokenizer.parameter_values import Text, Value, values_of
 from services.tokenizer.schemas import SHARED, prepared
 
 _TEXT = r"(.|\n)"
-# Texts that are, or could become, JSON of another type.
-_LIKE_JSON = r'[ \t\r\n]*(["\-0-9\[{](.|\n)*|null|true|false|None|True|False)[ \t\r\n]*'
+_SPACE = r"[ \t\r\n]*"
+# What texts begin with that are, or could become, JSON of a kind, and words that are.
+_FIRST = {INTEGER: r"\-0-9", ARRAY: r"\[", OBJECT: r"\{"}
+_WORDS = {NULL: "null|None", BOOLEAN: "true|false|True|False"}
 _IN_TAGS = frozenset('<>"\n')
 
 
@@ -79,7 +81,7 @@ class ParameterGrammar:
     def _any(self, number: int) -> Fragment:
         """Return the grammar of any parameters."""
         name = f"key_{number}"
-        parameter = in_order(self._key(name), self._text(f"{number}_any", Text(), is_only=True))
+        parameter = in_order(self._key(name), self._text(f"{number}_any", Text(), TEXT))
         key = f"{name}: /[A-Za-z_][A-Za-z0-9_.\\-]*/"
         return repeated(replace(parameter, rules=(key, *parameter.rules)))
 
@@ -90,9 +92,10 @@ class ParameterGrammar:
 
     def _value(self, name: str, value: Value, shared: dict[str, Any], strict: bool) -> Fragment:
         """Return the grammar of a value and of what stands behind it."""
-        is_only = value.kinds == TEXT
         is_free = any(not text.choices for text in value.texts)
-        ways = [self._text(f"{name}_{at}", text, is_only) for at, text in enumerate(value.texts)]
+        ways = [
+            self._text(f"{name}_{at}", text, value.kinds) for at, text in enumerate(value.texts)
+        ]
         for at, schema in enumerate(value.schemas):
             words = _words(schema) if is_free else ()
             ways += [Fragment(self._ended(word)) for word in words]
@@ -109,8 +112,8 @@ class ParameterGrammar:
         """Write a text and the end of a value, in one lexeme if the end is no special token."""
         return self._vocabulary.spelled(f"{text}{self._line}{self._tags.value_end}{self._behind}")
 
-    def _text(self, name: str, text: Text, is_only: bool) -> Fragment:
-        """Return the grammar of a text and its end; if not `is_only`, of a text unlike JSON."""
+    def _text(self, name: str, text: Text, kinds: str) -> Fragment:
+        """Return the grammar of a text and its end; of one unlike JSON of the value's kinds."""
         if text.choices:
             return one_of([Fragment(self._ended(each)) for each in text.choices])
         end, behind = self._tags.value_end, self._vocabulary.spelled
@@ -122,12 +125,21 @@ class ParameterGrammar:
         line = escaped(self._line)
         more = "*" if is_token else "+"
         kept = f"/{inside}{line}{shown}/ & ~/{_TEXT}*{escaped(end)}{_TEXT}{more}/"
-        if not is_only:
-            kept += f" & ~/{_LIKE_JSON}{line}{shown}/"
+        if like_json := _like_json(kinds):
+            kept += f" & ~/{like_json}{line}{shown}/"
         tail = behind(f"{end}{self._behind}") if is_token else behind(self._behind)
         if is_token:
             return Fragment(f"{token} {tail}", (f"{token}: {kept}",))
         return in_order(Fragment(rule, (f"{rule}[lazy]: {token}", f"{token}: {kept}")), tail)
+
+
+def _like_json(kinds: str) -> str:
+    """Return the regular expression of texts that would be read as JSON; empty if none would."""
+    first = "".join(_FIRST.get(kind, "") for kind in kinds)
+    ways = [_WORDS[kind] for kind in kinds if kind in _WORDS]
+    if first:
+        ways.append(f"[{first}]{_TEXT}*")
+    return f"{_SPACE}({'|'.join(ways)}){_SPACE}" if ways else ""
 
 
 def _words(schema: Any) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -76,6 +77,10 @@ TOOL_PARSERS: Final[Mapping[str, ToolFormat]] = {
     "kimi_k2": ToolFormat(_json(KimiParser)),
     "harmony": ToolFormat(lambda markers, kinds: HarmonyCalls()),
 }
+REASONING_PARSERS: Final[Mapping[str, Callable[[bool], ReasoningParser]]] = {
+    **{name: partial(TaggedReasoning, tags) for name, tags in REASONING_FORMATS.items()},
+    "harmony": HarmonyChannels,
+}
 
 
 def tool_parser(name: str, kinds: Kinds | None = None) -> ToolParser | None:
@@ -89,10 +94,8 @@ def tool_parser(name: str, kinds: Kinds | None = None) -> ToolParser | None:
 
 def reasoning_parser(name: str, is_open: bool) -> ReasoningParser | None:
     """Return a new parser of this format; none for a name that is not known here."""
-    if name == "harmony":
-        return HarmonyChannels(is_open)
-    known = REASONING_FORMATS.get(name)
-    return None if known is None else TaggedReasoning(known, is_open)
+    known = REASONING_PARSERS.get(name)
+    return None if known is None else known(is_open)
 
 
 def call_ids(name: str) -> CallIds:

@@ -34,6 +34,7 @@ _UP_TO_TAG_OR_LINE = re.compile(r"[^<\n]+")
 _NAME = re.compile(r"[\w.:/-]+")
 _KEY = re.compile(r'[^<>"\n]+')
 _SCALAR = re.compile(r"[\w.+-]+")
+_JSON_SPACE = " \t\r\n"
 _FIRST = {
     NULL: "nN",
     BOOLEAN: "tfTF",
@@ -236,7 +237,7 @@ class _Parameters:
 
 def _literal(text: str, kinds: str) -> str:
     """Return a whole value as JSON: of one of its kinds if it can be, otherwise a string."""
-    stripped = text.strip()
+    stripped = text.strip(_JSON_SPACE)
     written = PYTHON_WORDS.get(stripped, stripped)
     try:
         kind = kind_of(json.loads(written, parse_constant=_refuse))

@@ -112,7 +112,13 @@ def test_a_call_and_its_result_render_in_every_format(
         ("kimi_k2_ids", TemplateCapabilities(True, False, named_ids=True)),
         (
             "harmony_macros",
-            TemplateCapabilities(True, False, late_system=False, thoughts_beside_content=False),
+            TemplateCapabilities(
+                True,
+                False,
+                several_calls=False,
+                late_system=False,
+                thoughts_beside_content=False,
+            ),
         ),
         ("chatml", TemplateCapabilities(True, False)),
     ],
@@ -149,6 +155,24 @@ def test_ids_that_show_the_function_are_kept_and_others_made() -> None:
     expected = ["functions.f:0", "functions.mcp:do:4", "functions.f:2"]
     assert [call["id"] for call in made["tool_calls"]] == expected
     assert [message["tool_call_id"] for message in answers] == expected
+
+
+@pytest.mark.parametrize("name", ["harmony_macros", "llama31_tools"])
+def test_several_calls_follow_each_other_where_a_message_can_have_one(name: str) -> None:
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for call_id, name in (("1", "look"), ("2", "listen"))
+    ]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "2", "content": "gulls"},
+        {"role": "tool", "tool_call_id": "1", "content": "fog"},
+    ]
+    text = rendered(name, messages)
+    text = text[text.index("Hi") :]
+    places = [text.index(word) for word in ("look", "fog", "listen", "gulls")]
+    assert places == sorted(places)
 
 
 def test_a_calls_thoughts_and_content_are_joined_where_it_can_have_one_of_them() -> None:
