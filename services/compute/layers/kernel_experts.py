@@ -77,6 +77,11 @@ class ExpertProduct:
         run = self._by_row
         if self._invariant or len(x_TE) > MAX_TOKENS:
             run = self._by_expert
+        if experts.scales_input:
+            scaled_TE = scratch.take(*x_TE.shape)
+            torch.mul(x_TE, routes.weights_TK, out=scaled_TE)
+            routes.weights_TK.fill_(1.0)
+            x_TE = scaled_TE
         run(x_TE, experts, routes, shared, out_TE, scratch)
 
     def _routes(self, x_TE: Tensor, experts: Experts[AnyLinear], scratch: Scratch) -> Routes:

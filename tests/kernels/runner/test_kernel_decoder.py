@@ -29,6 +29,7 @@ NAMES = [
     "granite",  # multipliers
     "nemotron",  # biases of layer norms, no gates
     "qwen2 moe",  # experts, and a gated one that sees all tokens
+    "llama 4",  # experts whose inputs are scaled
     "glm 4.5",  # experts chosen in groups, with a bias; a layer without them
 ]
 """Of each kind that there is: all families take the interpreter three minutes."""
