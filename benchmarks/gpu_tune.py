@@ -226,7 +226,7 @@ class Bench:
         product = TunedProduct(
             self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
         )
-        experts = ExpertProduct(product, Choices(), invariant=False, pdl=variant.pdl)
+        experts = ExpertProduct(product, Choices(), self.device, invariant=False, pdl=variant.pdl)
         products = {Linear: product}
         decoder = KernelDecoder(self.decoder, inputs, products, experts, MAX_POSITIONS, variant.pdl)
         caches = [

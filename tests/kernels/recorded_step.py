@@ -147,7 +147,7 @@ def device_of(
         stream=StreamBuffers.make(max_tokens, HIDDEN, torch.float32, CPU),
         scratch=Scratch(torch.float32, CPU),
         products={Linear: recorder},
-        experts=ExpertProduct(recorder, Choices(), invariant=False, pdl=False),
+        experts=ExpertProduct(recorder, Choices(), CPU, invariant=False, pdl=False),
         ropes=ropes,
         pdl=False,
         norms_behind=decoder.layers[-1].last[0] is not None,

@@ -122,7 +122,7 @@ def stream_of(decoder: Decoder[AnyLinear], num_tokens: int, device: torch.device
         stream=stream,
         scratch=Scratch(DTYPE, device),
         products={Linear: plain, QuantizedLinear: quantized},
-        experts=ExpertProduct(plain, Choices(), invariant=False, pdl=False),
+        experts=ExpertProduct(plain, Choices(), device, invariant=False, pdl=False),
         ropes=ropes,
         pdl=False,
     )

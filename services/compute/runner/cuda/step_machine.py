@@ -159,7 +159,7 @@ class StepMachine:
             choices=self.choices,
         )
         products: Products = {Linear: plain, QuantizedLinear: quantized}
-        experts = ExpertProduct(plain, self.choices, invariant=batch_invariant, pdl=pdl)
+        experts = ExpertProduct(plain, self.choices, device, invariant=batch_invariant, pdl=pdl)
         self._decoder = KernelDecoder(
             decoder, self.inputs, products, experts, sizes.max_positions, pdl
         )
