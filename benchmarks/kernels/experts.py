@@ -40,7 +40,13 @@ from services.compute.kernels.expert_matvec import (
     expert_gate_up_rows,
     expert_row_config,
 )
-from services.compute.kernels.route import Counting, route_rows
+from services.compute.kernels.route import (
+    MAX_ROWS,
+    Counting,
+    Router,
+    route_few_rows,
+    route_rows,
+)
 from services.compute.kernels.routing import Routing
 from services.compute.kernels.sort_experts import ExpertOrder, sort_experts
 from services.compute.layers.parts import Gating
@@ -73,6 +79,16 @@ class Mixture:
     @cached_property
     def gate_up(self) -> ExpertStack:
         return self._stack(2 * self.inner, self.hidden)
+
+    @cached_property
+    def router(self) -> Router:
+        weight = torch.randn(self.num_experts, self.hidden, device="cuda", dtype=DTYPE)
+        return Router(
+            weight.mul_(self.hidden**-0.5),
+            None,
+            torch.empty(MAX_ROWS, self.num_experts, device="cuda"),
+            torch.zeros(1, device="cuda", dtype=torch.int32),
+        )
 
     @cached_property
     def down(self) -> ExpertStack:
@@ -134,6 +150,12 @@ class Rows:
         counting = self.counting if counts else None
         route_rows(self.logits_TX, routing, None, *routes, counting=counting, pdl=pdl)
 
+    def route_few(self, *, pdl: bool = False) -> None:
+        routing = Routing(self.mixture.num_experts, self.mixture.top_k)
+        route_few_rows(
+            self.x_TE, self.mixture.router, routing, None, self.weights_TK, self.experts_TK, pdl=pdl
+        )
+
     def sort(self, *, pdl: bool = False) -> None:
         sort_experts(self.experts_TK, self.order, pdl=pdl)
 
@@ -180,15 +202,15 @@ class Rows:
         self.combine(pdl=pdl)
 
     def layer_of_pairs(self, gate_up: ExpertConfig, down: ExpertConfig, *, pdl: bool) -> None:
-        """The same without sorting."""
-        self.route(pdl=pdl)
+        """The same without sorting, with the router's product."""
+        self.route_few(pdl=pdl)
         self.gate_up(gate_up, self.pairs, pdl=pdl)
         self.down(down, self.pairs, pdl=pdl)
         self.combine(pdl=pdl)
 
     def layer_by_row(self, *, pdl: bool) -> None:
-        """All launches of a layer of very few rows."""
-        self.route(pdl=pdl)
+        """All launches of a layer of very few rows, with the router's product."""
+        self.route_few(pdl=pdl)
         self.gate_up_rows(pdl=pdl)
         self.down_rows(pdl=pdl)
 
@@ -267,11 +289,14 @@ def cases() -> Iterator[Case]:
     for mixture in MIXTURES:
         for num_tokens in TOKENS:
             yield from _launches(mixture, num_tokens)
-        for part in ("gate_up", "down"):  # room for the next one's
-            del mixture.__dict__[part]
+        for part in ("gate_up", "down", "router"):  # room for the next one's
+            mixture.__dict__.pop(part, None)
         torch.cuda.empty_cache()
     many = Mixture("128 experts", 128, 128, 128, 8)
-    for num_tokens in (64, 2048, 8192):
+    for num_tokens in (1, 4):
+        rows = Rows(MIXTURES[0], num_tokens, 16)
+        yield case(f"router and route 128 T={num_tokens}", [rows.route_few], rows, [])
+    for num_tokens in (1, 64, 2048, 8192):
         rows = Rows(many, num_tokens, 128)
         nothing: list[ExpertStack] = []
         for counts in (False, True):
@@ -281,7 +306,7 @@ def cases() -> Iterator[Case]:
 
 
 def _launches(mixture: Mixture, num_tokens: int) -> Iterator[Case]:
-    block = block_rows(num_tokens * mixture.top_k, mixture.num_experts)
+    block = block_rows(num_tokens * mixture.top_k, mixture.num_experts, DTYPE)
     drawn = [Rows(mixture, num_tokens, block) for _ in range(ROUTINGS)]
     first, gate_up, down = drawn[0], mixture.gate_up, mixture.down
     gate_config = expert_config(block, gate_up, DTYPE, gated=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,9 +15,15 @@ from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
 from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
 from services.compute.quantization.packed import Packed, Weight
 
+MAX_PAIR_TOKENS = 2
+"""Of more, too many have experts in common: sorting takes less than reading those again."""
+
 MAX_BLOCK_ROWS = 128
 INVARIANT_BLOCK_ROWS = 64
 """Of all tiles where a row's result may not follow from how many there are."""
+
+FLOAT32_BLOCK_ROWS = 16
+"""Products in float32 are no tensor cores' work: of more rows there are not registers enough."""
 
 MAX_STAGES = 6
 
@@ -50,8 +57,26 @@ class ExpertConfig:
     num_stages: int = 4
 
 
-def block_rows(num_pairs: int, num_experts: int, *, invariant: bool = False) -> int:
+Way: TypeAlias = Literal["row", "pair", "tile"]
+"""What a program has rows of: one (expert_matvec), of one pair, or of a tile of an expert's."""
+
+
+def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
+    """How so many tokens meet their experts. Two codes in a byte are decoded as fast as they are
+    read only for tensor cores. Where a row's result may not follow from how many there are, all
+    go by tiles."""
+    if invariant or num_tokens > MAX_PAIR_TOKENS:
+        return "tile"
+    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    return "row" if num_tokens == 1 and not has_halves else "pair"
+
+
+def block_rows(
+    num_pairs: int, num_experts: int, dtype: torch.dtype, *, invariant: bool = False
+) -> int:
     """Rows of a tile: about as many as an expert has, so that few weights are read again."""
+    if dtype == torch.float32:
+        return FLOAT32_BLOCK_ROWS
     if invariant:
         return INVARIANT_BLOCK_ROWS
     rows = 1 << (-(-num_pairs // num_experts) - 1).bit_length()

@@ -54,13 +54,13 @@ class WeightForm(NamedTuple):
         """For rows like x."""
         if not isinstance(weight, Packed):
             return WeightForm(way=None if x.is_cuda else "wide")
-        num_groups = weight.scales_OG.shape[1]
+        num_groups, (stride_o, stride_g) = weight.scales_OG.shape[1], weight.scales_OG.stride()
         return WeightForm(
             kernel_kind(weight),
             weight.has_halves,
             num_groups,
             weight.zeros_OG is not None,
-            weight.scales_OG.stride(),
+            (stride_o, stride_g),
             _way(weight, x),
         )
 
@@ -162,8 +162,7 @@ def _spread(w_OB, scale_OG, zero_OG, HAS_ZEROS: tl.constexpr):
 @triton.jit
 def _halves_of(value_OG):
     """Those of the lower halves' groups and of the upper ones', which take turns."""
-    BLOCK_O: tl.constexpr = value_OG.shape[0]
-    return tl.split(tl.reshape(value_OG, (BLOCK_O, value_OG.shape[1] // 2, 2)))
+    return tl.split(tl.reshape(value_OG, (value_OG.shape[0], value_OG.shape[1] // 2, 2)))
 
 
 @triton.jit

@@ -18,7 +18,11 @@ from services.compute.layers.weighted_layers import LinearMap
 def run_experts(x_TE: Tensor, experts: Experts[LinearMap], shared_TE: Tensor | None) -> Tensor:
     """As `StepContext.experts` says."""
     weights_TK, experts_TK = route(experts.router(x_TE), experts.routing, experts.choice_bias_X)
-    rows_RE = _by_expert(x_TE, experts_TK, experts)
+    input_TE = x_TE
+    if experts.scales_input:
+        input_TE = (x_TE * weights_TK).to(x_TE.dtype)
+        weights_TK = torch.ones_like(weights_TK)
+    rows_RE = _by_expert(input_TE, experts_TK, experts)
     rows_TKE = rows_RE.view(*experts_TK.shape, -1)
     sum_TE = torch.zeros_like(x_TE, dtype=torch.float32)
     for rank in range(experts.routing.top_k):

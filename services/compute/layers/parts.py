@@ -238,6 +238,7 @@ class Experts(Generic[L]):
     choice_bias_X: Tensor | None = None  # float32: of the choice alone
     tokens_X: Tensor | None = None  # int64: how many each was given, if they are counted
     shared: GatedMLP[L] | None = None  # sees all rows
+    scales_input: bool = False  # by the weight of the one expert, in place of its output
     shared_gate: L | None = None  # makes the logit of the shared one's share, in float32
 
     def __call__(self, x: Input, step: StepContext[L]) -> Tensor:

@@ -31,6 +31,7 @@ NAMES = [
     "granite",  # multipliers
     "nemotron",  # biases of layer norms, no gates
     "qwen2 moe",  # experts, and a gated one that sees all tokens
+    "llama 4",  # experts whose inputs are scaled
     "glm 4.5",  # experts chosen in groups, with a bias; a layer without them
     "deepseek v3",  # latents, of queries, too
 ]

@@ -25,7 +25,7 @@ BITES = [
     for name, family in FAMILIES.items()
     for field in family.bites
 ]
-SEES = re.compile("vision_tower|multi_modal_projector")
+SEES = re.compile("vision_tower|vision_model|multi_modal_projector")
 CLEAR = 1e-3  # of logits' spread; the engine's differ by less than a tenth of it
 HEARD = 1e-3  # ten times what the engine's logprobs may differ by
 
