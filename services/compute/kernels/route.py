@@ -168,7 +168,8 @@ def _route_kernel(
 @triton.jit
 def _router_kernel(
     x_ptr, w_ptr, w_bias_ptr, logit_ptr, arrivals_ptr, bias_ptr, weight_ptr, expert_ptr, token_ptr,
-    num_real_ptr, T: tl.constexpr, E: tl.constexpr, X: tl.constexpr, BLOCK_E: tl.constexpr, RULE: tl.constexpr,
+    num_real_ptr,
+    T: tl.constexpr, E: tl.constexpr, X: tl.constexpr, BLOCK_E: tl.constexpr, RULE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """A program for each expert's logits; the last to end chooses, for all rows."""
