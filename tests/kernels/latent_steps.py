@@ -1,5 +1,4 @@
-"""Steps over latents: rows of chunks and of single queries, with pages full of NaN wherever they must
-not look."""
+"""Steps over latents: chunks and single queries, pages full of NaN wherever they must not look."""
 
 from __future__ import annotations
 
