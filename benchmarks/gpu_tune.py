@@ -27,6 +27,7 @@ from benchmarks.kernels import matvec_sweep, skinny_matmul_sweep
 from benchmarks.kernels.case import READ_BYTES_PER_S, replay_s
 from benchmarks.kernels.matvec import Model
 from services.compute.kernels import decode_attention
+from services.compute.kernels.choices import Choices
 from services.compute.kernels.decode_plan import MIN_CHUNK, DecodeTiling, DecodeWork
 from services.compute.kernels.kv_format import LayerFormat
 from services.compute.kernels.matvec import (
@@ -47,6 +48,7 @@ from services.compute.kernels.step_buffers import (
     StepInputs,
 )
 from services.compute.layers.kernel_attention import AttentionTables, DecodeAttention
+from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import LayerCache
 from services.compute.layers.paged_cache import CacheLayout, PagedCache
 from services.compute.layers.parts import Activation
@@ -56,7 +58,7 @@ from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
 from services.compute.models.kernel_decoder import KernelDecoder
 from services.compute.models.weights import DummyWeights
-from services.compute.runner.cuda.step_machine import SMALL_WEIGHT
+from services.compute.runner.cuda.step_machine import SMALL_WEIGHT_BYTES
 
 NEEDS_GPU = True
 
@@ -220,11 +222,14 @@ class Bench:
         attention = DecodeAttention(tables)
         row_pdl, takes_norms = variant.row_pdl, variant.takes_norms
         if row_pdl is None:
-            row_pdl = variant.pdl and shape.hidden_size * shape.intermediate_size <= SMALL_WEIGHT
+            num_bytes = 2 * shape.hidden_size * shape.intermediate_size
+            row_pdl = variant.pdl and num_bytes <= SMALL_WEIGHT_BYTES
         product = TunedProduct(
             self.work, variant.pdl, row_pdl, cuts=variant.cuts, takes_norms=takes_norms
         )
-        decoder = KernelDecoder(self.decoder, inputs, {Linear: product}, MAX_POSITIONS, variant.pdl)
+        experts = ExpertProduct(product, Choices(), inputs.counts, invariant=False, pdl=variant.pdl)
+        products = {Linear: product}
+        decoder = KernelDecoder(self.decoder, inputs, products, experts, MAX_POSITIONS, variant.pdl)
         caches = [
             LayerCache(
                 self.cache.layer_pages(layer),

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import ModelError
+from common.expert_shape import ExpertShape, read_experts
+from common.latent_shape import LatentShape, read_latent
 from common.quantization import read_quantization
 
 
@@ -23,6 +25,8 @@ class Architecture:
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
     tied: bool = False  # the head is the embedding
     gated: bool = True  # False: an MLP has two maps, not three
+    has_experts: bool = False
+    has_latents: bool = False  # keys and values of all heads are made of one latent
     has_images: bool = False  # the language model is what `text_config` says
     defaults: Mapping[str, Any] = field(default_factory=dict)  # that files of the family leave out
 
@@ -34,6 +38,25 @@ _GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131_072,
 }
 
+_GPT_OSS_DEFAULTS = {
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+}
+
+_LLAMA4_DEFAULTS = {
+    "intermediate_size_mlp": 16_384,
+    "num_shared_expert": 1,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 8192,
+    "floor_scale": 8192,
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         "llama", "Llama 2, 3, 3.1, 3.2, 3.3; Yi; Falcon 3; DeepSeek-R1 distills"
@@ -42,6 +65,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "MinistralForCausalLM": Architecture("ministral", "Ministral 8B"),
     "Qwen2ForCausalLM": Architecture("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1 distills"),
     "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3, dense", head_dim=128),
+    "Llama4ForCausalLM": Architecture(
+        "llama4_text",
+        "Llama 4, text, up to 8,191 tokens",
+        head_dim=128,
+        has_experts=True,
+        defaults=_LLAMA4_DEFAULTS,
+    ),
+    "Llama4ForConditionalGeneration": Architecture(
+        "llama4",
+        "Llama 4 Scout and Maverick, their text, up to 8,191 tokens",
+        head_dim=128,
+        has_experts=True,
+        has_images=True,
+        defaults=_LLAMA4_DEFAULTS,
+    ),
     "GemmaForCausalLM": Architecture("gemma", "Gemma 2B, 7B", head_dim=256, tied=True),
     "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", head_dim=256, tied=True),
     "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3, text", head_dim=256, tied=True),
@@ -68,10 +106,75 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", "AFM 4.5B", gated=False),
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense", "Hunyuan, dense"),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", "ERNIE 4.5, dense", head_dim=128, tied=True),
+    "DeepseekV2ForCausalLM": Architecture(
+        "deepseek_v2",
+        "DeepSeek V2, V2-Lite, V2.5",
+        has_experts=True,
+        has_latents=True,
+        defaults={"n_shared_experts": 2},
+    ),
+    "DeepseekV3ForCausalLM": Architecture(
+        "deepseek_v3",
+        "DeepSeek V3, V3.1, R1; Kimi K2",
+        has_experts=True,
+        has_latents=True,
+        defaults={
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 3,
+            "max_position_embeddings": 4096,
+        },
+    ),
+    "MixtralForCausalLM": Architecture("mixtral", "Mixtral 8x7B, 8x22B", has_experts=True),
+    "Qwen2MoeForCausalLM": Architecture(
+        "qwen2_moe", "Qwen1.5-MoE, Qwen2 57B-A14B", has_experts=True
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        "qwen3_moe", "Qwen3, mixtures of experts", has_experts=True
+    ),
+    "GptOssForCausalLM": Architecture(
+        "gpt_oss",
+        "gpt-oss 20B, 120B",
+        head_dim=64,
+        has_experts=True,
+        defaults=_GPT_OSS_DEFAULTS,
+    ),
+    "OlmoeForCausalLM": Architecture("olmoe", "OLMoE", has_experts=True),
+    "GraniteMoeForCausalLM": Architecture("granitemoe", "Granite 3, 1B and 3B", has_experts=True),
+    "GraniteMoeSharedForCausalLM": Architecture(
+        "granitemoeshared", "Granite 3, with a shared expert", has_experts=True
+    ),
+    "PhimoeForCausalLM": Architecture(
+        "phimoe", "Phi-3.5-MoE", has_experts=True, defaults={"num_experts_per_tok": 2}
+    ),
+    "Ernie4_5_MoeForCausalLM": Architecture(
+        "ernie4_5_moe",
+        "ERNIE 4.5, mixtures of experts",
+        tied=True,
+        has_experts=True,
+        defaults={"moe_num_shared_experts": 2, "moe_layer_start_index": 1},
+    ),
+    "HunYuanMoEV1ForCausalLM": Architecture(
+        "hunyuan_v1_moe",
+        "Hunyuan-A13B",
+        has_experts=True,
+        defaults={"num_shared_expert": 1},
+    ),
+    "Glm4MoeForCausalLM": Architecture(
+        "glm4_moe",
+        "GLM-4.5, GLM-4.5-Air",
+        has_experts=True,
+        defaults={"n_shared_experts": 1, "first_k_dense_replace": 1},
+    ),
+    "MiniMaxM2ForCausalLM": Architecture(
+        "minimax_m2", "MiniMax-M2", head_dim=128, has_experts=True
+    ),
     "SeedOssForCausalLM": Architecture("seed_oss", "Seed-OSS", head_dim=128),
     "InternLM2ForCausalLM": Architecture("internlm2", "InternLM 2, 2.5"),
     "InternLM3ForCausalLM": Architecture("internlm3", "InternLM 3", head_dim=128),
 }
+
+OLDER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+"""Of architectures, in files that came before transformers' own code."""
 
 # Several times what any model has: beyond it a file is damaged, or made to exhaust a machine.
 _LARGEST = {
@@ -98,21 +201,27 @@ class DecoderShape:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # with latents, of what is rotated
     max_position_embeddings: int
     tie_word_embeddings: bool
     gated: bool = True
+    experts: ExpertShape | None = None
+    latent: LatentShape | None = None
 
     @property
     def num_layer_weights(self) -> int:
         """The weights of the linear maps of all layers, which quantization makes smaller."""
-        attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
-        mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
-        return self.num_layers * (attention + mlp)
+        return self._layer_weights(0 if self.experts is None else self.experts.num_experts)
+
+    @property
+    def num_row_weights(self) -> int:
+        """The weights that a step of one row reads: of experts those that see it."""
+        num_layer_weights = self._layer_weights(0 if self.experts is None else self.experts.top_k)
+        return num_layer_weights + self.vocab_size * self.hidden_size
 
     @property
     def num_step_weights(self) -> int:
-        """The weights that every step reads: all but the embedding's."""
+        """The weights that steps read: all but the embedding's."""
         return self.num_layer_weights + self.vocab_size * self.hidden_size
 
     @property
@@ -121,11 +230,27 @@ class DecoderShape:
         embedding = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.num_step_weights + embedding
 
+    def _layer_weights(self, num_routed: int) -> int:
+        """Of all layers, where so many experts count."""
+        if self.latent is None:
+            attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+        else:
+            attention = self.latent.num_weights(self.hidden_size, self.num_heads)
+        mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
+        if self.experts is None:
+            return self.num_layers * (attention + mlp)
+        num_dense = sum(self.experts.is_dense)
+        mixture = self.experts.num_weights(self.hidden_size, num_routed)
+        mixtures = (self.num_layers - num_dense) * mixture
+        return self.num_layers * attention + num_dense * mlp + mixtures
+
     def cache_bytes(self, num_tokens: int, itemsize: int) -> int:
         """Return the size of the keys and values of this many tokens."""
         return self.num_layers * self.layer_cache_bytes(num_tokens, itemsize)
 
     def layer_cache_bytes(self, num_tokens: int, itemsize: int) -> int:
+        if self.latent is not None:
+            return num_tokens * self.latent.entry_dim * itemsize
         return num_tokens * 2 * self.num_kv_heads * self.head_dim * itemsize
 
     def position_bytes(self, num_positions: int) -> int:
@@ -137,7 +262,7 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
     """Return the architecture in config.json, or its model_type if there is none."""
     names = raw.get("architectures")
     first = names[0] if isinstance(names, list) and names else raw.get("model_type", "unknown")
-    return str(first)
+    return OLDER_NAMES.get(str(first), str(first))
 
 
 def is_headless(raw: Mapping[str, Any]) -> bool:
@@ -176,23 +301,30 @@ def read_shape(raw: Mapping[str, Any]) -> DecoderShape:
     family, raw = ARCHITECTURES[family_of(raw)], language_fields(raw)
     num_heads = _count(raw, "num_attention_heads")
     hidden_size = _count(raw, "hidden_size")
+    latent = read_latent(raw) if family.has_latents else None
+    head_dim = _count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads))
     num_kv_heads = _count(raw, "num_key_value_heads", num_heads)
+    if latent is not None:
+        head_dim, num_kv_heads = latent.rope_dim, 1
     if num_heads % num_kv_heads:
         raise ModelError(
             f"config.json: num_attention_heads {num_heads} is not a multiple of "
             f"num_key_value_heads {num_kv_heads}."
         )
+    num_layers = _count(raw, "num_hidden_layers")
     return DecoderShape(
         vocab_size=_count(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_count(raw, "intermediate_size"),
-        num_layers=_count(raw, "num_hidden_layers"),
+        intermediate_size=_count(raw, "intermediate_size_mlp", _count(raw, "intermediate_size")),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_count(raw, "head_dim", family.head_dim or max(1, hidden_size // num_heads)),
+        head_dim=head_dim,
         max_position_embeddings=_num_positions(raw),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tied)),
         gated=family.gated,
+        experts=read_experts(raw, num_layers) if family.has_experts else None,
+        latent=latent,
     )
 
 
@@ -200,6 +332,10 @@ def _num_positions(raw: Mapping[str, Any]) -> int:
     """Return how many positions there are: with YaRN as many times the original ones as it says,
     for which models leave max_position_embeddings as it was (Qwen2.5)."""
     positions = _count(raw, "max_position_embeddings", 2048)
+    if raw.get("attention_chunk_size"):
+        # within the first chunk its attention is all, and scores are not yet scaled by position
+        ends = _count(raw, "attention_chunk_size"), _count(raw, "floor_scale", positions + 1) - 1
+        return min(positions, *ends)
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling")
     if isinstance(scaling, Mapping):  # transformers 5 may have one for each type of layer
         scaling = scaling.get("full_attention") or scaling

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from common.errors import ConfigError, ModelError
 
-Layout: TypeAlias = Literal["awq", "compressed-tensors", "fp8", "gptq", "modelopt_fp4"]
+Layout: TypeAlias = Literal["awq", "compressed-tensors", "fp8", "gptq", "modelopt_fp4", "mxfp4"]
 """By what names and in what order a checkpoint has its codes and scales."""
 
 INSTEAD = (
@@ -33,6 +33,7 @@ class QuantizationConfig:
     zeros_less_one: bool = False  # in the files
     inputs_8bit: frozenset[Kind] = frozenset()
     """Kinds of weights whose inputs may be rounded to 8 bits, too."""
+    of_experts: bool = False  # of a mixture, and of nothing else
 
 
 def read_quantization(raw: Mapping[str, Any]) -> QuantizationConfig | None:
@@ -81,7 +82,7 @@ def quant_method(raw: Mapping[str, Any]) -> str:
 
 
 def _fp8(config: Mapping[str, Any]) -> QuantizationConfig:
-    if config.get("fmt", "e4m3") != "e4m3":
+    if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ModelError(f"config.json: FP8 of {config['fmt']!r} is not supported; e4m3 is.")
     rounds_inputs = config.get("activation_scheme", "dynamic") in ("dynamic", "static")
     inputs_8bit: frozenset[Kind] = frozenset({"fp8"}) if rounds_inputs else frozenset()
@@ -233,6 +234,7 @@ READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
     "intel/auto-round": _auto_round,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
+    "mxfp4": lambda config: QuantizationConfig("mxfp4", "fp4", of_experts=True),  # gpt-oss
     "mxfp8": _mxfp8,
 }
 """By quant_method."""

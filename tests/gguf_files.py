@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,22 +32,28 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm4",
     "GlmForCausalLM": "chatglm",
+    "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
     "NemotronForCausalLM": "nemotron",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",
+    "OlmoeForCausalLM": "olmoe",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
 }
 PAIRED = ("arcee", "granite", "internlm2", "llama", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 KINDS = gguf.GGMLQuantizationType
 
 
@@ -117,11 +125,16 @@ def _add_fields(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
         "embedding_multiplier": writer.add_embedding_scale,
         "residual_multiplier": writer.add_residual_scale,
         "attention_multiplier": writer.add_attention_scale,
+        "num_experts": writer.add_expert_count,
+        "num_local_experts": writer.add_expert_count,
+        "num_experts_per_tok": writer.add_expert_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
     }
     for name, add in optional.items():
         if raw.get(name) is not None:
             add(raw[name])
-    if raw.get("sliding_window") and "layer_types" in raw:
+    if raw.get("sliding_window") and "layer_types" in raw and writer.arch != "gpt-oss":
         writer.add_sliding_window_pattern(
             [kind == "sliding_attention" for kind in raw["layer_types"]]
         )
@@ -222,6 +235,7 @@ def _add_tensors(
     names = gguf.get_tensor_name_map(known[writer.arch], raw["num_hidden_layers"])
     if options.merged_qkv:
         tensors = _merged(tensors)
+    tensors = dict(_gpt_oss(tensors)) if writer.arch == "gpt-oss" else _stacked(tensors)
     for name, tensor in tensors.items():
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if own is None:
@@ -243,9 +257,38 @@ def _add_tensor(
         tensor = tensor + 1
     chosen = KINDS[kind]
     block_size, _ = gguf.GGML_QUANT_SIZES[chosen]
-    if tensor.ndim == 1 or tensor.shape[-1] % block_size:
+    if tensor.ndim == 1 or tensor.shape[-1] % block_size or own.endswith(".bias"):
         chosen = KINDS.F32
     writer.add_tensor(own, gguf.quants.quantize(tensor, chosen), raw_dtype=chosen)
+
+
+def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Those of a layer's experts as one, and the one row of a shared expert's gate as a vector."""
+    stacked, of_experts = {}, defaultdict[str, dict[int, Array]](dict)
+    for name, tensor in tensors.items():
+        if match := EXPERT.fullmatch(name):
+            of_experts[f"{match[1]}.{match[3]}"][int(match[2])] = tensor
+        else:
+            stacked[name] = tensor[0] if "shared_expert_gate" in name else tensor
+    for name, by_number in of_experts.items():
+        stacked[name] = np.stack([by_number[number] for number in range(len(by_number))])
+    return stacked
+
+
+def _gpt_oss(tensors: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Outputs are rows, and gates and ups apart."""
+    for name, tensor in tensors.items():
+        module, is_bias = name.removesuffix("_bias"), name.endswith("_bias")
+        kind = "bias" if is_bias else "weight"
+        if ".experts." not in name:
+            yield (f"{name}.weight" if name.endswith("sinks") else name), tensor
+            continue
+        rows = tensor if is_bias else tensor.swapaxes(1, 2)
+        if module.endswith("down_proj"):
+            yield f"{module}.{kind}", rows
+            continue
+        for first, part in enumerate(("gate", "up")):
+            yield f"{module.replace('gate_up', part)}.{kind}", rows[:, first::2]
 
 
 def _merged(tensors: Mapping[str, Array]) -> dict[str, Array]:

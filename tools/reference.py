@@ -17,6 +17,7 @@ from common.chat_formats import REASONING_FORMATS, TOOL_FORMATS
 from common.config import ENV_PREFIX
 from common.decoder_shape import ARCHITECTURES
 from common.gguf.config import ARCHITECTURES as GGUF
+from common.gguf.config import MIXTURES
 from common.gguf.file import TYPES
 from common.gguf.pre_tokenizers import PRE_TOKENIZERS
 from services.cli import command_of
@@ -126,6 +127,10 @@ def supported_models() -> str:
         for name, family in FAMILIES.items()
     ]
     files = [(f"`{name}`", f"`{architecture.family}`") for name, architecture in GGUF.items()]
+    files += [
+        (f"`{name}`, with experts", f"`{architecture.family}`")
+        for name, architecture in MIXTURES.items()
+    ]
     types = codes(kind.name for kind in TYPES.values())
     calls = [
         (f"`{name}`", markers.models, codes((markers.begin, markers.end or markers.call_end)))

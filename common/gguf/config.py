@@ -34,7 +34,26 @@ _BEHIND = {
 _GEMMA2_NAMES = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _SPLIT = "self_attn.{q,k,v}_proj"  # one tensor there, three here
+_EXPERTS = {  # one tensor there, one for each expert here
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_MIXTRAL_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
 _MERGED_MLP = {"ffn_up": "mlp.gate_up_proj"}
+_WITHOUT_KIND = ("attn_sinks",)  # whose names end without "weight" here
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +62,7 @@ class GgufArchitecture:
 
     `pairs`: its converter reorders the rows of queries and keys, as llama.cpp turns columns 2i and
     2i + 1 where Hugging Face's code turns i and i + half. `plus_one`: it adds 1 to norms' weights.
+    `yarn_truncates`: YaRN's ramp is between whole pairs, which a file does not say.
     """
 
     family: str
@@ -50,12 +70,22 @@ class GgufArchitecture:
     pairs: bool = False
     plus_one: bool = False
     num_layers_of_27b: int = 0  # Gemma's largest divides scores by another number
+    has_experts: bool = False
+    yarn_truncates: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)  # that llama.cpp has in its code
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("LlamaForCausalLM", pairs=True),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
+    "qwen2moe": GgufArchitecture(
+        "Qwen2MoeForCausalLM", {**_EXPERTS, **_SHARED_EXPERT}, has_experts=True
+    ),
+    "qwen3moe": GgufArchitecture(
+        "Qwen3MoeForCausalLM", _EXPERTS, has_experts=True, fields={"norm_topk_prob": True}
+    ),
+    "olmoe": GgufArchitecture("OlmoeForCausalLM", _EXPERTS, has_experts=True),
     "gemma": GgufArchitecture("GemmaForCausalLM", plus_one=True),
     "gemma2": GgufArchitecture("Gemma2ForCausalLM", _GEMMA2_NAMES, False, True, 46),
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", _GEMMA2_NAMES, False, True, 62),
@@ -88,7 +118,23 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "seed_oss": GgufArchitecture(
         "SeedOssForCausalLM", {"post_attention_norm": "post_attention_layernorm"}
     ),
+    "gpt-oss": GgufArchitecture(
+        "GptOssForCausalLM",
+        {
+            **_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        has_experts=True,
+        yarn_truncates=False,
+    ),
     "internlm2": GgufArchitecture("LlamaForCausalLM", pairs=True),  # split as Llama's by then
+}
+
+# What has the name of a dense architecture, and experts.
+MIXTURES: Mapping[str, GgufArchitecture] = {
+    "llama": GgufArchitecture("MixtralForCausalLM", _MIXTRAL_EXPERTS, pairs=True, has_experts=True)
 }
 
 # A family reads those of these fields that it has.
@@ -107,9 +153,12 @@ _FIELDS = {
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
     "rope.freq_base_swa": ("rope_local_base_freq",),
+    "expert_count": ("num_experts",),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
 }
 _REFUSED = {
-    "expert_count": "a mixture of experts",
     "rope.dimension_sections": "positions of images (M-RoPE)",
     "nextn_predict_layers": "layers that predict several tokens",
 }
@@ -131,6 +180,13 @@ class GgufConfig:
                 f"supported in GGUF files; these are: {', '.join(sorted(ARCHITECTURES))}"
             )
         self._architecture = ARCHITECTURES[self._name]
+        if self._value("expert_count"):
+            self._architecture = MIXTURES.get(self._name, self._architecture)
+            if not self._architecture.has_experts:
+                raise ModelError(
+                    f"{self._path}: a mixture of experts ({self._name}.expert_count) is not "
+                    "supported"
+                )
         for key, what in _REFUSED.items():
             value = model.metadata.get(f"{self._name}.{key}")
             if any(value) if isinstance(value, list) else value:
@@ -146,6 +202,7 @@ class GgufConfig:
         config.setdefault("head_dim", self._head_dim)
         if self._value("attention.value_length", self._head_dim) != self._head_dim:
             raise ModelError(f"{self._path}: keys and values of different widths")
+        config |= self._architecture.fields
         config["tie_word_embeddings"] = "output.weight" not in self._model.tensors
         return config | self._switches() | self._attention() | self._windows() | self._rope()
 
@@ -193,8 +250,14 @@ class GgufConfig:
             entry["head_dim_of_pairs"] = self._head_dim
         if self._architecture.plus_one and module.endswith("norm") and match["kind"] == "weight":
             entry["plus_one"] = True
+        if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
+            entry["shape"] = [1, *tensor.shape]
+        if "{}" in names[module]:
+            yield from _of_experts(f"{at}{names[module]}.{match['kind']}", entry, tensor.num_bytes)
+            return
         if names[module] != _SPLIT:
-            yield f"{at}{names[module]}.{match['kind']}", entry
+            ending = "" if module in _WITHOUT_KIND else f".{match['kind']}"
+            yield f"{at}{names[module]}{ending}", entry
             return
         heads, row_bytes = self._needed("attention.head_count"), tensor.num_bytes // tensor.shape[0]
         kv_heads = self._value("attention.head_count_kv", heads)
@@ -308,7 +371,18 @@ class GgufConfig:
                 "beta_slow": self._value("rope.scaling.yarn_beta_slow"),
             }
             given = {name: value for name, value in yarn.items() if value is not None}
+            given["truncate"] = self._architecture.yarn_truncates
             return {"rope_type": "yarn", "factor": factor, **of_type, **given}
         if kind in ("none", "linear"):
             return {"rope_type": "linear", "factor": factor} if (factor or 1.0) != 1.0 else {}
         raise ModelError(f"{self._path}: rope scaling {str(kind)[:80]} is not supported")
+
+
+def _of_experts(
+    name: str, entry: Mapping[str, Any], num_bytes: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield where each expert's part of a tensor lies."""
+    count, *shape = entry["shape"]
+    for expert in range(count):
+        offset = entry["offset"] + expert * (num_bytes // count)
+        yield name.format(expert), {**entry, "shape": shape, "offset": offset}

@@ -8,19 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.compute.kernels.choices import Choices
 from services.compute.kernels.kv_format import LayerPages
 from services.compute.kernels.matvec import NormedInput
 from services.compute.kernels.quantized_rows import QuantizedRows, RowForm
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers import kernel_step
+from services.compute.layers.kernel_experts import ExpertProduct
 from services.compute.layers.kernel_step import (
     KernelDevice,
     KernelStep,
     LayerCache,
-    Scratch,
     StreamBuffers,
 )
 from services.compute.layers.parts import Activation, Hidden
+from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from services.compute.models.families import read_config
@@ -140,11 +142,13 @@ def device_of(
     for name in ("add_norm", "rotate_and_store", "act_mul", "activate", "quantize_rows"):
         patch.setattr(kernel_step, name, getattr(recorder, name))
     ropes = {mixer.rope: mixer.rope.tables(64) for mixer in decoder.mixers if mixer.rope}
+    inputs = StepInputs.make(max_tokens, 4, CPU)
     return KernelDevice(
-        inputs=StepInputs.make(max_tokens, 4, CPU),
+        inputs=inputs,
         stream=StreamBuffers.make(max_tokens, HIDDEN, torch.float32, CPU),
         scratch=Scratch(torch.float32, CPU),
         products={Linear: recorder},
+        experts=ExpertProduct(recorder, Choices(), inputs.counts, invariant=False, pdl=False),
         ropes=ropes,
         pdl=False,
         norms_behind=decoder.layers[-1].last[0] is not None,

@@ -214,12 +214,14 @@ CONFIG = {
 }
 
 
-def machine_of(folder: Path) -> tuple[StepMachine, PagedCache]:
+def machine_of(
+    folder: Path, dtype: str = "float16", **changes: Any
+) -> tuple[StepMachine, PagedCache]:
     """Of a tiny model with maps that are large enough, in the interpreter."""
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}), encoding="utf-8")
     settings = ComputeSettings(
         device="cuda",
-        dtype="float16",
+        dtype=dtype,
         load_format="dummy",
         page_tokens=8,
         max_num_seqs=16,
@@ -248,6 +250,21 @@ def test_a_model_says_what_its_products_ask_for(tmp_path: Path) -> None:
     }
     for each in asked:
         each.launches[0](each.options.default)
+
+
+@in_the_interpreter
+@torch.inference_mode()
+def test_what_experts_are_launched_with_is_measured_on_any_memory(tmp_path: Path) -> None:
+    mixtral = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    sizes = {"num_experts_per_tok": 2, "intermediate_size": 32}
+    machine, cache = machine_of(tmp_path, "float32", **mixtral, **sizes)
+    asked = {each.options.key.kernel: each for each in machine.asked(cache)}
+    for piece in machine._decoder._device.scratch._pieces:
+        piece.fill_(63)
+    for kernel in ("expert_gate_up", "expert_down"):
+        assert len(asked[kernel].launches) == 2 * 2  # layers, at 16 rows and at 32
+        for launch in asked[kernel].launches:
+            launch(asked[kernel].options.default)
 
 
 class CountingMeter:

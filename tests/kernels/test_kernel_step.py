@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from services.compute.layers.kernel_step import Scratch
 from services.compute.layers.quantized_product import ROW_LIMITS
+from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from tests.kernels.recorded_step import (
@@ -66,7 +66,7 @@ class TestScratch:
         scratch = Scratch(torch.float32, CPU)
         scratch.take(2, 4)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        monkeypatch.setattr(scratch, "_like", SimpleNamespace(is_cuda=True, itemsize=4))
+        monkeypatch.setattr(scratch, "_like", SimpleNamespace(is_cuda=True, dtype=torch.float32))
         scratch.rewind()
         with pytest.raises(RuntimeError, match="must not grow while a graph is captured"):
             scratch.take(3, 4)

@@ -26,7 +26,7 @@ from services.compute.kernels.quantized_rows import (
 )
 
 if TYPE_CHECKING:
-    from services.compute.layers.parts import Activation
+    from services.compute.layers.parts import Activation, Gating
 
 BLOCK = 2048
 NUM_WARPS = 4  # 16 elements a thread: two 16-byte loads of each half in flight
@@ -56,6 +56,18 @@ def act_mul_rounded(gate, up, ACTIVATION: tl.constexpr, dtype: tl.constexpr):
     gate = gate.to(dtype).to(tl.float32)
     activated = activate_wide(gate, ACTIVATION)
     return activated.to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def gated_rounded(gate, up, GATING: tl.constexpr, dtype: tl.constexpr):
+    """As `act_mul_rounded`, or gpt-oss's gating, of sums that are rounded first."""
+    if GATING == "swiglu_oai":
+        gate = tl.minimum(gate.to(dtype).to(tl.float32), 7.0, tl.PropagateNan.ALL)
+        up = tl.clamp(up.to(dtype).to(tl.float32), -7.0, 7.0, tl.PropagateNan.ALL)
+        y = gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+    else:
+        y = act_mul_rounded(gate, up, GATING, dtype)
+    return y
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -157,6 +169,17 @@ def activate_reference(x_TF: Tensor, out_TF: Tensor, activation: Activation) -> 
     """In float32 at least, rounded once."""
     wide_TF = x_TF.to(torch.promote_types(x_TF.dtype, torch.float32))
     out_TF.copy_(_REFERENCES[activation](wide_TF))
+
+
+def gated_reference(gate_up_TF2: Tensor, out_TF: Tensor, gating: Gating) -> None:
+    """As `act_mul_reference`, or gpt-oss's gating, rounded once."""
+    if gating != "swiglu_oai":
+        act_mul_reference(gate_up_TF2, out_TF, gating)
+        return
+    wide = torch.promote_types(gate_up_TF2.dtype, torch.float32)
+    gate_TF, up_TF = gate_up_TF2.to(wide).chunk(2, dim=-1)
+    gate_TF, up_TF = gate_TF.clamp(max=7.0), up_TF.clamp(-7.0, 7.0)
+    out_TF.copy_(gate_TF * torch.sigmoid(1.702 * gate_TF) * (up_TF + 1.0))
 
 
 def act_mul_reference(gate_up_TF2: Tensor, out_TF: Tensor, activation: Activation) -> None:

@@ -80,6 +80,11 @@ class Choices:
     def add(self, choices: Mapping[Key, Measured[Any]]) -> None:
         self._configs.update((key, choice.config) for key, choice in choices.items())
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether launches are noted, and run when memory holds something else."""
+        return self._asked is not None
+
     def of(self, options: Options[C]) -> C:
         config: C = self._configs.get(options.key, options.default)
         return config

@@ -8,6 +8,74 @@ import triton.language as tl
 
 from services.compute.quantization.packed import Packed
 
+# Four bytes as bfloat16, two in a register. Byte k goes to the upper half of lane k, and from there
+# its sign to the sign and the rest behind the exponent's first bits: a number 2^120 times smaller.
+_FP8_TO_BF16 = tl.constexpr("""
+{
+.reg .b32 a, b, s, t, zero, much;
+mov.b32 zero, 0;
+mov.b32 much, 0x7b807b80;
+prmt.b32 a, $2, zero, 0x1404;
+prmt.b32 b, $2, zero, 0x3424;
+and.b32 s, a, 0x80008000;
+and.b32 t, b, 0x80008000;
+shr.b32 a, a, 4;
+shr.b32 b, b, 4;
+lop3.b32 a, a, 0x07f007f0, s, 0xea;
+lop3.b32 b, b, 0x07f007f0, t, 0xea;
+fma.rn.bf16x2 $0, a, much, zero;
+fma.rn.bf16x2 $1, b, much, zero;
+}
+""")
+# The same of E2M1 in lower and upper halves, 2^126 times smaller, times their scales.
+_FP4_TO_BF16 = tl.constexpr("""
+{
+.reg .b32 a, b, c, d, s, t, u, v, zero;
+mov.b32 zero, 0;
+prmt.b32 c, $4, zero, 0x1404;
+prmt.b32 d, $4, zero, 0x3424;
+shl.b32 a, c, 4;
+shl.b32 b, d, 4;
+and.b32 s, a, 0x80008000;
+and.b32 t, b, 0x80008000;
+and.b32 u, c, 0x80008000;
+and.b32 v, d, 0x80008000;
+shr.b32 a, a, 6;
+shr.b32 b, b, 6;
+shr.b32 c, c, 6;
+shr.b32 d, d, 6;
+lop3.b32 a, a, 0x01c001c0, s, 0xea;
+lop3.b32 b, b, 0x01c001c0, t, 0xea;
+lop3.b32 c, c, 0x01c001c0, u, 0xea;
+lop3.b32 d, d, 0x01c001c0, v, 0xea;
+fma.rn.bf16x2 $0, a, $5, zero;
+fma.rn.bf16x2 $1, b, $6, zero;
+fma.rn.bf16x2 $2, c, $5, zero;
+fma.rn.bf16x2 $3, d, $6, zero;
+}
+""")
+# Or-ed into 128 a code of 4 bits is the last bits of a bfloat16; less 136 it is its number.
+_INT4_TO_BF16 = tl.constexpr("""
+{
+.reg .b32 a, b, c, d, zero, one, less;
+mov.b32 zero, 0;
+mov.b32 one, 0x3f803f80;
+mov.b32 less, 0xc308c308;
+prmt.b32 a, $4, zero, 0x4140;
+prmt.b32 b, $4, zero, 0x4342;
+shr.b32 c, a, 4;
+shr.b32 d, b, 4;
+lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 c, c, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 d, d, 0x000f000f, 0x43004300, 0xea;
+fma.rn.bf16x2 $0, a, one, less;
+fma.rn.bf16x2 $1, b, one, less;
+fma.rn.bf16x2 $2, c, one, less;
+fma.rn.bf16x2 $3, d, one, less;
+}
+""")
+
 FP8_SINCE = (8, 9)
 """The compute capability of the first GPUs that convert FP8."""
 
@@ -70,3 +138,34 @@ def decode(codes, HALVES: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr)
             low = codes.to(DTYPE)
         high = low
     return low, high
+
+
+@triton.jit
+def decode_bf16(codes, KIND: tl.constexpr):
+    """As `decode` on a GPU, to bfloat16, in half as many instructions or fewer: of codes of FP8 and
+    of INT4."""
+    if KIND == "int4":
+        low, high = tl.inline_asm_elementwise(
+            _INT4_TO_BF16, "=r,=r,=r,=r,r", [codes], dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        low = tl.inline_asm_elementwise(
+            _FP8_TO_BF16, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4
+        )
+        high = low
+    return low, high
+
+
+FP4_EXPONENT = tl.constexpr(63)
+"""Numbers that `decode_scaled_fp4` makes are 2^63 times smaller than they should be."""
+
+
+@triton.jit
+def decode_scaled_fp4(codes, scale):
+    """Numbers of FP4 in lower and upper halves, times their scales in bfloat16, 2^63 times smaller:
+    in one product. The scale is 2^63 times larger, and has the codes' shape."""
+    return tl.inline_asm_elementwise(
+        _FP4_TO_BF16, "=r,=r,=r,=r,r,r,r", [codes, scale], dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True, pack=4,
+    )  # fmt: skip

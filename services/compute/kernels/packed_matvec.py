@@ -54,44 +54,27 @@ def _weigh(
 
 
 @triton.jit
-def _packed_matvec_kernel(
-    x_ptr,
-    code_ptr,
-    scale_ptr,
-    zero_ptr,
-    bias_ptr,
-    out_ptr,
-    NUM_OUT: tl.constexpr,
-    NUM_IN: tl.constexpr,
-    G: tl.constexpr,
-    SCALE_O: tl.constexpr,  # strides of scales and zeros
-    SCALE_G: tl.constexpr,
-    KIND: tl.constexpr,
-    HALVES: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    APART: tl.constexpr,  # the two codes in a byte are of two groups
-    ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
-    UNIT_BYTES: tl.constexpr,
-    PDL: tl.constexpr,
-):
+def packed_sums(
+    x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN: tl.constexpr, G: tl.constexpr,
+    SCALE_O: tl.constexpr, SCALE_G: tl.constexpr, KIND: tl.constexpr, HALVES: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, APART: tl.constexpr, UNITS: tl.constexpr, UNIT_BYTES: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """Products [R] in float32 of one input with these rows, of which some are in; EVEN: all.
+
+    APART: the two codes in a byte are of two groups.
+    """
     NUM_BYTES: tl.constexpr = NUM_IN // 2 if HALVES else NUM_IN
     NUM_UNITS: tl.constexpr = (NUM_BYTES + UNIT_BYTES - 1) // UNIT_BYTES
     UNIT_INPUTS: tl.constexpr = UNIT_BYTES * 2 if HALVES else UNIT_BYTES
-    o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    o_in = o_R < NUM_OUT
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row_R = code_ptr + o_R.to(tl.int64) * NUM_BYTES
-    y_RU = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+    y_RU = tl.zeros((o_R.shape[0], UNITS), dtype=tl.float32)
     for first in tl.range(0, NUM_UNITS, UNITS):
         u_U = first + tl.arange(0, UNITS)
         b_UB = u_U[:, None] * UNIT_BYTES + tl.arange(0, UNIT_BYTES)[None, :]
         inside_UB = b_UB < NUM_BYTES
         inside_RU = o_in[:, None] & (u_U < NUM_UNITS)[None, :]
-        if NUM_OUT % ROWS == 0 and NUM_BYTES % (UNITS * UNIT_BYTES) == 0:
+        if EVEN and NUM_BYTES % (UNITS * UNIT_BYTES) == 0:
             codes = tl.load(row_R[:, None, None] + b_UB[None, :, :], eviction_policy="evict_first")
         else:
             inside = o_in[:, None, None] & inside_UB[None, :, :]
@@ -116,7 +99,41 @@ def _packed_matvec_kernel(
         y_RU += _weigh(
             sums_RU, x_UB, scale_ptr, zero_ptr, o_R, group_U, inside_RU, SCALE_O, SCALE_G, HAS_ZEROS
         )
-    y_R = tl.sum(y_RU, axis=1)
+    return tl.sum(y_RU, axis=1)
+
+
+@triton.jit
+def _packed_matvec_kernel(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    zero_ptr,
+    bias_ptr,
+    out_ptr,
+    NUM_OUT: tl.constexpr,
+    NUM_IN: tl.constexpr,
+    G: tl.constexpr,
+    SCALE_O: tl.constexpr,  # strides of scales and zeros
+    SCALE_G: tl.constexpr,
+    KIND: tl.constexpr,
+    HALVES: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    APART: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+    UNIT_BYTES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    o_in = o_R < NUM_OUT
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    y_R = packed_sums(
+        x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN, G, SCALE_O, SCALE_G, KIND, HALVES,
+        HAS_ZEROS, APART, UNITS, UNIT_BYTES, NUM_OUT % ROWS == 0,
+    )  # fmt: skip
     if HAS_BIAS:
         y_R += tl.load(bias_ptr + o_R, mask=o_in, other=0.0).to(tl.float32)
     tl.store(out_ptr + o_R, y_R.to(out_ptr.dtype.element_ty), mask=o_in)

@@ -5,7 +5,7 @@ Shape legend: T rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -179,6 +179,16 @@ class CpuLinears:
         if self._has_int8:
             return Int8Linear(weight, bias_O, self._keep_dense and self._reorders)
         return self._dense(weight.dense(self._dtype), bias_O)
+
+    def router(self, weight_XE: Tensor, bias_X: Tensor | None) -> LinearMap:
+        linear = Linear(weight_XE, None if bias_X is None else bias_X.float())
+        return lambda x_TE: linear(x_TE.float())
+
+    def experts(
+        self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None
+    ) -> tuple[LinearMap, ...]:
+        biases: Sequence[Tensor | None] = [None] * num_experts if bias_XO is None else [*bias_XO]
+        return tuple(map(self, weights, biases))
 
     def _dense(self, weight_OI: Tensor, bias_O: Tensor | None) -> LinearMap:
         return ReorderedLinear(weight_OI, bias_O) if self._reorders else Linear(weight_OI, bias_O)

@@ -1,22 +1,35 @@
 """A step on the CPU: the operations of the parts in plain torch, one after the other.
 
-Shape legend: T tokens, E hidden width, H query heads, K kv heads, D head width, C = (H + 2K) * D.
+Shape legend: T tokens, E hidden width, F inner width of the MLP, H query heads, K kv heads,
+D head width, C = (H + 2K) * D.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from math import sqrt
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from services.compute.layers.eager_activations import ACTIVATIONS
 from services.compute.layers.eager_attention import EagerAttention
-from services.compute.layers.parts import Activation, Attention, Hidden, Input, Normed
+from services.compute.layers.eager_experts import run_experts
+from services.compute.layers.eager_latent import attend_latent
+from services.compute.layers.parts import (
+    Activated,
+    Activation,
+    Attention,
+    Experts,
+    Hidden,
+    Input,
+    LatentAttention,
+    Mixer,
+    Normed,
+)
 from services.compute.layers.rope import Rope, RopeSpec, rotate
 from services.compute.layers.weighted_layers import Embedding, LinearMap, Norm
 
@@ -25,27 +38,27 @@ class RopeTables:
     """The tables of the rotations that a model's layers have."""
 
     def __init__(
-        self, mixers: Sequence[Attention[LinearMap]], max_positions: int, dtype: torch.dtype
+        self, mixers: Sequence[Mixer[LinearMap]], max_positions: int, dtype: torch.dtype
     ) -> None:
         ropes: dict[tuple[RopeSpec, float], Rope] = {}
         pairs: dict[tuple[RopeSpec, float], HeadRopes] = {}
         for mixer in mixers:
-            if mixer.rope is None or (mixer.rope, query_scale(mixer)) in pairs:
+            if mixer.rope is None or (mixer.rope, mixer.rotation_scale) in pairs:
                 continue
-            for scale in (query_scale(mixer), 1.0):
+            for scale in (mixer.rotation_scale, 1.0):
                 if (mixer.rope, scale) not in ropes:
                     tables = mixer.rope.tables(max_positions)
                     rope = Rope.build(tables, scale, dtype, torch.device("cpu"))
                     ropes[mixer.rope, scale] = rope
-            pairs[mixer.rope, query_scale(mixer)] = HeadRopes(
-                (mixer.num_heads, ropes[mixer.rope, query_scale(mixer)]),
+            pairs[mixer.rope, mixer.rotation_scale] = HeadRopes(
+                (mixer.num_heads, ropes[mixer.rope, mixer.rotation_scale]),
                 (mixer.num_kv_heads, ropes[mixer.rope, 1.0]),
             )
         self._pairs = tuple(pairs.values())
         # by numbers: hashing a spec twice a layer took 3 % of a step of a 100 M model
         number = {key: number for number, key in enumerate(pairs)}
         self.of_layer = tuple(
-            None if mixer.rope is None else number[mixer.rope, query_scale(mixer)]
+            None if mixer.rope is None else number[mixer.rope, mixer.rotation_scale]
             for mixer in mixers
         )
 
@@ -70,14 +83,6 @@ class HeadRopes(NamedTuple):
         return torch.cat(cos, 1), torch.cat(sin, 1)
 
 
-def query_scale(mixer: Attention[LinearMap]) -> float:
-    """What the table of the queries carries of the scale of scores, which saves a pass over them.
-
-    The norm that comes after a rotation would undo it.
-    """
-    return 1.0 if mixer.norms_rotated else mixer.scale
-
-
 class EagerStep:
     """A `StepContext` of linear maps that multiply by themselves."""
 
@@ -93,10 +98,11 @@ class EagerStep:
     def normed(self, hidden: Hidden, norm: Norm | None) -> Normed:
         return Normed(hidden, norm, hidden.x_TE if norm is None else normalised(norm, hidden.x_TE))
 
-    def computed(self, normed: Normed) -> Tensor:
-        if normed.value_TE is None:
-            raise RuntimeError("a norm on the CPU has its value from the beginning")
-        return normed.value_TE
+    def computed(self, x: Input) -> Tensor:
+        value = x.value_TE if isinstance(x, Normed) else x
+        if value is None or isinstance(value, Activated):
+            raise RuntimeError("an input on the CPU has its value from the beginning")
+        return value
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
         delta_TE = delta_TE if behind is None else behind(delta_TE)
@@ -137,7 +143,20 @@ class EagerStep:
         if attention.norms_rotated or ropes is None:
             q_THD.mul_(attention.scale)
         kv_T2KD = kv.view(-1, 2, kv_heads, attention.head_dim)
-        return self._attention.attend(attention.layer, q_THD, kv_T2KD, attention.softcap)
+        return self._attention.attend(
+            attention.layer, q_THD, kv_T2KD, attention.softcap, attention.sinks_H
+        )
+
+    def attend_latent(self, down_TC: Tensor, attention: LatentAttention[LinearMap]) -> Tensor:
+        ropes = self._ropes_of_layer[attention.layer]
+        if ropes is None:
+            raise RuntimeError("a part of every latent's key rotates")
+        return attend_latent(down_TC, attention, self._attention, self._rope_rows[ropes])
+
+    def experts(
+        self, x_TE: Tensor, experts: Experts[LinearMap], shared_TE: Tensor | None
+    ) -> Tensor:
+        return run_experts(x_TE, experts, shared_TE)
 
 
 def normalised(norm: Norm, x_TE: Tensor) -> Tensor:
@@ -173,11 +192,3 @@ def _head_norm(x_TND: Tensor, norm: Norm, together: bool) -> Tensor:
         return norm(x_TND)
     one = replace(norm, weight_E=torch.ones_like(norm.weight_E[:width]))
     return one(x_TND) * norm.weight_E.view(-1, width)
-
-
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
-    "relu2": lambda x_TF: F.relu(x_TF).square_(),
-}

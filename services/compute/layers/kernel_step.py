@@ -29,53 +29,22 @@ from services.compute.kernels.quantized_rows import QuantizedRows, RowForm, quan
 from services.compute.kernels.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from services.compute.kernels.step_buffers import AttentionCall, StepInputs
 from services.compute.layers.kernel_attention import KernelAttention
+from services.compute.layers.kernel_experts import ExpertProduct
+from services.compute.layers.kernel_latent import LatentStep, attend_latent
 from services.compute.layers.parts import (
     Activated,
     Activation,
     Attention,
+    Experts,
     Hidden,
     Input,
+    LatentAttention,
     Normed,
 )
 from services.compute.layers.products import FusedProduct, Products
 from services.compute.layers.rope import RopeSpec
+from services.compute.layers.scratch import Scratch
 from services.compute.layers.weighted_layers import AnyLinear, Embedding, Norm
-
-ALIGNMENT = 256
-"""Of a result, in bytes: what allocators of GPUs give."""
-
-
-class Scratch:
-    """Memory for the results of a sublayer's launches, one behind the other.
-
-    The first and largest step makes it, piece by piece, before anything is captured. What a
-    captured graph has seen is never freed.
-    """
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._pieces: list[Tensor] = []
-        self._piece = self._used = 0  # where the next result may lie
-        self._like = torch.empty(0, dtype=dtype, device=device)
-
-    def rewind(self) -> None:
-        self._piece = self._used = 0
-
-    def take(self, num_rows: int, width: int) -> Tensor:
-        """[num_rows, width], with whatever was there."""
-        num_bytes = num_rows * width * self._like.itemsize
-        return self.take_bytes(num_bytes).view(self._like.dtype).view(num_rows, width)
-
-    def take_bytes(self, num_bytes: int) -> Tensor:
-        while self._piece < len(self._pieces):
-            piece, begin = self._pieces[self._piece], self._used
-            if begin + num_bytes <= len(piece):
-                self._used = -(-(begin + num_bytes) // ALIGNMENT) * ALIGNMENT
-                return piece[begin : begin + num_bytes]
-            self._piece, self._used = self._piece + 1, 0
-        if self._like.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("scratch memory must not grow while a graph is captured")
-        self._pieces.append(self._like.new_zeros(num_bytes, dtype=torch.uint8))
-        return self.take_bytes(num_bytes)
 
 
 class StreamBuffers(NamedTuple):
@@ -109,6 +78,7 @@ class KernelDevice:
     stream: StreamBuffers
     scratch: Scratch
     products: Products
+    experts: ExpertProduct
     ropes: Mapping[RopeSpec, RotaryTables]
     pdl: bool  # kernels of ours begin while the one before them ends (dependent launch)
     norms_behind: bool = False  # of parts, beside those before them
@@ -143,12 +113,18 @@ class KernelStep:
         self._device.scratch.rewind()
         return Normed(hidden, norm)
 
-    def computed(self, normed: Normed) -> Tensor:
-        if normed.value_TE is None:
-            x_TE, norm = normed.hidden.x_TE, normed.norm
-            normed.value_TE = x_TE if norm is None else self._take(x_TE.shape[1])
-            self._compute(normed, None if norm is None else normed.value_TE)
-        return normed.value_TE
+    def computed(self, x: Input) -> Tensor:
+        if isinstance(x, Activated):
+            inner_TF = self._take(x.gate_up_TF2.shape[1] // 2)
+            act_mul(x.gate_up_TF2, inner_TF, x.activation, pdl=self._device.pdl)
+            return inner_TF
+        if isinstance(x, Tensor):
+            return x
+        if x.value_TE is None:
+            x_TE, norm = x.hidden.x_TE, x.norm
+            x.value_TE = x_TE if norm is None else self._take(x_TE.shape[1])
+            self._compute(x, None if norm is None else x.value_TE)
+        return x.value_TE
 
     def add(self, hidden: Hidden, delta_TE: Tensor, behind: Norm | None, scale: float) -> None:
         """Leave the sum to the launch of the next norm."""
@@ -170,7 +146,7 @@ class KernelStep:
             inner_TF = self._take(width)
             row.normed_gated(self._into_launch(x), gate_up, activation, inner_TF)
         elif fused is not None and fused.can_gate(self._num_tokens, gate_up):
-            value_TI, inner_TF = self._value(x), self._take(width)
+            value_TI, inner_TF = self.computed(x), self._take(width)
             fused.gated(value_TI, gate_up, activation, inner_TF)
         else:
             return Activated(self._multiply(x, gate_up, None), activation)
@@ -210,9 +186,32 @@ class KernelStep:
             attention.window,
             attention.softcap,
             cache.pages.scales,
+            attention.sinks_H,
         )
         self._attention.attend(call)
         return mixed_TC
+
+    def experts(
+        self, x_TE: Tensor, experts: Experts[AnyLinear], shared_TE: Tensor | None
+    ) -> Tensor:
+        device, out_TE = self._device, self._device.stream.delta_TE[: self._num_tokens]
+        device.experts(x_TE, experts, shared_TE, out_TE, device.scratch)
+        return out_TE
+
+    def attend_latent(self, down_TC: Tensor, attention: LatentAttention[AnyLinear]) -> Tensor:
+        device, cache = self._device, self._caches[attention.layer]
+        step = LatentStep(
+            positions_T=device.inputs.positions_T,
+            kv_slots_T=cache.kv_slots_T,
+            page_table_NL=cache.page_table_NL,
+            pages=cache.pages.entries,
+            tables=device.ropes[attention.rope],
+            attention=self._attention,
+            take=self._take,
+            multiply=self.linear,
+            pdl=device.pdl,
+        )
+        return attend_latent(down_TC, attention, step)
 
     def finish(self, hidden: Hidden) -> None:
         """Leave the stream where the next graph finds it."""
@@ -238,13 +237,6 @@ class KernelStep:
             )
         hidden.forget()
 
-    def _value(self, x: Input) -> Tensor:
-        if isinstance(x, Activated):
-            inner_TF = self._take(x.gate_up_TF2.shape[1] // 2)
-            act_mul(x.gate_up_TF2, inner_TF, x.activation, pdl=self._device.pdl)
-            return inner_TF
-        return self.computed(x) if isinstance(x, Normed) else x
-
     def _quantized(self, x: Input, form: RowForm, num_in: int) -> QuantizedRows:
         """The value as codes, by the launch that computes it or, if there was one, by another."""
         num_bytes = QuantizedRows.num_bytes(form, self._num_tokens, num_in)
@@ -255,7 +247,7 @@ class KernelStep:
         elif _has_norm(x) and x.value_TE is None:
             self._compute(x, rows)
         else:
-            quantize_rows(self._value(x), rows, pdl=self._device.pdl)
+            quantize_rows(self.computed(x), rows, pdl=self._device.pdl)
         return rows
 
     def _multiply(self, x: Input, linear: AnyLinear, out_TO: Tensor | None) -> Tensor:
@@ -266,7 +258,7 @@ class KernelStep:
             return out_TO
         form = product.row_form(self._num_tokens, linear)
         # before the output is taken: scratch comes in order
-        value = self._value(x) if form is None else self._quantized(x, form, linear.num_in)
+        value = self.computed(x) if form is None else self._quantized(x, form, linear.num_in)
         out_TO = self._take(linear.num_out) if out_TO is None else out_TO
         product(value, linear, out_TO)
         return out_TO

@@ -97,12 +97,14 @@ class InvariantProduct:
 def cublas(x_TI: Tensor, linear: Linear, out_TO: Tensor) -> None:
     """The library's product, whose summation order changes with the number of rows."""
     weight_IO = linear.weight_OI.t()
-    if linear.bias_O is not None:
-        torch.addmm(linear.bias_O, x_TI, weight_IO, out=out_TO)
-    elif out_TO.dtype is x_TI.dtype:
-        torch.mm(x_TI, weight_IO, out=out_TO)
-    else:
+    if out_TO.dtype is not x_TI.dtype:
         torch.mm(x_TI, weight_IO, out_dtype=out_TO.dtype, out=out_TO)
+        if linear.bias_O is not None:
+            out_TO.add_(linear.bias_O)
+    elif linear.bias_O is not None:
+        torch.addmm(linear.bias_O, x_TI, weight_IO, out=out_TO)
+    else:
+        torch.mm(x_TI, weight_IO, out=out_TO)
 
 
 MIN_OUTPUTS = 512

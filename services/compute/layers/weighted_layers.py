@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.compute.quantization.packed import Packed, Weight
+from services.compute.quantization.packed import Packed, Weight, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,25 @@ class QuantizedLinear:
 
 AnyLinear: TypeAlias = Linear | QuantizedLinear
 
+M = TypeVar("M", covariant=True)
+
+
+class LinearMaker(Protocol[M]):
+    """Makes the linear maps of a device, of weights that may be quantized."""
+
+    def __call__(self, weight: Weight, bias_O: Tensor | None, /) -> M: ...
+
+    def router(self, weight_XE: Tensor, bias_X: Tensor | None) -> M:
+        """Of a weight in float32: a map whose results are in float32, too."""
+        ...
+
+    def experts(
+        self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None
+    ) -> tuple[M, ...]:
+        """The maps of so many experts, whose weights [O, I] come one after the other: one for
+        each, or one that has the rows of all."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLinears:
@@ -114,3 +133,15 @@ class KernelLinears:
         has_dense = self.keeps_dense and not weight.inputs_8bit
         dense_OI = weight.dense(self.dtype) if has_dense else None
         return QuantizedLinear(weight.with_adjacent_rows(), bias_O, dense_OI)
+
+    def router(self, weight_XE: Tensor, bias_X: Tensor | None) -> Linear:
+        return Linear(weight_XE.to(self.dtype), bias_X)
+
+    def experts(
+        self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None
+    ) -> tuple[AnyLinear]:
+        weight = filled(weights, num_experts)
+        bias_O = None if bias_XO is None else bias_XO.flatten()
+        if not isinstance(weight, Packed):
+            return (Linear(weight, bias_O),)
+        return (QuantizedLinear(weight.with_adjacent_rows(), bias_O),)

@@ -1,31 +1,37 @@
 """Builds decoders of a checkpoint's tensors: what the files of the families are written with.
 
-Shape legend: E hidden width, F inner width of the MLP, V vocabulary.
+Shape legend: E hidden width, F inner width of the MLP, V vocabulary, X experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from common.decoder_shape import DecoderShape
-from services.compute.layers.parts import MLP, Activation, Attention, GatedMLP, Layer
+from common.expert_shape import ExpertShape
+from services.compute.kernels.routing import Routing
+from services.compute.layers.parts import (
+    MLP,
+    Activation,
+    Attention,
+    Experts,
+    GatedMLP,
+    Layer,
+    Mixer,
+)
 from services.compute.layers.rope import RopeDefaults, RopeSpec, read_rope
-from services.compute.layers.weighted_layers import Embedding, Norm
+from services.compute.layers.weighted_layers import Embedding, LinearMaker, Norm
 from services.compute.models.decoder import Decoder
+from services.compute.models.expert_tensors import QWEN_EXPERTS, ExpertModules, ExpertTensors
 from services.compute.models.weights import WeightSource
 from services.compute.quantization.packed import Packed, Weight
 
 L = TypeVar("L")
-MakeLinear: TypeAlias = "Callable[[Weight, Tensor | None], L]"
-"""Makes of a weight [out, in], which may be quantized, and perhaps a bias what a device multiplies
-by."""
-
-
 PLAIN_ROPE = RopeDefaults()
 
 
@@ -65,7 +71,7 @@ class Builder(Generic[L]):
         raw: Mapping[str, Any],
         windows: tuple[int, ...],
         weights: WeightSource,
-        make_linear: MakeLinear[L],
+        make_linear: LinearMaker[L],
     ) -> None:
         self.shape = shape
         self.raw = raw
@@ -74,12 +80,19 @@ class Builder(Generic[L]):
         self._weights = weights
         self._make_linear = make_linear
         self._linears: list[L] = []
-        self._mixers: list[Attention[L]] = []
+        self._mixers: list[Mixer[L]] = []
 
     @property
     def layer_number(self) -> int:
         """Of the layer that is being made."""
         return len(self._mixers)
+
+    @property
+    def mixture(self) -> ExpertShape:
+        """The sizes of mixtures of experts, which config.json has said."""
+        if self.shape.experts is None:
+            raise ValueError("a family without experts has no mixture")
+        return self.shape.experts
 
     @property
     def window(self) -> int:
@@ -109,12 +122,25 @@ class Builder(Generic[L]):
             bias_E = self._weights.take(f"{name}.bias", shape).to(weight_E.dtype)
         return Norm(weight_E, form.eps, form.kind, bias_E, form.round_first)
 
-    def linear(self, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool) -> L:
-        """Maps of one input as one, their rows stacked."""
+    def linear(
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        bias: bool,
+        order: Tensor | None = None,
+    ) -> L:
+        """Maps of one input as one, their rows stacked, in another order if one is given."""
         weight = self._weights.linear(names, rows, columns)
-        if not bias:
-            return self._add(weight, None)
-        return self._add(weight, self._weights.stack([f"{n}.bias" for n in names], rows))
+        bias_O = self._weights.stack([f"{n}.bias" for n in names], rows) if bias else None
+        if order is not None and not torch.equal(order, torch.arange(len(order))):
+            weight = in_order(weight, order)
+            bias_O = None if bias_O is None else bias_O[order.to(bias_O.device)]
+        return self._add(weight, bias_O)
+
+    def plain(self, name: str, rows: int, columns: int) -> Tensor:
+        """The numbers [rows, columns] of a map that is not multiplied by as it stands."""
+        return self._weights.numbers(name, (rows, columns))
 
     def _add(self, weight: Weight, bias: Tensor | None) -> L:
         linear = self._make_linear(weight, bias)
@@ -138,14 +164,8 @@ class Builder(Generic[L]):
         rows = [shape.num_heads * shape.head_dim, *[shape.num_kv_heads * shape.head_dim] * 2]
         order = torch.arange(sum(rows))
         order = self._turned(self._ungrouped(order) if by_kv_head else order, rope)
-        moves = not torch.equal(order, torch.arange(len(order)))
         rows = rows if len(names) == 3 else [sum(rows)]
-        weight = self._weights.linear(names, rows, shape.hidden_size)
-        weight = in_order(weight, order) if moves else weight
-        if not bias:
-            return self._add(weight, None)
-        bias_C = self._weights.stack([f"{n}.bias" for n in names], rows)
-        return self._add(weight, bias_C[order.to(bias_C.device)])
+        return self.linear(names, rows, shape.hidden_size, bias, order)
 
     def mixer(
         self, qkv: L, out: L, rope: RopeSpec | None, *, scale: float = 0.0, **more: Any
@@ -164,8 +184,12 @@ class Builder(Generic[L]):
             window=self.window,
             **more,
         )
-        self._mixers.append(mixer)
+        self.add_mixer(mixer)
         return mixer
+
+    def add_mixer(self, mixer: Mixer[L]) -> None:
+        """The next layer has this one."""
+        self._mixers.append(mixer)
 
     def attention(
         self,
@@ -184,6 +208,10 @@ class Builder(Generic[L]):
             more["k_norm"] = self.head_norm(f"{at}.k_norm", head_norm, rope)
         return self.mixer(qkv, self.out(f"{at}.o_proj", out_bias), rope, **more)
 
+    def sinks(self, name: str) -> Tensor:
+        """Logits of each head [H] that take part in every softmax."""
+        return self._weights.take(name, (self.shape.num_heads,), torch.float32)
+
     def out(self, name: str, bias: bool = False) -> L:
         q_width = self.shape.num_heads * self.shape.head_dim
         return self.linear([name], (self.shape.hidden_size,), q_width, bias)
@@ -193,6 +221,19 @@ class Builder(Generic[L]):
         norm = self.norm(name, form, *(shape or (self.shape.head_dim,)))
         return norm if rope is None else replace(norm, weight_E=rope.in_order(norm.weight_E))
 
+    def norms_of_all_heads(self, at: str, form: NormForm, rope: RopeSpec | None) -> dict[str, Any]:
+        """What `mixer` takes for norms whose weights are of all heads, one after the other."""
+        num_heads = {"q_norm": self.shape.num_heads, "k_norm": self.shape.num_kv_heads}
+        norms: dict[str, Any] = {
+            name: self.head_norm(f"{at}.{name}", form, rope, count * self.shape.head_dim)
+            for name, count in num_heads.items()
+        }
+        return {**norms, "norms_all_heads": True}
+
+    def float32(self, name: str, *shape: int) -> Tensor:
+        """A tensor that has to stay exact."""
+        return self._weights.take(name, shape, torch.float32)
+
     def gated_mlp(
         self,
         at: str,
@@ -200,9 +241,11 @@ class Builder(Generic[L]):
         bias: bool = False,
         activation: Activation = "silu",
         merged: bool = False,
+        width: int = 0,
     ) -> GatedMLP[L]:
-        """Named as Llama's; `merged` where the checkpoint has gate and up in one tensor."""
-        hidden, inner = self.shape.hidden_size, self.shape.intermediate_size
+        """Named as Llama's; `merged` where the checkpoint has gate and up in one tensor. `width`:
+        the inner one, if another than that of config.json."""
+        hidden, inner = self.shape.hidden_size, width or self.shape.intermediate_size
         if merged:
             gate_up = self.linear([f"{at}.gate_up_proj"], (2 * inner,), hidden, bias)
         else:
@@ -210,6 +253,33 @@ class Builder(Generic[L]):
             gate_up = self.linear(names, (inner, inner), hidden, bias)
         down = self.linear([f"{at}.down_proj"], (hidden,), inner, bias)
         return GatedMLP(gate_up, down, activation)
+
+    def router(self, name: str, num_out: int, bias: bool = False) -> L:
+        """A map whose results are logits in float32."""
+        weight_XE = self.float32(f"{name}.weight", num_out, self.shape.hidden_size)
+        bias_X = self._weights.stack([f"{name}.bias"], [num_out]) if bias else None
+        return self._make_linear.router(weight_XE, bias_X)
+
+    def experts(
+        self,
+        at: str,
+        routing: Routing,
+        modules: ExpertModules = QWEN_EXPERTS,
+        **more: Any,
+    ) -> Experts[L]:
+        """The mixture of the layer whose name is `at`; `more` is `Experts`'."""
+        count, make = routing.num_experts, self._make_linear
+        hidden, inner = self.shape.hidden_size, self.mixture.width
+        tensors = ExpertTensors(self._weights, at, modules, hidden, inner)
+        gate_up, down = map(tensors.gate_up, range(count)), map(tensors.down, range(count))
+        return Experts(
+            router=self.router(f"{at}.{modules.router}", count, modules.have_bias),
+            routing=routing,
+            gate_up=make.experts(gate_up, count, tensors.gate_up_biases(count)),
+            down=make.experts(down, count, tensors.down_biases(count)),
+            tokens_X=torch.zeros(count, dtype=torch.int64, device=self._weights.device),
+            **more,
+        )
 
     def mlp(self, up: str, down: str, bias: bool, activation: Activation) -> MLP[L]:
         hidden, inner = self.shape.hidden_size, self.shape.intermediate_size
@@ -241,6 +311,7 @@ class Builder(Generic[L]):
         names: TopNames = LLAMA_NAMES,
         *,
         embedding_scale: float = 1.0,
+        head_bias: bool = False,
         **more: Any,
     ) -> Decoder[L]:
         """The whole model; layers are made of where their names begin, `more` is `Decoder`'s.
@@ -254,11 +325,16 @@ class Builder(Generic[L]):
         final_norm = self.norm(names.norm, norm)
         tied = shape.tie_word_embeddings
         has_head = self.needs_head or tied or weights.has(names.head)
-        if tied or not has_head:
-            weights.skip(f"{names.head}.")
+        bias_V = None
+        if head_bias and has_head:
+            bias_V = weights.stack([f"{names.head}.bias"], size[:1])
+        if not has_head:
             head = self._add(embedding.weight_VE, None)
+        elif tied:
+            weights.skip(f"{names.head}.")
+            head = self._add(weights.tied_head(embedding.weight_VE), bias_V)
         else:
-            head = self._add(weights.head(names.head, size), None)
+            head = self._add(weights.head(names.head, size), bias_V)
         weights.finish()
         return Decoder(
             shape,

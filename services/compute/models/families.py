@@ -9,23 +9,34 @@ from typing import Any, TypeVar
 from common.decoder_shape import DecoderShape, family_of, language_fields, read_shape
 from common.errors import ModelError
 from services.compute.layers.rope import read_rope
-from services.compute.models.builder import Builder, MakeLinear
+from services.compute.layers.weighted_layers import LinearMaker
+from services.compute.models.builder import Builder
 from services.compute.models.cohere import COHERE, COHERE2
 from services.compute.models.decoder import Decoder
+from services.compute.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from services.compute.models.ernie_moe import ERNIE_MOE
 from services.compute.models.exaone4 import EXAONE4
 from services.compute.models.family import Family, FamilyConfig
 from services.compute.models.gemma import GEMMA
 from services.compute.models.gemma2 import GEMMA2
 from services.compute.models.gemma3 import GEMMA3, GEMMA3_IMAGES
 from services.compute.models.glm import GLM, GLM4
-from services.compute.models.granite import GRANITE
-from services.compute.models.hunyuan import HUNYUAN
+from services.compute.models.glm_moe import GLM_MOE
+from services.compute.models.gpt_oss import GPT_OSS
+from services.compute.models.granite import GRANITE, GRANITE_MOE
+from services.compute.models.hunyuan import HUNYUAN, HUNYUAN_MOE
 from services.compute.models.internlm import INTERNLM2, INTERNLM3
 from services.compute.models.llama import ERNIE, LLAMA, MISTRAL, SEED_OSS
+from services.compute.models.llama4 import LLAMA4, LLAMA4_IMAGES
+from services.compute.models.minimax import MINIMAX
+from services.compute.models.mixtral import MIXTRAL
 from services.compute.models.nemotron import ARCEE, NEMOTRON
 from services.compute.models.olmo import OLMO2, OLMO3
+from services.compute.models.olmoe import OLMOE
 from services.compute.models.phi3 import PHI3
+from services.compute.models.phi_moe import PHI_MOE
 from services.compute.models.qwen import QWEN2, QWEN3
+from services.compute.models.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from services.compute.models.smollm3 import SMOLLM3
 from services.compute.models.starcoder2 import STARCODER2
 from services.compute.models.weights import WeightSource
@@ -36,27 +47,43 @@ FAMILIES: Mapping[str, Family] = {
     "ArceeForCausalLM": ARCEE,
     "Cohere2ForCausalLM": COHERE2,
     "CohereForCausalLM": COHERE,
+    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5ForCausalLM": ERNIE,
+    "Ernie4_5_MoeForCausalLM": ERNIE_MOE,
     "Exaone4ForCausalLM": EXAONE4,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3_IMAGES,
     "GemmaForCausalLM": GEMMA,
     "Glm4ForCausalLM": GLM4,
+    "Glm4MoeForCausalLM": GLM_MOE,
     "GlmForCausalLM": GLM,
+    "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
+    "GraniteMoeForCausalLM": GRANITE_MOE,
+    "GraniteMoeSharedForCausalLM": GRANITE_MOE,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
+    "HunYuanMoEV1ForCausalLM": HUNYUAN_MOE,
     "InternLM2ForCausalLM": INTERNLM2,
     "InternLM3ForCausalLM": INTERNLM3,
+    "Llama4ForCausalLM": LLAMA4,
+    "Llama4ForConditionalGeneration": LLAMA4_IMAGES,
     "LlamaForCausalLM": LLAMA,
+    "MiniMaxM2ForCausalLM": MINIMAX,
     "MinistralForCausalLM": MISTRAL,
     "MistralForCausalLM": MISTRAL,
+    "MixtralForCausalLM": MIXTRAL,
     "NemotronForCausalLM": NEMOTRON,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,
+    "OlmoeForCausalLM": OLMOE,
     "Phi3ForCausalLM": PHI3,
+    "PhimoeForCausalLM": PHI_MOE,
     "Qwen2ForCausalLM": QWEN2,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
     "SeedOssForCausalLM": SEED_OSS,
     "SmolLM3ForCausalLM": SMOLLM3,
     "Starcoder2ForCausalLM": STARCODER2,
@@ -74,7 +101,7 @@ class ModelConfig:
     windows: tuple[int, ...]  # of each layer, in tokens; 0: it attends to everything before
 
     def build(
-        self, weights: WeightSource, make_linear: MakeLinear[L], needs_head: bool = True
+        self, weights: WeightSource, make_linear: LinearMaker[L], needs_head: bool = True
     ) -> Decoder[L]:
         """Take all tensors of a checkpoint; raises ModelError for what is missing or left over."""
         make = Builder(self.shape, self.raw, self.windows, weights, make_linear)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import ModelError
 from services.compute.models.builder import Builder
 from services.compute.models.decoder import Decoder
+from services.compute.models.safetensors_files import Stack
 
 Build: TypeAlias = Callable[[Any, Builder[Any]], Decoder[Any]]
 
@@ -78,7 +79,13 @@ class WindowedConfig(FamilyConfig):
         return True
 
 
+def rotates(layer: int, no_rope_layers: list[int] | None, interval: int) -> bool:
+    """Whether a layer sees positions: as the list says with a 1, or all but each so many-th."""
+    return bool(no_rope_layers[layer]) if no_rope_layers else (layer + 1) % interval != 0
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     config: type[FamilyConfig]
     build: Build
+    stacks: tuple[Stack, ...] = ()  # that its checkpoints have, or may have

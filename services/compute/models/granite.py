@@ -1,56 +1,81 @@
-"""Granite 3 (IBM, 2024): Llama with four multipliers."""
+"""Granite 3 (IBM, 2024): Llama with four multipliers; and its mixtures of experts."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.kernels.routing import Routing
+from services.compute.layers.parts import Experts, GatedMLP
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
+from services.compute.models.expert_tensors import ExpertModules
 from services.compute.models.family import Family, FamilyConfig
+from services.compute.models.pre_norm import FeedForward, build_pre_norm
+from services.compute.models.safetensors_files import Stack
+
+MIXTURE = "block_sparse_moe"
+EXPERTS = ExpertModules(
+    router=f"{MIXTURE}.router.layer",
+    gate_up=f"{MIXTURE}.experts.{{}}.input_linear",
+    down=f"{MIXTURE}.experts.{{}}.output_linear",
+)
+STACKS = tuple(
+    Stack(f".{MIXTURE}.{name}.weight", f".{MIXTURE}.experts.{{}}.{name}.weight")
+    for name in ("input_linear", "output_linear")
+)
 
 
-class GraniteConfig(FamilyConfig):
+class GraniteMoeConfig(FamilyConfig):
     hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
-    mlp_bias: bool = False
     embedding_multiplier: float = 1.0
     attention_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
 
 
-def build(config: GraniteConfig, make: Builder[Any]) -> Decoder[Any]:
-    norm, rope, bias = NormForm(config.rms_norm_eps), make.rope(), config.attention_bias
-    scale = config.residual_multiplier
+class GraniteConfig(GraniteMoeConfig):
+    mlp_bias: bool = False
 
-    def layer(at: str) -> Layer[Any]:
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.attention(
-                    f"{at}.self_attn",
-                    rope,
-                    qkv_bias=bias,
-                    out_bias=bias,
-                    scale=config.attention_multiplier,
-                ),
-                scale=scale,
-            ),
-            Sublayer(
-                make.norm(f"{at}.post_attention_layernorm", norm),
-                make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias),
-                scale=scale,
-            ),
-        )
 
-    return make.decoder(
-        layer,
-        norm,
+def _build(config: GraniteMoeConfig, make: Builder[Any], feed_forward: FeedForward) -> Decoder[Any]:
+    rope, bias = make.rope(), config.attention_bias
+    return build_pre_norm(
+        make,
+        NormForm(config.rms_norm_eps),
+        lambda at: make.attention(
+            at, rope, qkv_bias=bias, out_bias=bias, scale=config.attention_multiplier
+        ),
+        feed_forward,
+        scale=config.residual_multiplier,
         embedding_scale=config.embedding_multiplier,
         logit_scale=1.0 / config.logits_scaling,
     )
 
 
+def build(config: GraniteConfig, make: Builder[Any]) -> Decoder[Any]:
+    return _build(
+        config, make, lambda at, number: make.gated_mlp(f"{at}.mlp", bias=config.mlp_bias)
+    )
+
+
+def build_moe(config: GraniteMoeConfig, make: Builder[Any]) -> Decoder[Any]:
+    mixture, hidden = make.mixture, make.shape.hidden_size
+    routing, width = Routing(mixture.num_experts, mixture.top_k), mixture.shared_width
+
+    def shared(at: str) -> GatedMLP[Any] | None:
+        if not width:
+            return None
+        gate_up = make.linear([f"{at}.shared_mlp.input_linear"], (2 * width,), hidden, False)
+        down = make.linear([f"{at}.shared_mlp.output_linear"], (hidden,), width, False)
+        return GatedMLP(gate_up, down)
+
+    def experts(at: str, number: int) -> Experts[Any]:
+        return make.experts(at, routing, EXPERTS, shared=shared(at))
+
+    return _build(config, make, experts)
+
+
 GRANITE = Family(GraniteConfig, build)
+GRANITE_MOE = Family(GraniteMoeConfig, build_moe, STACKS)

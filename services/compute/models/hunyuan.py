@@ -1,13 +1,18 @@
-"""Hunyuan, dense (Tencent, 2025): norms of heads after the rotation."""
+"""Hunyuan (Tencent, 2025), dense and A13B: norms of heads after the rotation."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from services.compute.layers.parts import Layer, SerialLayer, Sublayer
+from services.compute.kernels.routing import Routing
+from services.compute.layers.parts import Attention
 from services.compute.models.builder import Builder, NormForm
 from services.compute.models.decoder import Decoder
+from services.compute.models.expert_tensors import QWEN_STACKS, ExpertModules
 from services.compute.models.family import Family, FamilyConfig
+from services.compute.models.pre_norm import FeedForward, build_pre_norm
+
+EXPERTS = ExpertModules(router="mlp.gate.wg")
 
 
 class HunyuanConfig(FamilyConfig):
@@ -16,31 +21,49 @@ class HunyuanConfig(FamilyConfig):
     attention_bias: bool = False
 
 
-def build(config: HunyuanConfig, make: Builder[Any]) -> Decoder[Any]:
+class HunyuanMoeConfig(HunyuanConfig):
+    use_cla: Literal[False] = False
+    use_qk_norm: Literal[True] = True
+    use_mixed_mlp_moe: Literal[True] = True
+    moe_layer_num_skipped: Literal[0] = 0
+    group_limited_greedy: Literal[False] = False
+
+
+def _build(config: HunyuanConfig, make: Builder[Any], feed_forward: FeedForward) -> Decoder[Any]:
     norm, rope, bias = NormForm(config.rms_norm_eps), make.rope(), config.attention_bias
 
-    def layer(at: str) -> Layer[Any]:
-        self_attn = f"{at}.self_attn"
-        return SerialLayer(
-            Sublayer(
-                make.norm(f"{at}.input_layernorm", norm),
-                make.attention(
-                    self_attn,
-                    rope,
-                    qkv_bias=bias,
-                    out_bias=bias,
-                    q_norm=make.head_norm(f"{self_attn}.query_layernorm", norm, rope),
-                    k_norm=make.head_norm(f"{self_attn}.key_layernorm", norm, rope),
-                    norms_rotated=True,
-                ),
-            ),
-            Sublayer(
-                make.norm(f"{at}.post_attention_layernorm", norm),
-                make.gated_mlp(f"{at}.mlp"),
-            ),
+    def attention(at: str) -> Attention[Any]:
+        return make.attention(
+            at,
+            rope,
+            qkv_bias=bias,
+            out_bias=bias,
+            q_norm=make.head_norm(f"{at}.query_layernorm", norm, rope),
+            k_norm=make.head_norm(f"{at}.key_layernorm", norm, rope),
+            norms_rotated=True,
         )
 
-    return make.decoder(layer, norm)
+    return build_pre_norm(make, norm, attention, feed_forward)
+
+
+def build(config: HunyuanConfig, make: Builder[Any]) -> Decoder[Any]:
+    return _build(config, make, lambda at, number: make.gated_mlp(f"{at}.mlp"))
+
+
+def build_moe(config: HunyuanMoeConfig, make: Builder[Any]) -> Decoder[Any]:
+    mixture = make.mixture
+    routing = Routing(mixture.num_experts, mixture.top_k)
+    return _build(
+        config,
+        make,
+        lambda at, number: make.experts(
+            at,
+            routing,
+            EXPERTS,
+            shared=make.gated_mlp(f"{at}.mlp.shared_mlp", width=mixture.shared_width),
+        ),
+    )
 
 
 HUNYUAN = Family(HunyuanConfig, build)
+HUNYUAN_MOE = Family(HunyuanMoeConfig, build_moe, QWEN_STACKS)

@@ -39,9 +39,6 @@ def build(config: Olmo2Config, make: Builder[Any]) -> Decoder[Any]:
     norm, bias = NormForm(config.rms_norm_eps, round_first=False), config.attention_bias
     ropes = {k: make.rope(k, config.rope) for k in ("full_attention", "sliding_attention")}
 
-    q_width = make.shape.num_heads * make.shape.head_dim
-    kv_width = make.shape.num_kv_heads * make.shape.head_dim
-
     def layer(at: str) -> Layer[Any]:
         rope, self_attn = ropes[make.layer_type], f"{at}.self_attn"
         return SerialLayer(
@@ -52,9 +49,7 @@ def build(config: Olmo2Config, make: Builder[Any]) -> Decoder[Any]:
                     rope,
                     qkv_bias=bias,
                     out_bias=bias,
-                    q_norm=make.head_norm(f"{self_attn}.q_norm", norm, rope, q_width),
-                    k_norm=make.head_norm(f"{self_attn}.k_norm", norm, rope, kv_width),
-                    norms_all_heads=True,
+                    **make.norms_of_all_heads(self_attn, norm, rope),
                 ),
                 behind=make.norm(f"{at}.post_attention_layernorm", norm),
             ),

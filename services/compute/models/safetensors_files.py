@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,24 @@ NOT_NEEDED = (
 smaller KV cache, which has one here for each token and head."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A tensor [X, ...] with something of each of X experts, which goes by a name for each."""
+
+    ending: str  # of its name
+    each: str  # the ending instead; {} is the expert's number
+    transposed: bool = False  # of each [inputs, outputs]
+
+
 class SafetensorsFiles:
     """A `Checkpoint` of a model folder."""
 
     def __init__(
-        self, folder: Path, device: torch.device, quantization: WeightFormat | None = None
+        self,
+        folder: Path,
+        device: torch.device,
+        quantization: WeightFormat | None = None,
+        stacks: Sequence[Stack] = (),
     ) -> None:
         self.where = str(folder)
         self._quantization = quantization
@@ -45,6 +60,9 @@ class SafetensorsFiles:
         self._is_bare = "embed_tokens.weight" in self._path_of
         if self._is_bare:
             self._path_of = {_with_prefix(name): path for name, path in self._path_of.items()}
+        self._part_of: dict[str, tuple[str, int, bool]] = {}  # whole, number, and if transposed
+        for stack in stacks:
+            self._take_apart(stack)
         self._modules = {name.rpartition(".")[0] for name in self._path_of}
         self._left = {name for name in self._path_of if not name.endswith(NOT_NEEDED)}
         paths = set(self._path_of.values())
@@ -109,9 +127,26 @@ class SafetensorsFiles:
         return source
 
     def _tensor(self, name: str) -> Tensor:
-        in_file = name.removeprefix(PREFIX) if self._is_bare else name
-        source: Tensor = self._open(self._path_of[name]).get_tensor(in_file)
-        return source
+        file = self._open(self._path_of[name])
+        if name not in self._part_of:
+            whole: Tensor = file.get_tensor(self._in_file(name))
+            return whole
+        whole_name, number, transposed = self._part_of[name]
+        part: Tensor = file.get_slice(self._in_file(whole_name))[number]
+        return part.t() if transposed else part
+
+    def _in_file(self, name: str) -> str:
+        return name.removeprefix(PREFIX) if self._is_bare else name
+
+    def _take_apart(self, stack: Stack) -> None:
+        for name in [name for name in self._path_of if name.endswith(stack.ending)]:
+            path = self._path_of.pop(name)
+            begin = name.removesuffix(stack.ending)
+            count = self._open(path).get_slice(self._in_file(name)).get_shape()[0]
+            for number in range(count):
+                each = begin + stack.each.format(number)
+                self._path_of[each] = path
+                self._part_of[each] = name, number, stack.transposed
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:

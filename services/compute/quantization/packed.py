@@ -5,13 +5,15 @@ Shape legend: O outputs, I inputs, B bytes of a row of codes, G groups of inputs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+from common.errors import ModelError
 
 Kind: TypeAlias = Literal["fp8", "int8", "int4", "fp4"]
 """What a code is: an E4M3 number, an integer of -128 to 127, one of 0 to 15 that stands for 8 less,
@@ -216,4 +218,63 @@ def joined(parts: Sequence[Packed]) -> Packed:
         scales_OG=torch.cat([spread(part.scales_OG) for part in parts]),
         zeros_OG=zeros_OG,
         inputs_8bit=all(part.inputs_8bit for part in parts),
+    )
+
+
+def filled(parts: Iterable[Weight], count: int) -> Weight:
+    """So many weights of one shape, their rows on top of one another, in memory that is made once.
+
+    Raises ModelError where they differ in more than the width of scales.
+    """
+    whole: Weight | None = None
+    for number, part in enumerate(parts):
+        if whole is None:
+            whole = _room(part, count)
+        rows = slice(number * part.shape[0], (number + 1) * part.shape[0])
+        if isinstance(whole, Packed) and isinstance(part, Packed):
+            whole = _put(whole, rows, part)
+        elif isinstance(whole, Tensor) and isinstance(part, Tensor):
+            whole[rows] = part
+        else:
+            raise _differ()
+    if whole is None:
+        raise ValueError("of no weights there is no stack")
+    return whole
+
+
+def _room(part: Weight, count: int) -> Weight:
+    if isinstance(part, Tensor):
+        return _times(part, count)
+    zeros_OG = None if part.zeros_OG is None else _times(part.zeros_OG, count)
+    return replace(
+        part,
+        codes_OB=_times(part.codes_OB, count),
+        scales_OG=_times(part.scales_OG, count),
+        zeros_OG=zeros_OG,
+    )
+
+
+def _times(part: Tensor, count: int) -> Tensor:
+    return part.new_empty(count * len(part), *part.shape[1:])
+
+
+def _put(whole: Packed, rows: slice, part: Packed) -> Packed:
+    is_alike = (part.kind, part.num_inputs) == (whole.kind, whole.num_inputs)
+    if not is_alike or not _is_same(part.order_I, whole.order_I):
+        raise _differ()
+    if whole.scales_OG.dtype != part.scales_OG.dtype:
+        whole = replace(whole, scales_OG=whole.scales_OG.float())
+    if whole.zeros_OG is None and part.zeros_OG is not None:
+        whole = replace(whole, zeros_OG=torch.zeros_like(whole.scales_OG))
+    whole.codes_OB[rows] = part.codes_OB
+    whole.scales_OG[rows] = part.scales_OG
+    if whole.zeros_OG is not None:
+        whole.zeros_OG[rows] = 0 if part.zeros_OG is None else part.zeros_OG
+    return replace(whole, inputs_8bit=whole.inputs_8bit and part.inputs_8bit)
+
+
+def _differ() -> ModelError:
+    return ModelError(
+        "The experts of a layer are quantized in different ways, or with their inputs in different "
+        "orders (GPTQ's desc_act), which is not supported on a GPU; take another checkpoint."
     )

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -16,6 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB_SIZE = 199  # not a multiple of 4 or 16: noise and kernels have tails
@@ -40,6 +44,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "mlp_only_layers": [1]}
 VARIANTS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama_tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
@@ -63,12 +68,26 @@ VARIANTS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
     "qwen3_tied": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {"head_dim": 32, "moe_intermediate_size": 48, "norm_topk_prob": True, **EXPERTS},
+    ),
+}
+
+
+OF_ONE_TEST: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+    "gpt_oss": (  # sinks, and a window in every second layer
+        GptOssConfig,
+        GptOssForCausalLM,
+        {"head_dim": 32, "intermediate_size": 48, "num_local_experts": 6, "sliding_window": 24},
+    ),
 }
 
 
 def make_model(variant: str, seed: int = 7, **more: Any) -> PreTrainedModel:
     """A random float32 model in eval mode, biases included; `more` changes its config."""
-    config_type, model_type, changes = VARIANTS[variant]
+    config_type, model_type, changes = {**VARIANTS, **OF_ONE_TEST}[variant]
     torch.manual_seed(seed)
     model: PreTrainedModel = model_type(config_type(**{**SIZES, **changes, **more})).eval()
     with torch.no_grad():

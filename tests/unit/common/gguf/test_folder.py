@@ -150,7 +150,6 @@ def as_numbers(key: str) -> More:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (lambda writer: writer.add_expert_count(8), "a mixture of experts .llama.expert_count"),
         (unknown_tensor, "tensor blk.0.ffn_gate_inp.weight does not belong to the architecture"),
         (lambda writer: writer.add_pooling_type(gguf.PoolingType.RANK), "pooling of type 4"),
         (
@@ -172,6 +171,15 @@ def test_what_no_family_computes_is_refused_by_name(
     with pytest.raises(ModelError, match=f"^{file}.* {message}"):
         folder_of(file, env)
     assert not os.path.exists(env["XDG_CACHE_HOME"])
+
+
+def test_experts_of_an_architecture_without_them_are_refused(
+    original: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    options = GgufOptions(architecture="qwen2", more=lambda writer: writer.add_expert_count(8))
+    file = write_gguf(original, tmp_path / "x.gguf", options)
+    with pytest.raises(ModelError, match="a mixture of experts .qwen2.expert_count"):
+        folder_of(file, env)
 
 
 @cache

@@ -25,6 +25,8 @@ RAW: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
+    "num_experts": 4,  # of mixtures
+    "num_experts_per_tok": 2,
     "rms_norm_eps": 1e-5,
 }
 

@@ -24,7 +24,6 @@ from tests.unit.compute.models.family_models import (
     ALL_PROMPTS,
     FAMILIES,
     FULL,
-    IMAGES,
     LINEAR,
     SIZES,
     SLIDING,
@@ -87,7 +86,7 @@ def unusual_rotation(family: Family, usual: dict[str, Any]) -> dict[str, dict[st
     unusual = {}
     if "partial_rotary_factor" in rope:  # others pass it over, by accident as it seems
         unusual["rope, partial"] = {"rope_parameters": rope | {"partial_rotary_factor": 0.25}}
-    if family.kind != "Phi3":
+    if family.kind not in ("Phi3", "Phimoe"):
         part = {"partial_rotary_factor": rope.get("partial_rotary_factor", 1.0)}
         unusual["rope, yarn"] = {"rope_parameters": YARN | part}
         unusual["rope, linear"] = {"rope_parameters": LINEAR | part}
@@ -98,11 +97,16 @@ ALWAYS_THERE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "max_position_embeddings",
 )  # fmt: skip
+EXPERT_SIZES = {
+    "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts",
+    "num_experts_per_tok", "moe_topk", "moe_k",
+    "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size",
+}  # fmt: skip
 # one family of each architecture, the first, of those that transformers writes in its own words
 FIRST = {
     family.name: name
     for name, family in reversed(FAMILIES.items())
-    if family.name in ARCHITECTURES and family.save is save_pretrained and family.name != IMAGES
+    if family.name in ARCHITECTURES and family.save is save_pretrained and not family.sees
 }
 LEFT_OUT = sorted(FIRST.values()) + ["internlm 3"] * ("InternLM3ForCausalLM" in ARCHITECTURES)
 CASES = [
@@ -131,9 +135,16 @@ def test_fields_that_are_left_out_have_the_values_of_transformers(
     """Embeddings are small, so that what is added to a square before its root is heard."""
     family = FAMILIES[name]
     sizes = {field: SIZES[field] for field in ALWAYS_THERE}
+    sizes |= {field: family.fields[field] for field in EXPERT_SIZES & family.fields.keys()}
     sizes["num_hidden_layers"] = 6  # the last one of Gemma 3 is full
-    if family.kind in ("Ministral", "HunYuanDenseV1"):  # transformers has none, and fails
+    if family.kind in (
+        "Ministral",
+        "HunYuanDenseV1",
+        "HunYuanMoEV1",
+    ):  # transformers has none, and fails
         sizes["head_dim"] = 16
+    if family.kind.startswith("Deepseek"):  # which has as many keys as queries, and eight groups
+        sizes |= {"num_key_value_heads": 6, "n_routed_experts": 32}
     ids = {field: SIZES[field] for field in SIZES if field.endswith("_token_id")}
     config_class = getattr(transformers, family.config_class)
     model = make_random(family.model_of(config_class(**sizes, **ids, initializer_range=0.1)))

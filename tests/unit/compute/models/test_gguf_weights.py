@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.errors import ModelError
-from common.gguf.config import ARCHITECTURES
+from common.gguf.config import ARCHITECTURES, MIXTURES
 from common.gguf.folder import INDEX_NAME, folder_of
 from common.model_folder import eos_token_ids
 from services.compute.layers.rope import RopeSpec
 from services.compute.layers.weighted_layers import Linear
 from services.compute.models import gguf_weights
 from services.compute.models.decoder import Decoder
-from services.compute.models.families import read_config
+from services.compute.models.families import ModelConfig, read_config
 from services.compute.models.gguf_weights import GgufFiles
 from services.compute.models.safetensors_files import SafetensorsFiles
 from services.compute.models.weights import CheckpointWeights, WeightSource
@@ -58,7 +58,8 @@ CASES = {
             "mistral without a window", "qwen2", "qwen2.5 with yarn", "qwen3", "qwen3 with biases",
             "gemma", "phi 3", "phi 3.5", "phi 4 mini", "olmo 2", "olmo 3", "granite", "command-r",
             "command-r+", "command-r7b", "glm 4", "glm 4 0414", "exaone 4 32b", "exaone 4 1.2b",
-            "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee",
+            "nemotron", "hunyuan", "ernie 4.5", "seed-oss", "arcee", "qwen2 moe", "olmoe",
+            "gpt-oss",
         )
     },
     "gemma 2": Case("gemma 2", {"query_pre_attn_scalar": 32}),
@@ -67,13 +68,16 @@ CASES = {
     "smollm 3": Case("smollm 3", {"no_rope_layer_interval": 4}),
     "starcoder2": Case("starcoder2", NO_WINDOW),
     "internlm 2": Case("llama", options=GgufOptions(architecture="internlm2")),
+    "mixtral": Case("mixtral", NO_WINDOW),
+    "qwen3 moe": Case("qwen3 moe", {"mlp_only_layers": []}),
     "glm 4, merged": Case("glm 4", options=GgufOptions(merged_qkv=True)),
 }  # fmt: skip
 
 
 def test_every_architecture_is_tested() -> None:
     seen = {case.options.architecture or ALL_FAMILIES[case.family].name for case in CASES.values()}
-    families = {architecture.family for architecture in ARCHITECTURES.values()}
+    known = (*ARCHITECTURES.values(), *MIXTURES.values())
+    families = {architecture.family for architecture in known}
     assert families <= seen and "internlm2" in seen
 
 
@@ -89,15 +93,32 @@ def save(case: Case, folder: Path) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class DenseLinears:
+    """Makes maps of the numbers that weights stand for."""
+
+    dtype: torch.dtype
+
+    def __call__(self, weight: Weight, bias: Tensor | None) -> Linear:
+        return Linear(weight.dense(self.dtype) if isinstance(weight, Packed) else weight, bias)
+
+    def router(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return Linear(weight, bias)
+
+    def experts(
+        self, weights: Iterable[Weight], num_experts: int, bias_XO: Tensor | None
+    ) -> tuple[Linear, ...]:
+        return tuple(map(self, weights, [None] * num_experts if bias_XO is None else bias_XO))
+
+
 def decoder(
     folder: Path, source: Callable[..., WeightSource], dtype: torch.dtype = torch.float32
 ) -> Decoder[Linear]:
-    config = read_config(json.loads((folder / "config.json").read_text()))
+    return config_of(folder).build(source(folder, dtype), DenseLinears(dtype))
 
-    def linear(weight: Weight, bias: Tensor | None) -> Linear:
-        return Linear(weight.dense(dtype) if isinstance(weight, Packed) else weight, bias)
 
-    return config.build(source(folder, dtype), linear)
+def config_of(folder: Path) -> ModelConfig:
+    return read_config(json.loads((folder / "config.json").read_text()))
 
 
 def of_gguf(folder: Path, dtype: torch.dtype) -> CheckpointWeights:
@@ -105,7 +126,8 @@ def of_gguf(folder: Path, dtype: torch.dtype) -> CheckpointWeights:
 
 
 def of_safetensors(folder: Path, dtype: torch.dtype) -> CheckpointWeights:
-    return CheckpointWeights(SafetensorsFiles(folder, CPU), dtype, CPU)
+    files = SafetensorsFiles(folder, CPU, None, config_of(folder).family.stacks)
+    return CheckpointWeights(files, dtype, CPU)
 
 
 def differences(ours: Any, theirs: Any, atol: float = 1e-6, at: str = "") -> Iterator[str]:
@@ -184,6 +206,19 @@ def test_projections_of_4_and_8_bits_are_one_of_8(
     assert isinstance(alike, Packed) and alike.kind == packed_as
     expected = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0))
     assert torch.equal(mixed.dense(torch.float32)[192:], expected)
+
+
+def test_each_expert_has_its_own_blocks_of_the_one_tensor(tmp_path: Path) -> None:
+    folder = save(Case("gpt-oss"), tmp_path / "folder")
+    made = folder_of(write_gguf(folder, tmp_path / "model.gguf", GgufOptions("MXFP4")))
+    module = "model.layers.1.mlp.experts.{}.down_proj"
+    stacked_XFE = load_file(folder / "model.safetensors")[module.replace("{}.", "")]
+    weights = of_gguf(made, torch.float32)
+    for number, expert_FE in enumerate(stacked_XFE):
+        found = weights.linear([module.format(number)], [96], 64)
+        assert isinstance(found, Packed) and found.kind == "fp4"
+        expected = quantised(expert_FE.t().contiguous(), "MXFP4")
+        assert torch.equal(found.dense(torch.float32), expected)
 
 
 def quantised(tensor: Tensor, kind: str) -> Tensor:

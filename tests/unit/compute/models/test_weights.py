@@ -24,7 +24,7 @@ from services.compute.layers.weighted_layers import Linear
 from services.compute.models.decoder import Decoder
 from services.compute.models.eager_decoder import EagerDecoder
 from services.compute.models.families import read_config
-from services.compute.models.safetensors_files import SafetensorsFiles
+from services.compute.models.safetensors_files import SafetensorsFiles, Stack
 from services.compute.models.weights import CheckpointWeights
 from tests.unit.compute.tiny_models import make_model, save_model
 
@@ -232,3 +232,18 @@ def test_a_model_that_looks_ahead_is_refused(model: PreTrainedModel, tmp_path: P
     raw = json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ModelError, match="is_causal is false"):
         read_config({**raw, "is_causal": False})
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_tensor_of_all_experts_is_read_part_by_part(transposed: bool, tmp_path: Path) -> None:
+    parts = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1))
+    stored = parts.transpose(1, 2).contiguous() if transposed else parts
+    save_file({"model.layers.0.mlp.experts.up": stored}, tmp_path / "model.safetensors")
+    stack = Stack(".experts.up", ".experts.{}.up_proj.weight", transposed)
+    files = SafetensorsFiles(tmp_path, CPU, stacks=[stack])
+    weights = CheckpointWeights(files, torch.float32, CPU)
+    for number, part in enumerate(parts):
+        assert weights.has(f"model.layers.0.mlp.experts.{number}.up_proj")
+        read = weights.linear([f"model.layers.0.mlp.experts.{number}.up_proj"], [4], 6)
+        assert torch.equal(read, part)
+    weights.finish()

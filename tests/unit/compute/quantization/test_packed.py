@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from common.errors import ModelError
 from services.compute.quantization.at_load import Quantization, quantized, rounded_to_int8
-from services.compute.quantization.packed import E2M1, Packed, halves, stacked, unhalved
+from services.compute.quantization.packed import (
+    E2M1,
+    Packed,
+    filled,
+    halves,
+    stacked,
+    unhalved,
+)
 
-KINDS: tuple[Quantization, ...] = ("fp8", "int8", "int4")
+KINDS: tuple[Quantization, ...] = ("fp8", "int8", "int4", "fp4")
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +145,9 @@ def test_integers_of_8_bits_that_were_4_keep_what_they_say_of_inputs() -> None:
     assert isinstance(both, Packed) and both.inputs_8bit
 
 
-@pytest.mark.parametrize(("kind", "bound"), [("fp8", 0.03), ("int8", 0.01), ("int4", 0.11)])
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("fp8", 0.03), ("int8", 0.01), ("int4", 0.11), ("fp4", 0.15)]
+)
 def test_a_weight_is_rounded_by_no_more_than_its_bits_allow(
     kind: Quantization, bound: float
 ) -> None:
@@ -180,3 +190,34 @@ def test_in_8_bits_weights_change_by_at_most_a_254th_of_their_rows_largest(
     # and what a scale of 8 bits of mantissa differs from the one in float32 by
     bound = before.abs().amax(1, keepdim=True) / 254 * 1.01 + before.abs() * 2**-9
     assert ((found - before).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_weights_fill_one(kind: Quantization) -> None:
+    parts = [packed(kind) for _ in range(3)]
+    whole = filled(iter(parts), 3)
+    assert isinstance(whole, Packed) and whole.kind == kind
+    dense = torch.cat([part.dense(torch.float32) for part in parts])
+    assert torch.equal(whole.dense(torch.float32), dense)
+
+
+def test_weights_that_fill_one_may_lack_zeros_or_have_wider_scales() -> None:
+    parts = [packed("int4") for _ in range(4)]
+    parts[0] = replace(parts[0], zeros_OG=None)
+    parts[2] = replace(parts[2], scales_OG=parts[2].scales_OG.half())
+    parts[3] = replace(parts[3], zeros_OG=None)
+    whole = filled(iter(parts), 4)
+    assert isinstance(whole, Packed)
+    dense = torch.cat([part.dense(torch.float32) for part in parts])
+    assert torch.equal(whole.dense(torch.float32), dense)
+
+
+def test_weights_that_differ_do_not_fill_one() -> None:
+    one = packed("int8")
+    for other in (
+        packed("fp8"),
+        replace(one, order_I=torch.arange(256).flip(0)),
+        torch.ones(6, 256),
+    ):
+        with pytest.raises(ModelError, match="experts .* in different ways"):
+            filled(iter([one, other]), 2)

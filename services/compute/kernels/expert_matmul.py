@@ -1,0 +1,198 @@
+"""Products of rows with the maps of their experts: a tile of rows is of one expert.
+
+The first of an expert's two products takes rows of tokens and writes those of pairs in the order of
+experts, its gating in the launch; the second writes pairs where `combine` finds a token's together.
+Without an order, for a very few rows, a tile is one pair.
+
+A row's sums follow from the row and from the launch's constants. Weights are the taller operand.
+
+Shape legend: T tokens, K experts of a token, R = T * K pairs, X experts, I inputs, O outputs,
+F gates, G groups of a step's inputs, B bytes of its codes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.activations import gated_rounded
+from services.compute.kernels.expert_matmul_config import ExpertConfig, ExpertStack
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.packed_codes import inputs_of
+from services.compute.kernels.sort_experts import ExpertOrder
+from services.compute.kernels.weight_tiles import (
+    STEP_INPUTS,
+    WeightForm,
+    add_step,
+    can_multiply,
+    finished,
+    weight_operands,
+)
+from services.compute.quantization.packed import Packed
+
+if TYPE_CHECKING:
+    from services.compute.layers.parts import Gating
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
+def _expert_kernel(
+    x_ptr, code_desc, scale_desc, zero_desc, code_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
+    order_ptr, tile_ptr, num_rows, num_tiles,
+    NUM_OUT: tl.constexpr,  # of an expert; of gates, with a gating
+    NUM_IN: tl.constexpr,
+    K: tl.constexpr,  # 0: rows are pairs in order, and go to their places
+    FORM: tl.constexpr,
+    GATING: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    HALVES: tl.constexpr = FORM[1]
+    SUMS_X: tl.constexpr = FORM[3] and FORM[2] * BLOCK_I <= NUM_IN
+    OF_STEPS: tl.constexpr = FORM[2] > 1  # sums of x
+    tile = tl.program_id(1)
+    expert = tl.load(tile_ptr + tile)
+    if expert >= 0:
+        if order_ptr is not None:
+            first = tl.load(tile_ptr + num_tiles + tile)
+            end = tl.load(tile_ptr + 2 * num_tiles + tile)
+        else:  # a tile is a pair
+            first = tile
+            end = tile + 1
+        r = first + tl.arange(0, BLOCK_T)
+        is_row_T = r < end
+        pair_T = r
+        if order_ptr is not None:
+            pair_T = tl.load(order_ptr + r, mask=is_row_T, other=0)
+        in_row_T = r
+        out_row_T = pair_T
+        if K > 0:
+            in_row_T = pair_T // K
+            out_row_T = r
+        first_o = tl.program_id(0) * BLOCK_O
+        o = first_o + tl.arange(0, BLOCK_O)
+        first_row = expert * NUM_OUT
+        if GATING is not None:
+            first_row = expert * (2 * NUM_OUT)
+        i = inputs_of(tl.arange(0, BLOCK_I // 2 if HALVES else BLOCK_I), HALVES)
+        x_ptrs = x_ptr + in_row_T.to(tl.int64)[:, None] * NUM_IN + i[None, :]
+
+        total = tl.zeros((BLOCK_O, BLOCK_T), dtype=tl.float32)
+        up_total = total
+        x_sum_T = tl.zeros((BLOCK_T,), dtype=tl.float32)
+        for step in tl.range(0, (NUM_IN + BLOCK_I - 1) // BLOCK_I, num_stages=STAGES):
+            start = step * BLOCK_I
+            inside = is_row_T[:, None]
+            if NUM_IN % BLOCK_I != 0:
+                inside = inside & (start + i < NUM_IN)[None, :]
+            x_TI = tl.load(x_ptrs + start, mask=inside, other=0.0)
+            upper_TI = x_TI
+            if HALVES:  # whole blocks of 32 inputs are in, or out
+                upper_TI = tl.load(x_ptrs + start + 16, mask=inside, other=0.0)
+            if SUMS_X:
+                step_sum_T = tl.sum(x_TI.to(tl.float32), axis=1)
+                if HALVES:
+                    step_sum_T += tl.sum(upper_TI.to(tl.float32), axis=1)
+                x_sum_T = step_sum_T if OF_STEPS else x_sum_T + step_sum_T
+            total = add_step(
+                total, x_TI, upper_TI, x_sum_T, code_desc, scale_desc, zero_desc, code_ptr,
+                scale_ptr, zero_ptr, first_row + first_o, num_rows, step, NUM_IN, BLOCK_I, FORM,
+            )  # fmt: skip
+            if GATING is not None:
+                up_total = add_step(
+                    up_total, x_TI, upper_TI, x_sum_T, code_desc, scale_desc, zero_desc, code_ptr,
+                    scale_ptr, zero_ptr, first_row + NUM_OUT + first_o, num_rows, step, NUM_IN,
+                    BLOCK_I, FORM,
+                )  # fmt: skip
+        row_O = first_row + tl.minimum(o, NUM_OUT - 1)
+        total = finished(total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, row_O, FORM)
+        if GATING is not None:
+            up_total = finished(
+                up_total, x_sum_T, scale_ptr, zero_ptr, bias_ptr, row_O + NUM_OUT, FORM
+            )
+            total = gated_rounded(total, up_total, GATING, x_ptr.dtype.element_ty)
+        pointers = out_ptr + out_row_T.to(tl.int64)[:, None] * NUM_OUT + o[None, :]
+        inside = is_row_T[:, None] & (o < NUM_OUT)[None, :]
+        tl.store(pointers, tl.trans(total).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def expert_gate_up(
+    x_TE: Tensor,
+    stack: ExpertStack,
+    order: ExpertOrder,
+    out_RF: Tensor,
+    gating: Gating,
+    config: ExpertConfig,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Gates and ups of all pairs, gated, in the order of experts.
+
+    The first half of an expert's rows are the gates. Rounded as by separate launches: gate and up,
+    and what `gated_rounded` says.
+    """
+    num_pairs = order.num_pairs
+    assert num_pairs % len(x_TE) == 0 and out_RF.shape == (num_pairs, stack.num_out // 2)
+    _launch(x_TE, stack, order, out_RF, config, pdl, num_pairs // len(x_TE), gating)
+
+
+def expert_down(
+    inner_RF: Tensor,
+    stack: ExpertStack,
+    order: ExpertOrder,
+    out_RE: Tensor,
+    config: ExpertConfig,
+    *,
+    pdl: bool = False,
+) -> None:
+    """The products of rows in the order of experts, each to the row of its pair."""
+    assert inner_RF.shape == (order.num_pairs, stack.num_in)
+    assert out_RE.shape == (order.num_pairs, stack.num_out)
+    _launch(inner_RF, stack, order, out_RE, config, pdl)
+
+
+def _launch(
+    x: Tensor,
+    stack: ExpertStack,
+    order: ExpertOrder,
+    out: Tensor,
+    config: ExpertConfig,
+    pdl: bool,
+    top_k: int = 0,
+    gating: Gating | None = None,
+) -> None:
+    weight, num_out = stack.weight, out.shape[1]
+    assert can_multiply(weight) and x.shape[1] == stack.num_in
+    assert x.is_contiguous() and out.is_contiguous()
+    assert config.block_rows == order.block_rows and order.num_experts == stack.num_experts
+    assert config.block_in == STEP_INPUTS or not isinstance(weight, Packed)
+    num_tiles = order.tiles_3N.shape[1]
+    _expert_kernel[(triton.cdiv(num_out, config.block_out), num_tiles)](
+        x,
+        *weight_operands(weight, config.block_out, config.block_in),
+        stack.bias_XO,
+        out,
+        order.order_R,
+        order.tiles_3N,
+        weight.shape[0],
+        num_tiles,
+        NUM_OUT=num_out,
+        NUM_IN=stack.num_in,
+        K=top_k,
+        FORM=WeightForm.of(weight, x),
+        GATING=gating,
+        BLOCK_T=config.block_rows,
+        BLOCK_O=config.block_out,
+        BLOCK_I=config.block_in,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps,
+        **dependent_launch(pdl, out),
+    )

@@ -1,0 +1,156 @@
+"""Stacks of experts' maps, and how their products are cut into programs, by their shapes: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from services.compute.kernels.choices import Key, Options, packed_form
+from services.compute.kernels.matvec_config import SHARED_BYTES
+from services.compute.kernels.skinny_matmul_config import RESERVED_BYTES
+from services.compute.kernels.sort_experts import MIN_BLOCK_ROWS
+from services.compute.quantization.packed import Packed, Weight
+
+MAX_PAIR_TOKENS = 2
+"""Of more, too many have experts in common: sorting takes less than reading those again."""
+
+MAX_BLOCK_ROWS = 128
+INVARIANT_BLOCK_ROWS = 64
+"""Of all tiles where a row's result may not follow from how many there are."""
+
+FLOAT32_BLOCK_ROWS = 16
+"""Products in float32 are no tensor cores' work: of more rows there are not registers enough."""
+
+MAX_STAGES = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertStack:
+    """A map of each expert, of one weight [X * O, I]: those of expert x are rows x * O and on."""
+
+    weight: Weight
+    num_experts: int
+    bias_XO: Tensor | None = None
+
+    @property
+    def num_out(self) -> int:
+        """Of one expert."""
+        return self.weight.shape[0] // self.num_experts
+
+    @property
+    def num_in(self) -> int:
+        return self.weight.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """Constants of one launch; powers of two, but for `num_stages`."""
+
+    block_rows: int  # those of the order
+    block_out: int  # outputs of a program; of gates, where there are gates
+    block_in: int  # inputs of a step
+    num_warps: int = 4
+    num_stages: int = 4
+
+
+Way: TypeAlias = Literal["row", "pair", "tile"]
+"""What a program has rows of: one (expert_matvec), of one pair, or of a tile of an expert's."""
+
+
+def way(num_tokens: int, stack: ExpertStack, *, invariant: bool = False) -> Way:
+    """How so many tokens meet their experts. Two codes in a byte are decoded as fast as they are
+    read only for tensor cores. Where a row's result may not follow from how many there are, all
+    go by tiles."""
+    if invariant or num_tokens > MAX_PAIR_TOKENS:
+        return "tile"
+    has_halves = isinstance(stack.weight, Packed) and stack.weight.has_halves
+    return "row" if num_tokens == 1 and not has_halves else "pair"
+
+
+def block_rows(
+    num_pairs: int, num_experts: int, dtype: torch.dtype, *, invariant: bool = False
+) -> int:
+    """Rows of a tile: about as many as an expert has, so that few weights are read again."""
+    if dtype == torch.float32:
+        return FLOAT32_BLOCK_ROWS
+    if invariant:
+        return INVARIANT_BLOCK_ROWS
+    rows = 1 << (-(-num_pairs // num_experts) - 1).bit_length()
+    return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, rows))
+
+
+def expert_config(
+    rows: int, stack: ExpertStack, dtype: torch.dtype, *, gated: bool
+) -> ExpertConfig:
+    """For tiles of so many rows."""
+    if dtype == torch.float32:
+        block_in = _block_in(stack, rows) if isinstance(stack.weight, Packed) else 32
+        return ExpertConfig(rows, 32, block_in, num_stages=2)
+    block_out = 64 if gated or rows < MAX_BLOCK_ROWS else 128
+    num_warps = 8 if rows >= 128 else 4
+    config = ExpertConfig(rows, block_out, _block_in(stack, rows), num_warps)
+    return _staged(config, stack, gated)
+
+
+def _block_in(stack: ExpertStack, rows: int) -> int:
+    """Of codes always 128: those of groups are a step's."""
+    return 128 if isinstance(stack.weight, Packed) or rows <= 32 else 64
+
+
+def expert_options(
+    rows: int, stack: ExpertStack, dtype: torch.dtype, *, gated: bool
+) -> Options[ExpertConfig]:
+    config = expert_config(rows, stack, dtype, gated=gated)
+    name = str(dtype).removeprefix("torch.")
+    weight = stack.weight
+    form = packed_form(weight, name) if isinstance(weight, Packed) else name
+    kernel = "expert_gate_up" if gated else "expert_down"
+    key = Key(kernel, f"{form} of {stack.num_experts}", stack.num_out, stack.num_in, rows)
+    return Options(key, config, partial(_neighbours, config, stack, gated))
+
+
+def _neighbours(config: ExpertConfig, stack: ExpertStack, gated: bool) -> list[ExpertConfig]:
+    """One at a time, with as many stages as fit."""
+    found = [
+        replace(config, block_out=2 * config.block_out),
+        replace(config, block_out=2 * config.block_out, num_warps=8),
+        replace(config, block_out=config.block_out // 2),
+        replace(config, num_warps=12 - config.num_warps),
+    ]
+    if not isinstance(stack.weight, Packed):
+        found.append(replace(config, block_in=192 - config.block_in))
+    staged = [_staged(each, stack, gated) for each in found]
+    fewer = replace(config, num_stages=max(2, config.num_stages - 1))
+    return [each for each in (*staged, fewer) if _is_valid(each, stack, gated)]
+
+
+def stage_bytes(config: ExpertConfig, stack: ExpertStack, *, gated: bool) -> int:
+    """Of shared memory, for the loads of a step."""
+    weight, itemsize = stack.weight, 2
+    bits = 8 * itemsize
+    if isinstance(weight, Packed):
+        bits = 4 if weight.has_halves else 8
+    outputs = config.block_out * (2 if gated else 1)
+    return config.block_in * (outputs * bits // 8 + config.block_rows * itemsize)
+
+
+def _staged(config: ExpertConfig, stack: ExpertStack, gated: bool) -> ExpertConfig:
+    """Two programs a multiprocessor, so that one computes while the other begins or ends."""
+    room = SHARED_BYTES // 2 - RESERVED_BYTES
+    stages = room // stage_bytes(config, stack, gated=gated)
+    return replace(config, num_stages=max(2, min(MAX_STAGES, stages)))
+
+
+def _is_valid(config: ExpertConfig, stack: ExpertStack, gated: bool) -> bool:
+    sums = config.block_out * config.block_rows * (2 if gated else 1)
+    staged = config.num_stages * stage_bytes(config, stack, gated=gated)
+    return (
+        32 <= config.block_out <= 256
+        and (config.num_warps == 4 or config.block_out >= 64)
+        and sums <= 128 * 32 * config.num_warps
+        and staged <= SHARED_BYTES - RESERVED_BYTES
+    )

@@ -1,0 +1,235 @@
+"""Products of very few rows with their experts' maps, at the memory's speed: nothing is sorted.
+
+A program of the first product has a pair and some gates of its expert; one of the second has some
+outputs of a token, and adds up what all of its experts make of it, in the order of choice. So there
+are two launches. Weights that two tokens share are read twice, the second time from the L2 cache.
+
+Shape legend: T tokens, K experts of a token, R = T * K pairs, X experts, E hidden width, F inner
+width, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.compute.kernels.activations import gated_rounded
+from services.compute.kernels.combine_experts import SharedRows, add_shared
+from services.compute.kernels.expert_matmul_config import ExpertStack
+from services.compute.kernels.launch import dependent_launch
+from services.compute.kernels.packed_codes import kernel_kind
+from services.compute.kernels.packed_matvec import HALF, packed_sums, unit_inputs
+from services.compute.quantization.packed import Packed
+
+if TYPE_CHECKING:
+    from services.compute.layers.parts import Gating
+
+MAX_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRowConfig:
+    """Constants of one launch; powers of two."""
+
+    rows: int  # outputs of a program; of gates, where there are gates
+    step_inputs: int
+    num_warps: int = 4
+
+
+def expert_row_config(stack: ExpertStack, *, gated: bool) -> ExpertRowConfig:
+    step = min(2048, triton.next_power_of_2(stack.num_in))
+    if stack.num_in % step and step > 512:  # padding would be loads of nothing
+        step = 512
+    return ExpertRowConfig(2 if gated else 4, step)
+
+
+@triton.jit
+def _plain_sums(
+    x_ptr, w_ptr, o_R, o_in, NUM_IN: tl.constexpr, BLOCK_I: tl.constexpr, EVEN: tl.constexpr
+):
+    """Products [R] in float32 of one input with these rows."""
+    row_R = w_ptr + o_R.to(tl.int64) * NUM_IN
+    y_RI = tl.zeros((o_R.shape[0], BLOCK_I), dtype=tl.float32)
+    for start in tl.static_range(0, NUM_IN, BLOCK_I):
+        i = start + tl.arange(0, BLOCK_I)
+        pointers = row_R[:, None] + i[None, :]
+        if EVEN and NUM_IN % BLOCK_I == 0:
+            w = tl.load(pointers, eviction_policy="evict_first")
+        else:
+            w = tl.load(pointers, mask=o_in[:, None] & (i < NUM_IN)[None, :], other=0.0)
+        x = tl.load(x_ptr + i, mask=i < NUM_IN, other=0.0).to(tl.float32)
+        y_RI += w.to(tl.float32) * x[None, :]
+    return tl.sum(y_RI, axis=1)
+
+
+@triton.jit
+def _sums(
+    x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN: tl.constexpr, EVEN: tl.constexpr,
+    UNIT_BYTES: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    if FORM is None:
+        y_R = _plain_sums(x_ptr, code_ptr, o_R, o_in, NUM_IN, UNIT_BYTES * UNITS, EVEN)
+    else:
+        y_R = packed_sums(
+            x_ptr, code_ptr, scale_ptr, zero_ptr, o_R, o_in, NUM_IN, FORM[0], FORM[1], FORM[2],
+            FORM[3], FORM[4], FORM[5], FORM[6], UNITS, UNIT_BYTES, EVEN,
+        )  # fmt: skip
+    return y_R
+
+
+@triton.jit
+def _add_bias(y_R, bias_ptr, row_R, o_in):
+    if bias_ptr is not None:
+        y_R += tl.load(bias_ptr + row_R, mask=o_in, other=0.0).to(tl.float32)
+    return y_R
+
+
+@triton.jit
+def _gate_up_kernel(
+    x_ptr, expert_ptr, code_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr,
+    NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    UNIT_BYTES: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, GATING: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    EVEN: tl.constexpr = NUM_OUT % ROWS == 0
+    pair = tl.program_id(1)
+    o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    o_in = o_R < NUM_OUT
+    gate_R = tl.load(expert_ptr + pair) * (2 * NUM_OUT) + o_R
+    up_R = gate_R + NUM_OUT
+    x_row = x_ptr + (pair // K).to(tl.int64) * NUM_IN
+    gate = _sums(
+        x_row, code_ptr, scale_ptr, zero_ptr, gate_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS, FORM
+    )
+    up = _sums(
+        x_row, code_ptr, scale_ptr, zero_ptr, up_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS, FORM
+    )
+    gate = _add_bias(gate, bias_ptr, gate_R, o_in)
+    up = _add_bias(up, bias_ptr, up_R, o_in)
+    y_R = gated_rounded(gate, up, GATING, x_ptr.dtype.element_ty)
+    place = pair.to(tl.int64) * NUM_OUT + o_R
+    tl.store(out_ptr + place, y_R.to(out_ptr.dtype.element_ty), mask=o_in)
+
+
+@triton.jit
+def _down_kernel(
+    x_ptr, expert_ptr, weight_ptr, code_ptr, scale_ptr, zero_ptr, bias_ptr, shared_ptr, gate_ptr,
+    out_ptr,
+    NUM_OUT: tl.constexpr, NUM_IN: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    UNIT_BYTES: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    EVEN: tl.constexpr = NUM_OUT % ROWS == 0
+    token = tl.program_id(1)
+    o_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    o_in = o_R < NUM_OUT
+    total_R = tl.zeros((ROWS,), dtype=tl.float32)
+    for rank in tl.static_range(K):
+        pair = token * K + rank
+        row_R = tl.load(expert_ptr + pair) * NUM_OUT + o_R
+        x_row = x_ptr + pair.to(tl.int64) * NUM_IN
+        y_R = _sums(
+            x_row, code_ptr, scale_ptr, zero_ptr, row_R, o_in, NUM_IN, EVEN, UNIT_BYTES, UNITS, FORM
+        )
+        total_R += _add_bias(y_R, bias_ptr, row_R, o_in) * tl.load(weight_ptr + pair)
+    total_R = add_shared(total_R, shared_ptr, gate_ptr, token, o_R, o_in, NUM_OUT)
+    place = token.to(tl.int64) * NUM_OUT + o_R
+    tl.store(out_ptr + place, total_R.to(out_ptr.dtype.element_ty), mask=o_in)
+
+
+def expert_gate_up_rows(
+    x_TE: Tensor,
+    stack: ExpertStack,
+    experts_TK: Tensor,
+    out_RF: Tensor,
+    gating: Gating,
+    config: ExpertRowConfig | None = None,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Gates and ups of all pairs, gated, in the order of pairs; else as `expert_gate_up`."""
+    num_pairs, num_out = out_RF.shape
+    assert num_pairs == experts_TK.numel() and 2 * num_out == stack.num_out
+    config = config or expert_row_config(stack, gated=True)
+    assert x_TE.is_contiguous() and out_RF.is_contiguous() and experts_TK.is_contiguous()
+    _gate_up_kernel[(triton.cdiv(num_out, config.rows), num_pairs)](
+        x_TE,
+        experts_TK,
+        *_operands(stack),
+        out_RF,
+        NUM_OUT=num_out,
+        **_constants(stack, config),
+        K=experts_TK.shape[1],
+        GATING=gating,
+        num_warps=config.num_warps,
+        **dependent_launch(pdl, out_RF),
+    )
+
+
+def expert_down_rows(
+    inner_RF: Tensor,
+    stack: ExpertStack,
+    experts_TK: Tensor,
+    weights_TK: Tensor,
+    shared: SharedRows | None,
+    out_TE: Tensor,
+    config: ExpertRowConfig | None = None,
+    *,
+    pdl: bool = False,
+) -> None:
+    """The weighted sums of what tokens' experts make of the rows of pairs; rounded once."""
+    num_tokens, num_out = out_TE.shape
+    assert weights_TK.shape == experts_TK.shape and len(experts_TK) == num_tokens
+    assert num_out == stack.num_out and len(inner_RF) == experts_TK.numel()
+    config = config or expert_row_config(stack, gated=False)
+    assert inner_RF.is_contiguous() and out_TE.is_contiguous()
+    _down_kernel[(triton.cdiv(num_out, config.rows), num_tokens)](
+        inner_RF,
+        experts_TK,
+        weights_TK,
+        *_operands(stack),
+        *(shared or (None, None)),
+        out_TE,
+        NUM_OUT=num_out,
+        **_constants(stack, config),
+        K=experts_TK.shape[1],
+        num_warps=config.num_warps,
+        **dependent_launch(pdl, out_TE),
+    )
+
+
+def _operands(stack: ExpertStack) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Numbers or codes, scales, zeros, and biases."""
+    weight = stack.weight
+    if not isinstance(weight, Packed):
+        return weight, None, None, stack.bias_XO
+    return weight.loadable_OB, weight.scales_OG, weight.zeros_OG, stack.bias_XO
+
+
+def _constants(stack: ExpertStack, config: ExpertRowConfig) -> dict[str, Any]:
+    weight = stack.weight
+    same = {"NUM_IN": stack.num_in, "ROWS": config.rows}
+    if not isinstance(weight, Packed):
+        return {**same, "FORM": None, "UNIT_BYTES": config.step_inputs, "UNITS": 1}
+    assert weight.order_I is None
+    unit = unit_inputs(weight)
+    form = (
+        weight.scales_OG.shape[1],
+        *weight.scales_OG.stride(),
+        kernel_kind(weight),
+        weight.has_halves,
+        weight.zeros_OG is not None,
+        weight.has_halves and weight.group_size == HALF,
+    )
+    unit_bytes = unit // 2 if weight.has_halves else unit
+    units = max(1, config.step_inputs // unit)
+    return {**same, "FORM": form, "UNIT_BYTES": unit_bytes, "UNITS": units}

@@ -1,0 +1,51 @@
+"""MiniMax-M2 (MiniMax, 2025): norms of all heads together, part of a head rotates, and experts are
+chosen by their sigmoids and a bias."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from services.compute.kernels.routing import Routing
+from services.compute.layers.parts import Experts
+from services.compute.layers.rope import RopeDefaults
+from services.compute.models.builder import Builder, NormForm
+from services.compute.models.decoder import Decoder
+from services.compute.models.expert_tensors import MIXTRAL_EXPERTS
+from services.compute.models.family import Family, FamilyConfig
+from services.compute.models.pre_norm import build_pre_norm
+
+
+class MiniMaxConfig(FamilyConfig):
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: float = 1e-6
+    scoring_func: Literal["sigmoid"] = "sigmoid"
+    use_qk_norm: Literal[True] = True
+    use_routing_bias: Literal[True] = True
+    qk_norm_type: Literal["per_layer"] = "per_layer"
+    shared_intermediate_size: Literal[0] = 0
+    attn_type_list: list[Literal[1]] = []  # 0 would be linear attention
+
+
+def build(config: MiniMaxConfig, make: Builder[Any]) -> Decoder[Any]:
+    norm = NormForm(config.rms_norm_eps)
+    rope = make.rope(defaults=RopeDefaults(theta=5_000_000.0))
+    routing = Routing(make.mixture.num_experts, make.mixture.top_k, scores="sigmoid")
+
+    def experts(at: str, number: int) -> Experts[Any]:
+        bias = f"{at}.block_sparse_moe.e_score_correction_bias"
+        return make.experts(
+            at,
+            routing,
+            MIXTRAL_EXPERTS,
+            choice_bias_X=make.float32(bias, routing.num_experts),
+        )
+
+    return build_pre_norm(
+        make,
+        norm,
+        lambda at: make.attention(at, rope, **make.norms_of_all_heads(at, norm, rope)),
+        experts,
+    )
+
+
+MINIMAX = Family(MiniMaxConfig, build)

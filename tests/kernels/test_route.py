@@ -1,0 +1,77 @@
+"""Rows are routed as the plain rule says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from services.compute.kernels.route import Counting, Router, route_few_rows, route_rows
+from services.compute.kernels.routing import Routing, route
+
+ROUTINGS = {
+    "softmax": Routing(12, 3),
+    "softmax, not renormalised": Routing(64, 6, renormalised=False, scale=2.5),
+    "sigmoid": Routing(8, 2, "sigmoid", scale=1.5),
+    "best groups": Routing(20, 3, num_groups=4, top_groups=2),
+    "groups of which two are best": Routing(
+        96, 8, "sigmoid", num_groups=8, top_groups=3, group_by="top2"
+    ),
+    "all experts": Routing(5, 5),
+    "sparsely mixed": Routing(12, 3, "sparsemixer", renormalised=False, tolerance=0.5),
+}
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+def test_rows_go_where_the_rule_says(
+    routing: Routing, has_bias: bool, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(6, routing.num_experts, device=device) * 2
+    logits[1] = logits[1].round()  # with ties
+    logits[2] = 0.5
+    logits[3, ::2] = -torch.inf
+    logits[4] = torch.nan
+    bias = None
+    if has_bias and routing.scores != "sparsemixer":
+        bias = torch.randn(routing.num_experts, device=device).round() / 4
+    weights = torch.full((6, routing.top_k), torch.nan, device=device)
+    experts = torch.full((6, routing.top_k), -1, device=device, dtype=torch.int32)
+    route_rows(logits, routing, bias, weights, experts)
+    expected_weights, expected = route(logits, routing, bias)
+    assert torch.equal(experts, expected)
+    torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("num_real", [0, 5, 9])
+def test_rows_are_counted_by_expert_and_padding_is_not(num_real: int, device: torch.device) -> None:
+    routing = ROUTINGS["sigmoid"]
+    logits = torch.randn(9, routing.num_experts, device=device)
+    weights = torch.empty(9, routing.top_k, device=device)
+    experts = torch.empty(9, routing.top_k, device=device, dtype=torch.int32)
+    before = torch.arange(routing.num_experts, device=device) << 40
+    counting = Counting(before.clone(), torch.tensor([num_real], device=device, dtype=torch.int32))
+    route_rows(logits, routing, None, weights, experts, counting=counting)
+    expected = experts[:num_real].flatten().bincount(minlength=routing.num_experts)
+    assert torch.equal(counting.tokens_X - before, expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_the_routers_product_is_in_the_launch_of_very_few_rows(
+    num_rows: int, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    routing = Routing(6, 2, scale=0.5)
+    x = torch.randn(num_rows, 40, device=device).bfloat16()
+    weight = torch.randn(6, 40, device=device).bfloat16()
+    bias = torch.randn(6, device=device).bfloat16()
+    room = torch.full((4, 6), torch.nan, device=device)
+    router = Router(weight, bias, room, torch.zeros(1, dtype=torch.int32, device=device))
+    weights = torch.empty(num_rows, 2, device=device)
+    experts = torch.empty(num_rows, 2, device=device, dtype=torch.int32)
+    logits = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
+    for _ in range(2):
+        route_few_rows(x, router, routing, None, weights, experts)
+        expected_weights, expected = route(logits, routing)
+        assert torch.equal(experts, expected)
+        torch.testing.assert_close(weights, expected_weights, rtol=1e-4, atol=1e-6)
