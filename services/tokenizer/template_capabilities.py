@@ -68,8 +68,9 @@ def probe_capabilities(template: ChatTemplate) -> TemplateCapabilities:
     text = _shows(template, _PROBE)
     parts = _shows(template, [{"type": "text", "text": _PROBE}])
     late_system = _shows_late_system(template, parts and not text)
-    for call_id, *shape in itertools.product((_NINE, _NAMED), (False, True), _CALL_CONTENTS):
-        call = _CallProbe(template, *shape)
+    shapes = itertools.product((_NINE, _NAMED), (False, True), _CALL_CONTENTS)
+    for call_id, arguments_as_text, call_content in shapes:
+        call = _CallProbe(template, arguments_as_text, call_content)
         if not call.shows([call_id]):
             continue
         named_ids = call_id == _NAMED
@@ -77,7 +78,8 @@ def probe_capabilities(template: ChatTemplate) -> TemplateCapabilities:
         return TemplateCapabilities(
             text,
             parts,
-            *shape,
+            arguments_as_text,
+            call_content,
             nine_character_ids=nine,
             several_calls=call.shows_second([call_id, call_id[::-1]]),
             late_system=late_system,
