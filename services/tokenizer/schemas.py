@@ -81,6 +81,20 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "additionalProperties": schema.get("additionalProperties", False)}
 
 
+def moved(schema: Any, at: str) -> Any:
+    """Redirect references to the schema's root to its new place; shared parts stay at the top."""
+    if isinstance(schema, list):
+        return [moved(item, at) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy = {key: moved(value, at) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        if not reference.startswith(tuple(f"#/{key}/" for key in SHARED)):
+            copy["$ref"] = at + reference[1:]
+    return copy
+
+
 def _cleaned(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_cleaned(item) for item in schema]

@@ -150,7 +150,7 @@ def test_references_into_the_parameters_stay_true_in_every_format() -> None:
     tree["properties"]["size"] = {"type": "integer"}  # type: ignore[index]
     subject = model()
     given = {"child": {"child": {"size": 1}}, "leaf": 2}
-    for name in ("hermes", "llama_json", "mistral"):
+    for name in ("hermes", "llama_json", "mistral", "glm", "qwen3_coder"):
         rules = grammar_spec(name, subject, ToolUse("required"), [tool("f", tree)])
         assert subject.takes(rules, written(name, ("f", given))), name
         assert not subject.takes(rules, written(name, ("f", {"child": {"leaf": "x"}}))), name
