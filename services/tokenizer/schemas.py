@@ -12,7 +12,7 @@ from common.json_schema import demands_nothing
 _WHITESPACE = r" |\r?\n[ \t]{0,20}"
 # The formats that llguidance enforces, without those of dates. JSON Schema lets a validator ignore
 # a format, so others are left out.
-_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 SHARED = ("$defs", "definitions")  # where schemas keep what they refer to
 _VALUES = frozenset({"const", "enum"})  # data, not schemas
 _MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
@@ -108,7 +108,7 @@ def _cleaned(schema: Any) -> Any:
             cleaned[key] = {name: _cleaned(inner) for name, inner in value.items()}
         elif key in _VALUES:
             cleaned[key] = value
-        elif key != "format" or not isinstance(value, str) or value in _FORMATS:
+        elif key != "format" or not isinstance(value, str) or value in FORMATS:
             cleaned[key] = _cleaned(value)
     pattern = CALENDAR_PATTERNS.get(str(schema.get("format")))
     if pattern is not None and "pattern" in cleaned:

@@ -208,6 +208,8 @@ VALUES: list[tuple[Any, list[str], list[str]]] = [
     ({"enum": ["a", "b", 3]}, ["a", "3"], ["c", '"a"', "4"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ["abc", "1\n2"], ["a", "abcd"]),
     ({"type": "string", "pattern": "^a+$"}, ['"aa"'], ["aa", '"b"']),
+    ({"type": "string", "format": "date"}, ['"2024-02-29"'], ["2024-02-29", '"2023-02-29"']),
+    ({"type": "string", "format": "path"}, ["/etc/hosts"], []),
     ({"type": "integer", "minimum": 1}, ["7"], ["x", '"7"', "0", "7.5"]),
     ({"type": "array", "items": {"type": "string"}}, ['["x", "</parameter>"]'], ["x", "[1]"]),
     ({}, ["x", "7", "null", '{"a": 1}', "[1]", "true", "trueish"], ["7x"]),
