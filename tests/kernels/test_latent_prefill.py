@@ -14,7 +14,7 @@ from services.compute.kernels.latent_prefill import (
 )
 from services.compute.kernels.prefill_plan import PrefillWork, plan_prefill
 from services.compute.kernels.step_buffers import NUM_DECODE_ROWS, NUM_ROWS, NUM_TOKENS, StepInputs
-from tests.kernels.test_latent_attention import MAX_ROWS, NARROW, Shape, Step
+from tests.kernels.latent_steps import MAX_ROWS, Shape, Step
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 LENGTHS = [1, 1, 70, 33, 1, 64]
@@ -62,7 +62,7 @@ def test_what_chunks_see_of_themselves(
 
 def test_results_of_chunks_and_of_contexts_become_one(device: torch.device) -> None:
     """Of latents that are keys and values as they are, of a map that is one."""
-    shape = Shape(NARROW.heads, 32, 16)
+    shape = Shape()
     rows = [(11, 1), (0, 19), (30, 5), (64, 11)]
     step = Step(shape, rows, 1, device)
     call, rank = step.call(), shape.latent_dim

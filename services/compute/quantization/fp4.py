@@ -69,9 +69,9 @@ def shortened(scales_OG: Tensor) -> Tensor:
     """Scales (float32) in 16 bits where bfloat16 has them all, or float16 is near enough.
 
     With 32 of them for 16 weights, NVFP4 took 6 bits a weight. A weight of a scale of float16 is at
-    most 1/8 of bfloat16's last place off; scales below 2^-16 have too few bits there. MXFP4's, which
-    are powers of 2, are bfloat16's, whatever their size: so all experts have scales of one dtype,
-    and their products multiply them into codes at once.
+    most 1/8 of bfloat16's last place off; scales below 2^-16 have too few bits there. MXFP4's are
+    powers of 2 and so bfloat16's, whatever their size: all experts have scales of one dtype, and
+    their products multiply them into codes at once.
     """
     half, brief = scales_OG.half(), scales_OG.bfloat16()
     if torch.equal(brief.float(), scales_OG):

@@ -23,7 +23,7 @@ from services.compute.runner.model_loader import ModelLoader
 from tests.unit.compute.cpu_runners import load_on_cpu
 from tests.unit.compute.engine_scenarios import COUNT, GREEDY, PROMPTS
 from tests.unit.compute.engine_server import Server
-from tests.unit.compute.models.family_models import FAMILIES, random_model
+from tests.unit.compute.models.family_models import FAMILIES, make_random, random_model
 from tests.unit.compute.quantization.checkpoints import FORMS, mxfp4_folder, quantize_folder
 from tests.unit.compute.tiny_models import greedy_ids, make_model, save_model
 
@@ -150,6 +150,22 @@ def test_experts_with_inputs_in_orders_of_their_own_are_for_the_cpu(tmp_path: Pa
     dense = quantize_folder(folder, tmp_path, FORMS[IN_OWN_ORDERS], ROUTERS)
     with pytest.raises(ModelError, match="desc_act"):
         ModelLoader.read(tmp_path, SETTINGS, CPU).decoder(KernelLinears(torch.float32, False))
+    save_file(dense, folder / "model.safetensors", metadata={"format": "pt"})
+    assert served(tmp_path) == served(folder)
+
+
+LATENTS = {
+    "hidden_size": 128, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 32,
+    "intermediate_size": 128, "moe_intermediate_size": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fp8 of blocks", "compressed int8 with zeros", "awq"])
+def test_latents_of_a_quantized_folder_say_what_its_numbers_say(name: str, tmp_path: Path) -> None:
+    """The map that keys and values are made by is not multiplied by as it stands there."""
+    model = make_random(FAMILIES["deepseek v3"].model(**LATENTS))
+    folder = save_model(model, tmp_path / "dense")
+    dense = quantize_folder(folder, tmp_path, FORMS[name], ROUTERS)
     save_file(dense, folder / "model.safetensors", metadata={"format": "pt"})
     assert served(tmp_path) == served(folder)
 
