@@ -136,7 +136,7 @@ def test_rows_of_every_head_get_the_order_of_halves(spec: RopeSpec, rows: list[i
             "must have 4 values",
         ),
         (
-            {"rope_scaling": {"type": "su", "short_mscale": 1.0, "long_mscale": 1.1}},
+            {"rope_scaling": {"type": "longrope", "short_mscale": 1.0, "long_mscale": 1.1}},
             "short_mscale and long_mscale differ",
         ),
         ({"rope_theta": 1}, "rope_theta must be above 1"),
