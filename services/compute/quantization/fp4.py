@@ -54,13 +54,14 @@ HALF_ULP = 2.0**-9
 
 
 def shortened(scales_OG: Tensor) -> Tensor:
-    """Scales (float32) in 16 bits where float16 is near enough, or bfloat16 has them all.
+    """Scales (float32) in 16 bits where bfloat16 has them all, or float16 is near enough.
 
     With 32 of them for 16 weights, NVFP4 took 6 bits a weight. A weight of a scale of float16 is at
-    most 1/8 of bfloat16's last place off; scales below 2^-16 have too few bits there, but powers
-    of 2 are bfloat16's, too.
+    most 1/8 of bfloat16's last place off; scales below 2^-16 have too few bits there. MXFP4's, which
+    are powers of 2, are bfloat16's, and experts' products multiply those into codes at once.
     """
     half, brief = scales_OG.half(), scales_OG.bfloat16()
-    if ((half.float() - scales_OG).abs() <= HALF_ULP * scales_OG.abs()).all():
-        return half
-    return brief if torch.equal(brief.float(), scales_OG) else scales_OG
+    if torch.equal(brief.float(), scales_OG):
+        return brief
+    is_near = (half.float() - scales_OG).abs() <= HALF_ULP * scales_OG.abs()
+    return half if is_near.all() else scales_OG
